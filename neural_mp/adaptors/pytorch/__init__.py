@@ -1,1 +1,1 @@
-"""All that knows PyTorch."""
+"""PyTorch adaptor."""

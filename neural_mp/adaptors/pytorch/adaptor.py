@@ -47,7 +47,7 @@ from neural_mp.core.hardware import Hardware
 
 
 class PyTorchAdaptor(Adaptor[TorchModel]):
-    """`nn.Module`, `torch.export` programs and their `.pt2` files."""
+    """Adaptor of `nn.Module`, `torch.export` programs and their `.pt2` files."""
 
     framework = "pytorch"
     packages = ("torch",)
@@ -80,7 +80,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         example: Any = None,
         capture: Capture = Capture.WHOLE,
     ) -> TorchModel:
-        """Capture a module, or take in an exported program. `inputs` may hold example tensors."""
+        """Capture a module or load an exported program; `inputs` may hold example tensors."""
         given = InputSpec.read(inputs, None, example).without_shapes("PyTorch")
         with torch.no_grad():
             model = loading.load(source, given, capture)
@@ -90,30 +90,30 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         return replace(model, warnings=(*model.warnings, ignored))
 
     def kernels(self, model: TorchModel, hardware: Hardware) -> Mapping[str, OpKernels]:
-        """In 16 bits found by running every kind of call once."""
+        """Return the kernels of each op; for 16 bits, each distinct call is run once."""
         return capabilities.kernels(model, hardware, self.int8_accumulation(hardware))
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
-        """Outputs as tensors, or as arrays where the inputs were arrays."""
+        """Return the outputs: arrays if the inputs are arrays, else tensors."""
         return model.once(DirectCalls)(inputs)
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
-        """The captured example: a tuple of positional inputs, or a dict where there are none."""
+        """Return the captured example: a tuple if any input is positional, else a dict."""
         call = model.example if batch_size is None else resized(model.example, batch_size)
         return dict(call.kwargs) if call.kwargs and not call.args else call.args
 
     def native(self, model: TorchModel) -> Any:
-        """The user's own module for an untouched model, else a `ConvertedModule`."""
+        """Return the user's own module for an untouched model, else a `ConvertedModule`."""
         return model.original if model.original is not None else model.once(as_module)
 
     def weight_bytes(self, model: TorchModel) -> int:
-        """Bytes of parameters and buffers in the portable form."""
+        """Return the bytes of parameters and buffers in the portable form."""
         tensors = {id(tensor): tensor for tensor in model.weights.values()}
         return sum(tensor.nbytes for tensor in tensors.values())
 
     @contextmanager
     def threads(self, count: int | None) -> Iterator[None]:
-        """By torch's own switch."""
+        """Set torch's number of threads for the context."""
         before = torch.get_num_threads()
         torch.set_num_threads(count or before)
         try:

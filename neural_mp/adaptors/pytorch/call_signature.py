@@ -1,4 +1,4 @@
-"""How a model is called: from a batch of the user's to positional and keyword tensors."""
+"""Call signatures: map a batch of user data to positional and keyword tensors."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from neural_mp.util.text import counted
 
 @dataclass(frozen=True)
 class CallArgs:
-    """The inputs of one call, as tensors: positional and keyword arguments."""
+    """Positional and keyword arguments of one call, as tensors."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def map(self, change: Callable[[Any], Any]) -> CallArgs:
-        """The call with every leaf changed."""
+        """Apply `change` to every leaf."""
         args, kwargs = pytree.tree_map(change, (self.args, dict(self.kwargs)))
         return CallArgs(args, kwargs)
 
     def copied(self) -> CallArgs:
-        """The same values in memory of their own, for code that may write to them."""
+        """Clone every tensor, for code that may write to its inputs."""
         return self.map(
             lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
         )
 
     @property
     def batch_size(self) -> int | None:
-        """The length of the first axis; None where it is not one for all inputs."""
+        """Length of the first axis; None if the inputs differ in length."""
         sizes = {len(leaf) for leaf in self.leaves() if has_axes(leaf)}
         return sizes.pop() if len(sizes) == 1 else None
 
     def leaves(self) -> list[Any]:
-        """All values, flat, in the order a captured graph takes them."""
+        """Return all values, flat, in the argument order of a captured graph."""
         return list(pytree.tree_leaves((self.args, dict(self.kwargs))))
 
     def __str__(self) -> str:
@@ -57,15 +57,15 @@ class CallArgs:
 
 @dataclass(frozen=True)
 class CallSignature:
-    """What is known of how a model is called.
+    """Parameters and input dtype of a model's forward.
 
     Attributes:
         parameters: names of the forward parameters.
-        names: the parameters that the values of a batch go to, in order, where the user says so.
-        dtype: what arrays of floats become: the dtype of the model's weights.
-        open: whether the forward takes keywords of any name, and nothing else.
+        names: parameters that the values of a batch go to, in order, if the user names them.
+        dtype: dtype of the model's weights, which float arrays are converted to.
+        open: whether the forward takes only arbitrary keywords (`**kwargs`).
         needed: the parameters without a default.
-        owner: the class whose forward it is.
+        owner: name of the class that defines the forward.
     """
 
     parameters: tuple[str, ...]
@@ -76,20 +76,20 @@ class CallSignature:
     owner: str = "the model"
 
     def call(self, inputs: object, like: CallArgs | None = None) -> CallArgs:
-        """How the model is called with the inputs of one batch.
+        """Return the call for the inputs of one batch.
 
-        A dict whose keys are parameters is passed by keyword, without labels that the model need
-        not be given; a tuple or list by position (or to the parameters the user named); anything
-        else as the only argument.
+        A dict whose keys are parameters is passed by keyword, without labels that the model does
+        not require; a tuple or list by position (or to the parameters the user named); any other
+        value as the only argument.
 
         Args:
             inputs: the inputs.
-            like: a call that the model was captured with; the same parameters are then passed by
-                position or by keyword as they are there, however they were given.
+            like: call that the model was captured with; decides which parameters are passed by
+                position and which by keyword.
 
         Raises:
-            DataError: the inputs hold something that is no number, are not as many as named, or
-                only some of a dict's keys are parameters.
+            DataError: if a value is not numeric, the number of inputs differs from `names`, or only
+                some of a dict's keys are parameters.
         """
         call = self._as_given(inputs)
         return call if like is None or self.open else self._arranged(call, like)
@@ -108,7 +108,7 @@ class CallSignature:
             named = self._named(inputs)
             if named is not None:
                 return CallArgs((), pytree.tree_map(self.tensor_of, named))
-            inputs = dict(inputs)  # of a class of its own, such as a tokenizer returns
+            inputs = dict(inputs)  # convert a Mapping subclass, e.g. a tokenizer's result
         tensors = pytree.tree_map(self.tensor_of, inputs)
         values = tuple(tensors) if isinstance(tensors, tuple | list) else (tensors,)
         if not self.names:
@@ -121,7 +121,7 @@ class CallSignature:
         return CallArgs((), dict(zip(self.names, values, strict=True)))
 
     def _named(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
-        """What goes to which parameter; None for a dict that is an argument by itself."""
+        """Return parameter → value; None if the dict is itself an argument."""
         given = without_labels(inputs, (*self.needed, *self.names))
         if self.names and set(self.names) <= set(given):
             return {name: given[name] for name in self.names}
@@ -136,10 +136,10 @@ class CallSignature:
         return None
 
     def check(self, call: CallArgs, like: CallArgs) -> None:
-        """Refuse inputs other than those that the model was captured with.
+        """Check a call's inputs against those that the model was captured with.
 
         Raises:
-            DataError: one is missing, or one is there that was not then.
+            DataError: if an input is missing or unexpected.
         """
         given, known = (self._names_of(one) for one in (call, like))
         for name in (name for name in given if name not in known):
@@ -156,10 +156,10 @@ class CallSignature:
         return [*names, *call.kwargs]
 
     def tensor_of(self, leaf: object) -> Any:
-        """Return the tensor that a model is handed for a leaf of the inputs.
+        """Convert a leaf of the inputs to the tensor passed to the model.
 
         Raises:
-            DataError: it is no number.
+            DataError: if the leaf is not numeric.
         """
         if leaf is None or isinstance(leaf, str | bytes):
             raise DataError(f"a batch's inputs hold {leaf!r}; expected arrays or tensors")
@@ -168,13 +168,13 @@ class CallSignature:
         leaf = np.asarray(leaf)
         if leaf.dtype.kind not in "fiub":
             raise DataError(f"a batch's inputs hold an array of {leaf.dtype}; expected numbers")
-        # A copy: the model may be handed read-only or strided memory, and may write to its input.
+        # Copy: the batch may be read-only or strided, and the model may write to its input.
         tensor = torch.from_numpy(np.array(leaf, order="C"))
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
 def call_signature(module: nn.Module, names: tuple[str, ...] = ()) -> CallSignature:
-    """The convention of a module's forward."""
+    """Return the call signature of a module's forward."""
     taken = inspect.signature(module.forward).parameters
     kinds = {parameter.kind for parameter in taken.values()}
     only_keywords = kinds == {inspect.Parameter.VAR_KEYWORD}
@@ -195,13 +195,13 @@ def call_signature(module: nn.Module, names: tuple[str, ...] = ()) -> CallSignat
 
 
 def float_dtype(module: nn.Module) -> torch.dtype:
-    """What the weights of a module are in."""
+    """Return the dtype of a module's weights; float32 if none is floating point."""
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     return next(floats, torch.float32)
 
 
 def is_array(leaf: object) -> bool:
-    """Whether a value is an array, or another framework's tensor, but none of torch's."""
+    """Whether a value is an array or another framework's tensor, not a torch tensor."""
     return hasattr(leaf, "__array__") and not isinstance(leaf, torch.Tensor)
 
 
@@ -211,7 +211,7 @@ def has_axes(leaf: object) -> bool:
 
 
 def resized(call: CallArgs, batch_size: int) -> CallArgs:
-    """The same inputs, repeated or cut to a batch of another size."""
+    """Repeat or cut the inputs to another batch size."""
 
     def resize(leaf: Any) -> Any:
         if not has_axes(leaf) or not len(leaf):
@@ -222,7 +222,7 @@ def resized(call: CallArgs, batch_size: int) -> CallArgs:
 
 
 def to_arrays(result: object) -> Any:
-    """Tensors to arrays; numpy has no bfloat16, so that becomes float32."""
+    """Convert tensors to arrays; bfloat16 becomes float32, as numpy has no bfloat16."""
     return pytree.tree_map(
         lambda leaf: as_numpy(leaf) if isinstance(leaf, torch.Tensor) else leaf, result
     )

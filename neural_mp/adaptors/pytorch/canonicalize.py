@@ -1,4 +1,4 @@
-"""Clean a captured graph: no no-ops, batch norms folded into the layer before them, named ops."""
+"""Canonical form of a captured graph: no-ops removed, batch norms folded, ops named."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from neural_mp.util.pytree import as_numpy
 
 aten = torch.ops.aten
 
-#: Convolution whose padding is a word → the one whose padding is numbers.
+#: Convolution with a named padding → convolution with numeric padding.
 _WORDED = {
     aten.conv1d.padding: aten.conv1d.default,
     aten.conv2d.padding: aten.conv2d.default,
     aten.conv3d.padding: aten.conv3d.default,
 }
-#: A constant may grow by this much when what computes it is run once.
+#: Maximum growth of a constant relative to its sources when folded.
 _GROWTH_LIMIT = 2
 
 
 def simplify(module: GraphModule) -> None:
-    """Rewrite a functional graph in place."""
+    """Canonicalize constants, contractions and padding of a functional graph in place."""
     _fold_constants(module)
     products = _Products(module)
     for node in list(module.graph.nodes):
@@ -65,7 +65,7 @@ def simplify(module: GraphModule) -> None:
 
 
 def _fold_constants(module: GraphModule) -> None:
-    """Run once what reads constants only, such as a weight that is computed from others."""
+    """Evaluate once the ops that read only constants, e.g. a computed weight."""
     for node in list(module.graph.nodes):
         sources = node.all_input_nodes
         if node.op != "call_function" or not sources or not hasattr(node.target, "tags"):
@@ -86,14 +86,14 @@ def _fold_constants(module: GraphModule) -> None:
 
 
 class _Products:
-    """Matrix products with a constant factor become dense layers; tied factors stay tied."""
+    """Rewriter of products with a constant matrix to dense layers; tied matrices stay tied."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
         self.transposed: dict[str, str] = {}
 
     def rewrite(self, node: Node) -> None:
-        """Rewrite one node, if it is such a product."""
+        """Rewrite `node` to a dense layer if the second factor is constant."""
         bias: Any = None
         if node.target is aten.addmm.default:
             bias, left, right = node.args
@@ -126,7 +126,7 @@ def _is_bias(module: GraphModule, bias: object, product: Node) -> bool:
 
 
 def _pad_with_constants(pad: Node) -> None:
-    """Padding with one value has an op of its own; with none at all it needs no op."""
+    """Canonicalize constant padding; remove padding of zero width."""
     image, sides, mode, value = arguments(pad).values()
     if mode != "constant":
         return
@@ -139,7 +139,7 @@ def _pad_with_constants(pad: Node) -> None:
 
 
 def _number_padding(conv: Node) -> None:
-    """`same` and `valid` in numbers; in front of the layer where the two sides differ."""
+    """Make `same` and `valid` padding numeric; pad before the layer if the two sides differ."""
     said, axes = arguments(conv), CONVOLUTIONS[_WORDED[conv.target]]
     source, total = said["input"], [0] * axes
     if said["padding"] == "same":
@@ -158,7 +158,7 @@ def _number_padding(conv: Node) -> None:
 
 
 def _take_in_padding(conv: Node) -> None:
-    """Zeros put around an image on both sides alike are the convolution's own padding."""
+    """Merge symmetric zero padding into the convolution."""
     said, axes = arguments(conv), CONVOLUTIONS[conv.target]
     if not isinstance(said["input"], Node) or said["input"].target is not PADDING:
         return
@@ -176,19 +176,19 @@ def _take_in_padding(conv: Node) -> None:
 
 aten = torch.ops.aten
 
-#: Key of `Node.meta` under which the modules of ops that were folded into it are kept.
+#: Key of `Node.meta` for the module stacks of ops folded into a node.
 TAKEN_IN = "neural_mp_taken_in"
-#: Ops whose result depends on the order of values in memory, not only on their places.
+#: Ops whose result depends on the memory layout of their input.
 _OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
 
 
 @torch.no_grad()
 def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
-    """Rewrite a functional graph in place, numerically equal, and give every op its name.
+    """Canonicalize a functional graph in place, numerically equal, and name its ops.
 
     Args:
         module: the graph.
-        path: where its module is in the model; the names of its ops begin with it.
+        path: path of the captured module in the model; prefix of the op names.
     """
     _drop_copies(module)
     views_to_reshapes(module)
@@ -202,14 +202,14 @@ def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
 def _drop_copies(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default:
-            module.graph.erase_node(node)  # it says what precision was traced: plans change that
+            module.graph.erase_node(node)  # asserts the traced dtype, which plans change
         elif _is_copy(node) and not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
 
 
 def _is_copy(node: Node) -> bool:
-    """Whether a node gives what it reads: a clone, or a cast to the dtype that is already there."""
+    """Whether a node is an identity: a clone, or a cast to its input's dtype."""
     if node.target is aten.clone.default:
         return not node.kwargs
     if node.target is not aten._to_copy.default or set(node.kwargs) != {"dtype"}:
@@ -218,9 +218,9 @@ def _is_copy(node: Node) -> bool:
 
 
 def drop_updates(module: GraphModule) -> list[str]:
-    """Take out what a model writes to its own inputs and buffers; one warning for each buffer.
+    """Remove in-place updates of inputs and buffers; return one warning per buffer.
 
-    Every candidate shares the buffers, and every run the user's data: neither may change.
+    Candidates share the buffers, and runs share the user's data, so neither may change.
     """
     warnings = []
     for node in list(module.graph.nodes):
@@ -237,7 +237,7 @@ def drop_updates(module: GraphModule) -> list[str]:
 
 
 def views_to_reshapes(module: GraphModule) -> None:
-    """Allow for memory in another order: our kernels keep channels last, the traced did not."""
+    """Remove assumptions on memory order: converted kernels use channels last, unlike the trace."""
     for node in list(module.graph.nodes):
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -279,9 +279,9 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
         affine.then_add(as_numpy(bias))
     parameters = [None if value is None else as_numpy(value) for value in normed]
     affine.then_normalize(parameters, norm.args[6])
-    # The first axis of a layer's weight is that of its output channels.
+    # Axis 0 of a layer's weight is the output channel.
     values, scale = as_numpy(weight), affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
-    # Rounded part by part where one rounding will do: all in float64 is twice the weight.
+    # Rounding once suffices for float32; scaling in float64 would double the memory.
     scaled = np.empty_like(values) if weight.dtype == torch.float32 else None
     scaled = np.multiply(values, scale, out=scaled, casting="same_kind")
     put_constant(module, layer, "weight", scaled)
@@ -290,11 +290,11 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
 
 
 def name_ops(module: GraphModule, path: str = WHOLE) -> None:
-    """Name every op after the module it came from: `layer1.0.conv1`, or `layer1.0.add`."""
+    """Name every op after its module: `layer1.0.conv1`, or `layer1.0.add`."""
     nodes = [n for n in module.graph.nodes if n.op == "call_function" and has_tensors(n)]
     paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
     alone = Counter(path for path in paths.values())
-    # An op that is all there is to its module has the module's name before any other has it.
+    # An op that is alone in its module takes precedence for the module's name.
     taken = {place for place, count in alone.items() if place and count == 1}
     for node in nodes:
         place = paths[node]
@@ -309,7 +309,7 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """The name, with a number behind it where it is taken; taken from now on."""
+    """Reserve `name`, with a numeric suffix if taken, and return the result."""
     found = unique_name(name, taken, first=2)
     taken.add(found)
     return found
@@ -321,16 +321,16 @@ def _module_path(node: Node) -> str:
 
 
 def _own_path(path: object) -> str:
-    """The path of a module in the user's model."""
+    """Return the path of a module in the user's model."""
     return str(path).removeprefix(ENCLOSED).removeprefix(".")
 
 
 def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
-    """The modules that an op comes from, outer ones first, and those of what was folded into it.
+    """Return the modules of an op and of ops folded into it, outer modules first.
 
     Args:
         node: the op.
-        path: where the module that was captured is in the model.
+        path: path of the captured module in the model.
     """
     stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(TAKEN_IN, ()))
     found: dict[Layer, None] = {}

@@ -1,4 +1,4 @@
-"""Which kernels every op has here, asked of the runtime by running it."""
+"""Kernels available to each op, determined by running the op."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _KERNELS = {
     **{layer: integer_convolution(axes).name() for layer, axes in CONVOLUTIONS.items()},
     LINEAR: "onednn::qlinear_pointwise",
 }
-#: Whole numbers beyond this may be too large for FP16; others are sizes and axes.
+#: Larger integers may overflow FP16; smaller integers are sizes and axes.
 _MAX_FP16_SAFE_INTEGER = 60_000
 _BEYOND_16_BITS = "it works on numbers that float32 only has room for, as in a mask"
 
 
 def kernels(model: TorchModel, hardware: Hardware, products: Products) -> dict[str, OpKernels]:
-    """Op → its kernels, or why there is none."""
+    """Return op → its kernels, or the reason for a missing kernel."""
     available = [precision for precision in DTYPES if hardware.support(precision).available]
     missing = missing_in_16_bits(model, available)
     found = {}
@@ -72,7 +72,7 @@ def kernels(model: TorchModel, hardware: Hardware, products: Products) -> dict[s
 def missing_in_16_bits(
     model: TorchModel, precisions: Iterable[Precision]
 ) -> dict[str, Mapping[Precision, str]]:
-    """Op → 16-bit precision → why the runtime has no kernel of it, by running all once."""
+    """Run all ops once; return op → 16-bit precision → reason for a missing kernel."""
     found: dict[str, Mapping[Precision, str]] = {}
     refusals: dict[Any, str] = {}
     precisions = tuple(precisions)
@@ -85,12 +85,12 @@ def missing_in_16_bits(
 
 
 class _TriedIn16Bits(Interpreter):
-    """Runs a graph once, and every kind of call once more in every 16-bit precision asked for.
+    """Interpreter that also runs each distinct call once per 16-bit precision.
 
     Attributes:
-        precisions: those asked for.
-        refusals: (kind of call, precision) → why it is refused, empty where it runs.
-        missing: op → precision → why the op does not run in it.
+        precisions: 16-bit precisions to try.
+        refusals: (call signature, precision) → reason for failure, empty if the call runs.
+        missing: op → precision → reason for the missing kernel.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class _TriedIn16Bits(Interpreter):
 
 
 def _kind_of_call(node: Node) -> Any:
-    """What an op is called with, as far as it may decide on whether 16 bits will do."""
+    """Return the parts of a call on which 16-bit support may depend."""
     leaves = pytree.tree_leaves((node.args, node.kwargs))
     return node.target, *(
         leaf
@@ -142,12 +142,12 @@ def _refusal(
     kwargs: Mapping[str, object],
     dtype: torch.dtype,
 ) -> str:
-    """Why a call does not run in a dtype; empty where it does."""
+    """Return the reason why a call does not run in a dtype; empty if it runs."""
 
     def low(leaf: object) -> Any:
         return narrowed(leaf, dtype) if is_float(leaf) else leaf
 
-    # Statistics are read and handed back in float32.
+    # Statistics are read and returned in float32.
     statistics = target in STATISTICS
     kept = args[1:] if statistics else ()
     low_args = pytree.tree_map(low, args[: len(args) - len(kept)])
@@ -162,7 +162,7 @@ def _refusal(
 
 
 def _near_the_end(value: object) -> bool:
-    """Whether a tensor holds numbers that float32 has and no 16-bit dtype: masks do."""
+    """Whether a tensor has finite values beyond the bfloat16 range, as masks do."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or not value.numel():
         return False
     ends = torch.aminmax(value)
@@ -172,7 +172,7 @@ def _near_the_end(value: object) -> bool:
 
 
 def _integer_kernel(module: GraphModule, node: Node, products: Products) -> IntegerKernel:
-    """The integer kernel of a layer, and how the layer may be quantized for it, fastest first."""
+    """Return the integer kernel of a layer with its quantization options, fastest first."""
     if node.target in RECURRENT_INT8:
         return IntegerKernel(
             weight_quant_spec(Int8Accumulation.EXACT), (CalibrationAlgorithm.DYNAMIC,)
@@ -180,15 +180,15 @@ def _integer_kernel(module: GraphModule, node: Node, products: Products) -> Inte
     own = weight_quant_spec(products[kernel_kind(node)])
     if node.target in CONVOLUTIONS:
         return IntegerKernel(own, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
-    # Of a weight alone no products of bytes are made; but one that is tied to that of another
-    # layer is stored once, as that one needs it.
+    # Weight-only quantization accumulates no INT8 products, so the full range is exact; a tied
+    # weight is stored once and follows the layer that multiplies it.
     alone = own if _is_tied(module, node) else weight_quant_spec(Int8Accumulation.EXACT)
     algorithms = (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is LINEAR else ()
     return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,))
 
 
 def _is_tied(module: GraphModule, node: Node) -> bool:
-    """Whether a layer that multiplies bytes has the same weight as this embedding."""
+    """Whether an embedding shares its weight with a layer that multiplies in INT8."""
     if node.target is not EMBEDDING:
         return False
     source = str(arguments(node)["weight"].target)
@@ -197,7 +197,7 @@ def _is_tied(module: GraphModule, node: Node) -> bool:
 
 
 def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
-    """Why an op has no INT8 form of its own; None if it has one."""
+    """Return the reason why an op cannot run in INT8 itself; None if it can."""
     if op_type(node) in RECURRENT_TYPES:
         return recurrent_obstacle(module, node)
     if node.target not in WEIGHTED:
@@ -233,9 +233,9 @@ def _is_registered(kernel: str) -> bool:
 
 
 def _pads_beyond_its_window(node: Node) -> bool:
-    """Whether some results are made of padding alone.
+    """Whether some outputs depend on padding alone.
 
-    Of these oneDNN leaves some unwritten where zero is stored as something else than 0.
+    oneDNN leaves some of these outputs unwritten if the zero point is not 0.
     """
     _, padding, dilation, _ = geometry(node)
     window = node.args[1].meta["val"].shape[2:]

@@ -1,4 +1,4 @@
-"""From a module to a graph: `torch.export`, functional, with axes as free as the model allows."""
+"""Graph capture with `torch.export`: functional, with as many dynamic axes as the model allows."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from neural_mp.errors import CaptureError, DataError
 
 logger = logging.getLogger(__name__)
 
-#: Heights and widths tried, in this order, where a model is given without any data: a model that
-#: takes any size takes 32, which is cheap; one that does not is found by its own complaint.
+#: Heights and widths tried in this order if a model comes without data: 32 is cheap, and a model
+#: that requires another size raises an error.
 _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384, 512)
 
-#: Samples to try a module out with.
+#: Batch size for trial runs.
 _PROBE_BATCH_SIZE = 2
-#: Where a module stands in the one that encloses it.
+#: Attribute that holds the module enclosed by `Enclosed`.
 ENCLOSED = "neural_mp_enclosed"
 
-#: (which axes are left free, strict tracing), in the order tried.
+#: (dynamic axes, strict tracing), in the order tried.
 _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
 
 
 def capture(module: nn.Module, call: CallArgs) -> GraphModule:
-    """Export a module, in inference mode, with axes as free as it allows.
+    """Export a module in inference mode, with as many dynamic axes as possible.
 
     Returns:
         The graph, with functional ops only, which checks the sizes of its inputs.
 
     Raises:
-        DataError: the module does not run on these inputs at all.
-        CaptureError: it runs, but no way of exporting works.
+        DataError: if the module does not run on these inputs.
+        CaptureError: if the module runs but every export attempt fails.
     """
     call = at_least_two(call)
     errors: list[Exception] = []
@@ -64,28 +64,28 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
 
 
 class Enclosed(nn.Module):
-    """A module one level down: its own attributes may bear the names of a graph module's."""
+    """Wrapper that avoids clashes of a module's attribute names with those of `GraphModule`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         setattr(self, ENCLOSED, module)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
-        """As the module itself."""
+        """Call the wrapped module."""
         return getattr(self, ENCLOSED)(*args, **kwargs)
 
 
 def _hides_graph(module: nn.Module) -> bool:
-    """Whether a part of the module has a name, such as `code`, that a graph module needs."""
+    """Whether an attribute of the module, e.g. `code`, shadows one of `GraphModule`."""
     names = {*module._modules, *module._parameters, *module._buffers}
     return any(hasattr(GraphModule, name) for name in names)
 
 
 def run_once(module: nn.Module, call: CallArgs) -> Any:
-    """Run a module and leave all as it was: its state, and the inputs, which it may change.
+    """Run a module on copies of the inputs, then restore its state.
 
     Raises:
-        DataError: it does not run on them.
+        DataError: if the module does not run on the inputs.
     """
     kept = [(value, value.clone()) for value in _state(module)]
     copies = call.copied()
@@ -93,7 +93,7 @@ def run_once(module: nn.Module, call: CallArgs) -> Any:
         with torch.no_grad():
             return module(*copies.args, **copies.kwargs)
     except Exception as error:
-        # The user's own forward may raise anything.
+        # User code may raise any exception type.
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
             f"{type(error).__name__}: {error}{_given_whole(module, call)}"
@@ -105,12 +105,12 @@ def run_once(module: nn.Module, call: CallArgs) -> Any:
 
 
 def _try_out(module: nn.Module, call: CallArgs) -> None:
-    """Run a module once, on as few samples as will do: a batch may be large.
+    """Run a module once, on few samples if possible: a batch may be large.
 
-    What it sets up as it first runs is set up with real tensors then, not with those of a trace.
+    State initialized in the first run then holds real tensors instead of traced ones.
 
     Raises:
-        DataError: it does not run on the whole batch either.
+        DataError: if the module does not run on the whole batch either.
     """
     if call.batch_size is not None and call.batch_size > _PROBE_BATCH_SIZE:
         try:
@@ -123,7 +123,7 @@ def _try_out(module: nn.Module, call: CallArgs) -> None:
 
 
 def _given_whole(module: nn.Module, call: CallArgs) -> str:
-    """What to say where a dict went to one parameter, which may not be meant."""
+    """Return an explanation if a dict went to a single parameter, perhaps unintentionally."""
     if call.kwargs or len(call.args) != 1 or not isinstance(call.args[0], dict):
         return ""
     taken = ", ".join(inspect.signature(module.forward).parameters)
@@ -134,7 +134,7 @@ def _given_whole(module: nn.Module, call: CallArgs) -> str:
 
 
 def _state(module: nn.Module) -> Iterator[torch.Tensor]:
-    """What a module may write to as it runs: its buffers, and tables that it keeps small."""
+    """Yield tensors that a run may modify: buffers, and embeddings with `max_norm`."""
     yield from module.buffers()
     for part in module.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
@@ -142,10 +142,10 @@ def _state(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def guess_call(module: nn.Module) -> CallArgs:
-    """Example inputs for a module that came without data, tried out on fake tensors.
+    """Return example inputs for a module without data, tried on fake tensors.
 
     Raises:
-        DataError: nothing that was tried runs.
+        DataError: if no candidate runs.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -159,7 +159,7 @@ def guess_call(module: nn.Module) -> CallArgs:
             try:
                 module(torch.zeros(shape, dtype=dtype))
             except Exception:
-                # Whatever a model says of a size it cannot take.
+                # A model may raise any exception for an unsupported size.
                 logger.debug("shape %s does not fit", shape, exc_info=True)
                 continue
         return CallArgs((torch.zeros(shape, dtype=dtype),))
@@ -189,7 +189,7 @@ def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torc
 
 
 def export(module: nn.Module, call: CallArgs, axes: str, strict: bool = False) -> ExportedProgram:
-    """Export with `all` axes of the inputs free, the `first`, or `none`; ops stay as they are."""
+    """Export with `all` axes of the inputs dynamic, the `first`, or `none`; keep the ops."""
 
     def free(leaf: Any) -> Any:
         if not has_axes(leaf):
@@ -207,7 +207,7 @@ def export(module: nn.Module, call: CallArgs, axes: str, strict: bool = False) -
 
 
 def graph_of(program: ExportedProgram) -> GraphModule:
-    """A program as a module of functional ops only that checks the sizes of its inputs."""
+    """Convert a program to a functional graph that checks the sizes of its inputs."""
     module: GraphModule = unguarded_module(program)
     with quiet_export():
         simple = make_functional(module)
@@ -218,10 +218,10 @@ def graph_of(program: ExportedProgram) -> GraphModule:
 
 
 def _functional(program: ExportedProgram) -> ExportedProgram:
-    """The program without in-place ops.
+    """Return the program without in-place ops.
 
-    An empty table decomposes nothing that matters but makes every op functional: in-place updates
-    seen through views come out right, which no rewrite op by op can promise.
+    An empty decomposition table keeps the ops but functionalizes them, including in-place updates
+    visible through views, which a rewrite of single ops cannot guarantee.
     """
     with torch.no_grad(), quiet_export(), free_lengths():
         return program.run_decompositions({})
@@ -229,11 +229,11 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Hide torch's logs of attempts that fail and its warnings of its own deprecated classes."""
+    """Hide torch's logs of failed attempts and warnings about its deprecated classes."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        # It also prints the graph that it had when it failed.
+        # torch.export also prints the graph on failure.
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
             warnings.filterwarnings("ignore", message=".*were assigned during export")
@@ -244,7 +244,7 @@ def quiet_export() -> Iterator[None]:
 
 @contextmanager
 def inference_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every submodule's own flag is put back afterwards."""
+    """Switch to evaluation mode; restore the flag of every submodule on exit."""
     flags = [(m, m.training) for m in module.modules()]
     module.eval()
     try:
@@ -255,7 +255,7 @@ def inference_mode(module: nn.Module) -> Iterator[None]:
 
 
 def at_least_two(call: CallArgs) -> CallArgs:
-    """A call to capture with: a batch of one would be taken for a constant, so show it twice."""
+    """Repeat a batch of one, as torch.export would specialize on size 1."""
     return resized(call, _PROBE_BATCH_SIZE) if call.batch_size == 1 else call
 
 
@@ -274,14 +274,14 @@ def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
 
 
 def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
-    """A warning if a batch of one is another case for the user's code than the graph's larger one.
+    """Return a warning if a batch of one takes another path through the user's code.
 
-    No bound says so: torch.export takes sizes of 0 and 1 for special without asking.
+    No exported bound reveals such a path: torch.export always specializes sizes 0 and 1.
 
     Args:
         original: the user's module.
         single: a batch of one.
-        got: what the graph gives for it; None if it does not run on it.
+        got: outputs of the graph for `single`; None if the graph does not run.
     """
     expected = None if got is None else _expected(original, single)
     if got is None or expected is None or _same(got, expected):
@@ -293,12 +293,12 @@ def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> 
 
 
 def result_of(module: nn.Module, call: CallArgs) -> list[Any] | None:
-    """All that a graph computes; None if it does not run."""
+    """Return all outputs of a graph; None if the graph does not run."""
     try:
         with torch.no_grad():
             return list(pytree.tree_leaves(module(*call.args, **call.kwargs)))
     except Exception:
-        # What a graph says of sizes or values it cannot take is of no type in particular.
+        # A graph may raise any exception for unsupported sizes or values.
         logger.debug("the graph does not run on %s", call, exc_info=True)
         return None
 

@@ -1,4 +1,4 @@
-"""Put ops of a graph into 16 bits: weights stored so, casts only where precisions meet."""
+"""Casts of graph ops to 16 bits: weights stored in 16 bits, casts only between precisions."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 
 aten = torch.ops.aten
-#: The 16-bit precisions in torch's words.
+#: 16-bit precision → torch dtype.
 DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 #: 16-bit dtype → precision; other floating-point dtypes count as FP32.
 PRECISIONS = {dtype: precision for precision, dtype in DTYPES.items()}
 CAST = aten._to_copy.default
-#: Ops whose kernels take all but their first input in float32: statistics do not fit FP16.
+#: Ops whose kernels take all but the first input in float32: statistics may overflow FP16.
 STATISTICS = frozenset({aten._native_batch_norm_legit_no_training.default})
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values in a 16-bit dtype, those beyond its range as the largest that it has.
+    """Cast to a 16-bit dtype, saturating finite values at the largest of the dtype.
 
-    The lowest float32 stands for minus infinity in many a mask, but must not become it.
+    Masks often use the lowest float32 for minus infinity, which must stay finite.
     """
     if dtype not in DTYPES.values() or not values.is_floating_point():
         return values.to(dtype)
@@ -37,14 +37,14 @@ def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def cast_dtype(node: Node | None) -> torch.dtype | None:
-    """What a node casts to; None if it is no plain cast."""
+    """Return the target dtype of a plain cast, else None."""
     if node is None or node.target is not CAST or set(node.kwargs) != {"dtype"}:
         return None
     return node.kwargs["dtype"]
 
 
 class _Caster:
-    """Rewrites one graph; remembers what every tensor is in now, and the casts already there."""
+    """Rewriter of one graph; tracks the dtype of each tensor and the casts inserted so far."""
 
     def __init__(self, module: GraphModule, widen: bool) -> None:
         self.module = module
@@ -69,26 +69,26 @@ class _Caster:
                     sources = sources[:1]  # the kernel takes the others in float32
                 for source in sources:
                     if tensor_name(source) in quantized:
-                        continue  # quantizing takes any float dtype
+                        continue  # quantize accepts any float dtype
                     self.read(node, source, wanted or self.wide(op, flow, source))
                 written = wanted or self.wide(op, flow, node)
                 if written is not None and "dtype" not in node.kwargs:
                     self.dtype[node] = written
 
     def take_along(self, node: Node) -> None:
-        """One of several results is in what they all are in."""
+        """Give one of several results the dtype of the op that produces all of them."""
         source = node.all_input_nodes[0]
         if source in self.dtype and _traced_dtype(node) is not None:
             self.dtype[node] = self.dtype[source]
 
     def wide(self, op: str, flow: QuantizationFlow, node: Node) -> torch.dtype | None:
-        """What an op that a plan has in neither 16-bit precision reads or writes a tensor in."""
+        """Return the dtype in which an FP32 or INT8 op reads or writes a tensor."""
         dtype = _traced_dtype(node)
         wide = self.widen or flow.effective[op] is Precision.INT8
         return torch.float32 if wide and dtype in DTYPES.values() else dtype
 
     def read(self, node: Node, source: Node, wanted: torch.dtype | None) -> None:
-        """Make `node` read `source` in the wanted dtype."""
+        """Make `node` read `source` in dtype `wanted`."""
         traced = _traced_dtype(source)
         if traced is None or wanted is None or self.dtype.get(source, traced) == wanted:
             return
@@ -108,7 +108,7 @@ class _Caster:
 
 
 def _traced_dtype(node: Node) -> torch.dtype | None:
-    """The floating dtype a node's tensor had when the graph was captured; None for other values."""
+    """Return the floating dtype of a node's tensor at capture; None for other values."""
     value: Any = node.meta.get("val")
     if isinstance(value, tuple | list) and value:
         value = value[0]
@@ -118,13 +118,13 @@ def _traced_dtype(node: Node) -> torch.dtype | None:
 def insert_casts(module: GraphModule, flow: QuantizationFlow, dtype: torch.dtype) -> None:
     """Rewrite the graph in place so that every op runs in its precision.
 
-    One cast a tensor and dtype, however many read it; inputs and outputs keep their dtypes.
+    At most one cast per tensor and dtype; inputs and outputs keep their dtypes.
 
     Args:
         module: the graph.
-        flow: what every op runs in.
-        dtype: what the model's weights are in. Where that is a 16-bit type, ops that the plan has
-            in FP32 are made float32, as are the float sides of ops in INT8.
+        flow: effective precision of every op.
+        dtype: dtype of the model's weights. If 16-bit, FP32 ops and the float inputs and outputs of
+            INT8 ops are converted to float32.
     """
     with torch.no_grad():
         _Caster(module, dtype in DTYPES.values()).run(flow)

@@ -1,4 +1,4 @@
-"""Write a plan's INT8 ops into a graph as quantize/dequantize pairs, the portable form."""
+"""Conversion of a plan's INT8 ops to quantize/dequantize pairs, the portable form."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from neural_mp.space import ResolvedPlan
 def insert_quantization(
     module: GraphModule, resolved: ResolvedPlan, ranges: Mapping[str, Range]
 ) -> None:
-    """Rewrite the graph in place; `ranges` are those of `quantized_ranges`."""
+    """Insert quantize/dequantize pairs in place; `ranges` come from `quantized_ranges`."""
     plan, flow = resolved.plan, resolved.flow
     nodes = {
         tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
     }
     for tensor, root in flow.scale_owner.items():
-        if tensor in nodes:  # others are of another part of the model
+        if tensor in nodes:  # others belong to another part of the model
             _quantize(module, nodes[tensor], QuantParams.of(ranges[root]), flow)
     weights = IntegerWeights(module)
     for name, node in op_nodes(module).items():
-        # A plan may also name what runs along with a layer; only layers have weights.
+        # A plan may also name ops fused into a layer; only layers have weights.
         approach = plan[name].approach if name in plan else None
         if approach is not None and node.target in RECURRENT_INT8:
             for weight in tuple(weights_of(module, node)):
@@ -76,7 +76,7 @@ def _quantize(
     with graph.inserting_after(after):
         quantized = graph.call_function(ops.quantize, (node, scale, zero_point))
     value = node.meta["val"]
-    # It has no numbers; to cast it would work out again whether it lies in one piece.
+    # The placeholder holds no data; a cast would recompute its contiguity.
     quantized.meta["val"] = value.new_empty_strided(value.shape, value.stride(), dtype=torch.uint8)
     pairs: dict[torch.dtype, Node] = {}
 
@@ -90,7 +90,7 @@ def _quantize(
 
     for reader in readers:
         dtype = cast_dtype(reader)
-        if dtype is not None and OP_NAME not in reader.meta:  # straight to the 16-bit type
+        if dtype is not None and OP_NAME not in reader.meta:  # directly to the 16-bit type
             reader.replace_all_uses_with(dequantized(dtype))
             graph.erase_node(reader)
         else:
@@ -98,18 +98,18 @@ def _quantize(
 
 
 class IntegerWeights:
-    """Stores the weights of one graph as integers: once, however many layers share one."""
+    """Quantized weights of one graph, each stored once even if shared by several layers."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
         self.stored: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def store(self, layer: Node, limit: int) -> None:
-        """Let a layer read its weight, real or stored already, from integers of ±`limit`."""
+        """Replace a layer's weight, float or quantized, by integers within ±`limit`."""
         set_arguments(layer, weight=self.dequantized(layer, arguments(layer)["weight"], limit))
 
     def dequantized(self, layer: Node, source: Node, limit: int) -> Node:
-        """A weight of a layer, real or stored already, read from integers of ±`limit`."""
+        """Return a dequantize node of a weight, float or quantized, stored within ±`limit`."""
         module = self.module
         weight = constant(module, source)
         read = [source] if weight is not None else source.args
@@ -144,7 +144,7 @@ def _quantize_dynamically(layer: Node) -> None:
 
 
 def write(model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> TorchModel:
-    """A model with a plan in it: see `Adaptor.write`."""
+    """Return the model converted according to a plan; see `Adaptor.convert_graph`."""
 
     def write_into(module: GraphModule) -> None:
         insert_casts(module, plan.flow, model.convention.dtype)

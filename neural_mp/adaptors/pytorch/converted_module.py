@@ -1,4 +1,4 @@
-"""A converted model as users hold it: a module to call, copy, and compile."""
+"""Converted models in user code: modules to call, copy and compile."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FUSED_AND_ADDED = (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)
 
 
 class ConvertedModule(nn.Module):
-    """A model with its plan in it; for inference only.
+    """A model converted according to a plan; inference only.
 
-    Called, it runs integer kernels that need no compiler; within `torch.compile` too, which
-    cannot look into packed weights. `CompiledModule` hands the compiler what it can fuse.
+    Runs integer kernels that need no compiler, also within `torch.compile`, which cannot inspect
+    packed weights. `CompiledModule` exposes a form that the compiler can fuse.
 
     Attributes:
-        portable: the graph of float ops, casts and quantize/dequantize pairs; holds the weights.
-        runnable: the graph that is run; it shares the weights.
+        portable: graph of float ops, casts and quantize/dequantize pairs; holds the weights.
+        runnable: graph that runs; shares the weights.
     """
 
     portable: GraphModule
@@ -42,22 +42,22 @@ class ConvertedModule(nn.Module):
     def __init__(self, portable: GraphModule, runnable: GraphModule) -> None:
         super().__init__()
         self.portable = portable
-        # Not as a submodule: the weights are counted and moved once, in the portable form.
+        # Not a submodule, so weights are counted and moved once, in the portable form.
         object.__setattr__(self, "runnable", runnable)
         object.__setattr__(self, "_direct", DirectGraph(runnable))
         self.training = False
 
     def forward(self, *args: object, **kwargs: object) -> Any:
-        """Run the model as its original was called, without the labels it was captured without."""
+        """Run the model like the original; drop labels absent at capture."""
         fed = without_labels(kwargs, keywords(self.runnable)) if kwargs else {}
         return _run(self._direct, args, fed)
 
     def train(self, mode: bool = True) -> ConvertedModule:
-        """Stays in inference mode: a captured graph has no other."""
+        """Stay in inference mode: a captured graph has no other."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModule:
-        # The kernels' packed weights cannot be copied, but they can be packed again.
+        # The kernels' packed weights cannot be copied, so pack them again.
         portable = copy.deepcopy(self.portable, memo)
         return ConvertedModule(portable, runnable_form(portable))
 
@@ -69,7 +69,7 @@ class ConvertedModule(nn.Module):
 
 
 def as_module(model: TorchModel) -> nn.Module:
-    """A model as users hold it once a plan is in it."""
+    """Return the converted model as an `nn.Module`."""
     return model.built(lambda part: ConvertedModule(part.portable, part.runnable))
 
 
@@ -79,7 +79,7 @@ def _run(direct: DirectGraph, args: tuple[object, ...], kwargs: Mapping[str, obj
 
 
 def compilable_form(portable: GraphModule) -> GraphModule:
-    """The pairs in torch's own ops, which its compiler knows how to fuse into integer kernels."""
+    """Convert the pairs to torch's own ops, which its compiler fuses into integer kernels."""
     from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
 
     theirs = torch.ops.quantized_decomposed
@@ -101,17 +101,17 @@ def compilable_form(portable: GraphModule) -> GraphModule:
             zero_points = add_constant(module, f"{node.name}_zero_points", zeros, node)
             node.target = theirs.dequantize_per_channel.default
             node.args = (integers, scales, zero_points, 0, -127, 127, torch.int8)
-    module._forward_pre_hooks.clear()  # the sizes are checked outside of what is compiled
+    module._forward_pre_hooks.clear()  # the sizes are checked outside the compiled code
     module.graph.lint()
     module.recompile()
     return module
 
 
 def _hide_unfusable(module: GraphModule) -> None:
-    """Keep from the compiler what it would fail to make a kernel of, as an op it cannot look into.
+    """Hide from the compiler, behind opaque ops, patterns that it fails to compile.
 
-    Images of one channel, of which it takes one memory layout and its kernel another; and a dense
-    layer with ReLU or GELU behind it whose result is added to something.
+    Single-channel images, for which compiler and kernel disagree on the memory layout; and a dense
+    layer followed by ReLU or GELU whose result is an operand of an addition.
     """
     for node in list(module.graph.nodes):
         if node.target is ops.dequantize:
@@ -130,14 +130,14 @@ def _hide_unfusable(module: GraphModule) -> None:
 
 
 def compiled(model: TorchModel) -> nn.Module:
-    """A model, each of its parts as a `CompiledModule`."""
+    """Return the model with each of its parts as a `CompiledModule`."""
     return model.built(lambda part: CompiledModule(part.portable))
 
 
 class CompiledModule(nn.Module):
-    """The portable form of a model, run through `torch.compile`, which needs a C++ compiler.
+    """The portable form of a model, run through `torch.compile`; needs a C++ compiler.
 
-    With the weights frozen: only then are integer kernels made of quantize/dequantize pairs.
+    Weights are frozen, which the compiler requires to fuse pairs into integer kernels.
     """
 
     def __init__(self, portable: GraphModule) -> None:
@@ -146,7 +146,7 @@ class CompiledModule(nn.Module):
         self._compiled = torch.compile(compilable_form(portable))
 
     def forward(self, *args: object, **kwargs: object) -> Any:
-        """Run the model; the first call of a shape compiles it."""
+        """Run the model; the first call with a given shape compiles."""
         from torch._inductor import config
 
         check_inputs(self._portable, args, kwargs)

@@ -1,4 +1,4 @@
-"""Calls of a captured model: inputs of one form are checked and arranged once."""
+"""Calls of a captured model: inputs of each signature are checked and arranged once."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Forms of inputs that are kept; a model that meets more of them checks the others every time.
+#: Maximum number of cached input signatures; inputs beyond are checked on every call.
 MAX_KEPT_FORMS = 256
-#: The element type and the sizes of every tensor, in their order.
+#: Dtype and shape of every tensor, in order.
 _Form = tuple[Any, ...]
 
 
 class DirectGraph:
     """A captured graph as a function of its inputs.
 
-    The first call with inputs of some element types and sizes goes through the module, which
-    checks them; later ones run the code of the graph at once.
+    The first call for a combination of dtypes and shapes goes through the module, which checks the
+    inputs; later calls run the code of the graph directly.
 
     Args:
         module: the graph.
@@ -49,7 +49,7 @@ class DirectGraph:
         self._returns_one = self._returns.is_leaf()
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Return what the module returns."""
+        """Return the module's result."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(args, kwargs)
@@ -74,19 +74,19 @@ class DirectGraph:
         return self.run_known(leaves)
 
     def run_known(self, leaves: Sequence[Any]) -> Any:
-        """Return what the module returns for inputs, in its order, of a form that was checked."""
+        """Return the module's result for flat inputs of a checked signature."""
         found = self._forward(self._constants, *leaves)
         return found[0] if self._returns_one else pytree.tree_unflatten(found, self._returns)
 
     def order(self, kwargs: Mapping[str, T]) -> tuple[T, ...]:
-        """Return what stands under the keywords of a call, in the order of the graph."""
+        """Return the keyword values in the order of the graph."""
         return tuple(kwargs[name] for name in self._keywords)
 
 
 def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
-    """The code of a graph, from flat inputs to flat outputs, and what that reads constants from.
+    """Return the graph's code, from flat inputs to flat outputs, and the holder of its constants.
 
-    A module looks an attribute up in several dicts, which takes as long as a small op.
+    A module looks up an attribute in several dicts, which costs as long as a small op.
     """
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
@@ -110,13 +110,13 @@ def _put(holder: SimpleNamespace, path: list[str], value: object) -> None:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The way from the leaves of a batch to the arguments of a call.
+    """Mapping from the leaves of a batch to the arguments of a call.
 
     Attributes:
-        target: what is called.
-        args: for each positional argument, which leaf that is.
-        kwargs: the same of every keyword argument.
-        arrays: whether the leaves hold arrays, so that arrays are returned.
+        target: the callable.
+        args: leaf index of each positional argument.
+        kwargs: leaf index of each keyword argument.
+        arrays: whether the leaves are arrays, so that arrays are returned.
     """
 
     target: Callable[..., Any]
@@ -126,7 +126,7 @@ class _Recipe:
 
     @cached_property
     def run(self) -> Callable[[list[Any]], Any]:
-        """Return the function that runs the model on leaves."""
+        """Return a function that runs the model on leaves."""
         target, args = self.target, self.args
         if isinstance(target, DirectGraph):
             order = (*args, *target.order(self.kwargs))
@@ -142,7 +142,7 @@ class _Recipe:
 class DirectCalls:
     """A model as a function of the inputs of a batch; see `Adaptor.predict`.
 
-    An untouched model runs the user's own module where that keeps no state.
+    An untouched model runs the user's own module if that module keeps no state.
 
     Args:
         model: the model.
@@ -159,10 +159,10 @@ class DirectCalls:
             self._target = DirectGraph(model.runnable)
 
     def __call__(self, inputs: object) -> Any:
-        """Return the outputs, as arrays where the inputs were arrays.
+        """Return the outputs, as arrays if the inputs are arrays.
 
         Raises:
-            DataError: the inputs are not those that the model takes.
+            DataError: if the inputs do not fit the model.
         """
         leaves = _plain_leaves(inputs)
         if leaves is None or self._target is None:
@@ -188,17 +188,17 @@ class DirectCalls:
         return to_arrays(result) if recipe.arrays else result
 
     def _checked(self, inputs: object) -> Any:
-        """The outputs of a call whose inputs are looked at one by one."""
+        """Return the outputs of a call whose inputs are all checked."""
         result = self._run(self._model.call(inputs))
         plain = dict(inputs) if isinstance(inputs, Mapping) else inputs
         arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(plain))
         return to_arrays(result) if arrays else result
 
     def _run(self, call: CallArgs) -> Any:
-        """The outputs of one call; inputs of a new form are run through the graph, which checks.
+        """Return the outputs of one call; check inputs of a new signature with the graph.
 
-        The user's own module has the last word even then: folded batch norms of the graph change
-        the last digits, which must not depend on how inputs are given.
+        The user's own module, if any, computes the result in either case: folded batch norms of the
+        graph change the last digits, which must not depend on the type of the inputs.
         """
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
@@ -215,10 +215,10 @@ class DirectCalls:
             return target(*call.args, **call.kwargs)
 
     def _recipe(self, inputs: object, leaves: list[Any]) -> _Recipe | None:
-        """The recipe for batches of this form; None where a call takes more than the leaves."""
+        """Return the recipe for such batches; None if a call needs values other than the leaves."""
         convention = self._model.convention
         arrays = any(map(is_array, leaves))
-        # Of a batch that holds one tensor twice, either could be meant.
+        # Detached copies have distinct ids even if the batch holds a tensor twice.
         known = [convention.tensor_of(leaf).detach() for leaf in leaves]
         given: Any = known[0]
         if isinstance(inputs, dict):
@@ -240,7 +240,7 @@ class DirectCalls:
 
 
 def _plain_leaves(inputs: Any) -> list[Any] | None:
-    """The tensors or arrays of a batch that holds nothing else, and these at once."""
+    """Return the leaves of a flat batch of tensors or arrays; None for any other batch."""
     if type(inputs) in (torch.Tensor, np.ndarray):
         return [inputs]
     if type(inputs) is dict:
@@ -253,7 +253,7 @@ def _plain_leaves(inputs: Any) -> list[Any] | None:
 
 
 def _own_module(model: TorchModel) -> nn.Module | None:
-    """A copy of the user's module; None where a run changes it or its inputs, or it has none."""
+    """Return a copy of the user's module; None if a run fails or changes module or inputs."""
     assert model.original is not None
     try:
         module = private(model.original)
@@ -262,19 +262,19 @@ def _own_module(model: TorchModel) -> nn.Module | None:
         with torch.no_grad():
             module(*call.args, **call.kwargs)
     except Exception:
-        # The user's own code, which may refuse to be copied or run in any way.
+        # User code may refuse to be copied or run, with any exception type.
         logger.debug("the user's own module is not called", exc_info=True)
         return None
     return module if [*_marks(module), *_versions(call)] == before else None
 
 
 def _versions(call: CallArgs) -> Iterator[int]:
-    """Return a description of the inputs that a run has written to."""
+    """Return the version counters of the inputs, which reveal writes."""
     return (leaf._version for leaf in call.leaves() if isinstance(leaf, torch.Tensor))
 
 
 def _marks(module: nn.Module) -> Iterator[Any]:
-    """Return a description of the state that a run has written to."""
+    """Yield the identity and value of the module's state, which reveal writes."""
     for part in module.modules():
         for name, value in (*vars(part).items(), *part._buffers.items()):
             if isinstance(value, torch.Tensor):

@@ -1,8 +1,8 @@
-"""The sizes of inputs that a captured graph is right for, checked before every run.
+"""Input sizes for which a captured graph is valid, checked before every run.
 
-A graph holds what the model's code does for some sizes: the branch it took, the numbers it worked
-out of them. torch.export finds out for which other sizes that is the same; we keep what it found
-and carry it along, through every rewrite and into files.
+A graph holds the branches and numbers that the model's code derives from some sizes. torch.export
+determines for which other sizes the graph is valid; these bounds are kept through rewrites and in
+files.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from neural_mp.util.validators import (
     tuple_of,
 )
 
-#: Key of `GraphModule.meta` under which the sizes are kept.
+#: Key of `GraphModule.meta` for the sizes.
 SIZES = "neural_mp_sizes"
-#: torch.export takes 0 and 1 for special without asking, so that this bound says nothing.
+#: torch.export always specializes sizes 0 and 1, so a bound up to 2 means no bound.
 _UNASKED = 2
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The sizes one axis of one input may have.
+    """Valid sizes of one input axis.
 
     Attributes:
-        symbol: axes with the same symbol have the same size; empty for an axis of its own.
-        least, largest: bounds, both allowed; None for no bound.
+        symbol: axes with equal symbols have equal sizes; empty for an independent axis.
+        least, largest: inclusive bounds; None for no bound.
         exported: whether the bounds are those of a program that the user exported.
     """
 
@@ -51,12 +51,12 @@ class Axis:
     exported: bool = False
 
 
-#: Input → its axes; None for an input that is no tensor.
+#: Axes of each input; None for an input that is not a tensor.
 Sizes = tuple[tuple[Axis, ...] | None, ...]
 
 
 def watch_sizes(module: GraphModule, sizes: Sizes) -> None:
-    """Let a graph check its inputs for these sizes, and for nothing else, from now on."""
+    """Make a graph check its inputs for `sizes` only, instead of earlier checks."""
     module.meta[SIZES] = sizes
     module._forward_pre_hooks.clear()
     module._forward_pre_hooks_with_kwargs.clear()
@@ -64,7 +64,7 @@ def watch_sizes(module: GraphModule, sizes: Sizes) -> None:
 
 
 def sizes_of(module: GraphModule) -> Sizes:
-    """What torch.export found out about the inputs of a module that it made."""
+    """Return the size bounds that torch.export found for a module's inputs."""
     found: list[tuple[Axis, ...] | None] = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -89,10 +89,10 @@ def _axis(module: GraphModule, size: int | torch.SymInt) -> Axis:
 def check_inputs(
     module: GraphModule, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> None:
-    """Refuse inputs of sizes that a graph is not right for.
+    """Check the input sizes of a graph.
 
     Raises:
-        DataError: an axis of an input is too short or too long, or two that must agree do not.
+        DataError: if an axis is too short or too long, or two axes that must agree differ.
     """
     if is_being_traced():
         return
@@ -128,14 +128,14 @@ def _complaint(size: int, axis: Axis, seen: dict[str, int]) -> str:
 
 
 def _as_exported(axis: Axis, number: int) -> str:
-    """The words on an axis that the user's own export has fixed."""
+    """Return a hint if the user's own export fixed the axis."""
     if not axis.exported:
         return ""
     return f", as the program was exported so; to leave it open, {how_to_export_open(number)}"
 
 
 def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:
-    """What to do for a program whose axis is open."""
+    """Return instructions for exporting a program with a dynamic axis."""
     name = "batch" if axis == 0 else "size"
     return (
         f"export the model with torch.export.export(…, dynamic_shapes="
@@ -144,7 +144,7 @@ def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:
 
 
 def as_exported(sizes: Sizes) -> Sizes:
-    """The same sizes, said to be those of a program that the user exported."""
+    """Mark the sizes as those of a program that the user exported."""
     return tuple(
         None if axes is None else tuple(replace(axis, exported=True) for axis in axes)
         for axes in sizes
@@ -154,34 +154,34 @@ def as_exported(sizes: Sizes) -> Sizes:
 def flat_inputs(
     module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Any]:
-    """The values of a call in the order in which a graph takes them."""
+    """Return the values of a call in the argument order of a graph."""
     spec = module.graph._codegen.pytree_info.in_spec
     ordered = reorder_kwargs(dict(kwargs), spec) if kwargs else {}
     return list(pytree.tree_leaves((tuple(args), ordered)))
 
 
 def keywords(module: GraphModule) -> tuple[str, ...]:
-    """The names of what a graph takes by keyword."""
+    """Return the keyword names of a graph's inputs."""
     _, named = module.graph._codegen.pytree_info.in_spec.children()
     return tuple(named.context)
 
 
 def fixed_batch_sizes(sizes: Sizes) -> list[int]:
-    """The lengths of the inputs' first axes, those only that are fixed."""
+    """Return the fixed lengths of the inputs' first axes."""
     firsts = [axes[0] for axes in sizes if axes]
     return [axis.least for axis in firsts if axis.least == axis.largest]
 
 
 def to_plain(sizes: Sizes) -> list[Any]:
-    """Plain lists, as written to JSON."""
+    """Convert to nested lists for JSON."""
     return [None if axes is None else [list(astuple(axis)) for axis in axes] for axes in sizes]
 
 
 def from_plain(data: object) -> Sizes:
-    """Read back what `to_plain` wrote.
+    """Read the output of `to_plain`.
 
     Raises:
-        NeuralMPError: it was not written so.
+        NeuralMPError: if the data does not match the schema.
     """
     return list_of(optional(list_of(_axis_of)))(data)
 
@@ -192,5 +192,5 @@ def _axis_of(value: object) -> Axis:
     return Axis(*tuple_of(*_EARLIER, boolean)(value))
 
 
-#: What earlier versions wrote of an axis, before they told whether it is of an exported program.
+#: Axis schema of earlier versions, without the flag `exported`.
 _EARLIER = (string, non_negative_integer, optional(non_negative_integer))

@@ -1,9 +1,8 @@
-"""A captured graph without in-place ops: op by op where that is safe, traced anew where it is not.
+"""Functionalization of a captured graph: op by op if safe, else by a second trace.
 
-torch makes a program functional by tracing it a second time, which costs as much as the capture
-itself. Most graphs need no such thing: a few of their ops only are written down in another form,
-and what is updated in place is read by nobody else. Such graphs are rewritten here, to what torch
-would give; all others are left to torch.
+torch functionalizes a program by tracing again, which costs as much as the capture. In most graphs,
+few ops change, and tensors updated in place have no other readers. Such graphs are rewritten here
+with torch's result; all others are left to torch.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ASKED = (aten.sym_size.int, aten.sym_numel.default)
 
 
 def sizes_from_inputs(module: GraphModule) -> None:
-    """Rewrite a graph in place; sizes that depend on values, not on sizes, stay as they are."""
+    """Replace size queries by sizes of the inputs, in place; keep data-dependent sizes."""
     asked = [node for node in module.graph.nodes if node.target in _ASKED]
     known = _of_inputs(module.graph) if asked else {}
     for node in asked:
@@ -46,10 +45,10 @@ def sizes_from_inputs(module: GraphModule) -> None:
 
 
 def _of_inputs(graph: Graph) -> dict[Any, Node]:
-    """The symbol of a size → the node that asks an input for it."""
+    """Return size symbol → node that reads the size from an input."""
     inputs = graph.find_nodes(op="placeholder")
     known: dict[Any, Node] = {}
-    # At the top, so that every size can be worked out of them.
+    # At the top, so that every size can be computed from these nodes.
     at = inputs[-1] if inputs else None
     for source in reversed(inputs):
         value = source.meta.get("val")
@@ -81,8 +80,7 @@ def _worked_out(node: Node, expression: Any, known: dict[Any, Node]) -> Node:
 logger = logging.getLogger(__name__)
 
 
-#: In-place op → the op that computes the same; both keep the dtype of what they are given, if all
-#: that they are given has it.
+#: In-place op → equivalent op; both keep the dtype of their operands if all operands share a dtype.
 OUT_OF_PLACE = {
     aten.relu_.default: aten.relu.default,
     aten.hardtanh_.default: aten.hardtanh.default,
@@ -99,26 +97,26 @@ OUT_OF_PLACE = {
     aten.mul_.Tensor: aten.mul.Tensor,
     aten.div_.Tensor: aten.div.Tensor,
 }
-#: Ops that write to what they read, though their schema says otherwise.
+#: Ops that write to their inputs although their schema declares no mutation.
 _WRONG_SCHEMA = (aten.native_batch_norm.default,)
-#: Where functions of sizes are from, which no tensor goes into.
+#: Modules of functions of sizes, which take no tensors.
 _OF_SIZES = ("_operator", "math", "torch")
 
 
 class _NeedsTraceError(Exception):
-    """The graph holds something that only a trace of the whole makes functional."""
+    """Raised for a graph that only a full trace can functionalize."""
 
 
 @torch.no_grad()
 def make_functional(module: GraphModule) -> bool:
-    """Rewrite a graph in place to one without in-place ops, as torch would write it.
+    """Rewrite a graph in place without in-place ops, as torch would.
 
     Args:
-        module: a graph as it was captured.
+        module: a graph as captured.
 
     Returns:
-        Whether it was done. If not, the graph is of no more use: the program that it was made of
-        has to be traced anew.
+        Whether the rewrite succeeded. If not, the graph is unusable, and its program has to be
+            traced again.
     """
     try:
         for node in list(module.graph.nodes):
@@ -127,7 +125,7 @@ def make_functional(module: GraphModule) -> bool:
         _without_updates(module)
         sizes_from_inputs(module)
     except Exception:
-        # torch's tracer raises unrelated types, for ops that need more than a trace of themselves.
+        # torch's tracer raises unrelated types for ops that need more than an isolated trace.
         logger.debug("the graph has to be traced anew", exc_info=True)
         return False
     module.graph.eliminate_dead_code()
@@ -136,10 +134,10 @@ def make_functional(module: GraphModule) -> bool:
 
 
 def _expand(node: Node) -> None:
-    """Write an op that may or may not copy as what it does; leave all other ops as they are.
+    """Expand an op that may or may not copy; keep all other ops.
 
     Raises:
-        _NeedsTraceError: what it does cannot be said of it by itself.
+        _NeedsTraceError: if the op cannot be expanded alone.
     """
     target: Any = node.target
     if getattr(target, "__module__", None) in _OF_SIZES or target in OUT_OF_PLACE:
@@ -155,13 +153,13 @@ def _expand(node: Node) -> None:
 
 
 def _aliased(target: OpOverload) -> list[int]:
-    """The arguments of an op whose memory its result may share."""
+    """Return the indices of an op's arguments whose memory its result may share."""
     schema = target._schema.arguments
     return [place for place, argument in enumerate(schema) if argument.alias_info is not None]
 
 
 def _is_composite(target: OpOverload) -> bool:
-    """Whether an op is written in terms of others, for inference as for training."""
+    """Whether an op is composed of others, for inference and training alike."""
     return bool(
         torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
     )
@@ -188,7 +186,7 @@ def _dropout(node: Node) -> None:
     node.target, node.args = aten.clone.default, node.args[:1]
 
 
-#: Op → what writes it in its own form, known without a trace.
+#: Op → function that rewrites a node to its functional form without a trace.
 _EXPANDED: Mapping[Any, Callable[[Node], None]] = {
     aten.batch_norm.default: _batch_norm,
     aten.dropout.default: _dropout,
@@ -196,7 +194,7 @@ _EXPANDED: Mapping[Any, Callable[[Node], None]] = {
 
 
 def _retraced(node: Node) -> None:
-    """Put what torch makes of one op, called with what it is called with, in its place."""
+    """Replace one op by torch's functional trace of the op on its own arguments."""
     target: Any = node.target
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
@@ -231,10 +229,10 @@ def _retraced(node: Node) -> None:
 
 
 def _without_updates(module: GraphModule) -> None:
-    """Compute anew what was updated in place, and let all that comes after read that.
+    """Replace in-place updates by new values, and redirect later readers.
 
     Raises:
-        _NeedsTraceError: what is updated is seen through something else, too.
+        _NeedsTraceError: if an updated tensor is visible through another one.
     """
     order = {node: place for place, node in enumerate(module.graph.nodes)}
     memory: dict[Node, Node] = {}
@@ -256,7 +254,7 @@ def _without_updates(module: GraphModule) -> None:
 
 
 def _shares_with(node: Node) -> Node | None:
-    """What a node's result may share its memory with."""
+    """Return the node that a node's result may share its memory with."""
     target: Any = node.target
     if target is operator.getitem:
         return node.all_input_nodes[0]
@@ -267,7 +265,7 @@ def _shares_with(node: Node) -> Node | None:
 
 
 def _computed_anew(node: Node, order: dict[Node, int]) -> Node:
-    """Replace one in-place op; what read its operand before goes on reading that."""
+    """Replace one in-place op; earlier readers of its operand keep the old value."""
     updated: Any = node.args[0]
     dtype = updated.meta["val"].dtype
     if any(source.meta["val"].dtype != dtype for source in node.all_input_nodes):

@@ -1,4 +1,4 @@
-"""The ops that the integer kernel of a layer runs, found before a conversion and after it."""
+"""Ops that the integer kernel of a layer runs, matched before and after conversion."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ onednn = torch.ops.onednn
 
 Group = FusionGroup[Node, Node]
 _RELU = aten.relu.default
-#: Activation → (oneDNN's name of it, kernels that take it as a post-op); measured, see
+#: Activation → (oneDNN's name, kernels that take it as a post-op), measured in
 #: tests/adaptors/pytorch/test_pytorch_kernels.py.
 ACTIVATIONS: dict[Any, tuple[str, frozenset[Any]]] = {
     _RELU: ("relu", frozenset({aten.conv1d.default, CONVOLUTION, LINEAR})),
@@ -43,12 +43,12 @@ ACTIVATIONS: dict[Any, tuple[str, frozenset[Any]]] = {
     aten.gelu.default: ("gelu", frozenset({LINEAR})),
     aten.tanh.default: ("tanh", frozenset({LINEAR})),
 }
-#: Kernels whose result is memory of their own, channels last, as a summing kernel overwrites it.
+#: Kernels whose result is channels-last memory of its own, as a summing kernel overwrites it.
 OVERWRITABLE = INTEGER_CONVOLUTIONS | {onednn.qconv2d_pointwise.binary}
 
 
 def only_user(node: Node) -> Node | None:
-    """The one node that reads a node's result; None if several do, or none."""
+    """Return the only node that reads a node's result; None if none or several do."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -58,13 +58,13 @@ def is_node(value: object, *targets: object) -> bool:
 
 
 class _FloatLayers(FusionRules[Node, Node]):
-    """The rules of oneDNN's integer kernels for a layer that is still in float."""
+    """Fusion rules of oneDNN's integer kernels for a layer still in float."""
 
-    #: Layers whose sums may be made of integers.
+    #: Layers whose kernels may also sum.
     summing: tuple[Any, ...] = (CONVOLUTION,)
 
     def residual_sum(self, group: Group) -> Step[Node, Node] | None:
-        """The sum of two different computed tensors of one shape."""
+        """Match a sum of two different computed tensors of equal shape."""
         addition = only_user(group.tail)
         if group.head.target not in self.summing or addition is None:
             return None
@@ -78,7 +78,7 @@ class _FloatLayers(FusionRules[Node, Node]):
         return Step(SUM, (addition,), second if first is group.tail else first)
 
     def activation(self, group: Group) -> Step[Node, Node] | None:
-        """An activation that the layer's kernel has as a post-op; behind a sum, ReLU only."""
+        """Match an activation that the kernel has as a post-op; after a sum, ReLU only."""
         activation = only_user(group.tail)
         if activation is None or activation.target not in ACTIVATIONS:
             return None
@@ -96,15 +96,15 @@ def _takes_activations(layer: object) -> bool:
 
 
 class _IntegerLayers(_FloatLayers):
-    """The rules of these kernels for a layer whose inputs are quantized."""
+    """Fusion rules of oneDNN's integer kernels for a layer with quantized inputs."""
 
     summing = (CONVOLUTION, LINEAR)
 
     def residual_sum(self, group: Group) -> Step[Node, Node] | None:
-        """A convolution adds in place, a dense layer any float32 term.
+        """Match an in-place sum of a convolution, or any float32 sum of a dense layer.
 
-        In place is where the other term and the result both are uint8, or where both are float32
-        and nothing else reads the term.
+        In-place sums require that term and result are both uint8, or that both are float32 and the
+        term has no other reader.
         """
         step = super().residual_sum(group)
         if step is None or step.operand is None:
@@ -122,25 +122,25 @@ class _IntegerLayers(_FloatLayers):
 
 
 def fused_layers(module: GraphModule) -> dict[str, str]:
-    """Op → the layer whose integer kernel can also do it: residual sum, then activation."""
+    """Return op → layer whose integer kernel can run it: residual sum, then activation."""
     layers = [node for node in op_nodes(module).values() if has_integer_kernel(module, node)]
     heads = fused_into(find_fusion_groups(layers, _FloatLayers()).values())
     return {op.meta[OP_NAME]: head.meta[OP_NAME] for op, head in heads.items()}
 
 
 def match(layer: Node) -> Group:
-    """The group of ops that the kernel of a layer with quantized inputs runs."""
+    """Return the group of ops that the kernel of a layer with quantized inputs runs."""
     return find_fusion_groups([layer], _IntegerLayers())[layer]
 
 
 def quantizer(tail: Node) -> Node | None:
-    """The quantize op that alone reads a node's result."""
+    """Return the quantize op that is the only reader of a node's result."""
     user = only_user(tail)
     return user if is_node(user, ops.quantize) else None
 
 
 def _is_own_float(summand: Node) -> bool:
-    """Whether a float term is fresh memory, channels last, that only the addition reads."""
+    """Whether a float term is fresh channels-last memory that only the addition reads."""
     readers = [user for user in summand.users if not _reads_integers(user, summand)]
     if len(readers) > 1:
         return False
@@ -150,7 +150,7 @@ def _is_own_float(summand: Node) -> bool:
 
 
 def _reads_integers(layer: Node, source: Node) -> bool:
-    """Whether a layer will read the integers that `source` is made of, not its floats."""
+    """Whether a layer will read `source` before dequantization, as integers."""
     return (
         layer.target in INTEGER_LAYERS
         and layer.args[0] is source

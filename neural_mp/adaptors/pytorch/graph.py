@@ -1,4 +1,4 @@
-"""The neutral graph of prepared modules, with the fusion groups that integer kernels run as one."""
+"""Framework-independent graph of canonicalized modules, with fusion groups of integer kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from neural_mp.core.precision import Precision
 
 
 def build_graph(model: TorchModel) -> OpGraph:
-    """Ops, edges and fusion groups of the prepared parts of a model, side by side."""
+    """Build the graph of ops, edges and fusion groups from all parts of a model."""
     ops: list[Op] = []
     inputs: list[str] = []
     outputs: list[str] = []
@@ -57,14 +57,14 @@ def build_graph(model: TorchModel) -> OpGraph:
 
 
 def _source_precision(node: Node) -> Precision:
-    """Precision of the first floating-point tensor that a node reads, else of its result."""
+    """Return the precision of the first float tensor that a node reads, else of its result."""
     values = (each.meta.get("val") for each in (*node.all_input_nodes, node))
     dtypes = (leaf.dtype for leaf in pytree.tree_leaves(tuple(values)) if is_float(leaf))
     return PRECISIONS.get(next(dtypes, None), Precision.FP32)
 
 
 def _sources(node: Node) -> tuple[str, ...]:
-    """The ops and graph inputs that a node reads; of a converted graph, past its conversions."""
+    """Return the ops and graph inputs that a node reads, skipping conversions."""
     found: dict[str, None] = {}
     for source in node.all_input_nodes:
         if source.op == "get_attr" or not has_tensors(source):

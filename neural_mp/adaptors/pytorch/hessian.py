@@ -1,4 +1,4 @@
-"""Gradients of captured graphs by the weights of their layers."""
+"""Hessian traces of captured graphs with respect to layer weights."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
 def hessian_traces(
     model: TorchModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, float]:
-    """Op → trace of the Hessian by its weight."""
+    """Return op → trace of the Hessian with respect to its weight."""
     leaves: dict[Node, torch.Tensor] = {}
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
-        """Runs a node, with weights as leaves."""
-        # For the user's code behind this graph as well; whoever calls it all switches it off.
+        """Run a node, with weights as leaves."""
+        # Stays on for user code after this graph, until the caller's `no_grad` exits.
         torch.set_grad_enabled(True)
         result = run()
         if node.op != "get_attr" or not is_float(result):
             return result
-        # One leaf for all the times that a module is called.
+        # One leaf for all calls of a module.
         if node not in leaves:
             leaves[node] = result.detach().clone().requires_grad_()
         return leaves[node]

@@ -1,4 +1,4 @@
-"""How oneDNN's integer kernels multiply bytes in the PyTorch that is installed."""
+"""INT8 accumulation of oneDNN's integer kernels in the installed PyTorch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from neural_mp.adaptors.common.runtime_probe import version_of
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
 
-#: Raised when what is tried, or how, changes.
+#: Increment when cases or method change.
 _VERSION = 2
-#: Kind of kernel and a word → what is tried.
+#: Kind and variant of a kernel → case to try.
 CASES: Mapping[str, Case] = {
     **COMMON_CASES,
     f"{KernelKind.CONVOLUTION} of one channel": Convolution(1, 16, window=5),
@@ -31,6 +31,6 @@ CASES: Mapping[str, Case] = {
 
 
 def int8_accumulation(hardware: Hardware) -> Products:
-    """How each kind of kernel multiplies on the machine that is converted for."""
+    """Return the accumulation of each kind of kernel on the target machine."""
     module, version = "neural_mp.adaptors.pytorch.int8_accumulation_probe", version_of("torch")
     return tried_products(hardware, module, f"{_VERSION} {version}", CASES)

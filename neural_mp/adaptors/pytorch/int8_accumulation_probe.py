@@ -1,4 +1,4 @@
-"""Run in a child process: integer kernels with the largest bytes, against whole numbers."""
+"""Run in a child process: integer kernels at extreme values, compared with exact integers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTHING_BEHIND: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
 
 
 def _multiply(case: Case, x: Array, weight: Array) -> Array:
-    """The sums of products of a kernel, all steps being 1."""
+    """Return a kernel's accumulated products, with all scales set to 1."""
     stored, integers = torch.from_numpy(x), torch.from_numpy(weight)
     scales, zeros = torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.long)
     if isinstance(case, Convolution):

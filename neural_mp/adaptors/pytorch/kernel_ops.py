@@ -1,4 +1,4 @@
-"""What the lowered graph calls besides oneDNN's own integer kernels."""
+"""Ops of the lowered graph besides oneDNN's own integer kernels."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from neural_mp.adaptors.pytorch import qdq_ops as ops
 
 aten = torch.ops.aten
 
-#: Up to so many rows the kernel that reads int8 weights beats a product with weights made float.
+#: Maximum number of rows for which the int8-weight kernel beats a float product.
 _FEW_ROWS = 16
-#: That kernel reads its weights in blocks of so many and past their end where that does not divide.
+#: Block size of that kernel; it reads past the end of weights that are not a multiple.
 _BLOCK = 32
 
 
 def quantize_uint8(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:
-    """`ops.quantize`, with its offset, zero point + ½, as a tensor made once."""
+    """Compute `ops.quantize` with a precomputed tensor `offset`: zero point + ½."""
     return torch.add(offset, x.float(), alpha=inverse_scale).clamp_(0, 255).to(torch.uint8)
 
 
 def dequantize_uint8(
     q: torch.Tensor, scale: float, zero_point: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """`ops.dequantize`, with its zero point as a float tensor, which also converts."""
+    """Compute `ops.dequantize` with the zero point as a float tensor, which also converts."""
     return torch.sub(q, zero_point).mul_(scale).to(dtype)
 
 
@@ -35,10 +35,10 @@ def max_pool2d_uint8(
     dilation: list[int] | None = None,
     ceil_mode: bool = False,
 ) -> torch.Tensor:
-    """Max pooling of uint8 images [batch, channels, height, width], or of one without a batch.
+    """Max-pool uint8 images [batch, channels, height, width], or one image without a batch.
 
-    One axis after the other, as the largest of slices: torch has no channels-last max pooling for
-    uint8, and going by way of int16 takes up to twice as long.
+    Pools one axis after the other, as a maximum of slices: torch has no channels-last uint8 max
+    pooling, and a detour through int16 costs up to twice as long.
     """
     if ceil_mode:
         pooled = aten.max_pool2d.default(
@@ -59,7 +59,7 @@ def _axis(values: list[int], axis: int) -> int:
 def _largest(
     x: torch.Tensor, axis: int, window: int, step: int, sides: int, gap: int
 ) -> torch.Tensor:
-    """Max pooling along -2 or -1; no uint8 value is below the zero it is padded with."""
+    """Max-pool along axis -2 or -1; zero padding never exceeds a uint8 value."""
     if sides:
         x = F.pad(x, (0, 0, sides, sides) if axis == -2 else (sides, sides))
     count = (x.shape[axis] - gap * (window - 1) - 1) // step + 1
@@ -77,10 +77,10 @@ def _largest(
 def weight_only_linear(
     x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """A dense layer with int8 weights [outputs, inputs] and one scale an output.
+    """Run a dense layer with int8 weights [outputs, inputs] and one scale per output.
 
-    Few rows, as when a text is generated word by word, are bound by reading the weights: there
-    they are read as int8, with `x` rounded to bfloat16.
+    For few rows, as in token-by-token generation, reading weights dominates: weights are then read
+    as int8, and `x` is rounded to bfloat16.
     """
     features = x.shape[-1]
     if features % _BLOCK or x.numel() > _FEW_ROWS * features or not x.numel():
@@ -94,5 +94,5 @@ def weight_only_linear(
 def weight_only_embedding(
     q: torch.Tensor, scales: torch.Tensor, indices: torch.Tensor
 ) -> torch.Tensor:
-    """Rows of an int8 table [rows, features] with one scale a row, as float32."""
+    """Return rows of an int8 table [rows, features], one scale per row, as float32."""
     return q[indices].float() * scales[indices].unsqueeze(-1)

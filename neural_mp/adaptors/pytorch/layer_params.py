@@ -1,4 +1,4 @@
-"""The constants of layers, to be scaled channel by channel."""
+"""Weights and biases of layers, for scaling per channel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAYER_NORM = torch.ops.aten.layer_norm.default
 
 
 def layers(model: TorchModel) -> dict[str, LayerParams]:
-    """Op → its constants."""
+    """Return op → its weight and bias."""
     return {
         name: layer
         for part in model.parts.values()
@@ -42,13 +42,13 @@ def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
     if known:
         axes = CONVOLUTIONS.get(node.target, 0)
         groups = geometry(node)[3] if axes else 1
-        # Pooling is over two axes here, of which a convolution over one leaves the first.
+        # Pooling is assumed over two axes; a 1-D convolution leaves the first unpooled.
         return LayerParams(name, read, 0, 1, groups, axis=-1 - axes, pooled=axes > 1)
     return LayerParams(name, read) if len(said["normalized_shape"]) == 1 else None
 
 
 def with_layers(model: TorchModel, changes: Mapping[str, LayerRescale]) -> TorchModel:
-    """The model with other constants in some of its layers."""
+    """Return the model with changed weights and biases in some layers."""
 
     def change(module: GraphModule) -> None:
         for name, node in op_nodes(module).items():

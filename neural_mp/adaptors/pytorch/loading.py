@@ -1,4 +1,4 @@
-"""From what a user hands over to a captured, prepared model."""
+"""Loading of user models: captured, canonicalized graphs."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obst
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
-#: Why an op that runs graphs of its own has no kernel in lower precision.
+#: Reason why an op that runs nested graphs stays in FP32.
 RUNS_BODIES = "it runs graphs of its own, which stay as they are"
 
 
 def runs_bodies(node: Node) -> bool:
-    """Whether an op runs graphs of its own."""
+    """Whether an op runs nested graphs."""
     return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def left_in_bodies(module: GraphModule) -> list[str]:
-    """A sentence for every op whose bodies hold layers."""
+    """Return a warning for every op whose nested graphs hold layers."""
     said: list[str] = []
     for node in module.graph.nodes:
         if runs_bodies(node):
@@ -72,7 +72,7 @@ def _is_heavy(node: Node) -> bool:
 
 
 def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
-    """The nodes of the bodies that an op runs, and of those in them."""
+    """Yield the nodes of the graphs that an op runs, nested ones included."""
     for source in node.all_input_nodes:
         body = attribute(module, str(source.target)) if source.op == "get_attr" else None
         if isinstance(body, GraphModule):
@@ -83,12 +83,12 @@ def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
 
 
 def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
-    """Capture a module, or take in an exported program or its file.
+    """Capture a module, or load an exported program or its file.
 
     Args:
         source: `nn.Module`, `ExportedProgram` or a path.
-        wanted: the parameters the data goes to, and the inputs of one batch.
-        how: whether modules are captured one by one.
+        wanted: names of the parameters that the data goes to, and the inputs of one batch.
+        how: whether to capture the whole model or its modules.
     """
     if isinstance(source, str | Path):
         path, source = Path(source), sources.read(Path(source))
@@ -116,7 +116,7 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
 def _example_call(
     source: nn.Module, convention: CallSignature, example: object
 ) -> tuple[CallArgs, tuple[str, ...]]:
-    """What the model is captured with, and a warning where that had to be inferred."""
+    """Return the call to capture with, and a warning if its inputs were inferred."""
     if example is not None:
         return convention.call(example), ()
     call = capture.guess_call(source)
@@ -149,9 +149,9 @@ def _in_modules(source: nn.Module, call: CallArgs, convention: CallSignature) ->
 
 
 def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
-    """A captured graph, rewritten in place, and what to say of it.
+    """Canonicalize a captured graph in place; return the graph and warnings.
 
-    That is every update of its own state that it loses, and what stays in FP32 in any case.
+    Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
     """
     said = list(drop_updates(module))
     prepared = prepare(module, path)
@@ -188,7 +188,7 @@ def _assemble(
     alone = resized(call, 1)
     got = result_of(module, alone)
     small = resized(call, 2) if call.batch_size is not None else call
-    # What runs for one sample and is no graph of one size runs for two.
+    # A graph that fails for one sample may still run for two.
     if not fixed and (got is not None or result_of(module, small) is not None):
         call = small
     if original is not None:

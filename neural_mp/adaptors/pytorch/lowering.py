@@ -1,4 +1,4 @@
-"""From quantize/dequantize pairs to oneDNN's integer kernels, run eagerly, no compiler."""
+"""Lowering of quantize/dequantize pairs to oneDNN's integer kernels, run without a compiler."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ from neural_mp.adaptors.pytorch.versions import integer_convolution
 aten = torch.ops.aten
 onednn = torch.ops.onednn
 
-#: Float dtypes the kernels can write directly.
+#: Float dtypes that the kernels can write directly.
 _FLOAT_OUTPUTS = {
     **dict.fromkeys(CONVOLUTIONS, (torch.float32, torch.bfloat16)),
     LINEAR: (torch.float32, torch.bfloat16, torch.float16),
 }
-#: Scale, zero point and dtype of what a kernel writes.
+#: Scale, zero point and dtype of a kernel's output.
 _Behind = tuple[float, int, torch.dtype]
 
 
 def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
-    """A model with every graph rewritten in its portable form; the model given is untouched."""
+    """Return the model with the portable form of every graph rewritten; keep the original."""
     parts = {}
     for path, part in model.parts.items():
         portable = shallow_copy(part.portable)
@@ -72,10 +72,10 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
 
 
 def runnable_form(portable: GraphModule) -> GraphModule:
-    """The integer kernels of a graph of the portable form, as a module of its own."""
+    """Lower a portable graph to integer kernels, as a separate module."""
     module = shallow_copy(portable)
     with torch.no_grad():
-        # Ops that move values first: what they return may be a view, which summing must know.
+        # Ops that move values first: their results may be views, which a sum must not overwrite.
         for node in list(module.graph.nodes):
             if quantize_agnostic(node):
                 _run_on_integers(module, node)
@@ -106,7 +106,7 @@ def _lower_layer(module: GraphModule, layer: Node) -> None:
 def _call_instead(
     layer: Node, kernel: Callable[..., torch.Tensor], values: tuple[Any, ...]
 ) -> None:
-    """Call a function of ours instead of a layer."""
+    """Call `kernel` instead of a layer."""
     with layer.graph.inserting_before(layer):
         result = layer.graph.call_function(kernel, values)
     result.meta = dict(layer.meta)
@@ -114,7 +114,7 @@ def _call_instead(
 
 
 def _replace(module: GraphModule, group: Group) -> None:
-    """Call an integer kernel instead of a layer and all that the kernel takes in."""
+    """Call an integer kernel instead of a layer and the ops fused into it."""
     layer, replaced = group.head, quantizer(group.tail)
     if replaced is not None:
         behind: _Behind = (replaced.args[1], replaced.args[2], torch.uint8)
@@ -139,19 +139,19 @@ def _replace(module: GraphModule, group: Group) -> None:
 
 
 def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, tuple[Any, ...]]:
-    """The integer kernel of a layer and what it is called with.
+    """Return the integer kernel of a layer and its arguments.
 
     Args:
-        group: what the kernel does.
+        group: ops that the kernel runs.
         before: integers, scale and zero point of the input, then those of the weight.
-        behind: how the result is stored.
+        behind: scale, zero point and dtype of the result.
     """
     layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation)
     bias = _bias(layer)
     if layer.target is LINEAR:
         product = onednn.qlinear_pointwise
         if summed is not None:
-            # The kernel reads a summand as if it lay in one piece, whatever its strides are.
+            # The kernel ignores the strides of the summand, so make it contiguous.
             summand = layer.graph.call_function(aten.contiguous.default, (summed.operand,))
             added = (summand, bias, *behind, 1.0, 0, "add", 1.0)
             return product.binary, (*before, *added, *post_op)
@@ -176,8 +176,8 @@ def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, 
 def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
     """Whether a summing kernel may write its result over its summand.
 
-    Only where the summand is another kernel's own result, nothing else reads it, or a view of it,
-    later, and the kernel does not read it as its input too.
+    Requires that the summand is another kernel's own result, has no later readers, directly or
+    through a view, and is not also the kernel's input.
     """
     if summand.target not in OVERWRITABLE or summand is reads:
         return False
@@ -192,7 +192,7 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
 
 
 def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node, Node]:
-    """The packed weight, its scales and its zero points (all zero), as nodes of the graph."""
+    """Return the packed weight, its scales and its zero points (all zero) as graph nodes."""
     integers_node, scales_node = layer.args[1].args
     integers = attribute(module, integers_node.target)
     scales = attribute(module, scales_node.target)
@@ -216,7 +216,7 @@ def _bias(layer: Node) -> Node | None:
 
 
 def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str]:
-    """OneDNN's name of an activation, its scalars and its algorithm."""
+    """Return oneDNN's name of an activation, its scalars and its algorithm."""
     if activation is None:
         return "none", [], ""
     said = arguments(activation.ops[0])
@@ -225,7 +225,7 @@ def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str
 
 
 def _run_on_integers(module: GraphModule, node: Node) -> None:
-    """Let an op that only moves values read and write integers, where both sides are quantized."""
+    """Run a value-moving op on integers if its inputs and output share quantization parameters."""
     behind = quantizer(node)
     sources = node.args[0] if node.target is CONCATENATION else [node.args[0]]
     if behind is None or not all(is_node(source, ops.dequantize) for source in sources):
@@ -250,7 +250,7 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
 
 
 def _call_conversion(module: GraphModule, node: Node) -> None:
-    """Let a conversion that is left read its zero point from a tensor made once."""
+    """Make a remaining conversion read its zero point from a precomputed tensor."""
 
     def stored(value: float) -> Node:
         return add_constant(module, f"{node.name}_offset", torch.tensor(value), node)

@@ -1,4 +1,4 @@
-"""A PyTorch model as the adaptor holds it."""
+"""Captured PyTorch models, as used by the adaptor."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, watch_sizes
 
 T = TypeVar("T")
 
-#: Key of `Node.meta` under which the op's name is kept.
+#: Key of `Node.meta` for the op's name.
 OP_NAME = "neural_mp_op"
-#: Ops that a conversion inserts → the kind of conversion.
+#: Ops inserted by a conversion → kind of conversion.
 CONVERSIONS = {
     kernel_ops.quantize_uint8: "quantize",
     qdq_ops.quantize_dynamic: "quantize",
     kernel_ops.dequantize_uint8: "dequantize",
     torch.ops.aten._to_copy.default: "cast",
 }
-#: Key of `Node.meta` under which the name of a graph input is kept, where it is not the node's.
+#: Key of `Node.meta` for the name of a graph input that differs from the node's name.
 INPUT_NAME = "neural_mp_input"
-#: Key of `Node.meta` under which a kernel's node keeps the op whose result it has, and how that is
-#: stored in uint8, if it is.
+#: Key of `Node.meta` of a kernel: the op whose result the kernel computes, and the quantization
+#: parameters if the result is uint8.
 RESULT = "neural_mp_result"
-#: The path of the part that is the whole model.
+#: Path of the part that is the whole model.
 WHOLE = ""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A captured graph: of a whole model, or of one of its modules.
+    """Captured graph of a whole model or of one of its modules.
 
     Attributes:
-        portable: the graph in the form that is saved: float ops, casts, quantize/dequantize pairs.
-        runnable: the graph that is run: `portable` itself, or its integer kernels.
+        portable: graph in the saved form: float ops, casts, quantize/dequantize pairs.
+        runnable: graph that runs: `portable` itself, or its integer kernels.
         example: inputs the graph was captured with.
     """
 
@@ -60,12 +60,12 @@ class TorchModel:
     """A captured model.
 
     Attributes:
-        parts: path of a module → its graph; `WHOLE` alone where the whole model is one graph.
-        example: inputs the model is called with.
-        convention: how it is called.
-        shell: the user's module whose own code calls the parts; None where the whole is one graph.
-        original: the user's own module; None for a model that was converted or loaded.
-        warnings: what the user should know about the capture.
+        parts: path of a module → its graph; only `WHOLE` if the whole model is one graph.
+        example: example inputs of the model.
+        convention: call signature of the model.
+        shell: user's module whose code calls the parts; None if the whole model is one graph.
+        original: the user's own module; None for a converted or restored model.
+        warnings: capture warnings for the user.
     """
 
     parts: Mapping[str, Part]
@@ -77,29 +77,29 @@ class TorchModel:
 
     @property
     def portable(self) -> GraphModule:
-        """The graph of the whole model in the form that is saved."""
+        """Graph of the whole model in the saved form."""
         return self.parts[WHOLE].portable
 
     @property
     def runnable(self) -> GraphModule:
-        """The graph of the whole model that is run."""
+        """Graph of the whole model that runs."""
         return self.parts[WHOLE].runnable
 
     def call(self, inputs: object) -> CallArgs:
-        """How the model is called with the inputs of one batch: as it was captured.
+        """Return the call for the inputs of one batch, arranged as at capture.
 
         Raises:
-            DataError: the inputs hold something that is no number, or are not those it takes.
+            DataError: if a value is not numeric, or the inputs do not fit the model.
         """
         return self.convention.call(inputs, like=self.example)
 
     @cached_property
     def module(self) -> nn.Module:
-        """What is run: the graph, or the user's code that calls the graphs of its modules."""
+        """The module that runs: the graph, or the user's code with graphs of its modules."""
         return self.built(lambda part: part.runnable)
 
     def once(self, make: Callable[[TorchModel], T]) -> T:
-        """What a function makes of the model; later calls give back the same."""
+        """Return `make(self)`, cached for later calls."""
         if make not in self._made:
             self._made[make] = make(self)
         made: T = self._made[make]
@@ -111,34 +111,34 @@ class TorchModel:
 
     @property
     def counts(self) -> ConversionCounts:
-        """The conversions that were put in."""
+        """Numbers of conversions inserted into the runnable graphs."""
         nodes = (node for part in self.parts.values() for node in part.runnable.graph.nodes)
-        # A cast of the user's own bears a name; ours do not.
+        # Casts by the user have an op name; inserted casts have none.
         ours = [CONVERSIONS.get(node.target) for node in nodes if OP_NAME not in node.meta]
         return ConversionCounts(*map(ours.count, ("cast", "quantize", "dequantize")))
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The parameters and buffers of the portable form, by name."""
+        """Parameters and buffers of the portable form, by name."""
         module = self.built(lambda part: part.portable)
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def built(self, form: Callable[[Part], nn.Module]) -> nn.Module:
-        """The model with this form of every part."""
+        """Assemble the model from `form` of every part."""
         return assembled(self.shell, {path: form(part) for path, part in self.parts.items()})
 
 
 def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:
-    """The user's code with these modules in place of its own; weights of the rest are shared.
+    """Return the user's module with some modules replaced; other weights stay shared.
 
     Args:
-        shell: the user's module; None where the only part is the whole.
-        parts: path of a module → what is called instead.
+        shell: the user's module; None if the only part is the whole model.
+        parts: path of a module → its replacement.
     """
     if shell is None:
         (whole,) = parts.values()
         return whole
-    # What stands in the memo is not copied but taken from there.
+    # deepcopy takes objects in the memo as they are instead of copying them.
     memo: dict[int, Any] = {id(weight): weight for weight in shell.parameters()}
     memo.update({id(value): value.detach() for value in _tensors_of(shell)})
     memo.update({id(shell.get_submodule(path)): part for path, part in parts.items()})
@@ -146,13 +146,13 @@ def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Mod
 
 
 def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Tensors kept as plain attributes, such as a loss of the last step: with their history."""
+    """Yield tensors in plain attributes, e.g. a stored loss, which hold an autograd graph."""
     for part in module.modules():
         yield from (value for value in vars(part).values() if isinstance(value, torch.Tensor))
 
 
 def attribute(module: GraphModule, target: str) -> Any:
-    """The parameter, buffer or constant that a `get_attr` node names."""
+    """Return the parameter, buffer or constant named by a `get_attr` node."""
     found: Any = module
     for part in target.split("."):
         found = getattr(found, part)
@@ -160,7 +160,7 @@ def attribute(module: GraphModule, target: str) -> Any:
 
 
 def constant(module: GraphModule, node: object) -> torch.Tensor | None:
-    """The tensor of a `get_attr` node; None for any other node or value."""
+    """Return the tensor of a `get_attr` node; None for any other node or value."""
     if isinstance(node, Node) and node.op == "get_attr":
         value = attribute(module, str(node.target))
         return value.detach() if isinstance(value, torch.Tensor) else None
@@ -168,7 +168,7 @@ def constant(module: GraphModule, node: object) -> torch.Tensor | None:
 
 
 def constants_of(module: GraphModule, node: Node) -> Iterator[torch.Tensor]:
-    """The constants that a node reads."""
+    """Yield the constants that a node reads."""
     for source in node.all_input_nodes:
         value = constant(module, source)
         if value is not None:
@@ -176,12 +176,12 @@ def constants_of(module: GraphModule, node: Node) -> Iterator[torch.Tensor]:
 
 
 def op_nodes(module: GraphModule) -> dict[str, Node]:
-    """Op name → node, in the graph's order."""
+    """Return op name → node, in graph order."""
     return {n.meta[OP_NAME]: n for n in module.graph.nodes if OP_NAME in n.meta}
 
 
 def op_type(node: Node) -> str:
-    """The op's type as users know it: `conv2d`, `relu`, `add`."""
+    """Return the user-visible type of an op: `conv2d`, `relu`, `add`."""
     target: Any = node.target
     if hasattr(target, "_schema"):
         return str(target._schema.name).split("::")[-1]
@@ -189,12 +189,12 @@ def op_type(node: Node) -> str:
 
 
 def tensor_name(node: Node) -> str:
-    """The name of a node's result: the op's name, or that of the graph input."""
+    """Return the name of a node's result: the op's name or the graph input's."""
     return str(node.meta.get(OP_NAME) or node.meta.get(INPUT_NAME, node.name))
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """All that an op is called with, by the names of its schema, defaults included."""
+    """Return all arguments of an op by schema name, defaults included."""
     target: Any = node.target
     schema = target._schema.arguments
     given = {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
@@ -203,39 +203,39 @@ def arguments(node: Node) -> dict[str, Any]:
 
 
 def set_arguments(node: Node, **changes: object) -> None:
-    """Let an op that takes all of its arguments by position be called with others."""
+    """Change arguments of an op whose schema has no keyword-only arguments."""
     node.args = tuple({**arguments(node), **changes}.values())
     node.kwargs = {}
 
 
 def sizes_of_result(node: Node) -> tuple[Any, ...]:
-    """The sizes of a node's result, to compare: numbers, and expressions where they are free."""
-    # Not as text: to write an expression takes longer than to make it.
+    """Return the sizes of a node's result for comparison: numbers, or symbolic expressions."""
+    # Not as text: printing an expression costs more than building one.
     sizes = node.meta["val"].shape
     return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
 
 
 def likely_size(size: int | torch.SymInt) -> int:
-    """A size; for one that is free, what it was when the graph was captured."""
+    """Return a size; for a dynamic size, its value at capture."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 1
     return int(size)
 
 
 def is_float(value: object) -> bool:
-    """Whether a value is a tensor of floating-point numbers."""
+    """Whether a value is a floating-point tensor."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def has_tensors(node: Node) -> bool:
-    """Whether a node's result is, or holds, a tensor."""
+    """Whether a node's result is or contains a tensor."""
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else (value,)
     return any(isinstance(v, torch.Tensor) for v in values)
 
 
 def add_constant(module: GraphModule, name: str, value: torch.Tensor, before: Node) -> Node:
-    """Register a buffer, with a number behind its name, and read it right before a node."""
+    """Register a buffer under a numbered name, and read the buffer right before a node."""
     number = 0
     while hasattr(module, f"{name}_{number}"):
         number += 1
@@ -244,7 +244,7 @@ def add_constant(module: GraphModule, name: str, value: torch.Tensor, before: No
 
 
 def put_constant(module: GraphModule, layer: Node, word: str, values: NDArray[Any]) -> None:
-    """Let a layer read an array as its `weight` or `bias`, in the dtype that its weight has."""
+    """Replace a layer's `weight` or `bias` by an array, in the dtype of its weight."""
     weight = constant(module, arguments(layer)["weight"])
     assert weight is not None
     stored = torch.from_numpy(values).to(weight.dtype)
@@ -261,7 +261,7 @@ def read_constant(module: GraphModule, target: str, before: Node) -> Node:
 
 
 def shallow_copy(module: GraphModule) -> GraphModule:
-    """A graph that can be rewritten while the weights stay shared with `module`."""
+    """Copy a graph for rewriting; the weights stay shared with `module`."""
     graph = torch.fx.Graph()
     copied: dict[Node, Node] = {}
     output = graph.graph_copy(module.graph, copied)
@@ -273,7 +273,7 @@ def shallow_copy(module: GraphModule) -> GraphModule:
 
 
 def finish(module: GraphModule) -> GraphModule:
-    """Drop what nothing reads any more, parameters included, and check the graph."""
+    """Remove unused nodes, parameters and submodules, then check the graph."""
     module.graph.eliminate_dead_code()
     used = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
     for name, _ in [*module.named_parameters(), *module.named_buffers()]:
@@ -289,7 +289,7 @@ def finish(module: GraphModule) -> GraphModule:
 
 
 def fingerprint(model: TorchModel) -> str:
-    """The digest of every op with its options, in order, and of every weight and constant."""
+    """Return the digest of all ops with their options, in order, and all weights and constants."""
     digest = hashlib.sha256()
     for part in model.parts.values():
         _feed_graph(digest, part.portable)
@@ -305,7 +305,7 @@ def _feed_graph(digest: hashlib._Hash, module: GraphModule) -> None:
         digest.update(f"{node.op} {node.target} {node.name} {given};".encode())
         if node.op != "get_attr":
             continue
-        # Constants of the code are no buffers; branches are graphs themselves.
+        # Constants in code are not buffers, and branches are graphs.
         value = attrgetter(node.target)(module)
         if isinstance(value, GraphModule):
             _feed_graph(digest, value)

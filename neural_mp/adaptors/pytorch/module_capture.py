@@ -1,8 +1,8 @@
-"""Models in parts: the graphs of single modules, and the user's own code that calls them.
+"""Capture of a model in parts: graphs of single modules, called by the user's own code.
 
-A model whose graph can be captured has one part, the whole. One that cannot, say because it
-branches on a tensor's value, is taken apart into the largest modules that can; its own code, the
-shell, goes on calling what then stands in their place.
+A model whose graph can be captured has one part, the whole model. Any other model, e.g. with a
+branch on a tensor's value, is split into the largest modules that can be captured; the model's own
+code, the shell, calls their replacements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from neural_mp.errors import CaptureError, DataError, NeuralMPError
 
 logger = logging.getLogger(__name__)
 
-#: Modules worth a part: those with something to convert.
+#: Layer types that make a module worth capturing.
 _LAYERS = (
     nn.Conv1d,
     nn.Conv2d,
@@ -39,12 +39,12 @@ _LAYERS = (
 )
 
 
-#: A node, and a function that runs it → the result that other nodes read.
+#: Called with a node and a function that runs the node; returns the result for other nodes.
 Visit = Callable[[Node, Callable[[], Any]], Any]
 
 
 class _Visited(Interpreter):
-    """Runs a graph node by node, and lets every node be visited as it runs."""
+    """Interpreter that calls `visit` for every node."""
 
     def __init__(self, module: GraphModule, visit: Visit) -> None:
         super().__init__(module)
@@ -55,7 +55,7 @@ class _Visited(Interpreter):
 
 
 class _Interpreted(nn.Module):
-    """A graph that is called like the module it came from and run by an interpreter."""
+    """A graph called like the module it was captured from, but run by an interpreter."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         super().__init__()
@@ -69,12 +69,12 @@ class _Interpreted(nn.Module):
 
 
 def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[CallArgs], Any]:
-    """A model as a function of its call, run node by node.
+    """Return the model as a function of its call, run node by node.
 
     Args:
         model: the model.
-        visit: is called with every node and a function that runs it, and gives the node's result.
-        portable: whether the graphs of the portable form are run, not the runnable ones.
+        visit: called with every node and a function that runs the node; returns its result.
+        portable: whether to run the portable graphs instead of the runnable ones.
     """
 
     def form(part: Part) -> nn.Module:
@@ -85,13 +85,13 @@ def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable
 
 
 def run_call(model: TorchModel, module: nn.Module, call: CallArgs) -> Any:
-    """Run one of a model's forms.
+    """Run `module`, a form of a model.
 
     Raises:
-        DataError: the inputs are others, or have other sizes, than the model was captured for.
+        DataError: if inputs or their sizes differ from those that the model was captured for.
     """
     if model.shell is not None:
-        call = call.copied()  # the user's code may write to its inputs
+        call = call.copied()  # user code may write to its inputs
     else:
         model.convention.check(call, model.example)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def run_call(model: TorchModel, module: nn.Module, call: CallArgs) -> Any:
 
 
 def _said_by_original(model: TorchModel, call: CallArgs) -> str:
-    """Whether the user's own module runs on inputs that its graph refuses, in words."""
+    """Return a note on whether the user's own module runs on inputs that its graph rejects."""
     if model.original is None:
         return ""
     with capture.inference_mode(model.original):
@@ -118,28 +118,28 @@ def _said_by_original(model: TorchModel, call: CallArgs) -> str:
 
 @dataclass
 class _Seen:
-    """How a module was called while its model ran once."""
+    """Call of a module recorded while its model ran; `alike` if all its calls match."""
 
     call: CallArgs
     alike: bool = True
 
 
 def private(module: nn.Module) -> nn.Module:
-    """A copy of a user's module to call from now on: its weights are shared, its state is not."""
+    """Copy a user's module for running: weights are shared, other state is not."""
     return assembled(module, {}).eval()
 
 
 def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
-    """The largest modules of a model whose graphs can be captured, by path.
+    """Capture the largest modules of a model that can be captured, by path.
 
-    Modules that do not run on this call are left as they are.
+    Modules that do not run in this call are left unchanged.
 
     Args:
-        shell: the model, for us to run.
-        call: what it is called with.
+        shell: a private copy of the model.
+        call: arguments of the model.
 
     Raises:
-        CaptureError: there is none.
+        CaptureError: if no module can be captured.
     """
     taker = _Taker(shell, call, _watch(shell, call))
     taker.descend(shell, "")
@@ -174,14 +174,14 @@ def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _Seen]:
 
 
 def _form(call: CallArgs) -> Any:
-    """What must not change from call to call of one graph: all but the sizes of tensors."""
+    """Return all properties of a call that a graph fixes: everything but tensor sizes."""
     leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
     kinds = [(x.dtype, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
     return kinds, structure
 
 
 def _is_packed(call: CallArgs) -> bool:
-    """Whether a call holds sequences packed by length: torch.export would fix all lengths."""
+    """Whether a call holds a `PackedSequence`: torch.export would fix all lengths."""
     given = (call.args, dict(call.kwargs))
     leaves = pytree.tree_leaves(given, is_leaf=lambda value: isinstance(value, PackedSequence))
     return any(isinstance(leaf, PackedSequence) for leaf in leaves)
@@ -189,7 +189,7 @@ def _is_packed(call: CallArgs) -> bool:
 
 @dataclass
 class _Taker:
-    """Takes a model apart."""
+    """Recursive capture of the modules of a model."""
 
     shell: nn.Module
     call: CallArgs
@@ -198,7 +198,7 @@ class _Taker:
     known: set[nn.Module] = field(default_factory=set)
 
     def descend(self, module: nn.Module, path: str) -> None:
-        """Take the parts of a module: each child whole if it can be, else the parts of that."""
+        """Capture each child module whole if possible, else descend into its children."""
         for name, child in module.named_children():
             if child in self.known or not any(isinstance(m, _LAYERS) for m in child.modules()):
                 continue
@@ -211,7 +211,7 @@ class _Taker:
                 self.found[place] = captured
 
     def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, CallArgs] | None:
-        """The graph of one module, if it has one and the model runs with it in its place."""
+        """Return the graph of one module, if the model runs with the graph in its place."""
         seen = self.seen.get(child)
         if seen is None or not seen.alike or _is_packed(seen.call):
             return None
@@ -220,7 +220,7 @@ class _Taker:
             stand_in = assembled(self.shell, {path: _Interpreted(Interpreter(graph))})
             capture.run_once(stand_in, self.call)
         except NeuralMPError:
-            # Its own code may do more with a module than to call it: go through its layers, say.
+            # The user's code may do more than call the module, e.g. iterate over its layers.
             logger.debug("%s cannot be a part", path, exc_info=True)
             return None
         return graph, seen.call

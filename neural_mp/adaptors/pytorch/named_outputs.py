@@ -1,8 +1,8 @@
-"""Outputs under names, in files that need no class of another package to be read.
+"""Named outputs in files that need no class of another package.
 
-Models of `transformers` return objects of their own classes. A file that names such a class can be
-read only where that class was imported, and a file must never have code imported. So what is saved
-returns plain dicts, and what is read back returns `NamedOutputs`.
+Models of `transformers` return objects of their own classes. A file that names such a class
+requires the class to be imported, and a file must never cause imports. Saved models therefore
+return plain dicts, and restored models return `NamedOutputs`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.model import shallow_copy
 
-#: Containers of Python's own, which every process knows.
+#: Containers of the standard library, available in every process.
 _PLAIN = (dict, OrderedDict)
 
 
 class NamedOutputs(dict[str, Any]):
-    """The outputs of a model by name, by attribute, or by position, as models of theirs give them.
+    """Outputs of a model by name, attribute or position, as in `transformers`.
 
-    `out["logits"]`, `out.logits` and `out[0]` are the same, where it is the first.
+    For the first output `logits`, `out["logits"]`, `out.logits` and `out[0]` are equal.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -41,7 +41,7 @@ class NamedOutputs(dict[str, Any]):
         return self.to_tuple()[key] if isinstance(key, int | slice) else super().__getitem__(key)
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The values alone."""
+        """Return the values as a tuple."""
         return tuple(self.values())
 
 
@@ -56,7 +56,7 @@ pytree.register_pytree_node(
     ),
 )
 
-# torch registers what topk, sort, max and their kin return without a name to save them by.
+# torch registers the results of topk, sort, max etc. without a serialized name.
 for _kind in torch.return_types.all_return_types:
     _name = f"torch.return_types.{_kind.__name__}"
     pytree.SUPPORTED_SERIALIZED_TYPES[_kind] = pytree._SerializeNodeDef(_kind, _name, None, None)
@@ -64,17 +64,17 @@ for _kind in torch.return_types.all_return_types:
 
 
 def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:
-    """A graph that returns dicts for objects of other packages, and whether it differs."""
+    """Return the graph with dicts for foreign output classes, and whether the graph changed."""
     return _with_outputs(module, _is_foreign, dict)
 
 
 def with_named_outputs(module: GraphModule) -> GraphModule:
-    """A graph that returns `NamedOutputs` for dicts."""
+    """Return the graph with `NamedOutputs` for output dicts."""
     return _with_outputs(module, lambda spec: spec.type is dict, NamedOutputs)[0]
 
 
 def _is_foreign(spec: pytree.TreeSpec) -> bool:
-    """Whether a container holds values under names and is none of Python's own."""
+    """Whether a container with named values is not a standard-library type."""
     kind = spec.type
     if kind is namedtuple:
         return True
@@ -85,11 +85,11 @@ def _is_foreign(spec: pytree.TreeSpec) -> bool:
 
 
 def _names(spec: pytree.TreeSpec) -> list[str] | None:
-    """The names under which a container holds its values, in order; None where it has none."""
+    """Return the names of a container's values, in order; None without names."""
     found = spec.context
     if spec.type is namedtuple:
         found = list(found._fields)
-    # A dataclass that is registered with torch keeps the names of the fields that are None, too.
+    # A dataclass registered with torch also keeps the names of its fields that are None.
     if isinstance(found, list) and len(found) == 2 and isinstance(found[0], list):
         found = found[0]
     names = list(found) if isinstance(found, list | tuple) else []
@@ -98,14 +98,14 @@ def _names(spec: pytree.TreeSpec) -> list[str] | None:
 
 
 def _children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
-    # A method since torch 2.9; an attribute before.
+    # A method since torch 2.9, an attribute before.
     return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
 
 
 def _with_outputs(
     module: GraphModule, chosen: Callable[[pytree.TreeSpec], bool], kind: type
 ) -> tuple[GraphModule, bool]:
-    """A graph whose chosen containers of outputs are of another kind."""
+    """Return the graph with the chosen output containers replaced by `kind`."""
     before = module.graph._codegen.pytree_info.out_spec
     assert before is not None
     after = _changed(before, chosen, kind)

@@ -1,4 +1,4 @@
-"""Models run node by node, to see the values of their tensors and the op where NaN begins."""
+"""Observation of models run node by node: tensor statistics, op outputs, origin of NaN."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from neural_mp.util.pytree import as_numpy
 
 
 def results(model: TorchModel) -> OpGraph:
-    """The ops whose results a run has; see `OpOutputs`."""
+    """Return the ops whose outputs a run can return; see `OpOutputs`."""
     found = {
         place[0]
         for part in model.parts.values()
@@ -53,9 +53,9 @@ def results(model: TorchModel) -> OpGraph:
 
 
 def values(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
-    """A function that runs one batch and gives the results of some ops.
+    """Return a function that runs one batch and returns the outputs of some ops.
 
-    An op that runs several times in one run gives the first of its results.
+    For an op that runs several times per run, the first result is returned.
     """
     wanted, found = frozenset(ops), dict[str, OpOutput]()
 
@@ -79,7 +79,7 @@ def values(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str,
 
 
 def _place(node: Node) -> tuple[str, QuantParams | None] | None:
-    """The op whose result a node has, and how that is stored in uint8, if it is."""
+    """Return the op whose result a node computes, and quantization parameters if uint8."""
     if node.op != "call_function":
         return None
     if RESULT in node.meta:
@@ -93,28 +93,28 @@ def _value(result: torch.Tensor, encoding: QuantParams | None) -> OpOutput | Non
         return op_value(result.numpy(), encoding)
     if not result.is_floating_point() or not result.numel():
         return None
-    # A copy: a kernel that runs later may write over it.
+    # Copy: a later kernel may overwrite the memory.
     real = result.detach().to(torch.float32, copy=True)
     return OpOutput(real.numpy(), str(result.dtype).removeprefix("torch."))
 
 
-#: A convolution whose weight is packed; None where torch is built without oneDNN.
+#: Convolution with a packed weight; None if torch is built without oneDNN.
 _PACKED: Any = (
     torch.ops.mkldnn._convolution_pointwise.default
     if torch.backends.mkldnn.is_available()
     else None
 )
-#: Op → the op that computes the same, number by number, over its first operand.
+#: Op → in-place equivalent that overwrites its first operand.
 _IN_PLACE = {op: in_place for in_place, op in OUT_OF_PLACE.items()}
-#: Ops whose result is memory of its own.
+#: Ops whose result is freshly allocated memory.
 _FRESH = INTEGER_LAYERS.union((_PACKED,), _IN_PLACE, OUT_OF_PLACE)
 
 
 def calibration_graph(model: TorchModel) -> TorchModel:
-    """A model for one run at a time, whose portable graphs take less time and memory.
+    """Return a model whose portable graphs run with less time and memory, one run at a time.
 
-    Weights of convolutions are packed once, not in every run, and a result is written over an
-    operand that nothing else reads. Whoever looks at a value has to do so before the next op runs.
+    Convolution weights are packed once instead of in every run, and results overwrite operands
+    without other readers. Values must be read before the next op runs.
     """
     parts = {
         path: replace(part, portable=_quick(part.portable)) for path, part in model.parts.items()
@@ -158,7 +158,7 @@ def _save_memory(node: Node) -> None:
 
 
 def _may_overwrite(operand: object, node: Node) -> bool:
-    """Whether a node alone reads an operand, whose memory has room for the node's result."""
+    """Whether a node is the only reader of an operand and fits its result into the memory."""
     if not isinstance(operand, Node) or operand.target not in _FRESH:
         return False
     alone = len(operand.users) == 1 and node.args.count(operand) == 1
@@ -171,7 +171,7 @@ def _may_overwrite(operand: object, node: Node) -> bool:
 def watch(
     model: TorchModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, BatchStats]]:
-    """Tensor name and a summary of its values, for the named tensors in every batch."""
+    """Yield tensor name and summary of values, for the named tensors in every batch."""
     found: list[tuple[str, BatchStats]] = []
     nodes = (node for part in model.parts.values() for node in part.portable.graph.nodes)
     computed = (node for node in nodes if node.op in ("placeholder", "call_function"))
@@ -180,7 +180,7 @@ def watch(
     def visit(node: Node, run: Callable[[], Any]) -> Any:
         result, name = run(), tensor_name(node)
         if node.op != "get_attr" and name in wanted and is_float(result):
-            # At once: the next op may write over it.
+            # Immediately: the next op may overwrite the memory.
             seen = summarized(as_numpy(result.float()), _channel_axis(wanted[name], result.ndim))
             found.extend([(name, seen)] if seen is not None else [])
         return result
@@ -193,7 +193,7 @@ def watch(
 
 
 def _channel_axis(node: Node, axes: int) -> int:
-    """The axis of a result's channels: as the layers that read it see it, else as usual."""
+    """Return the channel axis of a result: as read by a layer, else by convention."""
     for reader in node.users:
         if reader.target in INTEGER_LAYERS and reader.args[0] is node:
             return axes - 1 - CONVOLUTIONS.get(reader.target, 0)
@@ -201,7 +201,7 @@ def _channel_axis(node: Node, axes: int) -> int:
 
 
 def first_non_finite(model: TorchModel, inputs: Any) -> str | None:
-    """The first op whose result holds NaN or Inf; None if there is none."""
+    """Return the first op whose result holds NaN or Inf; None if there is none."""
     found: list[str] = []
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The portable form as an ONNX model, its pairs as QuantizeLinear and DequantizeLinear."""
+"""ONNX export of the portable form, with QuantizeLinear/DequantizeLinear pairs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from neural_mp.errors import ConversionError, MissingFrameworkError
 if TYPE_CHECKING:
     import onnx_ir
 
-#: What torch.export calls an open axis: a letter or two, and a number.
+#: torch.export's symbol of a dynamic axis: letter and number.
 _SYMBOL = re.compile(r"[su]\d+")
 
 
 def name_axes(model: onnx_ir.Model) -> None:
-    """Rename the open axes of an `onnx_ir.Model` in place, in all shapes.
+    """Rename the dynamic axes of an `onnx_ir.Model` in place, in all shapes.
 
-    The first axis that inputs have in common is `batch`; any other is named after the first input
-    that has it and its place there: `input_ids_axis1`.
+    If the first axes of all inputs share one symbol, its name is `batch`; any other symbol is named
+    after its first input and axis number: `input_ids_axis1`.
     """
     names = _names(model.graph.inputs)
     for value in _values(model):
         if value.shape is None:
             continue
-        # A shape that nodes share is frozen, so that each value gets one of its own.
+        # A shape shared by nodes is frozen, so each value gets a shape of its own.
         value.shape = type(value.shape)([_renamed(size, names) for size in value.shape])
 
 
@@ -45,7 +45,7 @@ def _renamed(size: onnx_ir.SymbolicDim | int, names: Mapping[str, str]) -> Any:
 
 
 def _names(inputs: Any) -> Mapping[str, str]:
-    """Symbol → name."""
+    """Return symbol → name."""
     axes = [
         (value.name, number, str(size.value))
         for value in inputs
@@ -65,17 +65,16 @@ def _values(model: onnx_ir.Model) -> Iterator[Any]:
         yield from node.outputs
 
 
-#: The first in which convolutions take bfloat16.
+#: First opset in which convolutions accept bfloat16.
 OPSET = 22
 
 
 def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a model as `.onnx`, free axes kept and named, with `metadata` among its properties.
+    """Write a model as `.onnx`, with named dynamic axes and `metadata` in its properties.
 
     Raises:
-        MissingFrameworkError: onnx or onnxscript is not installed.
-        ConversionError: an op of the model has no counterpart in ONNX, or the file cannot be
-            written.
+        MissingFrameworkError: if onnx or onnxscript is not installed.
+        ConversionError: if an op has no ONNX counterpart, or the file cannot be written.
     """
     if model.shell is not None:
         raise ConversionError(
@@ -98,7 +97,7 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
         program.model.metadata_props.update(metadata)
         program.save(str(path))
     except Exception as error:
-        # The exporter raises one type for what it cannot translate, and any for what breaks it.
+        # The exporter has one type for untranslatable ops; internal errors are of any type.
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
         words = text.splitlines() or ["no reason given"]
         raise ConversionError(
@@ -107,7 +106,7 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
 
 
 def output_names(module: GraphModule) -> list[str]:
-    """What the outputs are called: their keys where the model returns a dict."""
+    """Return the output names: the keys if the model returns a dict."""
     spec = module.graph._codegen.pytree_info.out_spec
     assert spec is not None
     counted = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
@@ -117,7 +116,7 @@ def output_names(module: GraphModule) -> list[str]:
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Our ops → how ONNX says them; the functions are read as source by onnxscript."""
+    """Return QDQ op → its ONNX translation; onnxscript compiles the functions from source."""
     try:
         import onnx
         from onnxscript import opset22
@@ -132,7 +131,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT8, [], [value]))
 
     def quantize(x, scale: float, zero_point: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        x = op.Cast(x, to=onnx.TensorProto.FLOAT)  # it may be 16 bits wide, the scale is not
+        x = op.Cast(x, to=onnx.TensorProto.FLOAT)  # x may be 16-bit, the scale is float32
         return op.QuantizeLinear(x, op.Constant(value_float=scale), unsigned(zero_point))
 
     def dequantize(q, scale: float, zero_point: int, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

@@ -1,6 +1,6 @@
-"""What PyTorch calls the kinds of op that are safe or unsafe in 16 bits.
+"""PyTorch op types of each op kind, by which ops are classed as safe or unsafe in 16 bits.
 
-The products are those that torch's own autocast runs in 16 bits on a CPU.
+The contractions are those that torch's own autocast runs in 16 bits on a CPU.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-#: Kind (see `neural_mp.amp.KINDS`) → op types, as captured graphs have them.
+#: Kind (see `neural_mp.amp.KINDS`) → op types in captured graphs.
 TYPES: Mapping[str, tuple[str, ...]] = {
     "matmul": (
         *("linear", "matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot"),
@@ -132,6 +132,6 @@ TYPES: Mapping[str, tuple[str, ...]] = {
 
 
 def every_op_type() -> frozenset[str]:
-    """Every op type that is registered with torch's dispatcher, and the choice of one result."""
+    """Return all op types registered with torch's dispatcher, and `getitem`."""
     names = torch._C._dispatch_get_all_op_names()
     return frozenset({"getitem", *(name.split("::")[-1].split(".")[0] for name in names)})

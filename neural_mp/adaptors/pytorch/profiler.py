@@ -1,4 +1,4 @@
-"""Which kernels ran for every op, from torch's own profiler."""
+"""Kernels executed for every op, and op times, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_t
 from neural_mp.core.precision import Precision
 from neural_mp.errors import KernelLogError
 
-#: What stands before the name of an op in the trace, around what it runs.
+#: Prefix of an op's name in the trace, around the events of the op.
 _MARK = "neural_mp op: "
-#: How the names of oneDNN's integer kernels begin.
+#: Name prefix of oneDNN's integer kernels.
 _INTEGER = "onednn::q"
-#: Element types by the profiler's names, as far as a precision is told by them.
+#: Profiler's dtype name → precision.
 _PRECISIONS = {
     "float": Precision.FP32,
     "double": Precision.FP32,
@@ -35,7 +35,7 @@ _PRECISIONS = {
     "c10::Half": Precision.FP16,
 }
 _BYTES = ("unsigned char", "signed char")
-#: What takes memory, or looks at it in another way, or asks something: an op may be no more.
+#: Ops that allocate, view or query memory; an op may consist of these alone.
 _BOOKKEEPING = frozenset(
     f"aten::{name}"
     for name in (
@@ -46,12 +46,12 @@ _BOOKKEEPING = frozenset(
         *("result_type", "item", "_local_scalar_dense", "is_nonzero", "_nnpack_available"),
     )
 )
-#: What converts, copies or fills: beside a kernel of the same op, no work of its own.
+#: Ops that convert, copy or fill: not counted next to a kernel of the same op.
 _COPIES = frozenset(
     f"aten::{name}"
     for name in ("to", "_to_copy", "copy_", "contiguous", "clone", "fill_", "zero_", "zeros")
 )
-#: An environment variable by which the profiler's library says nothing on standard error.
+#: Environment variable that silences the profiler's library on standard error.
 _LOG_LEVEL, _NOTHING = "KINETO_LOG_LEVEL", "99"
 
 
@@ -63,24 +63,24 @@ class _Event:
     children: list[_Event] = field(default_factory=list)
 
     def everything(self) -> Iterator[_Event]:
-        """The events within it, however deep."""
+        """Yield all nested events."""
         for child in self.children:
             yield child
             yield from child.everything()
 
     def kernels(self, idle: frozenset[str]) -> list[_Event]:
-        """The innermost events within it that did the work; what is idle did none."""
+        """Return the innermost nested events that did work; events in `idle` did none."""
         found = []
         for child in self.children:
             if _is_integer(child.name):
-                found.append(child)  # whatever it calls to look at its inputs in another way
+                found.append(child)  # its children only view its inputs
             elif child.name not in idle:
                 found += child.kernels(idle | _BOOKKEEPING | _COPIES) or [child]
         return found
 
 
 def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
-    """Op → what ran for it; conversions that were put in are left out."""
+    """Return op → executed kernels, excluding inserted conversions."""
 
     def marked(node: Node, run: Callable[[], Any]) -> Any:
         if node.op != "call_function" or OP_NAME not in node.meta:
@@ -89,7 +89,7 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
             return run()
 
     run, call = visited(model, marked), model.call(inputs)
-    os.environ.setdefault(_LOG_LEVEL, _NOTHING)  # is read when it is first needed
+    os.environ.setdefault(_LOG_LEVEL, _NOTHING)  # read on first use
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         run(call)
@@ -114,7 +114,7 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
 
 
 def _nested(events: Iterable[Mapping[str, Any]]) -> list[_Event]:
-    """The marks of ops, with what ran within each of them, in order."""
+    """Return the events that mark ops, with the nested events of each, in order."""
     roots: list[_Event] = []
     within: dict[Any, list[_Event]] = {}
     timed = [event for event in events if event.get("cat") in ("cpu_op", "user_annotation")]
@@ -133,7 +133,7 @@ def _nested(events: Iterable[Mapping[str, Any]]) -> list[_Event]:
 
 
 def _working(root: _Event) -> list[_Event]:
-    """What did the work of an op; of one that only converts, copies or looks, that."""
+    """Return the events that did the work of an op; if none, its conversions, copies or views."""
     tried = (root.kernels(idle) for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset()))
     return next((found for found in tried if found), [])
 
@@ -153,7 +153,7 @@ def _bytes(event: _Event) -> bool:
 
 
 def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]]:
-    """Op (or conversion, by node name) → the seconds of each of so many runs."""
+    """Return op (or conversion, by node name) → the seconds of each of `runs` runs."""
     seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * runs)
     number = 0
 
@@ -172,7 +172,7 @@ def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]
 
 
 def _conversion_name(node: Node) -> str:
-    """A name of its own for a conversion, which begins with that of what it converts."""
+    """Return a name for a conversion, prefixed with the name of the converted op."""
     if node.target not in CONVERSIONS:
         return str(node.name)
     source = node.args[0]
@@ -182,10 +182,10 @@ def _conversion_name(node: Node) -> str:
 
 @contextmanager
 def verbose() -> Iterator[None]:
-    """Let oneDNN write a line to standard output for every kernel that runs meanwhile.
+    """Make oneDNN print a line to standard output for every kernel in this context.
 
     Raises:
-        KernelLogError: PyTorch is built without oneDNN, or it is switched off.
+        KernelLogError: if PyTorch is built without oneDNN, or oneDNN is disabled.
     """
     backend = torch.backends.mkldnn
     if not backend.is_available():

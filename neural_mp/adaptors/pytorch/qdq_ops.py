@@ -1,7 +1,7 @@
-"""Our own torch ops: quantize and dequantize, the portable form of an INT8 model.
+"""Custom quantize and dequantize ops: the portable form of an INT8 model.
 
-They are ours, with fake kernels, so that graphs that hold them export, save and compile whatever
-becomes of torch's own experimental ones.
+Custom ops with fake kernels make graphs exportable, storable and compilable independently of
+torch's experimental quantization ops.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from neural_mp.adaptors.common.calibration import affine_parameters
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 
-#: The name of our library of ops.
+#: Name of the custom op library.
 LIBRARY = "neural_mp"
 _library = torch.library.Library(LIBRARY, "FRAGMENT")
 
 
 def _registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """An op of ours, from its kernel and what it gives for tensors without values."""
+    """Register a custom op with its kernel and its fake kernel."""
     name = schema.partition("(")[0]
     _library.define(schema)
     _library.impl(name, kernel, "CompositeExplicitAutograd")
@@ -30,7 +30,7 @@ def _registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any
 
 
 def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    # One fused multiply-add, in place from there on: 2-3 times as fast as round and add.
+    # Fused multiply-add, then in place: 2-3 times as fast as round and add.
     offset = torch.tensor(zero_point + 0.5, dtype=torch.float32)
     return torch.add(offset, x.float(), alpha=1 / scale).clamp_(0, 255).to(torch.uint8)
 
@@ -56,25 +56,25 @@ def _dequantize_dynamic(
     return _dequantize(q, scale.item(), int(zero_point.item()), dtype)
 
 
-#: Reals to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
+#: Float to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
 quantize = _registered(
     "quantize(Tensor x, float scale, int zero_point) -> Tensor",
     _quantize,
     lambda x, scale, zero_point: torch.empty_like(x, dtype=torch.uint8),
 )
-#: uint8 to reals of a float dtype: `(q - zero_point) · scale`.
+#: uint8 to a float dtype: `(q - zero_point) · scale`.
 dequantize = _registered(
     "dequantize(Tensor q, float scale, int zero_point, ScalarType dtype) -> Tensor",
     _dequantize,
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
 )
-#: int8 weights to float32, one scale for each index of the first axis.
+#: int8 weights to float32, one scale per index of the first axis.
 dequantize_weight = _registered(
     "dequantize_weight(Tensor q, Tensor scales) -> Tensor",
     _dequantize_weight,
     lambda q, scales: torch.empty_like(q, dtype=torch.float32),
 )
-#: Reals to uint8 with the range they have now, widened to hold 0; the scale and zero point too.
+#: Float to uint8 over the tensor's range, extended to hold 0; also returns scale, zero point.
 quantize_dynamic = _registered(
     "quantize_dynamic(Tensor x) -> (Tensor, Tensor, Tensor)",
     _quantize_dynamic,
@@ -84,7 +84,7 @@ quantize_dynamic = _registered(
         x.new_empty((), dtype=torch.int32),
     ),
 )
-#: The way back, as `dequantize`.
+#: Inverse of `quantize_dynamic`, computed like `dequantize`.
 dequantize_dynamic = _registered(
     "dequantize_dynamic(Tensor q, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor",
     _dequantize_dynamic,
@@ -93,7 +93,7 @@ dequantize_dynamic = _registered(
 
 
 def quantize_weight(weight: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric per-channel int8: one scale for each index of the first axis, range ±`limit`."""
+    """Quantize to symmetric int8: one scale per index of the first axis, range ±`limit`."""
     values = weight.float().numpy()
     scales = weight_scales(values, tuple(range(1, values.ndim)), limit)
     integers = np.ascontiguousarray(round_to_int8(values, scales, limit))

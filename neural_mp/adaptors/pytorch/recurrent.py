@@ -1,8 +1,8 @@
-"""Capture of recurrent layers as one op each, with the length of their sequences left free.
+"""Recurrent layers: capture as single ops with dynamic sequence length, and INT8 kernels.
 
-torch.export keeps `aten.lstm` and its kin as single ops, yet works out the shapes of their results
-by unrolling them step by step, which fixes the length to that of the example. Here the shapes are
-taken from the arguments, so nothing depends on the length.
+torch.export keeps `aten.lstm` etc. as single ops, but infers result shapes by unrolling, which
+fixes the length to that of the example. Here shapes follow from the arguments, independent of the
+length.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from neural_mp.adaptors.pytorch.model import arguments, attribute, constant
 
 aten = torch.ops.aten
 
-#: Op types of recurrent layers, each of which torch runs as one op.
+#: Op types of recurrent layers, each executed as one op.
 RECURRENT_TYPES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _STEPS = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @contextmanager
 def free_lengths() -> Iterator[None]:
-    """Trace recurrent layers without a look at the length of their sequences."""
+    """Trace recurrent layers without unrolling, so that their length stays dynamic."""
     ops = [
         getattr(getattr(aten, kind), overload)
         for kind in RECURRENT_TYPES
@@ -53,19 +53,19 @@ def free_lengths() -> Iterator[None]:
 def _trace_as(
     op: torch._ops.OpOverload, kernel: Callable[..., Any], entry: Callable[..., Any]
 ) -> None:
-    """Let a module be traced by the kernel of an op, and a program anew by its table entry."""
+    """Set the kernel used when tracing a module, and the table entry used when retracing."""
     op.py_kernels[_STEPS] = kernel
     op._dispatch_cache.clear()
     decomposition_table[op] = entry
 
 
 def _shaped(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) -> Any:
-    """The results of an op as far as their shapes go; those of real tensors are computed.
+    """Return empty results of the right shapes; for real tensors, compute the results.
 
     Args:
         op: a recurrent layer.
-        steps: torch's own kernel for it, which unrolls it.
-        args: what the op is called with.
+        steps: torch's own kernel, which unrolls the layer.
+        args: arguments of the op.
     """
     if not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(args)):
         return steps(*args)
@@ -79,19 +79,19 @@ def _shaped(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) ->
 
 
 LSTM, GRU = aten.lstm.input, aten.gru.input
-#: Layers that there is a kernel for.
+#: Layers with an integer kernel.
 RECURRENT_INT8 = (LSTM, GRU)
-#: Overloads for sequences that are packed.
+#: Overloads for packed sequences.
 _PACKED = (aten.lstm.data, aten.gru.data)
 _PLAIN = (aten.rnn_tanh.input, aten.rnn_relu.input, aten.rnn_tanh.data, aten.rnn_relu.data)
-#: Names of the kernels that run, in the runtime's own trace.
+#: Names of the executed kernels in the profiler's trace.
 KERNELS = ("aten::quantized_lstm", "aten::quantized_gru")
-#: Tensors of one direction of a layer: two weights, and two biases where there are any.
+#: Number of tensors per cell, with and without biases: two weights, two biases.
 _PER_CELL = {True: 4, False: 2}
 
 
 def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
-    """Return the reason why a recurrent layer has no INT8 form; None if it has one."""
+    """Return the reason why a recurrent layer cannot run in INT8; None if it can."""
     if node.target in _PACKED:
         return "its sequences are packed; the integer kernel takes padded ones"
     if node.target in _PLAIN:
@@ -108,13 +108,13 @@ def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
 
 
 def _cells(said: dict[str, Any]) -> int:
-    """Return the number of cells: one in every direction of every stacked layer."""
+    """Return the number of cells: one per direction of every stacked layer."""
     return int(said["num_layers"]) * (2 if said["bidirectional"] else 1)
 
 
 @lru_cache(maxsize=1)
 def kernel_obstacle() -> str | None:
-    """Return why torch's integer kernels of recurrent layers do not run here; None if they do."""
+    """Return why torch's integer recurrent kernels do not run here; None if they do."""
     weight = torch.ones(4, 1, dtype=torch.int8), torch.ones(4)
     recurrent, bias = (weight[0], weight[1]), torch.zeros(4)
     try:
@@ -133,7 +133,7 @@ def _cell(
     bias: torch.Tensor,
     recurrent_bias: torch.Tensor,
 ) -> Any:
-    """Return a cell as the kernel takes it: two weights, each as integers and scales, packed."""
+    """Return a packed cell from two weights, each as integers and scales, and two biases."""
     packed = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*quantiz.*", category=UserWarning)
@@ -141,7 +141,7 @@ def _cell(
             zeros = torch.zeros(len(scales), dtype=torch.long)
             stored = torch._make_per_channel_quantized_tensor(integers, scales.double(), zeros, 0)
             packed.append(torch.ops.quantized.linear_prepack(stored, added))
-    # Its products of bytes saturate without VNNI, unless activations keep to 7 bits.
+    # Accumulation saturates without VNNI, unless activations are reduced to 7 bits.
     reduced = not torch.cpu.get_capabilities().get("avx512_vnni", False)
     make = torch.ops.quantized.make_quantized_cell_params_dynamic
     return make(*packed, bias, recurrent_bias, reduced)
@@ -165,13 +165,13 @@ def _run(
 
 
 class QuantizedRecurrent(nn.Module):
-    """The packed cells of one recurrent layer.
+    """Packed cells of one recurrent layer.
 
     Args:
         kind: `LSTM` or `GRU`.
-        cells: one of every direction of every stacked layer, in torch's order.
-        layers: how many are stacked.
-        bidirectional: whether each has two directions.
+        cells: one cell per direction of every stacked layer, in torch's order.
+        layers: number of stacked layers.
+        bidirectional: whether each layer has two directions.
         batch_first: whether the batch is the first axis.
     """
 
@@ -188,7 +188,7 @@ class QuantizedRecurrent(nn.Module):
         return _run(self._kind, x.float(), floats, self._cells, *self._form)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedRecurrent:
-        # Packed cells cannot be copied, and nothing writes to them.
+        # Packed cells cannot be copied, and are never written to.
         return QuantizedRecurrent(self._kind, self._cells, *self._form)
 
 
@@ -198,7 +198,7 @@ def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Ten
 
 
 def lower_recurrent(module: GraphModule, node: Node) -> None:
-    """Call the integer kernel instead of a recurrent layer that reads integer weights."""
+    """Call the integer kernel instead of a recurrent layer with quantized weights."""
     said = arguments(node)
     if kernel_obstacle() is not None or not is_stored_as_integers(node):
         return
@@ -220,17 +220,17 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
         result = module.graph.call_function(run_recurrent, (layer, said["input"], *states))
     result.meta = dict(node.meta)
     node.replace_all_uses_with(result)
-    # Dead code or not, an op that could draw random numbers is kept.
+    # Dead-code elimination keeps ops that may draw random numbers.
     module.graph.erase_node(node)
 
 
 def is_stored_as_integers(node: Node) -> bool:
-    """Whether a recurrent layer reads its weights from integers."""
+    """Whether a recurrent layer has quantized weights."""
     return any(is_node(part, ops.dequantize_weight) for part in arguments(node)["params"])
 
 
 def weights_of(module: GraphModule, node: Node) -> Iterator[Node]:
-    """The weights of a recurrent layer, without its biases."""
+    """Yield the weights of a recurrent layer, without its biases."""
     for part in arguments(node)["params"]:
         value = constant(module, part)
         if value is not None and value.ndim > 1:

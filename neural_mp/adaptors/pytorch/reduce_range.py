@@ -1,4 +1,4 @@
-"""Converted models whose weights use more of int8 than saturating products leave right."""
+"""Reduced weight range of converted models, which keeps saturating accumulation exact."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, Kerne
 
 
 def wide_kernels(model: TorchModel) -> frozenset[KernelKind]:
-    """The kinds of the integer kernels that have a weight beyond ±63."""
+    """Return the kinds of integer kernels that have a weight beyond ±63."""
     parts = model.parts.values()
     return wide_kinds(weight for part in parts for weight in _weights(part.portable))
 
 
 def with_reduced_weights(model: TorchModel) -> TorchModel:
-    """The model with weights rounded once more, to ±63, where a kernel may saturate."""
+    """Return the model with weights requantized to ±63 if their kernel may saturate."""
     return rewritten(model, _reduce)
 
 
@@ -34,7 +34,7 @@ def _reduce(module: GraphModule) -> None:
 
 
 def _weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:
-    """The weights that layers multiply bytes by; of weights alone there are none."""
+    """Yield weights of layers with quantized inputs; skip weight-only layers."""
     for node in module.graph.nodes:
         if node.target not in INTEGER_LAYERS:
             continue

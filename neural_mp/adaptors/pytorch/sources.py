@@ -1,4 +1,4 @@
-"""Folders of `transformers`: a model of a class that the package has, and weights that are data."""
+"""Model files and `transformers` folders: library classes, and weights without code."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from neural_mp.io.limits import MAX_DEPTH
 from neural_mp.io.readers import read_json
 from neural_mp.util.validators import anything, preview
 
-#: What a folder of `transformers` says its model is made of.
+#: Configuration file of a `transformers` folder.
 CONFIG = "config.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-#: Where a configuration may name a kernel, which is fetched and run.
+#: Key suffix of a configuration entry that may name a kernel to download and run.
 _NAMES_KERNEL = "implementation"
 
 
 def read_folder(folder: Path) -> nn.Module:
-    """A model of `transformers`, in the class that its configuration names.
+    """Return a `transformers` model, in the class that its configuration names.
 
     Raises:
-        ModelLoadError: the folder has no weights, asks for code that is not the package's own, or
+        ModelLoadError: if the folder has no weights, requires code from outside the package, or
             cannot be loaded.
-        MissingFrameworkError: the package is not installed.
+        MissingFrameworkError: if the package is not installed.
     """
     if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
         raise ModelLoadError(
@@ -49,12 +49,12 @@ def read_folder(folder: Path) -> nn.Module:
         config = read_json(folder / CONFIG, anything, ModelLoadError)
         for fault in _faults(folder, config):
             raise ValueError(fault)
-        # Where it names code of its own (auto_map), that is not run.
+        # trust_remote_code: code referenced by the folder (auto_map) never runs.
         loaded: nn.Module = _class(transformers, config).from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, weights_only=True
         )
     except Exception as error:
-        # What it raises depends on what is wrong with the folder.
+        # The exception type depends on the defect of the folder.
         raise ModelLoadError(
             f"transformers cannot load the folder {str(folder)!r}: {one_line(error)}"
         ) from error
@@ -62,10 +62,10 @@ def read_folder(folder: Path) -> nn.Module:
 
 
 def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
-    """The class of models that a configuration names; the one for its kind, where it names none.
+    """Return the model class in a configuration, or `AutoModel` if none is named.
 
     Raises:
-        ValueError: what it names is no class of models.
+        ValueError: if the name is not a model class.
     """
     named = config.get("architectures") or [None]
     found = getattr(transformers, str(named[0]), None)
@@ -77,7 +77,7 @@ def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
 
 
 def _faults(folder: Path, config: Any) -> Iterator[str]:
-    """What in a folder would have code run that the package does not have itself, in words."""
+    """Yield a message for each part of a folder that would run foreign code."""
     if not isinstance(config, dict) or not isinstance(config.get("architectures", []), list | None):
         yield f"{CONFIG} does not describe a model"
     if "quantization_config" in config:
@@ -93,14 +93,14 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
             if not isinstance(file, str) or Path(file).name != file:
                 yield f"{index.name} leads out of the folder, to {preview(file)}"
     for weights in folder.glob("*.bin"):
-        # The reader of torch 2.6 takes sizes from the pickle, whatever the file holds.
+        # torch 2.6 takes tensor sizes from the pickle without checking the file.
         if zipfile.is_zipfile(weights):
             with weights.open("rb") as file:
                 read_plain(file)
 
 
 def _items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
-    """All keys and values of nested dicts and lists."""
+    """Yield all keys and values of nested dicts and lists."""
     if depth > MAX_DEPTH:
         raise ValueError(f"{CONFIG} is nested too deeply")
     if isinstance(value, dict):
@@ -113,11 +113,11 @@ def _items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def read(path: Path) -> ExportedProgram | nn.Module:
-    """The model at a path; code that lies there is not run.
+    """Load the model at a path without running code from the path.
 
     Raises:
-        ModelLoadError: there is none, or only a part of one; the message says what to give instead.
-        MissingFrameworkError: the package that reads it is not installed.
+        ModelLoadError: if there is no complete model; the message names an alternative.
+        MissingFrameworkError: if the required package is not installed.
     """
     if path.is_dir():
         return read_folder(path)

@@ -1,4 +1,4 @@
-"""Models in files: `torch.export`'s own format, and never code from a file."""
+"""Model storage in the format of `torch.export`; code from files never runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 PROGRAM_FILE = "model.pt2"
 DETAILS_FILE = "details.json"
-#: What exporting makes of reshapings.
+#: Reshape op after export → op type before.
 _RESHAPED = dict.fromkeys(("view", "_unsafe_view"), "reshape")
 
 
@@ -41,7 +41,7 @@ def save(model: TorchModel, folder: Path) -> None:
     """Write the portable form and the names of its ops into a folder.
 
     Raises:
-        ConversionError: the model was converted module by module, or cannot be written.
+        ConversionError: if the model was converted module by module, or cannot be written.
     """
     if model.shell is not None:
         raise ConversionError(
@@ -55,7 +55,7 @@ def save(model: TorchModel, folder: Path) -> None:
             f"the model returns the text {words[0]!r} beside its tensors, which torch.export's "
             f"format cannot hold; return it elsewhere"
         )
-    # The format keeps the example inputs: they must not be the user's data.
+    # The format stores the example inputs, which must not be user data.
     example = model.example.map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
@@ -78,10 +78,10 @@ def save(model: TorchModel, folder: Path) -> None:
 
 
 def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
-    """Node of an exported graph → the name of its op in the graph that was exported.
+    """Return node of the exported graph → op name in the original graph.
 
-    Exporting keeps the order of ops, but gives some nodes other names: an addition is numbered as
-    those of sizes are.
+    Export keeps the order of ops but renumbers some nodes: additions share a counter with size
+    arithmetic.
     """
     before, after = ([n for n in g.nodes if n.op == "call_function"] for g in (graph, exported))
     before, after = ([n for n in nodes if has_tensors(n)] for nodes in (before, after))
@@ -92,7 +92,7 @@ def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
 
 
 def draw(model: TorchModel, path: Path) -> tuple[Path, ...]:
-    """Write the program, if the model is a single one, and the code of every graph as text."""
+    """Write the code of every graph as text, and the program if the model is one graph."""
     files = [path.with_suffix(".txt")]
     codes = [f"# {name or 'model'}\n{part.portable.code}" for name, part in model.parts.items()]
     files[0].write_text("\n".join(codes), encoding="utf-8")
@@ -105,7 +105,7 @@ def draw(model: TorchModel, path: Path) -> tuple[Path, ...]:
 
 
 def restore(folder: Path) -> TorchModel:
-    """Read back what `save` wrote and put its integer kernels in."""
+    """Restore a saved model, and lower it to integer kernels."""
     file = folder / PROGRAM_FILE
     program = load_program(file)
     details = read_details(folder / DETAILS_FILE, _DETAILS)
@@ -116,7 +116,7 @@ def restore(folder: Path) -> TorchModel:
         for node in portable.graph.nodes:
             if node.name in names:
                 node.meta[OP_NAME] = names[node.name]
-        views_to_reshapes(portable)  # exporting turns them back
+        views_to_reshapes(portable)  # Export turns reshapes back into views.
         portable.recompile()
         if details.get("named_outputs"):
             portable = with_named_outputs(portable)
@@ -142,16 +142,16 @@ _DETAILS = record(
         "sizes": from_plain,
         "dtype": _dtype,
     },
-    # Earlier versions did not write these.
+    # Absent in files of earlier versions.
     {"parameters": list_of(string), "named_outputs": boolean},
 )
 
 
 def example_of(program: ExportedProgram) -> CallArgs:
-    """The inputs a program was exported with.
+    """Return the inputs a program was exported with.
 
     Raises:
-        ModelLoadError: the program holds none.
+        ModelLoadError: if the program has no example inputs.
     """
     if program.example_inputs is None:
         raise ModelLoadError("the exported program holds no example inputs; export it with them")
@@ -160,12 +160,12 @@ def example_of(program: ExportedProgram) -> CallArgs:
 
 
 def load_program(path: Path) -> ExportedProgram:
-    """Read a program that `torch.export.save` wrote, if that runs no code from the file.
+    """Read a program written by `torch.export.save`, without running code from the file.
 
     Raises:
-        ModelLoadError: the file is missing, damaged, or holds more than a program and tensors.
+        ModelLoadError: if the file is missing, damaged, or has other contents.
     """
-    assert ops.quantize is not None  # a file may hold our ops: they must be registered
+    assert ops.quantize is not None  # The file may use the custom ops, which must be registered.
     if not path.is_file():
         raise ModelLoadError(f"there is no model file {str(path)!r}")
     with taken_from(path), quiet_export():
@@ -174,17 +174,17 @@ def load_program(path: Path) -> ExportedProgram:
 
 @contextmanager
 def taken_from(path: Path) -> Iterator[None]:
-    """Whatever goes wrong inside is said of a file, where it is no error of ours already.
+    """Convert errors to `ModelLoadError` with the file name; pass on `NeuralMPError`.
 
     Raises:
-        ModelLoadError: something did.
+        ModelLoadError: for any other exception.
     """
     try:
         yield
     except NeuralMPError:
         raise
     except Exception as error:
-        # A loader raises what its parsers raise: KeyError, RuntimeError, JSON errors…
+        # Loaders raise the errors of their parsers: KeyError, RuntimeError, JSON errors…
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
             f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: "

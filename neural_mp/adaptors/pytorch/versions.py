@@ -1,4 +1,4 @@
-"""What differs between the versions of PyTorch that we run on, asked of the one installed."""
+"""Differences between supported PyTorch versions, detected in the installed version."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ onednn = torch.ops.onednn
 
 
 def integer_convolution(axes: int) -> Any:
-    """The integer kernel of convolutions along 1, 2 or 3 axes.
+    """Return the integer kernel of convolutions along 1, 2 or 3 axes.
 
-    Before torch 2.7 there was one for every number of axes, all called alike.
+    Before torch 2.7, each number of axes had a kernel of its own with the same signature.
     """
     if hasattr(onednn, "qconv_pointwise"):
         return onednn.qconv_pointwise.default
     return getattr(onednn, f"qconv{axes}d_pointwise").default
 
 
-#: All integer kernels of convolutions.
+#: All integer convolution kernels.
 INTEGER_CONVOLUTIONS = frozenset(map(integer_convolution, (1, 2, 3)))
 
 
 @cache
 def convolution_takes_activations(axes: int) -> bool:
-    """Whether the integer kernel of convolutions along so many axes runs a ReLU behind it.
+    """Whether the integer convolution kernel for `axes` axes can fuse ReLU.
 
-    It is tried once: torch 2.6 refuses it for one axis.
+    Tried once and cached: torch 2.6 does not support one axis.
     """
     one, steps = torch.ones([1] * (axes + 2), dtype=torch.uint8), torch.ones(1)
     geometry = ([1] * axes, [0] * axes, [1] * axes, 1)
@@ -48,17 +48,17 @@ _CHECKS_GUARDS = "check_guards" in inspect.signature(ExportedProgram.module).par
 
 
 def unguarded_module(program: ExportedProgram) -> GraphModule:
-    """A program as a module that does not check by itself what the export took for granted.
+    """Convert a program to a module without checks of export assumptions.
 
-    Before torch 2.9 it never did.
+    Before torch 2.9, there were no such checks.
     """
     return program.module(check_guards=False) if _CHECKS_GUARDS else program.module()
 
 
 def is_being_traced() -> bool:
-    """Whether code runs to be compiled or exported, so that sizes may stand for others.
+    """Whether code is being compiled or exported, so that sizes may be symbolic.
 
-    Before torch 2.7 an export counted as compiling.
+    Before torch 2.7, an export counted as compiling.
     """
     exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
     return bool(torch.compiler.is_compiling() or exporting())
@@ -73,5 +73,5 @@ def _has_autocast(device: str) -> bool:
 
 
 _MAY_HAVE_AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "privateuseone")
-#: Where torch's own autocast may be on; torch 2.6 does not know it of `mtia`.
+#: Devices that torch's autocast may be on for; torch 2.6 does not support `mtia`.
 AUTOCAST_DEVICES = tuple(filter(_has_autocast, _MAY_HAVE_AUTOCAST))

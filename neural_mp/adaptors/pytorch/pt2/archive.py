@@ -1,8 +1,8 @@
-"""Programs out of `.pt2` files: what PyTorch is given has been read, checked and written anew here.
+"""Safe reader of `.pt2` archives: every member is read, checked and rewritten here.
 
-`torch.export.load` opens libraries that an archive carries, unpickles, imports by name and
-evaluates texts. So it is not given the file: members are read here, each by the one way that its
-kind is read, and PyTorch gets the program's text in a clean copy and tensors that were made here.
+`torch.export.load` opens libraries in an archive, unpickles, imports by name and evaluates text.
+Therefore PyTorch does not get the file: each member is read here by a reader for its type, and
+PyTorch gets a rewritten program text and tensors that were created here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from neural_mp.errors import ModelLoadError
 from neural_mp.io.zip_archive import checked_archive
 from neural_mp.util.validators import InvalidValueError, located
 
-#: What `torch.export.save` calls a program that has no name of its own.
+#: Default program name of `torch.export.save`.
 _MODEL = "model"
-#: Members of an archive of torch 2.8 or later, below its one folder.
+#: Members of an archive of torch ≥ 2.8, below its only folder.
 _KNOWN = re.compile(
     r"archive_format|archive_version|version|byteorder|\.data/version|\.data/serialization_id"
     r"|models/\w+\.json|data/sample_inputs/\w+\.pt"
@@ -37,7 +37,7 @@ _KNOWN = re.compile(
     r"|extra/.+",
     re.ASCII,
 )
-#: Members of an archive of torch 2.7 or before.
+#: Members of an archive of torch ≤ 2.7.
 _KNOWN_BEFORE = re.compile(
     r"version|serialized_exported_program\.json"
     r"|serialized_(state_dict|constants|example_inputs)\.pt|extra_files/.+"
@@ -47,7 +47,7 @@ _CODE = re.compile(
     r"\.(so|dll|dylib|exe|o|a|ptx|cubin|py|pyc|sh|pkl|pickle)(\.[\d.]+)?$",
     re.IGNORECASE,
 )
-#: What compiled code begins with: of Linux, Windows and macOS.
+#: Magic numbers of compiled code on Linux, Windows and macOS.
 _COMPILED = (
     b"\x7fELF",
     b"MZ\x90\x00",
@@ -59,11 +59,11 @@ _SHORT = 1024
 
 
 def read_program(path: Path) -> ExportedProgram:
-    """The program in a file that `torch.export.save` wrote; no code of the file's is run.
+    """Return the program in a file of `torch.export.save`, without running code from the file.
 
     Raises:
-        ModelLoadError: it is no sound archive, or holds what no such file does.
-        Exception: of any class, that PyTorch raises of a program that makes no sense.
+        ModelLoadError: if the archive is damaged or has unexpected content.
+        Exception: of any class, if PyTorch rejects the program.
     """
     with checked_archive(path) as archive:
         try:
@@ -77,7 +77,7 @@ def read_program(path: Path) -> ExportedProgram:
 
 
 def _parts(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
-    """The text of the program, its state, its constants and its example inputs."""
+    """Return the program text, state, constants and example inputs."""
     names = archive.namelist()
     for name in names:
         _refuse_code(archive, name)
@@ -96,7 +96,7 @@ def _refuse_code(archive: zipfile.ZipFile, name: str) -> None:
 
 
 def _parts_below(archive: zipfile.ZipFile, root: str) -> tuple[bytes, Any, Any, Any]:
-    """The parts in an archive of torch 2.8 or later."""
+    """Return the parts of an archive of torch ≥ 2.8."""
     unknown = [n for n in archive.namelist() if not _KNOWN.fullmatch(n.removeprefix(root))]
     if unknown:
         raise ValueError(f"it holds {unknown[0][:100]!r}, which no exported program does")
@@ -111,7 +111,7 @@ def _parts_below(archive: zipfile.ZipFile, root: str) -> tuple[bytes, Any, Any, 
 
 
 def _parts_before(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
-    """The parts in an archive of torch 2.7 or before."""
+    """Return the parts of an archive of torch ≤ 2.7."""
     names = archive.namelist()
     unknown = [name for name in names if not _KNOWN_BEFORE.fullmatch(name)]
     if unknown:
@@ -139,9 +139,9 @@ def _same_byte_order(archive: zipfile.ZipFile, name: str) -> None:
 
 
 def _tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torch.Tensor]:
-    """Name → tensor, those that lie in one member sharing its values."""
+    """Return name → tensor; tensors in one member share its values."""
     together = f"{folder}{_MODEL}.pt"
-    if together in archive.namelist():  # as torch 2.8 wrote them
+    if together in archive.namelist():  # torch 2.8 layout
         return _state(archive.read(together))
     listed = checked_payloads(_member(archive, f"{folder}{_MODEL}_{kind}_config.json"))
     values: dict[tuple[str, str], torch.Tensor] = {}
@@ -171,7 +171,7 @@ def _plain(content: bytes) -> Any:
 
 
 def _state(content: bytes) -> dict[str, torch.Tensor]:
-    """Name → tensor, of what older versions pickled."""
+    """Return name → tensor from a pickle of older versions."""
     found = _plain(content) if content else {}
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
@@ -181,7 +181,7 @@ def _state(content: bytes) -> dict[str, torch.Tensor]:
 
 
 def _inputs(content: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments, positional and by keyword, that a program was exported with."""
+    """Return the positional and keyword arguments that a program was exported with."""
     match _plain(content) if content else None:
         case None:
             return None

@@ -1,4 +1,4 @@
-"""What a program from a file may call: ops that compute, by name; never what a path leads to."""
+"""Allowlist of ops that a program from a file may call, by name; paths are never followed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OP = re.compile(r"torch\.ops\.([a-z_]+)\.([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?", 
 _LIBRARIES = frozenset(
     {"aten", "prims", "quantized_decomposed", "torchao", "torchvision", qdq_ops.LIBRARY}
 )
-#: What of those does not: it reads or writes files, or memory that no tensor owns, as the kernels
-#: do that take places in memory from a tensor and do not look at them.
+#: Exceptions in these libraries: ops that access files or memory without an owning tensor, e.g.
+#: kernels that use memory offsets from a tensor without a bounds check.
 _NOT_OPS = re.compile(
     r"(?!__i?(and|or|xor|lshift|rshift)__)__.*|from_file|save|set_?|_print|warn|_test_.*"
     r"|_sparse_.*_unsafe|_sparse_coo_tensor_with_dims_and_tensors|.*resize.*storage.*"
@@ -49,10 +49,10 @@ _FUNCTIONS = frozenset(
 
 @cache
 def checked_target(target: str) -> str:
-    """The name of an op or function that a program from a file may call.
+    """Return the name of an op or function that a program from a file may call.
 
     Raises:
-        ValueError: it names anything else, or nothing that is there.
+        ValueError: if the target is not allowed or does not exist.
     """
     if target in _FUNCTIONS:
         return target

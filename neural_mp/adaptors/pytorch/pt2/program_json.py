@@ -1,8 +1,8 @@
-"""The JSON text of a program that `torch.export.save` wrote: copied part by part, each checked.
+"""Program JSON of `torch.export.save`: copied piece by piece, each validated.
 
-The forms follow `torch._export.serde.schema`. A text that PyTorch evaluates, imports, looks up or
-writes into code is written anew (expressions), is on a list (ops, classes of nestings), or has the
-form of a name. What a loaded model has no use for (guards, traces of the source) is left out.
+The schema follows `torch._export.serde.schema`. Text that PyTorch evaluates, imports, looks up or
+writes into code is either rewritten (expressions), on an allowlist (ops, pytree classes), or a
+valid name. Parts that a loaded model does not need (guards, source traces) are dropped.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from neural_mp.util.validators import (
     validate_at,
 )
 
-#: Names become those of variables in code that torch.fx writes and runs.
+#: Names become variables in code that torch.fx writes and runs.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-#: Names of parameters and modules stand between quotes in that code.
+#: Names of parameters and modules are quoted in that code.
 _PATH = re.compile(r"[\w .:@+=/-]*")
 _LINE = re.compile(r"[^\x00-\x1f\x7f]*")
-#: What generated code takes from its surroundings.
+#: Names that generated code takes from its scope.
 _TAKEN = frozenset({"self", "torch"})
-#: What JSON has no number for, in files of torch 2.7 or later.
+#: Non-finite floats as strings, in files of torch ≥ 2.7.
 _NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
 
 
@@ -72,25 +72,25 @@ int64: Validator[int] = matching(
 real: Validator[float | str] = matching(
     "a number", _is_real, lambda value: float(value) if is_integer(value) else value
 )
-#: Any text; it is only ever compared, or written as a literal.
+#: Any text; only compared, or written as a literal.
 text = _text_like("a text", lambda _: True)
 line = _text_like("a line of text", _LINE.fullmatch)
 name = _text_like("a name", _is_variable)
-#: Some are called as Python's words are, some not at all.
+#: May be a Python keyword, or empty.
 argument_name = _text_like(
     "the name of an argument", lambda word: not word or _NAME.fullmatch(word)
 )
-#: In any script.
+#: Any Unicode identifier.
 parameter_name = _text_like(
     "the name of a parameter", lambda word: word.isidentifier() and not keyword.iskeyword(word)
 )
-#: Dotted, also of a tensor in it.
+#: Dotted module path, or the path of a tensor in a module.
 path = _text_like("the name of a module", _is_path)
 nothing: Validator[Any] = matching("nothing, since no such part is loaded", lambda value: not value)
 
 
 def one_form(forms: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any]]:
-    """A dict of a single key, which names the form of its value."""
+    """Validate a dict with a single key, which selects the validator of its value."""
 
     def copied(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) != 1:
@@ -104,29 +104,29 @@ def one_form(forms: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any]]:
 
 
 _DEVICES = ("cpu", "cuda", "hpu", "meta", "mps", "mtia", "xla", "xpu")
-#: Dialects of ops that PyTorch knows.
+#: Op dialects of PyTorch.
 _VERIFIERS = ("", "ATEN", "EDGE", "TRAINING")
-#: The dialect of programs of versions that did not write it down.
+#: Dialect of programs that do not name theirs.
 _ANY = "TRAINING"
 
 
 def checked_program(content: bytes) -> bytes:
-    """The text of a program, written anew from what of it is known.
+    """Return a program's text, rewritten from its known parts.
 
     Raises:
-        ValueError, InvalidValueError: it holds what no program does that was exported and saved.
+        ValueError, InvalidValueError: if an exported and saved program cannot hold a value.
     """
     program = _PROGRAM(load_json(content, MAX_PROGRAM_VALUES))
-    # PyTorch checks the ops of a program by these, and without any it checks none.
+    # PyTorch checks a program's ops by its verifiers, and without any not at all.
     program["verifiers"] = program.get("verifiers") or [_ANY]
     return json.dumps(program).encode()
 
 
 def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
-    """Name of a tensor → where its values are, and its form, as the archive's own list says.
+    """Return tensor name → location of its values, and metadata, from the archive's list.
 
     Raises:
-        ValueError, InvalidValueError: the list holds anything else, such as a pickled object.
+        ValueError, InvalidValueError: if the list holds other content, e.g. a pickled object.
     """
     found: dict[str, dict[str, Any]] = _PAYLOADS(load_json(content))["config"]
     return found
@@ -138,7 +138,7 @@ def _expression(value: object) -> str:
 
 def _range_key(value: object) -> str:
     rendered(text(value))
-    return str(value)  # it is compared as it stands, and never evaluated
+    return str(value)  # compared as text, never evaluated
 
 
 def _target(value: object) -> str:
@@ -220,7 +220,7 @@ _NODE = record(
             record({"name": argument_name, "arg": _argument}, {"kind": optional(int64)})
         ),
         "outputs": list_of(_ARGUMENT),
-        # Of all that is known of where an op comes from, the names of its modules are of use.
+        # Of an op's origin, only the names of its modules are needed.
         "metadata": record({}, {"nn_module_stack": line}),
     },
     {"is_hop_single_tensor_return": optional(boolean), "name": optional(name)},

@@ -1,4 +1,4 @@
-"""How a program's inputs and outputs are nested, as its file holds it: no class is looked up."""
+"""Pytree specs of a program's inputs and outputs in a file; no class is looked up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neural_mp.io.limits import MAX_DEPTH
 from neural_mp.io.readers import load_json
 from neural_mp.util.validators import preview
 
-#: The one version of the format.
+#: Only supported version of the format.
 _VERSION = 1
 _NAMED_TUPLE = pytree.SUPPORTED_SERIALIZED_TYPES[namedtuple]
 _DEFAULT_DICT = "collections.defaultdict"
@@ -20,12 +20,12 @@ _FACTORIES = frozenset({"list", "dict", "int", "float", "set", "str", "bool", "t
 
 
 def checked_tree(text: object) -> str:
-    """The text of a nesting, written anew: of containers that this process knows already.
+    """Return a pytree spec, rewritten; containers must be registered in this process.
 
-    What PyTorch reads in a context may import modules by name, so only plain keys are let through.
+    PyTorch may import modules named in a context, so only plain keys are allowed.
 
     Raises:
-        ValueError: it holds anything else.
+        ValueError: if the text is not such a spec.
     """
     if not isinstance(text, str):
         raise ValueError(f"{preview(text)} stands where a nesting is expected")
@@ -49,7 +49,7 @@ def _checked(tree: object, depth: int) -> dict[str, Any]:
 
 
 def _context(kind: str, context: object) -> Any:
-    """What belongs to a container of a kind, such as the keys of a dict."""
+    """Return the validated context of a container, e.g. the keys of a dict."""
     known = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     if kind not in known:
         raise ValueError(
@@ -86,7 +86,7 @@ def _default_dict(context: Any) -> dict[str, Any]:
 
 
 def _plain(value: object, depth: int = 0) -> Any:
-    """A value of lists, texts and numbers only: PyTorch takes some dicts for names of classes."""
+    """Return a value of lists, strings and numbers: PyTorch treats some dicts as class names."""
     if isinstance(value, list) and depth < MAX_DEPTH:
         return [_plain(item, depth + 1) for item in value]
     if value is None or isinstance(value, bool | int | float | str):

@@ -1,10 +1,10 @@
-"""What `torch.save` wrote of plain tensors: read without the code that pickles may name.
+"""Safe reader of plain tensors in `torch.save` files: runs no code named in pickles.
 
-PyTorch's own safe reader takes a tensor's size from the pickle, whatever the file holds for it.
+PyTorch's own safe reader takes a tensor's size from the pickle without checking the file.
 
-A pickle of a hundred bytes can hold a tuple of tuples that is endless to hash or to show, and the
-reader in C keeps as much room as the largest number that a pickle gives to a value. So the reader
-in Python is used, with the few steps that `torch.save` writes.
+A pickle of 100 bytes can hold a tuple of tuples that never finishes hashing or printing, and the C
+unpickler allocates as much memory as the largest number in a pickle demands. Hence Python's
+unpickler, limited to the few opcodes that `torch.save` writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from neural_mp.io.limits import MAX_DEPTH, MAX_PICKLE_NODES
 from neural_mp.io.zip_archive import checked_archive
 from neural_mp.util.validators import preview
 
-#: The steps that make values of a pickle, as `torch.save` writes them.
+#: Opcodes that create values, as written by `torch.save`.
 _STEPS = (
     "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT"
     " SHORT_BINUNICODE BINUNICODE EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS"
@@ -36,7 +36,7 @@ _STEPS = (
 _DEVICE = re.compile(r"[a-z]{2,8}(:\d{1,3})?")
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
 _DTYPES = {name: kind for name, kind in vars(torch).items() if isinstance(kind, torch.dtype)}
-#: Classes of storages, by which pickles name data types; that of bytes names none.
+#: Storage classes, which name dtypes in pickles; untyped storage names none.
 _STORAGES = {
     "UntypedStorage": None,
     "DoubleStorage": torch.float64,
@@ -63,22 +63,22 @@ class _Storage:
 
 @dataclass(frozen=True)
 class _Marker:
-    """A class of storages, which stands for a data type."""
+    """Storage class in a pickle, which stands for a dtype."""
 
     dtype: torch.dtype | None
 
 
 class _Attribute:
-    """What is kept with a tensor, of which nothing is used."""
+    """Placeholder for tensor attributes, which are ignored."""
 
 
-#: What stands for the two classes of tensors.
+#: Placeholders for the two tensor classes.
 _PLAIN_TENSOR, _PARAMETER = object(), object()
 
 
 @dataclass(frozen=True)
 class _Pickled:
-    """A tensor as its pickle describes it."""
+    """A tensor as described by its pickle."""
 
     storage: Any
     offset: Any
@@ -90,14 +90,14 @@ class _Pickled:
 
 
 def read_plain(file: BinaryIO) -> Any:
-    """Nested tuples, lists and dicts of tensors and numbers, as `torch.save` wrote them.
+    """Read nested tuples, lists and dicts of tensors and numbers from a `torch.save` file.
 
     Args:
-        file: binary, and can be sought.
+        file: binary and seekable.
 
     Raises:
-        ModelLoadError: it is no sound archive.
-        ValueError: it holds anything else, or tensors that reach outside their values.
+        ModelLoadError: if the archive is damaged.
+        ValueError: if the file holds other content, or tensors that exceed their storage.
     """
     with checked_archive(file) as archive:
         root = archive.namelist()[0].partition("/")[0] if archive.namelist() else ""
@@ -112,7 +112,7 @@ def read_plain(file: BinaryIO) -> Any:
         except ValueError:
             raise
         except Exception as error:
-            # A damaged pickle raises whatever the objects do that it is made of.
+            # A damaged pickle raises whatever its objects raise.
             raise ValueError(f"it holds a damaged pickle: {type(error).__name__}") from error
         return _Built(archive, root).built(described, 0)
 
@@ -140,12 +140,12 @@ def _put(into: Any, key: object, value: object) -> None:
 
 
 def _leave_state(reader: Any) -> None:
-    """Leave out what an object has beside what it was made with: nothing of it is used."""
+    """Drop an object's state, which is not used."""
     reader.stack.pop()
 
 
 class _Reader(pickle._Unpickler):
-    """An unpickler that knows the names of what tensors are made of, and gives none of it."""
+    """Unpickler that maps the names of tensor components to placeholders."""
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
         **{code: pickle._Unpickler.dispatch[code] for code in map(_code, _STEPS.split())},
@@ -201,12 +201,12 @@ class _Reader(pickle._Unpickler):
 
 
 def _ordered() -> OrderedDict[Any, Any]:
-    """A dict that its items are put into afterwards."""
+    """Return an empty dict; items follow later in the pickle."""
     return OrderedDict()
 
 
 def _unread(_items: object) -> _Attribute:
-    """A set, which only attributes of tensors are."""
+    """Drop a set: only tensor attributes are sets."""
     return _Attribute()
 
 
@@ -238,7 +238,7 @@ def _parameter_with_attributes(
 def _with_attributes(
     make: Callable[..., _Pickled], kind: object, arguments: Iterable[object], _attributes: object
 ) -> _Pickled:
-    """A tensor without the attributes that exporting with open sizes has left on it."""
+    """Return a tensor without attributes left by an export with dynamic sizes."""
     if make not in (_described, _parameter, _parameter_with_attributes):
         raise ValueError("it holds a tensor that is not described as torch.save does")
     found: _Pickled = make(*arguments)
@@ -254,7 +254,7 @@ def _strided(name: object) -> torch.layout:
 
 
 class _Built:
-    """Tensors made of what their pickles describe, those that share values sharing them again."""
+    """Builder of tensors from their descriptions; shared values stay shared."""
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
         self._archive, self._root = archive, root
@@ -263,7 +263,7 @@ class _Built:
         self._nodes = 0
 
     def built(self, value: Any, depth: int) -> Any:
-        """A value with tensors in place of their descriptions."""
+        """Return a value with descriptions replaced by tensors."""
         self._nodes += 1
         if depth > MAX_DEPTH or self._nodes > MAX_PICKLE_NODES:
             raise ValueError("its values are nested too deeply, or too many")

@@ -1,7 +1,7 @@
-"""Sizes worked out of other sizes, as programs hold them in text: taken apart, and written anew.
+"""Symbolic size expressions of programs in files: parsed from text and rewritten.
 
-PyTorch evaluates such a text as Python, whatever it holds. Here it is parsed into the few forms
-that `torch.export.save` writes, and what PyTorch gets is rendered from those.
+PyTorch evaluates any such text as Python. Here the text is parsed into the few constructs that
+`torch.export.save` writes, and PyTorch gets an expression rendered from these.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FUNCTIONS = frozenset(
         *(f"OpaqueUnaryFn_{name}" for name in _UNARY.split()),
     }
 )
-#: What makes large numbers of small ones: the second argument is a small constant.
+#: Functions that grow quickly: the second argument must be a small constant.
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift", "RShift"})
 _COMPARING = frozenset({"Max", "Min"})
 _CONSTANTS = frozenset({"true", "false", "True", "False", "oo", "int_oo"})
@@ -65,10 +65,10 @@ _OPERATORS: dict[type[ast.AST], str] = {
 
 
 def rendered(text: str) -> str:
-    """An expression of sizes, written anew from its parsed form.
+    """Return a size expression, rewritten from its parsed form.
 
     Raises:
-        ValueError: it is no such expression, or larger than any that is right.
+        ValueError: if the text is not such an expression, or exceeds the size limits.
     """
     if len(text) > MAX_EXPRESSION_CHARS or _depth(text) > MAX_DEPTH or not text.isascii():
         raise ValueError(f"the expression {text[:100]!r} is too long, or no expression of sizes")
@@ -82,7 +82,7 @@ def rendered(text: str) -> str:
 
 
 class _NotOneError(Exception):
-    """A form that no expression of sizes has."""
+    """Raised for a construct that no size expression contains."""
 
 
 def _depth(text: str) -> int:
@@ -97,7 +97,7 @@ def _depth(text: str) -> int:
 
 
 def _rendered(tree: ast.AST, power: int, level: int) -> str:
-    """One part of an expression; `power` is what the powers around it come to together."""
+    """Render a subexpression; `power` is the product of the enclosing exponents."""
     if level > 2 * MAX_DEPTH:
         raise _NotOneError
     match tree:
@@ -171,7 +171,7 @@ def _float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
 
 
 def _raised(base: ast.expr, exponent: ast.expr, power: int, level: int) -> tuple[str, str]:
-    """A base and its small, constant exponent."""
+    """Render a base and its small constant exponent."""
     number = _constant(exponent)
     if number is None or power * max(abs(number), 1) > MAX_EXPRESSION_EXPONENT:
         raise _NotOneError
@@ -180,7 +180,7 @@ def _raised(base: ast.expr, exponent: ast.expr, power: int, level: int) -> tuple
 
 
 def _constant(tree: ast.expr) -> float | None:
-    """The value of a plain number, however it is written."""
+    """Return the value of a number in any notation; None for other expressions."""
     match tree:
         case ast.Constant(value=int() | float() as number):
             return number
@@ -209,7 +209,7 @@ def _number(number: int) -> str:
 
 
 def _terms(tree: ast.AST) -> int:
-    """How many terms a part of an expression comes to when all of it is multiplied out."""
+    """Return the number of terms of an expression after expansion."""
     count = 1
     match tree:
         case ast.UnaryOp(operand=operand):
@@ -230,7 +230,7 @@ def _terms(tree: ast.AST) -> int:
 
 
 def _terms_of(name: str, args: list[ast.expr]) -> int:
-    """The same of a function, or of the operator that does what it does."""
+    """Return the number of terms of a function, or of the equivalent operator."""
     counts = [_terms(arg) for arg in args]
     if name in _COMPARING and sum(map(_compared, args)) > MAX_EXPRESSION_COMPARED:
         raise _NotOneError
@@ -246,7 +246,7 @@ def _terms_of(name: str, args: list[ast.expr]) -> int:
 
 
 def _compared(tree: ast.expr) -> int:
-    """How many values an argument stands for, of a function that compares them."""
+    """Return the number of values that an argument contributes to Min or Max."""
     match tree:
         case ast.Call(func=ast.Name(id=name), args=args) if name in _COMPARING:
             return sum(map(_compared, args))

@@ -1,4 +1,4 @@
-"""Tensors out of files: values within what the file holds for them, or none."""
+"""Tensors from files, with bounds checked against the bytes in the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from neural_mp.io.limits import MAX_EXPANSION_RATIO, RATIO_EXEMPT_ARRAY_BYTES
 from neural_mp.util.validators import preview
 
-#: Data types by their number in programs that `torch.export.save` wrote.
+#: dtype numbers in programs written by `torch.export.save`.
 _DTYPES = {
     1: "uint8",
     2: "int8",
@@ -42,7 +42,7 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies in the values that it shares with others; lengths in values, not bytes."""
+    """Layout of a tensor in a shared storage; stride and offset count elements, not bytes."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -51,7 +51,7 @@ class View:
 
 
 def read_values(archive: zipfile.ZipFile, name: str) -> torch.Tensor:
-    """The bytes of a member, which must fit into memory once."""
+    """Return the bytes of an archive member, which must fit into memory."""
     values = torch.empty(archive.getinfo(name).file_size, dtype=torch.uint8)
     room = memoryview(values.numpy())
     with archive.open(name) as member:
@@ -68,10 +68,10 @@ def read_values(archive: zipfile.ZipFile, name: str) -> torch.Tensor:
 
 
 def viewed(values: torch.Tensor, view: View) -> torch.Tensor:
-    """A tensor that lies in these bytes.
+    """Return a strided view of these bytes.
 
     Raises:
-        ValueError: it would reach outside them, or show the same values over and over.
+        ValueError: if the view exceeds the bytes, or repeats them excessively.
     """
     if not (len(view.size) == len(view.stride) <= torch.iinfo(torch.int8).max // 2 + 1):
         raise ValueError(f"a tensor of {len(view.size)} axes has {len(view.stride)} strides")
@@ -95,10 +95,10 @@ def viewed(values: torch.Tensor, view: View) -> torch.Tensor:
 
 
 def view_of(meta: dict[str, Any]) -> View:
-    """How a tensor lies in its values, as the program's own list says.
+    """Return the layout of a tensor according to the program's metadata.
 
     Raises:
-        ValueError: it is of a kind that is not made of plain values, or its size is not a number.
+        ValueError: if dtype or memory layout is not supported, or a size is not a number.
     """
     dtype = getattr(torch, _DTYPES.get(meta["dtype"], ""), None)
     if dtype is None or meta["layout"] != _STRIDED:
@@ -118,10 +118,10 @@ def _int(size: object) -> int:
 
 
 def placed(values: torch.Tensor, device: str) -> torch.Tensor:
-    """Bytes on the device that a file asks for.
+    """Move bytes to the device named in a file.
 
     Raises:
-        ValueError: this machine has no such device.
+        ValueError: if this machine has no such device.
     """
     if device == "cpu":
         return values

@@ -1,1 +1,1 @@
-"""Mixed precision while a torch model is trained."""
+"""Mixed-precision training of torch modules."""

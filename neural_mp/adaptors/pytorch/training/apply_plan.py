@@ -1,4 +1,4 @@
-"""A plan put on a torch module: hooks that enter autocast, and leave it for single modules."""
+"""Plans on trainable torch modules: wrappers that switch autocast per module."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_m
 
 
 def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
-    """Let modules run as a plan says.
+    """Apply a plan to the modules of a model, in place.
 
     Args:
         model: the module.
-        plan: name of a module in it → precision; one without an entry goes with what it is in.
+        plan: name of a submodule → precision; others inherit from their parent.
 
     Raises:
-        UnknownOperatorError: the model has no module of such a name.
-        ConfigurationError: the plan says two things of one module, or no weights are in float32.
+        UnknownOperatorError: if the model has no module of a given name.
+        ConfigurationError: if a shared module has two precisions, or no weights are float32.
     """
     check_module(model)
     check_weights(model)
@@ -44,8 +44,8 @@ def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
         precision = plan[name]
         if name and precision is not _around(name, plan, whole):
             kept = precision is Precision.FP32
-            # What is around a kept module may multiply its outputs with whatever autocast likes;
-            # what is around a module in 16 bits is in float32, and may take nothing else.
+            # Around a float32 module, autocast converts its outputs as needed; around a 16-bit
+            # module, computation is in float32 and may not accept 16-bit outputs.
             RunsIn(dtype_of(precision), cast_inputs=kept, cast_outputs=not kept).on(module)
     return model
 
@@ -53,7 +53,7 @@ def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
 def _of_modules(
     modules: Mapping[str, nn.Module], plan: Mapping[str, Precision]
 ) -> dict[nn.Module, str]:
-    """Module → the name that the plan has for it; a module may be in several places."""
+    """Return module → its name in the plan; a shared module has several names."""
     chosen: dict[nn.Module, str] = {}
     for name, precision in plan.items():
         other = chosen.setdefault(modules[name], name)
@@ -66,10 +66,10 @@ def _of_modules(
 
 
 def check_weights(model: nn.Module) -> None:
-    """Refuse a model that holds floats, but none of 32 bits: nothing there is mixed.
+    """Check that some weights are float32, as mixed precision requires.
 
     Raises:
-        ConfigurationError: it is such a model.
+        ConfigurationError: if all floating-point weights are in other dtypes.
     """
     floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if floats and torch.float32 not in floats:
@@ -81,12 +81,12 @@ def check_weights(model: nn.Module) -> None:
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
-    """BF16, FP16 or FP32 in torch's words."""
+    """Return the torch dtype of BF16, FP16 or FP32."""
     return DTYPES.get(precision, torch.float32)
 
 
 def _around(name: str, plan: Mapping[str, Precision], low: Precision) -> Precision:
-    """What a module would run in without an entry of its own."""
+    """Return the precision that a module inherits without an entry of its own."""
     while name:
         name = name.rpartition(".")[0]
         if name in plan:

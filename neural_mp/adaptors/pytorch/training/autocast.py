@@ -1,4 +1,4 @@
-"""The four lists while a torch model is trained, or just run."""
+"""`autocast` by the four lists, for training or inference of torch models."""
 
 from __future__ import annotations
 
@@ -42,75 +42,73 @@ from neural_mp.util.environment import users_environment
 _Result = TypeVar("_Result")
 logger = logging.getLogger(__name__)
 
-#: A device that nobody has: where any autocast is on, `nn.LSTM` takes inputs in another type than
-#: its weights.
+#: A device absent in practice: `nn.LSTM` accepts inputs whose dtype differs from its weights only
+#: if autocast is on for some device.
 _NO_DEVICE = "ipu"
 
 _lock = threading.Lock()
-#: File → what was decided since it was first asked for.
+#: File → decisions counted since its first use.
 _logs: dict[Path, Counts] = {}
 
 
 def _uncompiled(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """A function that `torch.compile` does not look into, and calls as it is."""
+    """Return the function excluded from tracing by `torch.compile`."""
     disabled = torch._disable_dynamo(function)
 
     @wraps(function)
     def call(*args: object, **kwargs: object) -> _Result:
-        # Without this, torch would import its compiler, which takes seconds.
+        # Importing torch's compiler would cost seconds.
         return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 
     return call
 
 
 class autocast(ContextDecorator):  # noqa: N801  # the word that torch users know
-    """A context, or a decorator, in which torch computes in 16 bits by the four lists.
+    """Context manager or decorator in which torch computes in 16 bits by the four lists.
 
-    It does the same on every device. The weights stay as they are, FP32 as a rule, and so do their
-    gradients. It stands where `torch.autocast` stands, around the forward pass and the loss:
+    Behaves the same on every device. Weights and their gradients keep their dtype, usually FP32.
+    Use it like `torch.autocast`, around the forward pass and the loss:
 
     >>> with autocast("bf16"):
     ...     loss = cross_entropy(model(inputs), labels)
     >>> loss.backward()
 
-    A function of torch gets what it reads, as far as that is float32, bfloat16 or float16,
+    Inputs of a torch function in float32, bfloat16 or float16 are cast by the function's list:
 
-    - on the ALLOW list in 16 bits;
-    - on the DENY list in float32, and its result is dangerous;
-    - on the INFER list in 16 bits if a part of it comes in 16 bits, and none is dangerous; else in
-      float32. What is dangerous stays so behind functions of the INFER and the CLEAR list;
-    - on the CLEAR list as it comes; where types are mixed, as on the INFER list. Nobody knows yet
-      what will read the result, so unlike in a converted model it follows its inputs alone;
-    - on no list in float32.
+    - ALLOW: to 16 bits;
+    - DENY: to float32; the result is marked dangerous;
+    - INFER: to 16 bits if an input is 16-bit and none is dangerous, else to float32. The mark
+      passes through functions of the INFER and the CLEAR list;
+    - CLEAR: not at all; mixed dtypes are handled as for INFER. Later readers of the result are
+      unknown, so unlike in a converted model, only the inputs decide;
+    - no list: to float32.
 
-    What is written into, by `add_`, `x[0] = y` or `out=`, keeps its type. Tensors in float64, and
-    complex ones, are left alone with all that is computed from them. A mask of the lowest float32
-    becomes the lowest number in 16 bits, not minus infinity. An op that has no kernel for 16 bits
-    on a device runs in float32, and so does one with a number that they cannot hold. A function
-    composed in Python is one op: all of `F.multi_head_attention_forward`, which
-    `nn.MultiheadAttention` calls, is of the type `scaled_dot_product_attention`. Casts of weights
-    are kept until the outermost context ends, so do the optimizer's step behind it. Of nested
-    contexts the innermost counts, and torch's own autocast, if it is on, is off inside. It counts
-    in the thread that entered it.
+    Tensors written to by `add_`, `x[0] = y` or `out=` keep their dtype. Functions with a float64 or
+    complex input are left alone. A mask of the lowest float32 becomes the lowest 16-bit number, not
+    minus infinity. An op without a 16-bit kernel on a device runs in float32, as does an op with a
+    number beyond the 16-bit range. A function composed in Python is one op: all of
+    `F.multi_head_attention_forward`, which `nn.MultiheadAttention` calls, has the type
+    `scaled_dot_product_attention`. Casts of weights are cached until the outermost context ends, so
+    run the optimizer step after the context. The innermost context applies; torch's own autocast is
+    off inside. A context affects only the thread that entered it.
 
-    What `torch.compile` has made runs uncompiled while a context is open, in all threads. Functions
-    of `torch.jit` are not seen into. A block that `torch.utils.checkpoint` computes again must be
-    decorated: `checkpoint(autocast("bf16")(block), x)`.
+    While a context is open, code from `torch.compile` runs uncompiled in all threads. Functions of
+    `torch.jit` are opaque. A block recomputed by `torch.utils.checkpoint` must be decorated:
+    `checkpoint(autocast("bf16")(block), x)`.
 
     Args:
-        precision: `bf16` or `fp16`; by default what `amp.data_type` says, else BF16. It may be one
-            that the machine has no kernels for: torch computes it, slowly.
-        amp: edits of the lists, by op types of torch's dispatcher such as `softmax`, and where to
-            write what was decided. What is not given is looked up in the environment, as
-            everywhere. `unsafe_force_all` puts all but the CLEAR list on the ALLOW list.
-            `log_path` is a folder: `autocast_bf16.tsv` in it has the op types, the list of each,
-            the dtype of its result and how often it ran.
+        precision: `bf16` or `fp16`; default: `amp.data_type`, else BF16. Precisions without kernels
+            on this machine are allowed, but slow.
+        amp: edits of the lists, by op types of torch's dispatcher, e.g. `softmax`, and the log
+            folder. Missing options are read from the environment. `unsafe_force_all` moves all but
+            the CLEAR list to the ALLOW list. `log_path` is a folder: its `autocast_bf16.tsv` lists
+            op types, the list of each, the dtype of the result and the number of runs.
 
     Raises:
-        UnknownPrecisionError: there is no such precision.
-        UnknownOperatorError: an edit names an op type that torch does not have.
-        ConfigurationError: the precision has not 16 bits, an edit does not fit the lists, an
-            option cannot be understood, or the folder cannot be written to.
+        UnknownPrecisionError: if there is no such precision.
+        UnknownOperatorError: if an edit names an op type that torch does not have.
+        ConfigurationError: if the precision is not 16-bit, an edit does not fit the lists, an
+            option is invalid, or the folder is not writable.
     """
 
     @_uncompiled
@@ -135,7 +133,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
 
     @_uncompiled
     def __enter__(self) -> autocast:
-        """Let the lists count."""
+        """Activate the lists."""
         if _thread.mode is None:
             with ExitStack() as undone:
                 _torchs_own_off(undone)
@@ -151,9 +149,9 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Let what counted before count again."""
+        """Restore the enclosing context, and write the log."""
         mode = _thread.mode
-        assert mode is not None  # it was entered
+        assert mode is not None  # set by __enter__
         mode.policies.pop()
         if not mode.policies:
             _thread.mode = None
@@ -166,12 +164,12 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
                 logger.warning("what was decided was not written to %s: %s", self._log, problem)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """A copy, also in another process, is made of what was given."""
+        """Copy or pickle by the constructor arguments."""
         return type(self), self._given
 
 
 class _Thread(threading.local):
-    """What is on in a thread."""
+    """Active mode of a thread."""
 
     mode: FourListsMode | None = None
     leave: ExitStack
@@ -181,19 +179,19 @@ _thread = _Thread()
 
 
 def is_open() -> bool:
-    """Whether an `autocast` counts in this thread."""
+    """Whether an `autocast` is active in this thread."""
     return _thread.mode is not None
 
 
 def _torchs_own_off(undone: ExitStack) -> None:
-    """Switch off what would stand between the lists and the kernels."""
+    """Disable torch's autocast and compiled code, which would bypass the lists."""
     for device in AUTOCAST_DEVICES:
         if torch.is_autocast_enabled(device):
             torch.set_autocast_enabled(device, False)
             undone.callback(torch.set_autocast_enabled, device, True)
     torch.set_autocast_enabled(_NO_DEVICE, True)
     undone.callback(torch.set_autocast_enabled, _NO_DEVICE, False)
-    if "torch._dynamo" in sys.modules:  # to import it takes seconds, and is no use here
+    if "torch._dynamo" in sys.modules:  # Importing the compiler costs seconds.
         undone.enter_context(torch.compiler.set_stance("force_eager"))
 
 
@@ -201,7 +199,7 @@ def _torchs_own_off(undone: ExitStack) -> None:
 def _edited(
     precision: Precision, edits: tuple[ListEdit, ...], force_all: bool
 ) -> tuple[FourLists, dict[Any, Rule]]:
-    """The lists of a precision with edits, and what they came to say of functions so far."""
+    """Return the edited lists of a precision, and an empty cache of rules."""
     kept, warnings = known_edits(edits, "pytorch", all_op_types)
     for warning in warnings:
         logger.warning(warning)

@@ -1,4 +1,4 @@
-"""What stands between a program and torch while the four lists count: it casts what ops read."""
+"""`TorchFunctionMode` that casts the inputs of torch functions by the four lists."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from torch.overrides import TorchFunctionMode
 from neural_mp.adaptors.pytorch.training.function_types import Function, Handling, function_of
 from neural_mp.amp import AmpList, FourLists
 
-#: What may be cast. Whoever uses float64 or complex numbers wants them.
+#: Dtypes that may be cast; float64 and complex are deliberate choices of the user.
 _CASTABLE = frozenset({torch.float32, torch.bfloat16, torch.float16})
-#: What torch says of an op that has no kernel for a type.
+#: Torch's messages for an op without a kernel for a dtype.
 _NO_KERNEL = re.compile(r"not implemented for|unsupported dtype|does(n't| not) support", re.I)
-#: What torch says of a number in Python that a type cannot hold, such as -1e9 for float16 in masks.
+#: Torch's message for a Python number beyond a dtype's range, e.g. -1e9 in float16 masks.
 _TOO_LARGE = "cannot be converted to type"
-#: How often an op ran: its type, its list and the dtype of its result → times.
+#: (op type, list, dtype of the result) → number of runs.
 Counts = Counter[tuple[str, str, str]]
 
 
 @dataclass(eq=False, slots=True)
 class Rule:
-    """What the lists say of one function.
+    """Rule of the lists for one function.
 
     Attributes:
         function: the function.
-        list: the list its op type is on; None for none.
-        without_kernel: types of device that turned out to have no 16-bit kernel for it.
+        list: list of its op type; None for none.
+        without_kernel: device types found to have no 16-bit kernel for the function.
     """
 
     function: Function
@@ -46,9 +46,9 @@ class Policy:
 
     Args:
         dtype: the 16-bit type.
-        lists: op types by what 16 bits do to them.
-        rules: function → what the lists say of it, as far as it was called before.
-        counts: is told of every op that runs; None if nobody wants to know.
+        lists: op types by their safety in 16 bits.
+        rules: cache of function → rule.
+        counts: counts every op that runs; None to disable.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Policy:
     def rule(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Rule:
-        """What the lists say of a call."""
+        """Return the rule for a call."""
         found = self.rules.get(func)
         if found is None:
             found = self.rules[func] = self._made(function_of(func))
@@ -74,12 +74,12 @@ class Policy:
         return Rule(function, self.lists.of(function.op_type))
 
     def target(self, rule: Rule, floats: list[Any], dangerous: bool) -> torch.dtype | None:
-        """What the inputs of an op are cast to; None for what they are.
+        """Return the dtype to cast an op's inputs to; None to leave them.
 
         Args:
-            rule: what the lists say of it.
-            floats: its inputs, as far as they decide.
-            dangerous: whether one of them is.
+            rule: rule of the op.
+            floats: the inputs that decide.
+            dangerous: whether one of them is dangerous.
         """
         if not floats:
             return None
@@ -96,7 +96,7 @@ class Policy:
         return self.dtype
 
     def count(self, rule: Rule, result: object) -> None:
-        """Put down that an op ran."""
+        """Count a run of an op."""
         if self.counts is not None:
             found = next(_tensors(result), None)
             dtype = "" if found is None else str(found.dtype).removeprefix("torch.")
@@ -104,9 +104,9 @@ class Policy:
 
 
 class FourListsMode(TorchFunctionMode):
-    """Casts what every function reads, by the policy that counts: the last of `policies`.
+    """Mode that casts the inputs of every function by the last of `policies`.
 
-    While it is on, it remembers casts of weights, and which tensors are dangerous.
+    While active, caches casts of weights and tracks dangerous tensors.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class FourListsMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run a function as the lists want it."""
+        """Run a function with inputs cast by its rule."""
         kwargs = kwargs or {}
         policy = self.policies[-1]
         rule = policy.rules.get(func)
@@ -143,7 +143,7 @@ class FourListsMode(TorchFunctionMode):
             return result
         written = function.written(args, kwargs)
         if function.numbers_differ and len(floats) > 1:
-            floats = [t for t in floats if t.dim()]  # a number takes the type of a tensor
+            floats = [t for t in floats if t.dim()]  # a 0-d tensor takes the dtype of the others
         if written is None:
             target = policy.target(rule, floats, dangerous)
         else:
@@ -172,7 +172,7 @@ class FourListsMode(TorchFunctionMode):
         return result
 
     def __exit__(self, *raised: object) -> None:
-        """Forget all."""
+        """Leave the mode, and clear its caches."""
         super().__exit__(*raised)
         self._casts.clear()
         self._dangerous.clear()
@@ -187,7 +187,7 @@ class FourListsMode(TorchFunctionMode):
         moved: list[Any],
         written: object,
     ) -> Any:
-        """Run a function with some of its inputs cast, but not what it writes into."""
+        """Run a function with some inputs cast, except tensors that it writes to."""
         ids = {id(tensor) for tensor in moved}
         if written is not None:
             ids.difference_update(id(tensor) for tensor in _tensors(written))
@@ -201,7 +201,7 @@ class FourListsMode(TorchFunctionMode):
     def _recast(
         self, values: Iterable[Any], dtype: torch.dtype, ids: set[int], finite: bool
     ) -> list[Any]:
-        """Values, and what is in lists of them, with the tensors of these ids cast."""
+        """Cast tensors with these ids among values and nested lists."""
         made: list[Any] = []
         for value in values:
             if id(value) in ids:
@@ -213,23 +213,23 @@ class FourListsMode(TorchFunctionMode):
         return made
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype, finite: bool) -> Any:
-        """A tensor in another type; of a weight, the cast that was made before."""
+        """Cast a tensor; reuse cached casts of weights."""
         if not tensor.requires_grad and finite and dtype is not torch.float32:
             return _kept_finite(tensor, dtype)
         if not (tensor.requires_grad and tensor.is_leaf) or tensor.is_inference():
             return tensor.to(dtype)
-        # A cast that was made without gradients would cut the weight off: it is kept apart.
+        # Separate casts without gradients: they would detach the weight.
         key = (id(tensor), dtype, torch.is_grad_enabled())
         kept = self._casts.get(key)
         if kept is not None and kept[1] == tensor._version:
             return kept[2]
         made = tensor.to(dtype)
-        # The weight itself is kept, too: while it lives, nothing else has its id.
+        # Keep the weight alive too, so that its id is not reused.
         self._casts[key] = (tensor, tensor._version, made)
         return made
 
     def _mark(self, result: object) -> None:
-        """Remember that a result is dangerous, while it lives."""
+        """Mark a result as dangerous during its lifetime."""
         for tensor in _tensors(result):
             key = id(tensor)
             if key not in self._dangerous and tensor.is_floating_point():
@@ -240,10 +240,10 @@ class FourListsMode(TorchFunctionMode):
 
 
 def _gather(values: Iterable[Any], floats: list[Any]) -> bool:
-    """Add what may be cast among values, and in lists of them, to `floats`.
+    """Append castable tensors in values and nested lists to `floats`.
 
     Returns:
-        False if there is a tensor of numbers that must be left alone with all beside it.
+        False if a float64 or complex tensor occurs, so that the call is left alone.
     """
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -257,17 +257,17 @@ def _gather(values: Iterable[Any], floats: list[Any]) -> bool:
 
 
 def _kept_finite(tensor: torch.Tensor, dtype: torch.dtype) -> Any:
-    """A tensor in 16 bits, where what was finite is finite.
+    """Cast a tensor to 16 bits, keeping finite values finite.
 
-    Masks are often made of the lowest float32, which 16 bits round to minus infinity; softmax then
-    makes NaN of a row that is masked altogether.
+    Masks often contain the lowest float32, which 16 bits round to minus infinity; softmax then
+    returns NaN for a fully masked row.
     """
     bounds = torch.finfo(dtype)
     return torch.where(tensor.isinf(), tensor, tensor.clamp(bounds.min, bounds.max)).to(dtype)
 
 
 def _tensors(value: object) -> Iterator[Any]:
-    """A tensor, or those in a list."""
+    """Yield a tensor, or the tensors in a list."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -276,7 +276,7 @@ def _tensors(value: object) -> Iterator[Any]:
 
 
 def table(counts: Counts) -> str:
-    """What was decided: a line for each op type, list and dtype, the most frequent first."""
+    """Return the counts as a table, one line per op type, list and dtype, most frequent first."""
     rows = [("op type", "list", "dtype of the result", "times")]
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     rows += [(*key, str(times)) for key, times in ordered]

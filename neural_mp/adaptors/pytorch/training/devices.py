@@ -1,4 +1,4 @@
-"""The devices that torch reaches."""
+"""Devices available to torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from neural_mp.core.hardware import Device
 
 
 def devices() -> list[Device]:
-    """The CPU, and the devices of the accelerator that torch was built for, if there is one."""
+    """Return the CPU and the devices of torch's accelerator, if any."""
     found = [Device("pytorch", "cpu", "CPU")]
     if not torch.accelerator.is_available():
         return found

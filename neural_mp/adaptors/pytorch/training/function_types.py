@@ -1,6 +1,6 @@
-"""Which op type a function is that Python code calls, and how its inputs may be treated.
+"""Op types and cast rules of torch functions called from Python.
 
-`x + y`, `x.add_(y)`, `torch.add` and `1 + x` are the op `add`, in the names of `op_kinds.TYPES`.
+`x + y`, `x.add_(y)`, `torch.add` and `1 + x` are the op `add`, named as in `op_types.TYPES`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from neural_mp.adaptors.pytorch.op_types import TYPES, every_op_type
 
 
 class Handling(Enum):
-    """What a function does to numbers."""
+    """Numeric effect of a function."""
 
-    #: Nothing: it asks, compares, makes anew or keeps the books of autograd.
+    #: None: queries, comparisons, new tensors, autograd bookkeeping.
     NONE = auto()
-    #: It passes them on: a cast that the user wrote, or another view of the same memory.
+    #: Passes values on: a cast by the user, or a view of the same memory.
     PASSES = auto()
-    #: It computes.
+    #: Computes.
     COMPUTES = auto()
 
 
@@ -32,15 +32,15 @@ class Function:
     """A function that takes tensors.
 
     Attributes:
-        op_type: what it is called on the lists.
-        handling: what it does to numbers.
-        writes: whether it writes into its first argument.
-        inplace_at: where its argument `inplace` stands; None where it has none.
-        first_only: whether its first argument alone decides and may be cast. The others are
-            statistics in FP32, which every kernel takes beside 16 bits, or give a shape.
-        numbers_differ: whether tensors without dimensions take part as numbers, in any type.
-        takes_masks: whether masks are among its arguments, as those of attention are.
-        variant: tells apart what the arguments choose between; returns an op type.
+        op_type: its op type on the lists.
+        handling: its numeric effect.
+        writes: whether it writes to its first argument.
+        inplace_at: position of its argument `inplace`; None without one.
+        first_only: whether only its first argument decides and may be cast. The others are FP32
+            statistics, which kernels accept next to 16 bits, or determine a shape.
+        numbers_differ: whether 0-d tensors count as numbers, in any dtype.
+        takes_masks: whether it takes masks, e.g. attention.
+        variant: selects the op type by the arguments of a call.
     """
 
     op_type: str
@@ -53,13 +53,13 @@ class Function:
     variant: Callable[[tuple[Any, ...], Mapping[str, Any]], str] | None = None
 
     def deciding(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The arguments that decide and may be cast."""
+        """Return the arguments that decide and may be cast."""
         if self.first_only:
             return (_first(args, kwargs),)
         return (*args, *kwargs.values()) if kwargs else args
 
     def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What a call writes into: a tensor, or a tuple of those in `out`; None for nothing."""
+        """Return what a call writes to: a tensor, or a tuple in `out`; None if nothing."""
         if kwargs and kwargs.get("out") is not None:
             return kwargs["out"]
         if self.writes:
@@ -78,17 +78,17 @@ def _words(*lines: str) -> frozenset[str]:
     return frozenset(word for line in lines for word in line.split())
 
 
-#: Python's operators and protocols that compute, by their names without underscores.
+#: Python's computing operators and protocols, without underscores.
 _OPERATORS = {
     **{name: name for name in ("add", "sub", "mul", "pow", "matmul", "neg", "abs", "getitem")},
     **{"truediv": "div", "div": "div", "floordiv": "floor_divide", "mod": "remainder"},
     **{"rsub": "rsub", "setitem": "index_put", "iter": "unbind", "reversed": "flip"},
 }
-#: Which of them stand before their name with `i` in place, and with `r` reflected.
+#: Operators with an in-place (`i`) and a reflected (`r`) variant.
 _REFLECTED = _words("add mul pow matmul truediv div floordiv mod")
 _IN_PLACE = _REFLECTED | {"sub"}
 
-#: Other names → the op type. What is composed in Python has the name of what decides in it.
+#: Other names → op type; a Python composition has the name of its decisive op.
 _ALIASES = {
     **{"absolute": "abs", "negative": "neg", "fix": "trunc", "special_expit": "sigmoid"},
     **{"arccos": "acos", "arcsin": "asin", "multiply": "mul", "subtract": "sub", "divide": "div"},
@@ -115,7 +115,7 @@ _ALIASES = {
 #: Functions that share their name with another op.
 _IN_NN_FUNCTIONAL = {"unfold": "im2col", "fold": "col2im"}
 
-#: They pass numbers on. `contiguous` and `clone` may be cast: they are another tensor anyway.
+#: Pass values on. `contiguous` and `clone` may be cast: they return new tensors anyway.
 _PASSING = _words(
     "tensor as_tensor asarray",
     "to float half bfloat16 double type type_as cpu cuda xpu ipu mtia pin_memory detach alias data",
@@ -123,7 +123,7 @@ _PASSING = _words(
     "atleast_1d atleast_2d atleast_3d meshgrid values _values coalesce to_dense to_sparse",
     "to_mkldnn requires_grad_ detach_",
 )
-#: They compute no numbers that would be better or worse in another type.
+#: Functions whose result does not depend on the dtype's accuracy.
 _WITHOUT_NUMBERS = _words(
     "eq ne lt le gt ge equal not_equal less less_equal greater greater_equal isnan isinf isfinite",
     "isposinf isneginf isreal isin all any logical_and logical_or logical_not logical_xor",
@@ -142,7 +142,7 @@ _WITHOUT_NUMBERS = _words(
     "align_as as_subclass hash_tensor quantize_per_tensor quantize_per_channel dequantize",
     "int_repr indices",
 )
-#: Modules whose functions do their work on the tensors themselves.
+#: Modules whose functions operate on the tensors themselves.
 _OUTSIDE = ("torch.nn.init", "torch.autograd", "torch.optim", "torch.utils", "torch.distributed")
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -154,17 +154,17 @@ _ARITHMETIC = frozenset(
     op_type for kind in ("add", "sub", "mul", "div") for op_type in TYPES[kind]
 ) - {"addcmul", "addcdiv"}
 
-#: Op types that torch's dispatcher does not have, such as `softsign`.
+#: Op types missing in torch's dispatcher, e.g. `softsign`.
 _LISTED = frozenset(op_type for names in TYPES.values() for op_type in names)
 
 
 def all_op_types() -> frozenset[str]:
-    """Every op type that an edit of the lists may name."""
+    """Return every op type that an edit of the lists may name."""
     return every_op_type() | _LISTED
 
 
 def function_of(func: Callable[..., Any]) -> Function:
-    """What a function is that `__torch_function__` is told of."""
+    """Classify a function that `__torch_function__` receives."""
     name, module = str(getattr(func, "__name__", "")), str(getattr(func, "__module__", ""))
     if name in ("__get__", "__set__", "__delete__"):
         described = getattr(func, "__self__", None)
@@ -184,7 +184,7 @@ def function_of(func: Callable[..., Any]) -> Function:
 
 
 def _named(name: str) -> Function:
-    """By the name of a function or a method; one underscore behind it says that it writes."""
+    """Classify by name; a trailing underscore means in place."""
     base = name[:-1] if name.endswith("_") else name
     if name in _PASSING or base in _PASSING:
         return Function(base, Handling.PASSES, writes=name != base)
@@ -194,7 +194,7 @@ def _named(name: str) -> Function:
 
 
 def _computing(name: str) -> Function:
-    """By a name, or what is left of it without what only says where the function stands."""
+    """Classify by name, also without `special_` and `_with_indices`."""
     short = name.removeprefix("special_").removesuffix("_with_indices")
     known = next((known for known in (name, short) if known in _LISTED), name)
     return _with_ways(_ALIASES.get(known, known))
@@ -224,20 +224,20 @@ def _of_operator(name: str) -> Function:
 def _of_property(access: str, name: str) -> Function:
     if access != "__get__":
         return Function(name, Handling.NONE)
-    if name in _ALIASES:  # the transposed forms: T, H, mT, mH
+    if name in _ALIASES:  # transposes: T, H, mT, mH
         return _computing(name)
     return Function(name, Handling.PASSES if name in _PASSING else Handling.NONE)
 
 
 def _is_internal(name: str) -> bool:
-    """Whether torch keeps this for itself: an optimizer's loops, questions, packing."""
+    """Whether a function is internal to torch: optimizer loops, queries, packing."""
     return name.startswith(("_", "sym_")) and name.removesuffix("_") not in (
         _LISTED | _PASSING | _ALIASES.keys()
     )
 
 
 def _is_mutable(func: Callable[..., Any], name: str) -> bool:
-    """Whether this is an op that writes, and its name does not tell where."""
+    """Whether an op writes to arguments that its name does not reveal."""
     schema = getattr(func, "_schema", None)
     return bool(getattr(schema, "is_mutable", False)) and not name.endswith("_")
 
@@ -250,7 +250,7 @@ def _position_of_inplace(func: Callable[..., Any], module: str) -> int | None:
 
 
 def _interpolation(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """The op that `F.interpolate` comes down to, by its mode and the rank of its input."""
+    """Return the op of `F.interpolate` for its mode and the rank of its input."""
     mode = str(kwargs.get("mode", args[3] if len(args) > 3 else "nearest"))
     tensor = args[0] if args else kwargs["input"]
     axes = tensor.dim() - 2

@@ -1,4 +1,4 @@
-"""Loss scaling for loops written with torch."""
+"""Loss scaling for torch training loops."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 from neural_mp.core.loss_scale import DYNAMIC, LossScale, LossScaleState
 from neural_mp.errors import ConfigurationError
 
-#: The keys of a state that torch's own scaler does not have.
+#: State keys that torch's own scaler does not have.
 _COUNTERS = ("steps", "skipped_steps", "skipped_in_a_row")
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch's `GradScaler`, with a scale that keeps its bounds, and with counters.
+    """torch's `GradScaler` with a bounded scale and step counters.
 
-    It stands in for torch's own wherever that is taken, with the same methods:
+    Accepted in place of torch's own scaler, with the same methods:
 
     >>> scaler.scale(loss).backward()
     >>> scaler.step(optimizer)
     >>> scaler.update()
 
     Args:
-        device: the type of device that the gradients are on.
-        loss_scale: `"dynamic"`, a number, which stays, or a `LossScale`.
-        enabled: whether it does anything at all.
+        device: device type of the gradients.
+        loss_scale: `"dynamic"`, a number (constant scale), or a `LossScale`.
+        enabled: whether to scale at all.
 
     Raises:
-        ConfigurationError: the loss scale is none of these, or there is no such type of device.
+        ConfigurationError: if the loss scale or the device type is invalid.
     """
 
     def __init__(
@@ -53,33 +53,33 @@ class GradScaler(torch.amp.GradScaler):
 
     @property
     def loss_scale(self) -> float:
-        """What the next loss is multiplied by; 1 if disabled."""
+        """Factor for the next loss; 1 if disabled."""
         return float(self.get_scale())
 
     @property
     def steps(self) -> int:
-        """Steps that changed the weights."""
+        """Number of steps that changed the weights."""
         return self.state.steps
 
     @property
     def skipped_steps(self) -> int:
-        """Steps whose gradients were not finite."""
+        """Number of steps skipped for non-finite gradients."""
         return self.state.skipped_steps
 
     @property
     def skipped_in_a_row(self) -> int:
-        """How many of the last steps were skipped, one after the other."""
+        """Number of steps skipped in a row up to now."""
         return self.state.skipped_in_a_row
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Bring the scale up to date, once all optimizers have had their step.
+        """Update the scale after the steps of all optimizers.
 
         Args:
-            new_scale: sets the scale, whatever the gradients were.
+            new_scale: sets the scale, regardless of the gradients.
 
         Raises:
-            ConfigurationError: no optimizer had a step since the last update, or the new scale is
-                no number above 0.
+            ConfigurationError: if there was no step since the last update, or the new scale is not
+                a finite number above 0.
         """
         if not self.is_enabled():
             return
@@ -97,18 +97,18 @@ class GradScaler(torch.amp.GradScaler):
                 "update was called without a step: call scaler.step(optimizer) before it"
             )
         super().update(self.state.scale)
-        assert self._growth_tracker is not None  # it is made when the first loss is scaled
+        assert self._growth_tracker is not None  # set when the first loss is scaled
         self._growth_tracker.fill_(self.state.good_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs; torch's own scaler takes it, too."""
+        """Return the state for a checkpoint; torch's own scaler accepts it too."""
         counters = {name: getattr(self.state, name) for name in _COUNTERS}
         return {**super().state_dict(), **counters} if self.is_enabled() else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a checkpoint stopped, of this scaler or of torch's own.
+        """Resume from a checkpoint of this scaler or of torch's own.
 
-        The rule stays the one that this scaler was made with, and bounds the scale.
+        Keeps the rule of this scaler, which bounds the restored scale.
         """
         if not self.is_enabled():
             return

@@ -1,4 +1,4 @@
-"""A torch model that shows its gradients with some modules in 16 bits, for advice on training."""
+"""Gradients of a torch model with some modules in 16 bits, for training advice."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from neural_mp.errors import ConfigurationError, DataError, one_line
 def open_trainable(
     model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
 ) -> Iterator[ModuleTrainee]:
-    """A model to be advised on, in training mode; afterwards it is as it was.
+    """Open a model for advice, in training mode; restore its state on exit.
 
     Args:
         model: a torch module.
         batch: a first batch.
-        loss: as `neural_mp.training.advise` takes it.
+        loss: see `neural_mp.training.advise`.
         precision: BF16 or FP16.
-        optimizer: as `neural_mp.training.advise` takes it.
+        optimizer: see `neural_mp.training.advise`.
 
     Raises:
-        ConfigurationError: it is no torch module, or has no weights in float32; loss or optimizer
-            are none; autocast is on.
-        DataError: the batch has no targets, or does not fit the model.
+        ConfigurationError: if model, loss or optimizer is invalid, no weights are float32, or
+            autocast is on.
+        DataError: if the batch has no targets, or does not fit the model.
     """
     numerics_trace.check_module(model)
     check_weights(model)
@@ -70,7 +70,7 @@ def open_trainable(
 
 
 class ModuleTrainee:
-    """See `neural_mp.adaptors.trainable.TrainableModel`."""
+    """`neural_mp.adaptors.trainable.TrainableModel` of a torch module."""
 
     def __init__(
         self, model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
@@ -88,13 +88,13 @@ class ModuleTrainee:
 
     @property
     def layers(self) -> Sequence[TrainedLayer]:
-        """The modules, in the model's order."""
+        """The modules, in model order."""
         return self._layers
 
     def gradients(
         self, batch: object, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
-        """The gradients of a batch with some modules in 16 bits."""
+        """Return the gradients of a batch with some modules in 16 bits."""
         with numerics_trace.untouched(self._model), _WithoutChance(), _without_chance(self._model):
             try:
                 with self._in_16_bits(low, singly):
@@ -102,15 +102,15 @@ class ModuleTrainee:
             except (DataError, ConfigurationError):
                 if not low:
                     raise
-                return Gradients(math.nan, [])  # some code takes no 16 bits
+                return Gradients(math.nan, [])  # some user code does not support 16 bits
 
     def seen(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
-        """The same pass, as it went through the modules."""
+        """Return the numerics trace of such a pass."""
         with self._in_16_bits(low, True), _WithoutChance(), _without_chance(self._model):
             return numerics_trace.model_pass(self._model, batch, self._loss, scale)
 
     def step(self, batch: object) -> float:
-        """One step of training in float32; the loss before it."""
+        """Run one training step in float32; return the loss before the step."""
         call, targets = numerics_trace.call_of(self._model, batch)
         loss = numerics_trace.loss_value(self._loss, numerics_trace.run(self._model, call), targets)
         found = numerics_trace.gradients(self._model, loss)
@@ -142,7 +142,7 @@ class ModuleTrainee:
 
     @contextmanager
     def _in_16_bits(self, low: Collection[str], singly: bool) -> Iterator[None]:
-        """As `apply_plan` would have it; singly, what the modules read is in 16 bits, too."""
+        """Set precisions as `apply_plan` would; if `singly`, cast module inputs too."""
         with ExitStack() as undo:
             if low:
                 undo.callback(RunsIn(self._dtype, cast_inputs=False).on(self._model))
@@ -155,7 +155,7 @@ class ModuleTrainee:
 
 
 def _array(gradient: torch.Tensor) -> np.ndarray:
-    """A gradient as float32."""
+    """Convert a gradient to float32."""
     if gradient.is_sparse:
         gradient = gradient.to_dense()
     if gradient.is_complex():
@@ -177,9 +177,9 @@ def _optimizer(model: nn.Module, given: object) -> torch.optim.Optimizer:
 
 
 def _making_outputs(model: nn.Module, units: dict[str, nn.Module], batch: object) -> set[str]:
-    """The modules whose outputs are the model's."""
+    """Return the modules whose outputs are outputs of the model."""
     made: dict[int, str] = {}
-    kept: list[Any] = []  # a tensor that is gone may leave its id to another
+    kept: list[Any] = []  # keeps tensors alive, as ids of freed tensors are reused
 
     def noting(name: str) -> Any:
         def note(module: nn.Module, args: object, outputs: object) -> None:
@@ -199,7 +199,7 @@ def _making_outputs(model: nn.Module, units: dict[str, nn.Module], batch: object
 
 @contextmanager
 def _without_chance(model: nn.Module) -> Iterator[None]:
-    """Let no module drop anything: 16 bits would drop something else, and look like noise."""
+    """Disable dropout modules: another mask in 16 bits would look like rounding errors."""
     with ExitStack() as undo:
         for module in model.modules():
             name = "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout"
@@ -211,7 +211,7 @@ def _without_chance(model: nn.Module) -> Iterator[None]:
 
 
 class _WithoutChance(TorchFunctionMode):
-    """Let no function of `torch.nn.functional` drop anything."""
+    """Mode that disables dropout functions of `torch.nn.functional`."""
 
     def __torch_function__(
         self,

@@ -1,4 +1,4 @@
-"""Single modules of a torch model in 16 bits or in float32, while it runs."""
+"""Execution of single modules in 16 bits or float32, within a torch model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
-#: Modules whose own children never run: they hand the weights of these to one op. The children of
-#: parametrized modules make weights, and no outputs.
+#: Modules whose children never run, but supply weights to one op. Children of parametrized modules
+#: compute weights, not outputs.
 _FUSED = (nn.MultiheadAttention, nn.RNNBase)
 
 
 def unit_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that can be put into 16 bits by themselves: those without modules in them."""
+    """Return name → module for all modules that can switch to 16 bits alone: leaf modules."""
     found: dict[str, nn.Module] = {}
-    seen: set[nn.Module] = set()  # a module that is used in several places is one unit
+    seen: set[nn.Module] = set()  # a shared module is one unit
 
     def visit(module: nn.Module, name: str) -> None:
         if module in seen:
@@ -42,12 +42,12 @@ def unit_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class RunsIn:
-    """Lets calls of a module run in 16 bits, or in float32, whatever is around it.
+    """Wrapper that runs calls of a module in 16 bits or float32, regardless of its surroundings.
 
     Attributes:
         dtype: bfloat16, float16 or float32.
-        cast_inputs: whether its inputs are cast to that; else autocast does it where it sees fit.
-        cast_outputs: whether its outputs are cast to float32.
+        cast_inputs: whether to cast inputs to `dtype`; else autocast decides.
+        cast_outputs: whether to cast outputs to float32.
     """
 
     dtype: torch.dtype
@@ -57,13 +57,13 @@ class RunsIn:
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        """The inputs, cast where they shall be; a hook, so that later hooks see them so."""
-        # It is there also where nothing is cast: torch's fused encoders, which would pass over
-        # the modules in them, look for hooks.
+        """Cast the inputs if requested; a hook, so that later hooks see the cast inputs."""
+        # Registered even without a cast: torch's fused encoders, which would bypass their
+        # submodules, check for hooks.
         return cast_floats((args, dict(kwargs)), self.dtype) if self.cast_inputs else (args, kwargs)
 
     def on(self, module: nn.Module) -> Callable[[], None]:
-        """Begin with a module; what ends it is returned."""
+        """Wrap a module; return a function that unwraps."""
         hook = module.register_forward_pre_hook(self.before, with_kwargs=True)
         own = vars(module)
         before = {name: own[name] for name in _REPLACED if name in own}
@@ -79,16 +79,16 @@ class RunsIn:
         return end
 
 
-#: What of a module `RunsIn` puts something in front of.
+#: Attributes of a module that `RunsIn` overrides.
 _REPLACED = ("forward", "_replicate_for_data_parallel")
 
 
 class _Forward:
-    """The forward of a module, within autocast or without it.
+    """Forward of a module within or without autocast.
 
-    Hooks would leave autocast on where the user interrupts the module, and `torch.compile` cannot
-    see into hooks that enter it. A class, and no closure, so that the module can still be copied
-    and pickled.
+    Hooks would leave autocast on if the user interrupts the module, and `torch.compile` cannot
+    trace hooks that enter autocast. A class, not a closure, so that the module can be copied and
+    pickled.
     """
 
     def __init__(self, way: RunsIn, module: nn.Module, earlier: Callable[..., Any] | None) -> None:
@@ -106,16 +106,16 @@ class _Forward:
 
     @property
     def __wrapped__(self) -> Any:
-        """The forward itself; here `inspect.signature` looks for it."""
+        """The original forward, for `inspect.signature`."""
         return self.earlier or MethodType(type(self.module).forward, self.module)
 
     @property
     def __code__(self) -> Any:
-        """Where `torch.export` says that the graph comes from."""
+        """Code object, for source locations of `torch.export`."""
         return self.__wrapped__.__code__
 
     def replica(self) -> nn.Module:
-        """What `nn.DataParallel` makes of the module for another device."""
+        """Return the replica that `nn.DataParallel` makes for another device."""
         made = type(self.module)._replicate_for_data_parallel(self.module)
         vars(made)["forward"] = self._of(made)
         return made
@@ -128,7 +128,7 @@ class _Forward:
 
 
 def plan_taken_off(module: nn.Module) -> Callable[[], None]:
-    """Take from a module what `RunsIn` put on it; what puts it back is returned."""
+    """Remove the wrappers of `RunsIn` from a module; return a function that restores them."""
     own = vars(module)
     tables: list[Any] = [module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs]
     before = [(table, dict(table)) for table in tables]
@@ -155,21 +155,21 @@ def plan_taken_off(module: nn.Module) -> Callable[[], None]:
 
 
 def planned_dtype(module: nn.Module) -> torch.dtype | None:
-    """What a module was said to run in; None where nothing was said of it."""
+    """Return the dtype set by a wrapper; None if not wrapped."""
     forward = vars(module).get("forward")
     return forward.way.dtype if isinstance(forward, _Forward) else None
 
 
 def device_of(module: nn.Module) -> str:
-    """The type of device that the weights of a module are on; `cpu` where it has none."""
-    # A loop: the compiler of torch 2.6 cannot see into `next` with a default.
+    """Return the device type of a module's weights; `cpu` without weights."""
+    # A loop: the compiler of torch 2.6 cannot trace `next` with a default.
     for tensor in chain(module.parameters(), module.buffers()):
         return str(tensor.device.type)
     return "cpu"
 
 
 def cast_floats(values: object, dtype: torch.dtype) -> Any:
-    """Nested values with tensors of 16 or 32 bit floats cast."""
+    """Cast 16- and 32-bit float tensors in nested values."""
     floats = (torch.float32, torch.bfloat16, torch.float16)
 
     def cast(leaf: Any) -> Any:
@@ -185,7 +185,7 @@ def cast_floats(values: object, dtype: torch.dtype) -> Any:
 
 
 def tree_leaves(values: object) -> list[Any]:
-    """The leaves of nested values, also of dataclasses in them."""
+    """Return the leaves of nested values, including fields of dataclasses."""
     found: list[Any] = []
     for leaf in pytree.tree_leaves(values):
         if _is_record(leaf):
@@ -197,5 +197,5 @@ def tree_leaves(values: object) -> list[Any]:
 
 
 def _is_record(value: object) -> bool:
-    """Whether a value is of a dataclass that torch does not look into by itself."""
+    """Whether a value is a dataclass instance that torch's pytree treats as a leaf."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -1,4 +1,4 @@
-"""A pass through a torch model, module by module, that leaves the model as it was."""
+"""Numerics trace of a torch model, module by module; the model stays unchanged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from neural_mp.errors import ConfigurationError, DataError, one_line
 
 @dataclass
 class _ModuleCall:
-    """One call of a module, as far as it went."""
+    """One call of a module, possibly incomplete."""
 
     name: str
     module: nn.Module
     inputs: ValueStats
     dtype: torch.dtype
     outputs: ValueStats = field(default_factory=ValueStats)
-    #: Gradients for the outputs, and for the inputs, as they come.
+    #: Gradients of outputs and inputs, in order of arrival.
     above: list[torch.Tensor] = field(default_factory=list)
     below: list[torch.Tensor] = field(default_factory=list)
 
@@ -36,20 +36,20 @@ class _ModuleCall:
 def model_pass(
     model: nn.Module, batch: object, loss: object = None, loss_scale: float = 1.0
 ) -> ModelTrace:
-    """Run a batch through a model as in training, and note what went through each module.
+    """Run a training pass of a batch, and record the values at each module.
 
-    Under `torch.autocast`, the pass is what autocast makes of it.
+    Under `torch.autocast`, the pass uses autocast.
 
     Args:
         model: a torch module.
         batch: `(inputs, targets)`, or inputs alone; inputs are a tensor, a tuple, or a dict.
-        loss: a function of outputs and targets that gives one number; without it, no gradients
-            are taken.
-        loss_scale: what the loss is multiplied by.
+        loss: function of outputs and targets that returns one number; without a loss, no gradients
+            are computed.
+        loss_scale: factor of the loss.
 
     Raises:
-        ConfigurationError: it is no torch module, or the loss is none.
-        DataError: the batch does not fit the model.
+        ConfigurationError: if model or loss is invalid.
+        DataError: if the batch does not fit the model.
     """
     check_module(model)
     call, targets = call_of(model, batch)
@@ -66,10 +66,10 @@ def model_pass(
 
 
 def check_module(model: object) -> None:
-    """Refuse what is no torch module.
+    """Check that a model is a torch module with initialized weights.
 
     Raises:
-        ConfigurationError: it is none, or one of its weights has no shape yet.
+        ConfigurationError: if not a module, or the shape of a weight is not set yet.
     """
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"expected a torch module, got {model!r}")
@@ -79,10 +79,10 @@ def check_module(model: object) -> None:
 
 
 def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
-    """How a model is called with a batch, and the targets; None where the batch has none.
+    """Return the call of a model for a batch, and the targets; None without targets.
 
     Raises:
-        DataError: the batch holds something that is no number.
+        DataError: if the batch contains a non-numeric value.
     """
     pair = isinstance(batch, tuple | list) and len(batch) == 2
     inputs, targets = batch if pair else (batch, None)
@@ -92,17 +92,17 @@ def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
     def placed(leaf: object) -> Any:
         if is_array(leaf):
             leaf = torch.as_tensor(leaf)
-        # A copy: the model may write to its inputs, and the batch is used again.
+        # Copy: the model may write to its inputs, and the batch is used again.
         return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
     return call.map(placed), pytree.tree_map(placed, targets)
 
 
 def run(model: nn.Module, call: CallArgs) -> Any:
-    """What the model gives.
+    """Return the outputs of the model.
 
     Raises:
-        DataError: it does not take the inputs.
+        DataError: if the model rejects the inputs.
     """
     try:
         return model(*call.args, **call.kwargs)
@@ -113,10 +113,10 @@ def run(model: nn.Module, call: CallArgs) -> Any:
 
 
 def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
-    """The loss of a batch: one number.
+    """Return the scalar loss of a batch.
 
     Raises:
-        ConfigurationError: the loss is no function, fails, or gives more than one number.
+        ConfigurationError: if the loss is not a function, fails, or is not scalar.
     """
     if not callable(loss):
         raise ConfigurationError(
@@ -138,7 +138,7 @@ def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
 
 
 def gradients(model: nn.Module, loss: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
-    """Parameter → gradient, of those that the loss depends on; `grad` of none is changed."""
+    """Return parameter → gradient, if the loss depends on it; keep `grad` unchanged."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = torch.autograd.grad(loss, trained, allow_unused=True)
     return {p: grad for p, grad in zip(trained, found, strict=True) if grad is not None}
@@ -146,8 +146,8 @@ def gradients(model: nn.Module, loss: torch.Tensor) -> dict[nn.Parameter, torch.
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Let modules run as they are: compiled code knows nothing of hooks that came later."""
-    if "torch._dynamo" in sys.modules:  # to import it takes seconds, and is no use here
+    """Run modules uncompiled: compiled code ignores hooks registered later."""
+    if "torch._dynamo" in sys.modules:  # Importing the compiler costs seconds.
         with torch.compiler.set_stance("force_eager"):
             yield
     else:
@@ -156,10 +156,7 @@ def uncompiled() -> Iterator[None]:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Put a model back afterwards: weights, statistics, modes, and the random generator.
-
-    Meanwhile it is in training mode.
-    """
+    """Switch to training mode; restore weights, statistics, modes and the random state on exit."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     before = {name: tensor.detach().clone() for name, tensor in state.items()}
     modes = {module: module.training for module in model.modules()}
@@ -170,7 +167,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng():
             yield
     finally:
-        for module, held in buffers.items():  # a forward may have put others in their place
+        for module, held in buffers.items():  # a forward may have replaced buffers
             module._buffers.clear()
             module._buffers.update(held)
         with torch.no_grad():
@@ -202,7 +199,7 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
         call.outputs = ValueStats.of(tensors)
         found = tensors[0].dtype if tensors else call.dtype
         call.dtype = planned_dtype(module) or found
-        if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts them in the module
+        if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts in the module
             call.inputs = replace(call.inputs, inf=True)
         _listen(tensors, call.above)
         calls.append(call)
@@ -220,14 +217,14 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
 
 
 def _listen(tensors: Sequence[torch.Tensor], found: list[torch.Tensor]) -> None:
-    """Note the gradients of tensors when they come."""
+    """Record the gradients of tensors when computed."""
     for tensor in tensors:
         if tensor.requires_grad:
             tensor.register_hook(lambda grad: found.append(grad.detach()))
 
 
 def floating(values: object) -> list[torch.Tensor]:
-    """The tensors of floats in nested values."""
+    """Return the floating-point tensors in nested values."""
     return [
         leaf
         for leaf in tree_leaves(values)
