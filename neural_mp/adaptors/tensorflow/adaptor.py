@@ -94,7 +94,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         return replace(model, warnings=(*model.warnings, *unused_capture("TensorFlow", capture)))
 
     def copied(self, model: TensorFlowModel) -> TensorFlowModel:
-        """Return the graph without the Keras model, whose copies would get other layer names."""
+        """Return the graph without the Keras model, whose copy would get other layer names."""
         return replace(model, original=None)
 
     def kernels(self, model: TensorFlowModel, hardware: Hardware) -> Mapping[str, OpKernels]:

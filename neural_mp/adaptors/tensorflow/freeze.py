@@ -34,7 +34,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 from neural_mp.errors import ModelLoadError, one_line
 
 FIND, SIZE = "LookupTableFindV2", "LookupTableSizeV2"
-#: Buckets per key; few enough keys then share a bucket.
+#: Buckets per key; a bucket then holds a handful of keys at most.
 _BUCKETS_PER_KEY = 2
 
 

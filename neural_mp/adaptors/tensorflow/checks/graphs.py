@@ -169,7 +169,7 @@ def _of_node(node: NodeDef, where: str) -> Iterator[Found]:
 
 
 _ASSETS = "assets"
-#: Argument suffixes of a table initializer: the table, and the file name of an asset.
+#: Objects that a table initializer may capture: the file name of an asset, and the table.
 _HANDED = ("asset", "resource")
 #: Collections in which TensorFlow 1 keeps initialization ops.
 _FIRST = ("saved_model_main_op", "legacy_init_op")
@@ -256,7 +256,7 @@ def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
 
 
 def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
-    """Whether the node's function takes a file name as argument and receives an asset's name."""
+    """Whether the node's function reads a file named by an argument that is bound to an asset."""
     objects = meta.object_graph_def
     if found.where not in objects.concrete_functions or _called_within(meta, found.where):
         return False
