@@ -147,7 +147,7 @@ class _Pivots:
 
         Args:
             condition: tensor that Switches read as their second input.
-            index: result of the Switches that the body reads.
+            index: index of the Switch result that the body reads.
         """
         key = plain(condition), index
         if key not in self._found:

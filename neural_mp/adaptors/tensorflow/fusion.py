@@ -235,7 +235,7 @@ class _Kernels(FusionRules[str, str]):
 
     @cached_property
     def _fed_by(self) -> Mapping[str, frozenset[str]]:
-        """Return node → the placeholders it is computed from."""
+        """Node → the placeholders that the node is computed from."""
         found: dict[str, frozenset[str]] = {}
         for name, node in self.graph.nodes.items():
             sources = (found.get(node_of(tensor), frozenset()) for tensor in node.input)
