@@ -1,4 +1,4 @@
-"""All that knows TensorFlow."""
+"""TensorFlow-specific code."""
 
 from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
 

@@ -89,44 +89,44 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         example: object = None,
         capture: Capture = Capture.WHOLE,
     ) -> TensorFlowModel:
-        """Freeze and prepare a model. `inputs` are names, example arrays, or shapes."""
+        """Freeze and canonicalize a model. `inputs` are names, example arrays, or shapes."""
         model = loading.load(source, InputSpec.read(inputs, outputs, example))
         return replace(model, warnings=(*model.warnings, *unused_capture("TensorFlow", capture)))
 
     def copied(self, model: TensorFlowModel) -> TensorFlowModel:
-        """The graph alone: Keras numbers layers as they are made, and a copy is made anew."""
+        """Return the graph without the Keras model, whose copy would get other layer names."""
         return replace(model, original=None)
 
     def kernels(self, model: TensorFlowModel, hardware: Hardware) -> Mapping[str, OpKernels]:
-        """From the runtime's kernel registry and mixed precision lists, and from trying kernels."""
+        """Return the kernels in the runtime's registry and AMP lists that also pass probes."""
         return capabilities.kernels(model, self.int8_accumulation(hardware))
 
     def amp_lists(self, precision: Precision) -> FourLists:
-        """The lists of the TensorFlow that is installed; those of all frameworks by default."""
+        """Return the lists of the installed TensorFlow, or the framework-neutral defaults."""
         return runtime_lists(precision) or super().amp_lists(precision)
 
     def predict(self, model: TensorFlowModel, inputs: Any) -> Any:
-        """Outputs as arrays, or as tensors where the inputs were tensors."""
+        """Return the outputs as arrays, or as tensors if the inputs are tensors."""
         results = model.run(model.signature.bind(inputs))
-        # To ask TensorFlow of an array takes as long as to run a small graph.
+        # `tf.is_tensor` on an array costs as much time as running a small graph.
         if any(type(leaf) is not np.ndarray and tf.is_tensor(leaf) for leaf in tree_leaves(inputs)):
             results = [tf.convert_to_tensor(result) for result in results]
         return model.signature.packed(results)
 
     def example_inputs(self, model: TensorFlowModel, batch_size: int | None = None) -> Any:
-        """A tuple in the order of the inputs: the example of the data, else made up."""
+        """Return a tuple in input order: the example if the model has one, else generated."""
         return model.signature.in_order(model.example, batch_size)
 
     def native(self, model: TensorFlowModel) -> Any:
-        """The user's own Keras model for an untouched one, else a `ConvertedModel`."""
+        """Return the user's Keras model if unconverted, else a `ConvertedModel`."""
         return model.original if model.original is not None else ConvertedModel(model)
 
     def weight_bytes(self, model: TensorFlowModel) -> int:
-        """Bytes of the constants."""
+        """Return the total size of the constants in bytes."""
         return sum(map(constant_bytes, model.graph.nodes.values()))
 
     def fingerprint(self, model: TensorFlowModel) -> str:
-        """Of all nodes in order, weights included."""
+        """Return a digest of all nodes in order, weights included."""
         digest = hashlib.sha256()
         for node in model.graph.nodes.values():
             digest.update(node.SerializeToString(deterministic=True))
@@ -134,7 +134,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     @contextmanager
     def threads(self, count: int | None) -> Iterator[None]:
-        """TensorFlow fixes its threads when it first runs; asking for others later is in vain."""
+        """Request a thread count, which TensorFlow only accepts before its first run."""
         if count is not None:
             try:
                 tf.config.threading.set_intra_op_parallelism_threads(count)

@@ -1,8 +1,8 @@
-"""Keeping the residual sums of integer convolutions from overwriting what is still read.
+"""Copies that protect residual summands from in-place integer convolutions.
 
-The kernel adds in place: it writes its result over the summand. If anything else still holds that
-memory it crashes the process instead of copying, so the summand is copied wherever an op other than
-one that must have run before reads it.
+The kernel adds in place: the result overwrites the summand. If any other op still holds the memory
+of the summand, the kernel crashes the process instead of copying. Therefore a summand is copied
+unless all its other consumers are certain to run before the kernel.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 
 _KERNEL = "_FusedQuantizedConv2D"
-#: Where the kernel takes its summand, behind input, weight and bias.
+#: Input position of the summand, after input, weight and bias.
 _SUMMAND = 3
-#: Ops whose result may lie in the memory of their input.
+#: Ops whose result may alias the memory of their input.
 _SHARE_MEMORY = (
     *("Bitcast", "Reshape", "Squeeze", "ExpandDims", "Identity", "Slice", "StridedSlice"),
     *("Split", "SplitV", "Unpack", "Snapshot", "StopGradient", "IdentityN", "Switch", "Merge"),
     *("Pad", "PadV2", "ConcatV2", "Transpose", "SpaceToBatchND", "BatchToSpaceND"),
 )
 
-#: Ops with the constant they are given, done one after the other.
+#: A copy: ops, each with its constant operand, applied in sequence.
 _Copy = Sequence[tuple[str, Array]]
 
 
 def protect_summands(graph: TensorGraph, outputs: frozenset[str]) -> None:
-    """Put copies in front of kernels whose summand something else may still read."""
+    """Insert copies before kernels whose summand another op may still read."""
     consumers = graph.consumers()
     copies: dict[str, Iterator[_Copy]] = {}
     for name, node in list(graph.nodes.items()):
@@ -55,7 +55,7 @@ def _is_safe(
     kernel: str,
     summand: str,
 ) -> bool:
-    """Whether all that reads the summand's memory has run by the time the kernel does."""
+    """Whether all other readers of the summand's memory have run before the kernel does."""
     sharing = _sharing_memory(graph, consumers, summand)
     if not sharing.isdisjoint(outputs) or any(not graph.nodes[n].input for n in sharing):
         return False
@@ -66,7 +66,7 @@ def _is_safe(
                 continue
             if reader not in before and reader not in sharing:
                 return False
-    # What shares the memory and is no ancestor would be read, or kept, later.
+    # An alias that is no ancestor of the kernel would be read, or kept, later.
     return all(name in before for name in sharing)
 
 
@@ -86,9 +86,9 @@ def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set
 
 
 def _ways_to_copy() -> Iterator[_Copy]:
-    """Ops that change nothing when done one after the other, no two ways alike.
+    """Yield distinct op sequences that leave a uint8 tensor unchanged.
 
-    Alike copies of one tensor would be merged by the runtime's optimiser, and the copy be shared.
+    The runtime's optimizer would merge identical copies of a tensor, so that they share memory.
     """
     for op, neutral in (("BitwiseOr", 0), ("BitwiseXor", 0), ("BitwiseAnd", 255)):
         for axes in range(5):

@@ -1,4 +1,4 @@
-"""TensorFlow's own mixed precision pass, switched on and off while a program runs."""
+"""TensorFlow's own mixed precision pass: offline runs and a process-wide switch."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from neural_mp.util.environment import restore_users, set_own
 
 logger = logging.getLogger(__name__)
 
-#: What the variables begin with that TensorFlow's pass reads.
+#: Prefix of the environment variables that TensorFlow's pass reads.
 PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
-#: The pass of each type, and what it wants set to work on a machine without a GPU.
+#: Precision → its pass, and the settings the pass needs on a machine without a GPU.
 PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
     Precision.BF16: ("auto_mixed_precision_onednn_bfloat16", {}),
     Precision.FP16: ("auto_mixed_precision", {f"{PREFIX}SIMULATE_GPU": "true"}),
@@ -47,7 +47,7 @@ PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
 
 @cache
 def runtime_lists(precision: Precision) -> FourLists | None:
-    """The defaults of the TensorFlow that is installed; None where it does not tell."""
+    """Return the lists of the installed TensorFlow; None if its pass cannot report them."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             run_pass(_product(), precision, ["x"], ["y"], {f"{PREFIX}LOG_PATH": folder})
@@ -65,14 +65,14 @@ def run_pass(
     outputs: Iterable[str],
     variables: Mapping[str, str] | None = None,
 ) -> GraphDef:
-    """Let TensorFlow's own mixed precision pass rewrite a graph.
+    """Rewrite a graph with TensorFlow's own mixed precision pass.
 
     Args:
-        graph: the graph, which stays as it is.
+        graph: graph, left unchanged.
         precision: BF16, or FP16 as on a GPU.
         inputs: tensors fed.
         outputs: tensors fetched, whose nodes the pass leaves alone.
-        variables: further settings, in the environment's words.
+        variables: further settings, as environment variables.
 
     Raises:
         tf.errors.OpError: the pass refuses the graph.
@@ -108,7 +108,7 @@ def _parsed(text: str) -> FourLists:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while; the user's own settings of the pass are put aside."""
+    """Set environment variables within the context, hiding the user's settings of the pass."""
     touched = {key for key in os.environ if key.startswith(PREFIX)} | set(values)
     before = {key: os.environ.pop(key) for key in touched if key in os.environ}
     os.environ.update(values)
@@ -122,27 +122,27 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One wish for the pass: its precision, and the variables that it is to read."""
+    """A request for the pass: its precision, and the environment variables it reads."""
 
     precision: Precision
     variables: Mapping[str, str]
 
 
 _lock = threading.RLock()
-#: What was asked for and not withdrawn yet, in order; the last counts.
+#: Active requests in order; the last takes effect.
 _requests: list[Request] = []
-#: The switches of the passes as they were before the first; none while there is no request.
+#: Optimizer options of the passes before the first request; empty if there are no requests.
 _switches: dict[str, bool] = {}
 
 
 def request(precision: Precision, amp: AmpSettings) -> Request:
-    """Switch the pass on, for all functions, until the request is withdrawn.
+    """Enable the pass for all functions until the request is withdrawn.
 
     Raises:
-        UnsupportedPrecisionError: there is no pass for the precision, or none that works here.
+        UnsupportedPrecisionError: the precision has no pass, or none that works here.
         UnknownOperatorError: an edit names an op type that TensorFlow does not have.
-        ConfigurationError: an edit does not fit TensorFlow's lists, or every op is to be forced
-            into BF16, which its pass refuses; the folder for its log cannot be made.
+        ConfigurationError: an edit does not fit TensorFlow's lists, every op is to be forced
+            into BF16, which the pass refuses, or the log folder cannot be created.
     """
     if precision not in PASSES:
         raise UnsupportedPrecisionError(
@@ -163,7 +163,7 @@ def request(precision: Precision, amp: AmpSettings) -> Request:
 
 
 def withdraw(made: Request) -> None:
-    """Take a request back, in whatever order; with the last, all is as it was before the first."""
+    """Withdraw a request, in any order; withdrawing the last restores the original options."""
     with _lock:
         if made in _requests:
             _requests.remove(made)
@@ -187,12 +187,12 @@ def _apply() -> None:
 
 
 def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
-    """What the pass reads from the environment."""
+    """Return the environment variables for the pass."""
     check_known(amp.edits, every_op_type())
     lists = runtime_lists(precision)
     if lists is None:
         raise UnsupportedPrecisionError(_no_pass(precision))
-    lists.edited(amp.edits)  # of a type on two lists, the pass itself would fail without a word
+    lists.edited(amp.edits)  # the pass itself fails silently on a type that is on two lists
     found = {
         f"{PREFIX}{option.upper()}": ",".join(
             edit.op_type for edit in amp.edits if (edit.list, edit.adds) == which
@@ -215,7 +215,7 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
 
 
 def _no_pass(precision: Precision) -> str:
-    """Why TensorFlow's pass does nothing here."""
+    """Return why TensorFlow's pass has no effect here."""
     if precision is Precision.BF16 and not _pywrap_util_port.IsMklEnabled():
         return (
             "TensorFlow's pass for bf16 is a part of oneDNN, which is off here; set the "

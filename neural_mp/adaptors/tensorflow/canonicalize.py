@@ -1,8 +1,8 @@
-"""Dense layers in whatever form a framework writes them, brought to MatMul on matrices.
+"""Canonical form of graphs: dense layers become MatMul on matrices.
 
-A dense layer on sequences is written as a product of batches, an Einsum, or a Reshape, MatMul and
-Reshape with the shape computed on the way. Integer kernels take matrices, with the bias and the
-activation right behind the product: so Reshapes move behind those.
+Frameworks write a dense layer on sequences as a batched product, an Einsum, or Reshape, MatMul and
+Reshape with a computed shape. Integer kernels need matrices, and the bias and activation directly
+after the MatMul, so Reshapes are moved behind both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 
 _BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
 _PRODUCTS = ("Einsum", *_BATCH_PRODUCTS)
-#: Ops that work on every element alone, so that a Reshape may as well come behind them.
+#: Ops that process each element separately, so that a Reshape commutes with them.
 _ELEMENTWISE = (
     *("BiasAdd", "Add", "AddV2", "Mul", "Sub", "RealDiv", "Neg", "Erf", "Erfc", "Tanh", "Pow"),
     *("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Softplus", "Square", "Exp"),
@@ -98,7 +98,7 @@ def _from_batches(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
 
 
 def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
-    """`abc,cde->abde`: sums over the last axes of the input, and keeps those of the weight."""
+    """Convert `abc,cde->abde`: contraction of the input's last axes with the weight's first."""
     weight = graph.constant(node.input[1]) if len(node.input) == 2 else None
     equation = text_attribute(node, "equation").replace(" ", "")
     shape = known[node.input[0]]
@@ -106,7 +106,7 @@ def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
         return
     factors, _, result = equation.partition("->")
     left, _, right = factors.partition(",")
-    # An ellipsis stands for the axes that have no letter, of the input alone.
+    # An ellipsis stands for the unlabelled axes, which only the input has.
     unnamed = [letter for letter in ascii_letters if letter not in equation]
     left, result = (
         text.replace("...", "".join(unnamed[: len(shape) - len(left.replace("...", ""))]))
@@ -128,14 +128,14 @@ def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
 def _put_product(
     graph: TensorGraph, node: NodeDef, weight: Array, columns: tuple[int, ...], known: Shapes
 ) -> None:
-    """Reshape, MatMul, Reshape in the place of a node; the last takes its name.
+    """Replace a node by Reshape, MatMul, Reshape; the last keeps the node's name.
 
     Args:
-        graph: the graph.
-        node: a product over the last axes of its input.
-        weight: the matrix.
-        columns: the sizes of the last axes of the result, those that the matrix makes.
-        known: the shapes in the graph.
+        graph: graph, changed in place.
+        node: product over the last axes of its input.
+        weight: weight matrix.
+        columns: sizes of the last axes of the result, which the matrix produces.
+        known: shapes in the graph.
     """
     shape = known[node.name]
     if shape is None or 0 in shape:
@@ -154,13 +154,13 @@ def _put_product(
 
 
 def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
-    """The input of a product as a matrix: one for all products that read a tensor.
+    """Return the input of a product as a matrix, shared by all products that read the tensor.
 
-    Several would be tensors of their own, quantized and repaired one by one.
+    Separate matrices would be quantized and corrected separately.
     """
     source, rows = node.input[0], np.array([-1, width], np.int32)
     for other in graph.nodes.values():
-        # One that waits for other ops may wait for this very product.
+        # A Reshape with control inputs may wait for this very product.
         if other.op == "Reshape" and len(other.input) == 2 and other.input[0] == source:
             asked = graph.constant(other.input[1])
             if asked is not None and np.array_equal(asked, rows):
@@ -171,7 +171,7 @@ def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
 
 
 def _computed_sizes(graph: TensorGraph, node: NodeDef, outer: int, columns: tuple[int, ...]) -> str:
-    """The shape of a product where several sizes are known only when it runs: a new tensor."""
+    """Return a new tensor: the shape of a product with several sizes unknown before the run."""
     name, whole = node.name, {"Index": tf.int32, "T": tf.int32}
     read = graph.put("Shape", f"{name}/shape", [node.input[0]], T=tf.float32, out_type=tf.int32)
     begin = graph.put_constant(f"{name}/first", np.array([0], np.int32))
@@ -184,14 +184,14 @@ def _computed_sizes(graph: TensorGraph, node: NodeDef, outer: int, columns: tupl
 
 
 def _constant_shape(shape: Shape) -> Array | None:
-    """What a Reshape is told to get this shape; None where more than one size is unknown."""
+    """Return the shape operand of a Reshape; None if more than one size is unknown."""
     if shape is None or sum(size is None for size in shape) > 1 or 0 in shape:
         return None
     return np.array([-1 if size is None else size for size in shape], np.int32)
 
 
 def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
-    """Reshapes to computed shapes of which but one size is unknown need no computing."""
+    """Make the shape operand of Reshapes constant if at most one size is unknown."""
     for node in list(graph.nodes.values()):
         if node.op != "Reshape" or graph.is_constant(node.input[1]):
             continue
@@ -203,9 +203,9 @@ def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
 
 
 def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -> None:
-    """Move Reshapes behind a product to behind the elementwise ops that follow it."""
+    """Move Reshapes that follow a product behind the elementwise ops after it."""
     now = {name: found[0] for name, found in known.fixed.items() if found}
-    # Matrix → the product it comes from: of one product, they all have as many rows.
+    # Matrix → its product: all matrices of a product have the same number of rows.
     flat = {node.name: node.name for node in graph.nodes.values() if node.op == "MatMul"}
     moved: dict[str, str] = {}
     for node in list(graph.nodes.values()):
@@ -240,13 +240,13 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -
 
 
 def _sizes_told(graph: TensorGraph, reshape: NodeDef) -> tuple[int, ...] | str:
-    """What a Reshape is told: the sizes, or the tensor that they are read from."""
+    """Return the shape operand of a Reshape: sizes if constant, else the tensor with them."""
     sizes = graph.constant(reshape.input[1])
     return plain(reshape.input[1]) if sizes is None else tuple(map(int, sizes))
 
 
 def _width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
-    """The number of columns the matrices have in common."""
+    """Return the number of columns common to the matrices; None if they differ."""
     widths = set()
     for base in bases:
         shape = now[base]
@@ -257,7 +257,7 @@ def _width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
 def _flat_input(
     graph: TensorGraph, tensor: str, shape: tuple[int | None, ...], width: int
 ) -> str | None:
-    """What to read in place of a tensor once everything is a matrix; None where nothing will do."""
+    """Return the matrix that replaces a tensor; None if there is none."""
     if graph[tensor].op == "Reshape":
         return plain(graph[tensor].input[0])
     value = graph.constant(tensor)
@@ -274,7 +274,7 @@ def _flat_input(
 
 
 def _join_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
-    """A Reshape of a Reshape is one; one that changes nothing is none."""
+    """Merge consecutive Reshapes, and remove those that change nothing."""
     for node in list(graph.nodes.values()):
         if node.op == "Reshape" and graph[node.input[0]].op == "Reshape":
             edited = graph.edit(node.name)
@@ -294,15 +294,15 @@ def _join_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
 
 logger = logging.getLogger(__name__)
 
-#: Ops that pass a tensor on.
+#: Ops that return their input.
 _IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 
 
 def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph, list[str]]:
-    """Bring a frozen graph into the form everything else works on.
+    """Bring a frozen graph into canonical form.
 
     Returns:
-        The graph, and warnings about what could not be done.
+        The graph, and warnings about steps that failed.
     """
     inputs, outputs = signature.input_tensors, signature.output_tensors
     warnings: list[str] = []
@@ -335,7 +335,7 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
 
 
 def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
-    """Let readers of an op that passes a tensor on read that tensor."""
+    """Connect readers of identity ops directly to the inputs of these ops."""
     consumers = graph.consumers()
     replaced: dict[str, str] = {}
     for name, node in graph.nodes.items():
@@ -352,10 +352,10 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
 
 
 def name_every_result(graph: TensorGraph) -> None:
-    """Put an Identity behind the results of ops that have several.
+    """Add an Identity to each result of ops with several results.
 
-    From here on a node's name is its tensor's name, which is how plans speak of tensors. Batch
-    norms are left out: of their results only the first is ever read.
+    Afterwards the name of a node is the name of its tensor, as in plans. Batch norms are left out:
+    only their first result is ever read.
     """
     named: dict[str, str] = {}
     for node in list(graph.nodes.values()):

@@ -1,4 +1,4 @@
-"""The kernels every op has here, asked of the runtime's kernel registry, and by trying kernels."""
+"""Available kernels of each op, from the runtime's kernel registry and from kernel probes."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _UNSEEN = "calibration sees nothing in a loop that lies in or behind a branch or
 
 
 def kernels(model: TensorFlowModel, products: Products) -> dict[str, OpKernels]:
-    """Op → its kernels, or why it has none.
+    """Return op → its kernels, or the reason why it has none.
 
     Args:
         model: the model.
-        products: how the integer kernels multiply bytes.
+        products: accumulation of the integer kernels, by kernel kind.
     """
     found = _Kernels(model, products)
     return {node.name: found.of(node) for node in model.op_nodes}
 
 
 class _Kernels:
-    """What there is for the ops of one model."""
+    """Kernels of the ops of one model."""
 
     def __init__(self, model: TensorFlowModel, products: Products) -> None:
         self.model, self.structure, self.products = model, model.structure, products
@@ -69,7 +69,7 @@ class _Kernels:
         )
 
     def integer_kernel(self, node: NodeDef) -> IntegerKernel:
-        """The integer kernel of a layer, or the form of a table in bytes."""
+        """Return the integer kernel of a layer, or the INT8 variant of a table."""
         if node.name in self.structure.tables:
             return reasons.table_in_bytes()
         kind = KINDS[node.op]
@@ -79,7 +79,7 @@ class _Kernels:
         return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
 
     def missing_16_bit(self, node: NodeDef, precision: Precision) -> str | None:
-        """Why an op has no kernel in 16 bits; None if it has one."""
+        """Return why an op has no 16-bit kernel; None if there is a kernel."""
         if precision is Precision.BF16 and (failure := bf16_obstacle()) is not None:
             return failure
         if dtype_attribute(node) is not tf.float32:
@@ -97,7 +97,7 @@ class _Kernels:
         return None
 
     def missing_int8(self, node: NodeDef) -> str | None:
-        """Why an op has no integer kernel of its own; None if it has one."""
+        """Return why an op has no integer kernel; None if there is a kernel."""
         if node.name in self.structure.tables:
             return self._table_obstacle(node)
         if node.op not in LAYERS:
@@ -158,7 +158,7 @@ class _Kernels:
 
 
 def forms_needed(node: NodeDef, group: FusionGroup) -> frozenset[str]:
-    """Return the forms of integer kernel that a layer may use, as in `int8_accumulation`."""
+    """Return the integer kernel variants that a layer may use, as in `int8_accumulation`."""
     forms = ["plain"]
     if set(integers_attribute(node, "dilations")) - {1}:
         forms.append("dilated")

@@ -1,4 +1,4 @@
-"""Branches whose condition is a constant: what is taken becomes part of what is around it."""
+"""Inlining of branches whose condition is constant."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 
 
 def take_constant_branches(graph: TensorGraph) -> None:
-    """Let what a branch hands in and out be read directly where its condition is known, in place.
+    """Connect the taken branches of constant conditions directly to the graph, in place.
 
-    What is not taken stays in the graph, and nothing reads it.
+    Branches not taken stay in the graph unread.
     """
     taken = {
         name: index
@@ -49,7 +49,7 @@ def take_constant_branches(graph: TensorGraph) -> None:
 
 
 def _wait_for_what_is_taken(graph: TensorGraph, replaced: dict[str, str]) -> None:
-    """Let what waits for a Switch or Merge that nothing reads wait for what it handed on."""
+    """Redirect control inputs on unread Switches and Merges to the nodes they passed on."""
     waits = {f"^{t}": f"^{node_of(s)}" for t, s in replaced.items() if ":" not in t}
     for name, node in list(graph.nodes.items()):
         if any(tensor in waits for tensor in node.input):
@@ -58,7 +58,7 @@ def _wait_for_what_is_taken(graph: TensorGraph, replaced: dict[str, str]) -> Non
 
 
 def _index(graph: TensorGraph, switch: NodeDef) -> int | None:
-    """The result of a Switch that is there; None where its condition is computed."""
+    """Return the index of a Switch's live result; None if the condition is computed."""
     value = graph.constant(switch.input[1])
     if value is None or graph[switch.input[1]].input:
         return None
@@ -74,7 +74,7 @@ def _is_dead(tensor: str, taken: dict[str, int], dead: set[str]) -> bool:
 
 
 def _dead(graph: TensorGraph, taken: dict[str, int]) -> set[str]:
-    """The nodes that never run: they need what is not taken, and are no Merge of something else."""
+    """Return the nodes that never run: those that need a dead result, except live Merges."""
     consumers = graph.consumers()
     dead: set[str] = set()
     waiting = list(taken)

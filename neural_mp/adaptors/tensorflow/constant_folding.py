@@ -1,4 +1,4 @@
-"""Computing what a graph computes from constants alone, and merging what it computes twice."""
+"""Constant folding and common subexpression elimination."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     without_large,
 )
 
-#: The runtime's own passes. Not `arithmetic`: it merges additions, which hides residual sums.
+#: The runtime's own passes. `arithmetic` would merge additions and hide residual sums.
 _PASSES = ("pruning", "function", "constfold", "dependency")
-#: A result larger than this many times what it is made of stays computed.
+#: Upper bound of result size per operand size; larger results are not folded.
 _MOST_GROWTH = 4
-#: How `constfold` begins the names of Identities behind Switches, which constants of a branch wait
-#: for. Where it meets such a name again, it takes the node for one that reads the Switch itself.
+#: Prefix of the Identities that `constfold` puts behind Switches as control inputs of a branch's
+#: constants. A later run takes any node of such a name for a direct reader of the Switch.
 _RESERVED = "ConstantFoldingCtrl/"
 
 
 def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
-    """The graph after the runtime's offline passes, and with all its constants computed.
+    """Return the graph after the runtime's offline passes and with its constants folded.
 
     Raises:
         tf.errors.OpError: a pass refuses the graph.
@@ -53,11 +53,10 @@ def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> Ten
 
 
 def _without_reserved_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
-    """The graph with names of its own for what `constfold` put behind Switches.
+    """Return the graph with the nodes that `constfold` put behind Switches renamed.
 
-    Under the reserved names, a later run of the pass would tie such a node to what it reads as
-    soon as something lies between the Switch and the node: a cycle, which the runtime survives or
-    not.
+    A later run of the pass would tie a node with a reserved name to its input as soon as another
+    node lies between the Switch and the node: a cycle that may crash the runtime.
 
     Args:
         graph: the graph.
@@ -74,7 +73,7 @@ def _without_reserved_names(graph: TensorGraph, ports: Iterable[str]) -> TensorG
 
 
 def is_pure(node: NodeDef) -> bool:
-    """Whether a node gives the same results for the same inputs, and does nothing else."""
+    """Whether a node is deterministic and free of side effects."""
     if node.op in CONTROL_FLOW:
         return False
     definition = op_def_registry.get(node.op)
@@ -83,11 +82,11 @@ def is_pure(node: NodeDef) -> bool:
 
 
 def compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
-    """Replace what is computed from constants by its value, in place.
+    """Replace nodes computed from constants by their values, in place.
 
-    A constant that waits for the body of a loop or branch makes constants that wait for the same.
+    Control inputs of a constant, on the body of a loop or branch, pass to the folded constants.
     """
-    # Constant, or node computed from constants → what it waits for.
+    # Constant, or node computed from constants → its control inputs.
     waits = {
         name: [tensor for tensor in node.input if is_control(tensor)]
         for name, node in graph.nodes.items()
@@ -145,10 +144,10 @@ def _is_foldable(node: NodeDef) -> bool:
 
 
 def merge_duplicates(graph: TensorGraph, kept: Iterable[str]) -> None:
-    """Let everything that is computed twice be computed once.
+    """Merge nodes that compute the same result.
 
-    The runtime does so when it starts; done here, the graph that is converted is the one that
-    runs, and nothing that was thought to have one reader turns out to have two.
+    The runtime does so at startup. Merging here converts the graph that actually runs, in which a
+    tensor cannot unexpectedly gain a second reader.
     """
     first: dict[bytes, str] = {}
     replaced: dict[str, str] = {}

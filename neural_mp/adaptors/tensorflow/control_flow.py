@@ -1,4 +1,4 @@
-"""The functions a graph calls, such as the bodies of its loops, and what runs when it runs."""
+"""Functions called by a graph, loop frames, and reachability of nodes and functions."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 
 
 def with_functions_of_its_own(graph: TensorGraph) -> TensorGraph:
-    """The graph with the functions it calls, renamed, so that no other graph's bear their names.
+    """Return the graph with the functions it calls renamed uniquely in this process.
 
-    TensorFlow knows functions by name within a process, where the function that the graph was made
-    from still exists, and passes over a graph change the definitions.
+    TensorFlow resolves functions by name per process. The original functions still exist, while
+    passes over the graph change the definitions.
     """
     if not graph.library.function:
         return graph
     library = used_functions(graph.library, graph.nodes.values())
-    del library.gradient[:]  # nothing is trained any more
+    del library.gradient[:]  # training has ended
     digest = hashlib.sha256(library.SerializeToString(deterministic=True)).hexdigest()[:12]
     names = {f.signature.name: f"{f.signature.name}_{digest}" for f in library.function}
     for function in library.function:
@@ -50,7 +50,7 @@ def _rename(nodes: Iterable[NodeDef], names: Mapping[str, str]) -> None:
 
 
 def called(node: NodeDef) -> Iterator[str]:
-    """The functions that a node calls, and those that it hands to them."""
+    """Yield the functions that a node calls or passes to its callees, its own op included."""
     yield node.op
     waiting = [*node.attr.values()]
     while waiting:
@@ -66,10 +66,10 @@ def called(node: NodeDef) -> Iterator[str]:
 def reached(
     graph: GraphDef, nodes: Iterable[str], functions: Iterable[str] = ()
 ) -> tuple[set[str], set[str]]:
-    """Return the nodes and functions that run when some of them do.
+    """Return the nodes and functions that run when the given ones run.
 
     Returns:
-        The names of nodes of the graph, and of functions in its library.
+        Names of nodes of the graph, and of functions in its library.
     """
     by_name = {node.name: node for node in graph.node}
     found = _closure(nodes, by_name, lambda name: map(node_of, by_name[name].input))
@@ -78,7 +78,7 @@ def reached(
 
 
 def _run(library: FunctionDefLibrary, calls: Iterable[str]) -> set[str]:
-    """Return the functions of a library that run when some of them do, their gradients too."""
+    """Return the functions of a library that run when the given ones run, with gradients."""
     by_name = {function.signature.name: function for function in library.function}
     gradients: dict[str, list[str]] = {}
     for gradient in library.gradient:
@@ -95,7 +95,7 @@ def _run(library: FunctionDefLibrary, calls: Iterable[str]) -> set[str]:
 def _closure(
     roots: Iterable[str], known: Container[str], needed: Callable[[str], Iterable[str]]
 ) -> set[str]:
-    """Return all known names that some names need, directly or not, themselves included."""
+    """Return all known names that the roots need, directly or not, roots included."""
     found: set[str] = set()
     waiting = list(roots)
     while waiting:
@@ -107,7 +107,7 @@ def _closure(
 
 
 def used_functions(library: FunctionDefLibrary, nodes: Iterable[NodeDef]) -> FunctionDefLibrary:
-    """Return a library of the functions alone that some nodes call or hand on."""
+    """Return a library of only the functions that the nodes call or pass on."""
     run = _run(library, (name for node in nodes for name in called(node)))
     return FunctionDefLibrary(
         function=(f for f in library.function if f.signature.name in run),
@@ -120,8 +120,8 @@ def drop_unreachable(graph: GraphDef, roots: Iterable[str]) -> None:
 
     Args:
         graph: graph, changed in place.
-        roots: tensors whose nodes stay, with all that these read or wait for; where a graph has
-            none of them, or none is named, every node with a result that no other node reads.
+        roots: tensors whose nodes stay, with all nodes these depend on; if empty, or if any is
+            missing, every node with an unread result is a root.
     """
     known = {node.name for node in graph.node}
     kept = set(map(node_of, roots))
@@ -136,7 +136,7 @@ def drop_unreachable(graph: GraphDef, roots: Iterable[str]) -> None:
 
 
 def _loose(graph: GraphDef) -> set[str]:
-    """The nodes with results that no other node reads; a node of an unknown op counts as such."""
+    """Return the nodes with unread results; nodes of unknown op types count."""
     read = {node_of(t) for node in graph.node for t in node.input if not is_control(t)}
     found = set()
     for node in graph.node:
@@ -152,9 +152,9 @@ SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
 
 
 def in_loops(graph: TensorGraph) -> frozenset[str]:
-    """Everything behind an Enter and before an Exit, those two included.
+    """Return all nodes from an Enter to an Exit, both included.
 
-    Nothing is fetched from there, and every constant needs to be tied to an iteration.
+    These nodes cannot be fetched, and their constants must be tied to an iteration.
     """
     within = frames(graph)
     ends = {
@@ -166,9 +166,9 @@ def in_loops(graph: TensorGraph) -> frozenset[str]:
 
 
 def frames(graph: TensorGraph) -> dict[str, str]:
-    """Node → the loop (`frame_name`) that its results lie in; nodes outside of loops are left out.
+    """Return node → the loop (`frame_name`) of its results, for nodes within loops.
 
-    The results of an Exit lie where the loop itself does.
+    The results of an Exit belong to the frame around the loop.
     """
     found = {
         name: node.attr["frame_name"].s.decode()
@@ -178,7 +178,7 @@ def frames(graph: TensorGraph) -> dict[str, str]:
     if not found:
         return {}
     consumers = graph.consumers()
-    around: dict[str, str] = {}  # loop → loop that it lies in
+    around: dict[str, str] = {}  # loop → enclosing loop
     waiting = list(found)
     ends: list[str] = []
     while waiting:
@@ -204,9 +204,9 @@ def _loop_of(graph: TensorGraph, end: str, found: Mapping[str, str]) -> str:
 
 
 def in_bodies(graph: TensorGraph) -> frozenset[str]:
-    """Return the ops that run once in every iteration of a loop: those its condition lets in.
+    """Return the ops that run exactly once per iteration of a loop, behind its condition.
 
-    Left out are what a branch within the loop runs in some iterations only, and what lies behind.
+    Ops in a branch within the loop, and behind such a branch, are left out.
     """
     within, consumers = frames(graph), graph.consumers()
     waiting = [

@@ -1,8 +1,8 @@
-"""Loops and branches written as functions (While, If, Case), put into the graph that calls them.
+"""Inlining of functional loops and branches (While, If, Case) into the graph.
 
-The runtime does the same before it runs a graph. Done here, the ops of a body are ops of the graph:
-each has its kernels, its place in a plan and its share of the time, as any other. Their names begin
-with those of the loop and its part: `lstm/while/body/lstm_cell/MatMul`.
+The runtime does the same before a run. Inlined here, the ops of a body are ordinary ops with
+kernels, precisions and times of their own. Their names start with those of the loop and its part:
+`lstm/while/body/lstm_cell/MatMul`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 
 _FUNCTIONAL = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
-#: Attribute by which the runtime is asked to put a body into the graph.
+#: Attribute that requests inlining from the runtime.
 _ASKS = "_lower_using_switch_merge"
-#: The part of a name that says in which body of a loop or branch an op lies.
+#: Name of an op in the body of a loop or branch.
 _BODY = re.compile(r"^(?P<caller>.+?)/(?P<part>body|cond|then|else|branch\d+)/_\d+/(?P<rest>.+)$")
 
 
 def lowered(graph: TensorGraph, inputs: Collection[str], outputs: Collection[str]) -> TensorGraph:
-    """Return the graph with the bodies of its loops and branches in it.
+    """Return the graph with the bodies of its loops and branches inlined.
 
     Raises:
         tf.errors.OpError: the runtime refuses the graph.
@@ -58,7 +58,7 @@ def _asking(node: NodeDef) -> NodeDef:
 
 
 def _with_short_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
-    """The graph with names that say once, and without numbers, in which body an op lies.
+    """Return the graph with short names that mention each body once, without numbers.
 
     Args:
         graph: the graph.
@@ -75,7 +75,7 @@ def _with_short_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
 
 
 def _short(name: str) -> str:
-    """`a/while/body/_1/a/while/cell/MatMul` → `a/while/body/cell/MatMul`, in every layer of it."""
+    """Shorten `a/while/body/_1/a/while/cell/MatMul` to `a/while/body/cell/MatMul`, recursively."""
     found = _BODY.match(name)
     if found is None:
         return name

@@ -1,9 +1,8 @@
-"""Writing a model in the precisions of a plan.
+"""Conversion of a model to the precisions of a plan.
 
-One walk over the untouched graph: every op is written in the precision it has under the plan and
-asks for its inputs in the form it needs. A form of a tensor (FP32, BF16, FP16, uint8) is made
-the first time it is asked for, so that there is one conversion per tensor and direction, and none
-where nobody asks.
+One walk over the original graph: every op is written in its effective precision and requests its
+inputs in the variant it needs. A variant of a tensor (FP32, BF16, FP16, uint8) is created on the
+first request, so that there is at most one conversion per tensor and direction.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ from neural_mp.space import ResolvedPlan
 
 
 def write_table(forms: Forms, node: NodeDef, weight_limit: int) -> str:
-    """Write an op that reads rows of a constant table: rows of bytes, each with its own scale.
+    """Write an op that reads rows of a constant table, as INT8 rows with a scale each.
 
     Returns:
-        The name of the node that has the result.
+        The name of the node with the result.
     """
     name, table = node.name, forms.source.value(node.input[0])
     scales = weight_scales(table, (1,), weight_limit)
@@ -77,7 +76,7 @@ def write_agnostic(
     moved: tuple[str, ...],
     encoding: QuantParams,
 ) -> str:
-    """Write an op that passes INT8 on; returns the name of its node."""
+    """Write a quantize-agnostic op in INT8; return the name of its node."""
     stored = [forms.stored(tensor) for tensor in moved]
     name = forms.name_for(node.name, UINT8)
     if node.op in _POOLING:
@@ -104,7 +103,7 @@ def write_agnostic(
 
 
 def _write_on_bits(forms: Forms, node: NodeDef, stored: list[str], name: str) -> None:
-    """The op itself, on uint8."""
+    """Write the op itself on uint8."""
     written = copied(node, forms.graph.unused(f"{name}/moved"))
     for position, tensor in enumerate(stored):
         written.input[position] = forms.bits(tensor, name)
@@ -116,12 +115,12 @@ def _write_on_bits(forms: Forms, node: NodeDef, stored: list[str], name: str) ->
 def write(
     model: TensorFlowModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
 ) -> TensorFlowModel:
-    """The model in the precisions of a plan; the one given stays as it is.
+    """Return the model in the precisions of a plan; the original is left unchanged.
 
     Args:
-        model: the model.
-        plan: the plan, with its consequences.
-        ranges: quantized tensor → the range its scale has to hold.
+        model: original model.
+        plan: resolved plan.
+        ranges: quantized tensor → the range that its scale must cover.
     """
     forms = Forms(model.graph, model.output_nodes, plan.flow, ranges)
     writer = _Writer(model, plan, forms)
@@ -135,11 +134,11 @@ class _Writer:
     model: TensorFlowModel
     plan: ResolvedPlan
     forms: Forms
-    #: The last node that the kernel of an INT8 layer runs → the layer.
+    #: Last node fused into the kernel of an INT8 layer → the layer.
     layers: dict[str, Layer] = field(init=False)
-    #: Node that runs within the kernel of a layer → the last node of that.
+    #: Node fused into the kernel of a layer → the last node fused into that kernel.
     inner: dict[str, str] = field(default_factory=dict)
-    #: Node of the untouched graph → the node that runs in its place.
+    #: Node of the original graph → the node that replaces it.
     standing_for: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -154,7 +153,7 @@ class _Writer:
                 self.inner.update(dict.fromkeys((head, *layer.group.members), layer.tail))
 
     def write(self, node: NodeDef) -> None:
-        """Write one node of the untouched graph, in its turn."""
+        """Write one node of the original graph."""
         name = node.name
         precision = self.plan.effective.get(name, Precision.FP32)
         if name in self.layers:
@@ -183,7 +182,7 @@ class _Writer:
                 wanted = form if position in typed else FP32
                 written.input[position] = self.forms.real(tensor, wanted)
         written.attr["T"].type = DTYPES[form].as_datatype_enum
-        written.name = self.forms.graph.unused(f"{node.name}/{form}")  # casts are named by now
+        written.name = self.forms.graph.unused(f"{node.name}/{form}")  # after names for casts
         self.forms.put(node.name, form, self.forms.graph.add(written))
         return str(written.name)
 
@@ -194,7 +193,7 @@ class _Writer:
             edited.input[:] = [real.get(plain(tensor), tensor) for tensor in node.input]
 
     def finished(self) -> TensorFlowModel:
-        """The model, less what is no longer needed."""
+        """Return the converted model without unused nodes."""
         graph, signature = self.forms.graph, self.model.signature
         for tensor in signature.output_tensors:
             self.forms.real(tensor)
@@ -210,18 +209,18 @@ class _Writer:
         )
 
     def _results(self, graph: TensorGraph) -> dict[str, OutputLocation]:
-        """Op of the untouched graph → where its result is now."""
+        """Return op of the original graph → the location of its result."""
         found = {}
         for node in self.model.op_nodes:
             if node.name in self.inner and node.name not in self.layers:
-                continue  # it runs within a layer's kernel
+                continue  # fused into a layer's kernel
             tensor, encoding = self.forms.result_of(node.name)
             if node_of(tensor) in graph:
                 found[node.name] = OutputLocation(tensor, node.op, encoding)
         return found
 
     def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
-        """Node of the written graph → the op its time counts for."""
+        """Return node of the converted graph → the op that its time counts for."""
         heads = self.model.structure.layer_of
         names = {}
         for name in self.model.graph.nodes:
@@ -231,7 +230,7 @@ class _Writer:
         return names
 
     def _written_for(self, graph: TensorGraph) -> dict[str, str]:
-        """Node of the written graph → the op that it is of (see `TensorFlowModel.written`)."""
+        """Return node of the converted graph → its op (see `TensorFlowModel.written`)."""
         found = dict.fromkeys((*self.standing_for, *self.inner), "")
         found.update(self.forms.helpers)
         for name, written in self.standing_for.items():

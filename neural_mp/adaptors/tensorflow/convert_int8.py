@@ -1,4 +1,4 @@
-"""Writing a layer, with all that its kernel runs along, as one integer kernel."""
+"""Conversion of a layer and the ops fused into it to one integer kernel."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from neural_mp.core.quantization_flow import QuantizationFlow
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with what its kernel runs along under a plan.
+    """A layer with the ops fused into its kernel under a plan.
 
     Attributes:
-        node: the float op.
-        group: what runs along.
-        sixteen: whether everything that reads the result runs in BF16.
+        node: float op.
+        group: ops fused into the kernel.
+        sixteen: whether all readers of the result run in BF16.
     """
 
     node: NodeDef
@@ -61,7 +61,7 @@ class Layer:
         group: FusionGroup,
         effective: Mapping[str, Precision],
     ) -> Layer:
-        """What of a fusion group runs in INT8."""
+        """Return the part of a fusion group that runs in INT8."""
         group = group.reduced(lambda name: effective[name] is Precision.INT8)
         readers = [effective.get(name) for name, _ in consumers[group.tail]]
         low = bool(readers) and all(precision is Precision.BF16 for precision in readers)
@@ -69,24 +69,24 @@ class Layer:
 
     @property
     def head(self) -> str:
-        """The name of the layer."""
+        """Name of the layer."""
         return self.group.head
 
     @property
     def tail(self) -> str:
-        """The node whose result the kernel writes."""
+        """Node whose result the kernel computes."""
         return self.group.tail
 
     @property
     def activation(self) -> str | None:
-        """The kernel's word for the activation, if there is one."""
+        """The kernel's name for the activation; None if there is no activation."""
         return self.group.activation.kind if self.group.activation else None
 
 
 def write_layer(
     forms: Forms, model: TensorFlowModel, layer: Layer, flow: QuantizationFlow, weight_limit: int
 ) -> str:
-    """Write the kernel, with weights of ±`weight_limit`; returns the name of its node."""
+    """Write the kernel, with weights within ±`weight_limit`; return the name of its node."""
     node, value = layer.node, forms.source.value(layer.node.input[1])
     weight = quantize_weight(value, node.op == "DepthwiseConv2dNative", weight_limit)
     source, stored = plain(node.input[0]), None
@@ -94,7 +94,7 @@ def write_layer(
     if encoding.zero_point != 0 and node.op != "MatMul":
         shape = model.shapes[source]
         amounts = padding_of(node, value, shape)
-        assert amounts is not None  # else its capability says that it has no INT8
+        assert amounts is not None  # otherwise int8 is ineligible
         if amounts.any():
             stored = _padded(forms, source, amounts, shape)
             node = copied(node)
@@ -108,7 +108,7 @@ def write_layer(
 
 
 def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
-    """What a convolution reads, stored and with zeros around it."""
+    """Return the quantized input of a convolution with zero padding."""
     name = f"{source}/around_{'_'.join(map(str, amounts[1:3].reshape(-1)))}"
     if name in forms.graph:
         return name
@@ -130,7 +130,7 @@ def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
 
 @dataclass(frozen=True)
 class _Call:
-    """A kernel to be written: what it reads (`stored`, which holds `source`), and its constants."""
+    """Arguments of a kernel: `stored`, the quantized tensor `source`, and the constants."""
 
     forms: Forms
     layer: Layer
@@ -156,13 +156,13 @@ class _Call:
         ]
 
     def told(self, node: NodeDef) -> NodeDef:
-        """A kernel's node that says how its input is stored, should its weight be rounded anew."""
+        """Record the input's zero point on a kernel's node, for rounding its weight again."""
         node.attr[ZERO_POINT].i = self.forms.encoding_of(self.source).zero_point
         return node
 
 
 def kernel_limits(forms: Forms, tensor: str, encoding: QuantParams) -> list[str]:
-    """The range a kernel that knows no zero point takes a stored tensor to have."""
+    """Return the range of a quantized tensor for a kernel without zero points."""
     return [
         forms.scalar(0.0, f"{tensor}/least"),
         forms.scalar(LEVELS * encoding.scale, f"{tensor}/most"),
@@ -202,7 +202,7 @@ def _write_convolution(call: _Call, geometry: NodeDef) -> str:
         steps.append("Sum")
     clips_at_zero = layer.activation is not None and result.zero_point == 0
     if clips_at_zero or summed is not None:
-        # Of numbers stored from 0 on, what lies below is cut off in any case.
+        # The integer range starts at 0, so negative values are clipped in any case.
         steps.append("Relu")
     host = [*call.host(), *host_sum, *kernel_limits(forms, layer.tail, result)]
     fused = Fused([*call.device(bias), *device_sum], host, [*steps, "Requantize"], U8)
@@ -213,10 +213,10 @@ def _write_convolution(call: _Call, geometry: NodeDef) -> str:
 
 
 def _clipped(forms: Forms, layer: Layer, name: str, result: QuantParams) -> str:
-    """What the activation cuts off and the range of the stored numbers does not.
+    """Apply the part of the activation's clipping that the quantized range does not cover.
 
-    That happens where a tensor shares its scale with others (concatenation), so that its own
-    zero, or six, lies within the range.
+    Needed if a tensor shares its scale with others (concatenation), so that its zero, or six, lies
+    within the range.
     """
     limits: Mapping[str, int] = {}
     zero = result.zero_point

@@ -1,4 +1,4 @@
-"""What a user gets of a model that is no Keras model (any more): a module to call and save."""
+"""`ConvertedModel`: the callable module that users get unless the model is still a Keras model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, indexed
 
 
 class ConvertedModel(tf.Module):
-    """A frozen graph to call like the model it was made from; `tf.saved_model.save` takes it.
+    """A frozen graph that can be called like its original and saved by `tf.saved_model.save`.
 
     Attributes:
         graph_def: the graph.
         signature: names, tensors and types of the inputs and outputs.
-        serving_signatures: the function TensorFlow Serving calls, by the names of its signature;
-            what `tf.saved_model.save` takes as `signatures`.
+        serving_signatures: function for TensorFlow Serving, with the names of the signature; the
+            argument `signatures` of `tf.saved_model.save`.
     """
 
     def __init__(self, model: TensorFlowModel) -> None:
@@ -38,8 +38,8 @@ class ConvertedModel(tf.Module):
             names = [port.name for port in model.signature.outputs]
             return dict(zip(names, results, strict=True))
 
-        # Not a tf.function itself: that would tie the outputs to every op with a side effect, among
-        # which it counts those of loops written as dataflow. Nor can this be saved by itself.
+        # A tf.function would tie the outputs to every op with a side effect, loops written as
+        # dataflow included. A wrapped function alone cannot be saved.
         wrapped = tf.compat.v1.wrap_function(run, specs)
         self._run = tf.function(
             lambda *values: wrapped(*values), input_signature=specs, autograph=False
@@ -48,7 +48,7 @@ class ConvertedModel(tf.Module):
         self.serving_signatures = dict.fromkeys(model.signature.keys, function)
 
     def __call__(self, *args: object, training: bool = False, **kwargs: object) -> Any:
-        """Run one batch: inputs by position, by name, or as one dict or list; tensors come back."""
+        """Run one batch, given by position, by name, or as one dict or list; return tensors."""
         if training:
             raise ValueError("a converted model cannot be trained; train the model it was made of")
         inputs = kwargs or (args[0] if len(args) == 1 else list(args))
@@ -63,7 +63,7 @@ class ConvertedModel(tf.Module):
         return self.signature.packed([results[port.name] for port in self.signature.outputs])
 
     def predict(self, x: object, batch_size: int = 32, **_: object) -> Any:
-        """All of `x` in batches, as arrays; for code written for Keras models."""
+        """Return the outputs for all of `x` as arrays, in batches, as Keras models do."""
         feeds = self.signature.bind(x)
         size = len(next(iter(feeds.values())))
         parts = [

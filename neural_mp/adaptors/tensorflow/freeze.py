@@ -1,7 +1,7 @@
-"""Turning the variables of a function into constants, each copied once.
+"""Conversion of a function's variables into constants, with a single copy of each.
 
-TensorFlow's own `convert_variables_to_constants_v2` does the same through half a dozen copies of
-all weights; it serves for functions that hand variables on to functions of their own (loops).
+TensorFlow's `convert_variables_to_constants_v2` makes about six copies of all weights. It is only
+used for functions that pass variables on to functions of their own (loops).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _BUCKETS_PER_KEY = 2
 def freeze_tables(
     graph: TensorGraph, handles: Mapping[str, str], captured: Mapping[str, Any]
 ) -> bool:
-    """Put ops that compute in the place of the look-ups in captured tables.
+    """Replace look-ups in captured tables by ops that compute the results.
 
     Args:
         graph: graph, changed in place.
-        handles: node that hands on a captured tensor → the node of that tensor.
+        handles: node that passes on a captured tensor → the node of that tensor.
         captured: node of a captured tensor → the tensor.
 
     Returns:
@@ -76,7 +76,7 @@ def freeze_tables(
 def _replace(
     graph: TensorGraph, node: NodeDef, kind: tf.DType, given: tf.DType, keys: Array, values: Array
 ) -> None:
-    """Put the ops of a look-up in the place of its node, the last under the same name."""
+    """Replace the node of a look-up by ops, the last with the node's name."""
     buckets = _buckets(keys) if kind is tf.string and keys.size else None
     with tf.Graph().as_default() as part:
         asked = tf.compat.v1.placeholder(kind, name="asked")
@@ -106,7 +106,7 @@ def _replace(
 
 
 def _of_integers(asked: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
-    """Return the values of integers, the default for those that are no keys."""
+    """Return the values of integer keys, and the default for unknown keys."""
     order = np.argsort(keys)
     keys, values = keys[order], values[order]
     places = tf.minimum(tf.searchsorted(keys, asked), len(keys) - 1)
@@ -115,7 +115,7 @@ def _of_integers(asked: tf.Tensor, default: tf.Tensor, keys: Array, values: Arra
 
 
 def _buckets(keys: Array) -> Array:
-    """Return the places of the keys in each bucket; beyond them, a place behind the last key."""
+    """Return the positions of the keys in each bucket, padded with the number of keys."""
     count = _BUCKETS_PER_KEY * len(keys)
     hashed = tf.strings.to_hash_bucket_fast(keys, count).numpy()
     loads = np.bincount(hashed, minlength=count)
@@ -129,7 +129,7 @@ def _buckets(keys: Array) -> Array:
 def _of_strings(
     asked: tf.Tensor, default: tf.Tensor, keys: Array, values: Array, buckets: Array
 ) -> tf.Tensor:
-    """Return the values of strings, the default for those that are no keys."""
+    """Return the values of string keys, and the default for unknown keys."""
     places = tf.gather(buckets, tf.strings.to_hash_bucket_fast(asked, len(buckets)))
     same = tf.equal(tf.gather(np.append(keys, b""), places), asked[:, tf.newaxis])
     same &= places < len(keys)
@@ -149,13 +149,13 @@ _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 def frozen_graph(
     function: ConcreteFunction,
 ) -> tuple[TensorGraph, list[tf.Tensor], list[tf.Tensor]]:
-    """The graph of a concrete function with its weights in it, and the tensors of its ports.
+    """Return the graph of a concrete function with its weights, and its port tensors.
 
     Returns:
-        The graph, its inputs and its outputs, both in the order of the function's.
+        The graph, its inputs and its outputs, both in the function's order.
 
     Raises:
-        ModelLoadError: it reads something that is no variable and cannot become a constant.
+        ModelLoadError: the function reads a resource that cannot become a constant.
     """
     captured = {internal.op.name: external for external, internal in function.graph.captures}
     inputs = [t for t in function.inputs if t.op.name not in captured]
@@ -169,7 +169,7 @@ def frozen_graph(
     except ModelLoadError:
         raise
     except Exception as error:
-        # The conversion raises whatever the variables' reading and its own rewriting raise.
+        # The conversion passes on any error from reading variables and from its own rewriting.
         logger.debug("freezing failed", exc_info=True)
         raise ModelLoadError(
             f"the model's variables cannot be turned into constants: {one_line(error)}"
@@ -182,7 +182,7 @@ def frozen_graph(
 
 
 def no_constant(name: str) -> ModelLoadError:
-    """What is raised of a resource that is no variable."""
+    """Return the error about a resource that is not a variable."""
     return ModelLoadError(
         f"the model reads {name!r}, a lookup table or other resource that is not part of its "
         f"graph; export it without"
@@ -201,10 +201,10 @@ def _kept_state(name: str) -> ModelLoadError:
 def _without_effects(
     function: ConcreteFunction, captured: Mapping[str, Any], inputs: Sequence[Any]
 ) -> Any:
-    """Return a function that reads no tables, and writes no variables, such as seeds of dropout.
+    """Return a function without table look-ups and variable writes (e.g. dropout seeds).
 
     Raises:
-        ModelLoadError: an output needs a variable that is written.
+        ModelLoadError: an output depends on a variable that is written.
     """
     outputs = [tensor.name for tensor in function.outputs]
     names = [tensor.name for tensor in inputs]
@@ -248,7 +248,7 @@ def _without_effects(
 def _frozen(
     function: ConcreteFunction, captured: Mapping[str, Any], inputs: Iterable[tf.Tensor]
 ) -> TensorGraph | None:
-    """The frozen graph; None where a variable is used in another way than by reading it."""
+    """Return the frozen graph; None if a variable is used other than by reading."""
     outputs = [tensor.name for tensor in function.outputs]
     small = offline_passes(
         function.graph.as_graph_def(), ["function"], [t.name for t in inputs], outputs
@@ -278,7 +278,7 @@ def _frozen(
 
 
 def _handles(graph: TensorGraph, captured: Mapping[str, Any]) -> dict[str, str]:
-    """Return node that hands on a captured tensor → the node of that tensor."""
+    """Return node that passes on a captured tensor → the node of that tensor."""
     found: dict[str, str] = {}
     for name, node in graph.nodes.items():
         source = node_of(node.input[0]) if node.input else ""
@@ -290,10 +290,10 @@ def _handles(graph: TensorGraph, captured: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
-    """Let no node wait for handles of variables, or for what reads or writes them.
+    """Remove control inputs on variable handles and on nodes that read or write variables.
 
     Returns:
-        The handles of the variables that are written.
+        Handles of the variables that are written.
     """
     writes = {
         name: handles.get(node_of(node.input[0]), "")
@@ -318,7 +318,7 @@ def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
 def _replace_read(
     graph: TensorGraph, node: NodeDef, handle: tf.Tensor, values: dict[str, str]
 ) -> None:
-    """Put a constant in the place of a node that reads a variable."""
+    """Replace a node that reads a variable by a constant."""
     dtype = tf.as_dtype(node.attr["dtype"].type)
     try:
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()

@@ -1,8 +1,8 @@
 """Constants in the bodies of loops and branches.
 
-A body reads what lies outside only through its loop or branch. A constant of a body waits for a
-node of the body instead, so that it is there whenever the body runs, and a constant to all that
-looks for constants.
+A body reads outside tensors only through its loop or branch. A constant in a body instead has a
+control input on a node of the body: the constant exists whenever the body runs, and is recognized
+as constant.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 
 
 def read_constants(graph: TensorGraph) -> None:
-    """Let bodies read constants themselves that loops and branches hand to them, in place.
+    """Replace constants passed through loops and branches by constants in the bodies, in place.
 
-    A weight that goes through a loop as a variable of it looks like a result of the loop, and costs
-    time in every iteration.
+    A weight passed as a loop variable looks like a result of the loop, and costs time in every
+    iteration.
     """
     while replaced := _handed_on(graph):
         graph.redirect(replaced)
         idle = {f"^{tensor}" for tensor in replaced if ":" not in tensor}
-        while idle:  # nothing waits for what no longer hands a constant on
+        while idle:  # drop control inputs on nodes that no longer pass a constant on
             waiting = [name for name, n in graph.nodes.items() if idle.intersection(n.input)]
             for name in waiting:
                 edited = graph.edit(name)
@@ -43,7 +43,7 @@ def read_constants(graph: TensorGraph) -> None:
 
 
 def tie_constants(graph: TensorGraph) -> None:
-    """Let constants from outside of a loop that its ops read wait for its body, in place."""
+    """Tie outside constants read within a loop to the loop's body, in place."""
     within = frames(graph)
     if not within:
         return
@@ -83,7 +83,7 @@ def _is_idle(node: NodeDef) -> bool:
 
 
 def _handed_on(graph: TensorGraph) -> dict[str, str]:
-    """Tensor by which a loop or branch hands a constant on → constant to be read in its place."""
+    """Return tensor that passes a constant on in a loop or branch → the constant to read."""
     pivots, consumers = _Pivots(graph), graph.consumers()
     replaced: dict[str, str] = {}
     for switch in [node for node in graph.nodes.values() if node.op in ("Switch", "_SwitchN")]:
@@ -105,7 +105,7 @@ def _handed_on(graph: TensorGraph) -> dict[str, str]:
 
 
 def _passed_on(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[str]:
-    """A tensor that is read, and the Identities that hand it on within the body."""
+    """Return a tensor if it is read, and the Identities that pass it on within the body."""
     readers = [
         graph.nodes[name]
         for name, place in consumers[node_of(tensor)]
@@ -119,7 +119,7 @@ def _passed_on(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[st
 
 
 def _invariant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
-    """The constant that a loop or branch takes in by a Switch and never changes, if it does."""
+    """Return the constant that enters a loop or branch by a Switch and never changes, if any."""
     source = graph[switch.input[0]]
     if source.op == CONSTANT:
         return source
@@ -136,18 +136,18 @@ def _invariant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
 
 
 class _Pivots:
-    """Nodes that run whenever a body does, and only then."""
+    """Nodes that run exactly when a body runs."""
 
     def __init__(self, graph: TensorGraph) -> None:
         self.graph = graph
         self._found: dict[tuple[str, int], str] = {}
 
     def of_body(self, condition: str, index: int) -> str:
-        """The node of a loop's body (index 1 of its LoopCond), or of a branch (its index).
+        """Return the node of a loop's body (index 1 of its LoopCond), or of a branch (its index).
 
         Args:
             condition: tensor that Switches read as their second input.
-            index: which of their results the body reads.
+            index: index of the Switch result that the body reads.
         """
         key = plain(condition), index
         if key not in self._found:
@@ -155,7 +155,7 @@ class _Pivots:
         return self._found[key]
 
     def _made(self, condition: str, index: int) -> str:
-        """The node that others wait for already, if there is one: constants agree on it."""
+        """Return the node in use as control input if there is one, else a new one."""
         carriers = list(self._carriers(condition)) or [self._put_carrier(condition)]
         results = {plain(f"{carrier.name}:{index}") for carrier in carriers}
         found = [
@@ -171,7 +171,7 @@ class _Pivots:
         return self.graph.put("Identity", f"{first.name}/pivot_{index}", [read], T=kind)
 
     def _carriers(self, condition: str) -> Iterator[NodeDef]:
-        """Switches that stay: of the condition itself, or of what changes in every iteration."""
+        """Yield Switches that stay: on the condition itself, or on loop variables that change."""
         loop = self.graph[condition].op == "LoopCond"
         for node in self.graph.nodes.values():
             if node.op in SWITCHES and plain(node.input[1]) == condition:

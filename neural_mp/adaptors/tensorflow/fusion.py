@@ -1,4 +1,4 @@
-"""What a graph is made of: layers with what runs along, ops that pass integers on."""
+"""Structure of a graph: fusion groups, quantize-agnostic ops and tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 
 Values = NDArray[np.float64]
-#: The kernels' names of the exact and the approximate form (Hendrycks and Gimpel, 2016).
+#: Names in kernels of the exact and the approximate GELU (Hendrycks and Gimpel, 2016).
 _FORMS = {
     "GeluExact": lambda x: 0.5 * x * special.erfc(-x / np.sqrt(2)),
     "GeluApproximate": lambda x: (
@@ -55,20 +55,20 @@ _COMPUTES = {
     "Erfc": special.erfc,
     "Tanh": np.tanh,
 }
-#: No spelling takes more ops.
+#: Upper bound of the ops in any formulation of GELU.
 _MOST_OPS = 12
 _POINTS = np.linspace(-6, 6, 97)
 
 
-#: A step by the names of nodes and tensors.
+#: Step with names for nodes and tensors.
 Step = fusion.Step[str, str]
 
 
 def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | None:
-    """The GELU that is all that reads a tensor; None where something else does.
+    """Return the GELU that is the only consumer of a tensor, or None.
 
-    The ops behind the tensor are followed until one tensor is left that everything flows into,
-    and computed on a few points: how the formula is written does not matter.
+    The ops behind the tensor are followed to the single tensor that they all lead to, and evaluated
+    at sample points, so that any formulation of GELU matches.
     """
     values: dict[str, Values] = {start: _POINTS}
     while len(values) <= _MOST_OPS:
@@ -87,14 +87,14 @@ def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | No
 
 
 def _same(one: Values, other: Values) -> bool:
-    # Constants are float32; the two forms differ by up to 5e-4.
+    # Float32 constants; the exact and approximate GELU differ by up to 5e-4.
     return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=1e-5))
 
 
 def _next_computable(
     graph: TensorGraph, consumers: Consumers, values: Mapping[str, Values]
 ) -> tuple[str, list[Values]] | None:
-    """A node that reads nothing but known values and single numbers, with what it reads."""
+    """Return a node that reads only known values and scalars, with its operands."""
     for name in values:
         for reader, _ in consumers[name]:
             if reader in values or graph.nodes[reader].op not in _COMPUTES:
@@ -112,24 +112,24 @@ def _number(graph: TensorGraph, tensor: str) -> Values | None:
     return value.reshape(()).astype(np.float64) if value is not None and value.size == 1 else None
 
 
-#: Nodes and tensors by their names.
+#: Fusion group with names for nodes and tensors.
 FusionGroup = fusion.FusionGroup[str, str]
 
-#: What may follow the bias of a layer within its kernel.
+#: Activations that a layer's kernel supports after the bias.
 _ACTIVATIONS = {
     "Conv2D": ("Relu", "Relu6"),
     "DepthwiseConv2dNative": ("Relu", "Relu6"),
     "MatMul": ("Relu", "Relu6", "Tanh", "Sigmoid", "Elu"),
 }
-#: Ops that move or select values, and how many tensors they do it with; the rest of their inputs
-#: says how, and must be constant. None: all inputs but the last.
+#: Ops that move or select values → their number of moved tensors; the other inputs must be
+#: constant. None: all inputs but the last are moved.
 _AGNOSTIC: Mapping[str, int | None] = {
     **dict.fromkeys(("Reshape", "Squeeze", "ExpandDims", "Transpose", "Slice", "StridedSlice"), 1),
     **dict.fromkeys(("MaxPool", "AvgPool", "Pad", "SpaceToDepth", "DepthToSpace"), 1),
     **dict.fromkeys(("SpaceToBatchND", "BatchToSpaceND", "ResizeNearestNeighbor"), 1),
     "ConcatV2": None,
 }
-#: Averages over larger windows are too fine for the steps of what they average.
+#: Averages over larger windows are too fine for the scale of their input.
 _LARGEST_AVERAGE = 9
 _NEVER_NEGATIVE = (
     *("Relu", "Relu6", "Sigmoid", "Softmax", "Softplus", "Exp", "Square", "Abs", "Sqrt", "Rsqrt"),
@@ -144,14 +144,14 @@ _KEEP_SIGN = (
 
 @dataclass(frozen=True)
 class GraphStructure:
-    """What a graph is made of, as far as INT8 is concerned.
+    """Structure of a graph as far as INT8 is concerned.
 
     Attributes:
-        fusion_groups: layer with a constant weight → what its kernel can run along.
-        layer_of: node that a layer's kernel can run along → that layer.
-        agnostic_ops: ops that pass INT8 on → the tensors they move.
-        non_negative: nodes whose results are never negative, whatever the data.
-        tables: ops that read rows of a constant table of float32, as an embedding does.
+        fusion_groups: layer with a constant weight → ops that can be fused into its kernel.
+        layer_of: node that can be fused into a layer's kernel → that layer.
+        agnostic_ops: quantize-agnostic ops → the tensors they move.
+        non_negative: nodes whose results are never negative for any data.
+        tables: ops that read rows of a constant float32 table, e.g. embeddings.
     """
 
     fusion_groups: Mapping[str, FusionGroup]
@@ -162,7 +162,7 @@ class GraphStructure:
 
 
 def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> GraphStructure:
-    """Take a graph apart; `outputs` are the nodes whose results leave it."""
+    """Return the structure of a graph; `outputs` are the nodes of its outputs."""
     layers = [
         name
         for name, node in graph.nodes.items()
@@ -184,7 +184,7 @@ def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> Gr
 
 
 class _Kernels(FusionRules[str, str]):
-    """What oneDNN's integer kernels can do behind a layer."""
+    """Fusion rules of oneDNN's integer kernels."""
 
     def __init__(self, graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> None:
         self.graph, self.outputs, self.shapes = graph, outputs, shapes
@@ -220,22 +220,22 @@ class _Kernels(FusionRules[str, str]):
         return Step(node.op, (node.name,))
 
     def _next(self, group: FusionGroup) -> NodeDef | None:
-        """The only reader of the last result, unless that leaves the graph."""
+        """Return the only reader of the last result; None if the result is an output."""
         if group.tail in self.outputs:
             return None
         following = only_reader(self.graph, self.consumers, group.tail)
         return following[0] if following is not None else None
 
     def _same_sizes(self, one: str, other: str) -> bool:
-        """Whether two tensors are sure to be of one shape, so that nothing is broadcast.
+        """Whether two tensors are certain to have equal shapes, without broadcasting.
 
-        Of tensors that come from several inputs nothing is sure: the batches of those may differ.
+        False for tensors computed from several inputs, whose batch sizes may differ.
         """
         return self.shapes.alike(one, other) and len(self._fed_by[one] | self._fed_by[other]) <= 1
 
     @cached_property
     def _fed_by(self) -> Mapping[str, frozenset[str]]:
-        """Node → the placeholders that it is computed from."""
+        """Node → the placeholders that the node is computed from."""
         found: dict[str, frozenset[str]] = {}
         for name, node in self.graph.nodes.items():
             sources = (found.get(node_of(tensor), frozenset()) for tensor in node.input)
@@ -245,7 +245,7 @@ class _Kernels(FusionRules[str, str]):
 
 
 def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
-    """The tensors that an op moves without changing them; none where it does more."""
+    """Return the tensors that an op moves unchanged; empty if the op does more."""
     if node.op not in _AGNOSTIC or "T" not in node.attr:
         return ()
     tensors = data_inputs(node)

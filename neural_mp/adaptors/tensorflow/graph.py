@@ -1,4 +1,4 @@
-"""A TensorFlow graph as ops and edges that everything framework-neutral works on."""
+"""Conversion of a TensorFlow graph to the framework-neutral `OpGraph`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from neural_mp.core.precision import Precision
 
 
 def build_graph(model: TensorFlowModel) -> OpGraph:
-    """Every op that computes something."""
+    """Return the graph of all ops that compute something."""
     fusion_group_of = model.structure.layer_of
     fed = list(map(node_of, model.signature.input_tensors))
     known = {*fed, *(node.name for node in model.op_nodes)}
@@ -42,5 +42,5 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
 
 
 def _source_precision(node: NodeDef) -> Precision:
-    """Precision of a node's first result."""
+    """Return the precision of a node's first result."""
     return PRECISIONS.get(next(iter(result_dtypes(node)), None), Precision.FP32)

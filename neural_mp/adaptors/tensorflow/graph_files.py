@@ -1,4 +1,4 @@
-"""Graphs in files, and what can be told of a bare graph: its ports, and whether it runs."""
+"""Graph files, and properties of a bare graph: inputs, outputs, validity."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 from neural_mp.errors import ConfigurationError, ModelLoadError, did_you_mean
 
-#: Files of a graph alone.
+#: Suffixes of graph files.
 SUFFIXES = (".pb", ".pbtxt")
-#: What is raised of a file that is damaged, or holds something else.
+#: Errors that damaged files and unexpected contents raise.
 UNREADABLE = (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError, RecursionError)
-#: Ops whose results nobody reads, and that are yet no outputs.
+#: Ops with unread results that are not outputs.
 _NO_OUTPUTS = (
     *(CONSTANT, *PLACEHOLDERS, "NoOp", "Assert", "CheckNumerics"),
     *("Switch", "RefSwitch", "Enter", "NextIteration", "LoopCond"),
@@ -38,14 +38,14 @@ _NO_OUTPUTS = (
 
 
 def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
-    """A graph from a `.pb` or `.pbtxt` file, less what cannot run in it, with warnings.
+    """Return the graph in a `.pb` or `.pbtxt` file without unreachable nodes, and warnings.
 
     Args:
-        path: the file.
-        ports: names of the outputs and inputs, where the user named the outputs.
+        path: path of the file.
+        ports: names of the outputs and inputs if the user named the outputs.
 
     Raises:
-        ModelLoadError: it is of another kind, damaged or cut off.
+        ModelLoadError: the file is of another type, damaged or cut off.
     """
     if path.suffix not in SUFFIXES:
         raise ModelLoadError(
@@ -61,12 +61,12 @@ def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
         ) from error
     if not graph.node:
         raise ModelLoadError(f"the graph in {str(path)!r} is empty")
-    # Nothing else is judged, as TensorFlow never sees the rest.
+    # Only the reachable part is checked: TensorFlow never sees the rest.
     drop_unreachable(graph, ports)
     check_graph(graph, f"the graph in {str(path)!r}")
     if graph.versions.producer or path.suffix != ".pb":
         return graph, []
-    # The version is written behind the nodes, so a file that was cut between two nodes lacks it.
+    # The version follows the nodes, so a file that was cut between two nodes lacks the version.
     return graph, [
         f"{str(path)!r} does not say which version of TensorFlow wrote it, as a file that was cut "
         f"off would; check that the outputs are the right ones"
@@ -74,7 +74,7 @@ def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
 
 
 def parse(path: Path, message: Message) -> None:
-    """Read a file into a message: binary if it ends in `.pb`, else text.
+    """Parse a file into a message: binary if its name ends in `.pb`, else text.
 
     Raises:
         Exception: one of `UNREADABLE`.
@@ -83,12 +83,12 @@ def parse(path: Path, message: Message) -> None:
         message.ParseFromString(path.read_bytes())
     else:
         text_format.Parse(path.read_text(encoding="utf-8"), message)
-        # What is nested too deeply for the binary form would fail as soon as it is copied.
+        # Nesting too deep for the binary format would otherwise fail on the first copy.
         message.ParseFromString(message.SerializeToString())
 
 
 def write(graph: GraphDef, path: Path) -> None:
-    """Write a graph as `.pb` or `.pbtxt`, by the file's name."""
+    """Write a graph as `.pb` or `.pbtxt`, depending on the file name."""
     if path.suffix == ".pbtxt":
         path.write_text(text_format.MessageToString(graph), encoding="utf-8")
     else:
@@ -96,10 +96,10 @@ def write(graph: GraphDef, path: Path) -> None:
 
 
 def checked(graph: GraphDef, what: str) -> tf.Graph:
-    """The graph as TensorFlow takes it in, which checks it.
+    """Return the graph as imported, and thereby checked, by TensorFlow.
 
     Raises:
-        ModelLoadError: it has ops this TensorFlow does not know, or is not whole.
+        ModelLoadError: the graph has unknown ops or is incomplete.
     """
     try:
         return imported(without_large(graph)[0])
@@ -111,10 +111,10 @@ def checked(graph: GraphDef, what: str) -> tf.Graph:
 
 
 def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
-    """A tensor of a graph, by its name with or without `:0`.
+    """Return a tensor of a graph by its name, with or without `:0`.
 
     Raises:
-        ConfigurationError: there is none of that name.
+        ConfigurationError: the graph has no such tensor.
     """
     try:
         return graph.get_tensor_by_name(indexed(name))
@@ -127,10 +127,10 @@ def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
 
 
 def loose_ends(graph: TensorGraph, checked_graph: tf.Graph) -> tuple[str, ...]:
-    """The nodes whose results nothing reads: what a graph that names no outputs must mean."""
+    """Return the nodes with unread results: the outputs of a graph that names none."""
 
     def hangs_on_a_switch(node: NodeDef) -> bool:
-        """Whether a node only marks a branch of dataflow control."""
+        """Whether a node only marks a branch of control flow."""
         return node.op == "Identity" and graph[node.input[0]].op == "Switch"
 
     read_by_others = {node_of(t) for node in graph.nodes.values() for t in data_inputs(node)}
@@ -145,7 +145,7 @@ def loose_ends(graph: TensorGraph, checked_graph: tf.Graph) -> tuple[str, ...]:
 
 
 def placeholders(graph: TensorGraph, outputs: tuple[str, ...]) -> tuple[str, ...]:
-    """The placeholders that the outputs depend on, in the order of the file."""
+    """Return the placeholders that the outputs depend on, in file order."""
     known = [name for name in outputs if name in graph]
     needed = graph.pruned(known).nodes if known else graph.nodes
     return tuple(
@@ -154,7 +154,7 @@ def placeholders(graph: TensorGraph, outputs: tuple[str, ...]) -> tuple[str, ...
 
 
 def cut_at(graph: TensorGraph, checked_graph: tf.Graph, inputs: tuple[str, ...]) -> None:
-    """Put a placeholder in the place of every computed tensor named as an input."""
+    """Replace every computed tensor named as an input by a placeholder."""
     for name in inputs:
         if name not in graph or graph[name].op in PLACEHOLDERS:
             continue

@@ -1,4 +1,4 @@
-"""Gradients of a graph by the weights of its layers."""
+"""Hessian traces with respect to the weights of layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from neural_mp.errors import ConversionError
 def hessian_traces(
     model: TensorFlowModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, float]:
-    """Op → trace of the Hessian by its weight.
+    """Return op → trace of the Hessian with respect to its weight.
 
     Raises:
         ConversionError: an op of the model has no gradient.

@@ -1,7 +1,7 @@
-"""Which forms of integer kernel work on this machine, and how they multiply bytes.
+"""Integer kernel variants that work on this machine, and their INT8 accumulation.
 
-Every form is run once in a child process (see `neural_mp.adaptors.common.runtime_probe`), on bytes
-at the end of their range, and has to be within a step of the float op on the same stored numbers.
+Every variant runs once in a child process (see `neural_mp.adaptors.common.runtime_probe`) on
+extreme integers, and must match the float op on the same quantized values within one step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT, probe_results,
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
 
-#: What a child says before a form: it is right with weights of ±63, or also with those of ±127.
+#: Prefixes of a variant in the child's output: correct with weights of ±63, or also with ±127.
 WORKS, EXACT = "works ", "exact "
-#: Raised when what is tried, or how, changes.
+#: Increment when the probes change.
 _VERSION = 4
 _CONVOLUTION = ("plain", "Relu", "Relu6")
 FORMS = (
@@ -26,10 +26,10 @@ FORMS = (
     *(f"MatMul {kind}" for kind in ("plain", "Relu", "Relu6", "Tanh", "Sigmoid", "Elu")),
     *("MatMul GeluExact", "MatMul GeluApproximate"),
 )
-#: Ops that are run once in BF16: told to leave instructions unused, oneDNN refuses them where
-#: TensorFlow takes it to have them, and ends the process in training.
+#: Ops that are run once in BF16: with instructions disabled, oneDNN refuses BF16 although
+#: TensorFlow assumes its support, and ends the process in training.
 BF16_CASES = ("bf16 Conv2D", "bf16 MatMul", "bf16 MaxPool")
-#: Type of layer → the kind of its kernel.
+#: Type of layer → its kernel kind.
 KINDS: Mapping[str, KernelKind] = {
     "Conv2D": KernelKind.CONVOLUTION,
     "DepthwiseConv2dNative": KernelKind.DEPTHWISE,
@@ -45,12 +45,12 @@ def _facts(onednn_limit: str | None) -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def forms_that_work() -> frozenset[str]:
-    """The forms of integer kernel that gave the right numbers here, such as `Conv2D Sum`."""
+    """Return the integer kernel variants with correct results here, e.g. `Conv2D Sum`."""
     return frozenset(f.removeprefix(WORKS) for f in _facts(None) if f.startswith(WORKS))
 
 
 def bf16_obstacle() -> str | None:
-    """Why no op runs in BF16 here; None where they do."""
+    """Return why no op runs in BF16 here; None if BF16 works."""
     if {f"{WORKS}{case}" for case in BF16_CASES} <= _facts(None):
         return None
     limit = os.environ.get(ONEDNN_LIMIT)
@@ -63,7 +63,7 @@ def bf16_obstacle() -> str | None:
 
 
 def int8_accumulation(hardware: Hardware) -> Products:
-    """How each kind of kernel multiplies on the machine that is converted for."""
+    """Return the accumulation of each kernel kind on the target machine."""
 
     def asked_under(onednn_limit: str | None) -> Products:
         found = _facts(onednn_limit)

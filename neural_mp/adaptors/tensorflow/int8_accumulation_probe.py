@@ -1,4 +1,4 @@
-"""Run in a child process: every form of integer kernel once, against the float op."""
+"""Child process that runs every integer kernel variant once against the float op."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from neural_mp.space import ResolvedPlan
 
 _CHANNELS = 16
 _F32 = tf.float32
-#: Real numbers that one step of inputs and weights stands for: results then are of the order of 1,
-#: where activations bend.
+#: Scales of inputs and weights, chosen such that results are of the order of 1, where activations
+#: are nonlinear.
 _INPUT_STEP, _WEIGHT_STEP = 1 / 255, 1 / 127
-#: What float32 and the approximation of an activation may add to a step.
+#: Error from float32 and approximate activations, in addition to one step.
 _STEP_TOLERANCE = 0.05
 
 
 def _numbers_of(form: str) -> Iterator[str]:
-    """Whether a form is right with weights of ±63, and with those of ±127."""
+    """Yield whether a variant is correct with weights of ±63, and with ±127."""
     if _is_right(form, REDUCED_RANGE):
         yield f"{WORKS}{form}"
         if _is_right(form, FULL_RANGE):
@@ -46,7 +46,7 @@ def _numbers_of(form: str) -> Iterator[str]:
 
 
 def _run_in_bf16(case: str) -> Iterator[str]:
-    """Whether an op runs in BF16 at all."""
+    """Yield whether an op runs in BF16 at all."""
     op = case.split()[1]
     graph = tf.Graph()
     with graph.as_default():
@@ -64,14 +64,14 @@ def _run_in_bf16(case: str) -> Iterator[str]:
 
 
 def _is_right(form: str, weight_range: WeightRange) -> bool:
-    """Whether a form is within a step of the float op, on inputs with and without negative ones."""
+    """Whether a variant is within one step of the float op, for signed and unsigned inputs."""
     return all(
         _steps_off(form, weight_range, signed) <= 1 + _STEP_TOLERANCE for signed in (True, False)
     )
 
 
 def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
-    """How far a form is off at most, in steps of what it writes."""
+    """Return the maximum error of a variant, in steps of its output."""
     limit = WEIGHT_LIMITS[weight_range]
     model, feeds = _small_model(form, limit, signed)
     ops = build_graph(model)
@@ -106,7 +106,7 @@ def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, 
         last = _gelu(graph, last, kind)
     elif kind in ("Relu", "Relu6", "Tanh", "Sigmoid", "Elu"):
         last = graph.add(make_node(kind, "after", [last], T=_F32))
-    if not spatial:  # so that it is run with an INT8 result, too
+    if not spatial:  # also covers an INT8 result
         last = _layer(graph, op, last, "plain", np.eye(_CHANNELS, dtype=np.float32), "again")
     graph.add(make_node("Identity", "y", [last], T=_F32))
     ports = tuple(
@@ -117,16 +117,16 @@ def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, 
 
 
 def _on_steps(draw: np.random.Generator, shape: tuple[int, ...], signed: bool) -> Array:
-    """Numbers that are stored exactly; most of them, and neighbours, at the end of the range."""
+    """Return values without rounding error, most of them, and their neighbours, extreme."""
     stored = draw.choice([0, 255, 255, 255, 255, 128], shape)
     stored[0] = 255
-    stored.reshape(-1)[0] = 0  # the range of a tensor always holds its zero point
+    stored.reshape(-1)[0] = 0  # the range of a tensor always includes its zero point
     zero_point = 100 if signed else 0
     return ((stored - zero_point) * _INPUT_STEP).astype(np.float32)
 
 
 def _extreme_weight(draw: np.random.Generator, op: str, limit: int) -> Array:
-    """A weight that is stored exactly, as the largest integers; the channels cancel, or do not."""
+    """Return an exact weight of extreme integers, in channels that cancel and that do not."""
     window = () if op == "MatMul" else (3, 3)
     outputs = 1 if op == "DepthwiseConv2dNative" else _CHANNELS
     signs = draw.choice([-1, 1, 1, 1], (*window, _CHANNELS, outputs))
@@ -170,7 +170,7 @@ def _layer(
 
 
 def _gelu(graph: TensorGraph, x: str, kind: str) -> str:
-    """0.5 x erfc(-x/√2), or 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+    """Build 0.5 x erfc(-x/√2), or 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
 
     def number(value: float, name: str) -> str:
         return graph.add(make_constant(name, np.float32(value)))

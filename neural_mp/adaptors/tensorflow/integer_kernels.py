@@ -1,12 +1,11 @@
-"""The integer kernels of the runtime: how their nodes are written.
+"""Nodes of the runtime's integer kernels.
 
-Everything is stored as uint8 with a zero point. The kernels know none: to them the stored numbers
-are `scale · q`, which is the real value plus `scale · zero_point`. What that adds behind a product
-is the same for every position, and is taken out of the bias.
+All tensors are quantized to uint8 with a zero point, but the kernels support no zero points: to
+them a value is `scale · q`, the float value plus `scale · zero_point`. The resulting offset after a
+contraction is the same at every position, and is subtracted from the bias.
 
-Nothing is ever read as int8: the kernels keep the weights in the order that suits the first input
-they meet, and for int8 they go on with that order when a later input of another size wants another,
-which gives wrong numbers.
+Inputs are never int8: the kernels keep the weights in a layout that suits their first input, and
+for int8 use that layout even if a later input of another size needs another, with wrong results.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, make_node
 from neural_mp.core.int8_accumulation import FULL_RANGE, WEIGHT_LIMITS
 
 F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
-#: The integer that the kernels take the greatest weight to be stored as, whatever it is stored as.
+#: Integer that the kernels assume for the greatest weight, whatever its actual integer.
 FULL = WEIGHT_LIMITS[FULL_RANGE]
-#: Attribute of a kernel's node that TensorFlow leaves alone: what zero is stored as in its input.
+#: Attribute of a kernel's node, ignored by TensorFlow: the zero point of the input.
 ZERO_POINT = "_neural_mp_zero_point"
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight in int8, one scale per output channel.
+    """A weight in int8, with one scale per output channel.
 
     Attributes:
-        integers: as stored.
-        limits: of every channel, the real value that 127 stands for.
-        sums: of every channel, the sum of its real values as stored, over all inputs.
+        integers: quantized values.
+        limits: per channel, the float value of integer 127.
+        sums: per channel, the sum of the quantized weights in floats, over all inputs.
     """
 
     integers: NDArray[np.int8]
@@ -50,8 +49,8 @@ def quantize_weight(weight: Array, depthwise: bool, limit: int) -> Weight:
     Args:
         weight: shape [..., outputs], or [height, width, inputs, multiplier] of a depthwise
             convolution.
-        depthwise: which of the two.
-        limit: the largest integer, 127 or 63.
+        depthwise: whether the weight belongs to a depthwise convolution.
+        limit: largest integer, 127 or 63.
     """
     axes = (0, 1) if depthwise else tuple(range(weight.ndim - 1))
     scales = weight_scales(weight, axes, limit)
@@ -61,11 +60,11 @@ def quantize_weight(weight: Array, depthwise: bool, limit: int) -> Weight:
 
 
 def real_sums(integers: Array, limits: Array, depthwise: bool) -> NDArray[np.float64]:
-    """The sum of the real values of every output channel.
+    """Return the sum of the float values of every output channel.
 
     Args:
-        integers: as stored.
-        limits: the real value that 127 stands for, of every channel.
+        integers: quantized values.
+        limits: per channel, the float value of integer 127.
         depthwise: whether the channels are the last two axes.
     """
     axes = (0, 1) if depthwise else tuple(range(integers.ndim - 1))
@@ -74,15 +73,15 @@ def real_sums(integers: Array, limits: Array, depthwise: bool) -> NDArray[np.flo
 
 
 def quantize_node(name: str, inputs: Sequence[str]) -> NodeDef:
-    """Real to stored. `inputs`: values, lowest and highest real number stored."""
-    # The kernels of the other modes are oneDNN's, which set themselves up anew on every call.
+    """Quantize. `inputs`: values, lowest and highest float value of the range."""
+    # The kernels of the other modes are oneDNN's, whose setup is repeated on every call.
     return make_node(
         "QuantizeV2",
         name,
         inputs,
         T=U8,
         mode="MIN_COMBINED",
-        round_mode="HALF_AWAY_FROM_ZERO",  # the only one this mode has
+        round_mode="HALF_AWAY_FROM_ZERO",  # the only choice in this mode
         narrow_range=False,
         axis=-1,
         ensure_minimum_range=0.0,
@@ -90,8 +89,8 @@ def quantize_node(name: str, inputs: Sequence[str]) -> NodeDef:
 
 
 def dequantize_node(name: str, inputs: Sequence[str], dtype: tf.DType) -> NodeDef:
-    """Stored as uint8 to real. `inputs`: values, lowest and highest real number stored."""
-    # The kernel of the mode SCALED ends the process when it meets a tensor without elements.
+    """Dequantize uint8. `inputs`: values, lowest and highest float value of the range."""
+    # The kernel of mode SCALED ends the process on empty tensors.
     return make_node(
         "Dequantize",
         name,
@@ -106,13 +105,13 @@ def dequantize_node(name: str, inputs: Sequence[str], dtype: tf.DType) -> NodeDe
 
 @dataclass(frozen=True)
 class Fused:
-    """One call of an integer kernel.
+    """A call of an integer kernel.
 
     Attributes:
-        device: data tensors with their types: input, weight, bias, and a summand if there is one.
-        host: names of the limits, in the order the kernel takes them.
-        steps: what the kernel does behind the product.
-        result: the type it writes.
+        device: data tensors with their types: input, weight, bias, and the summand if any.
+        host: names of the limits, in the kernel's order.
+        steps: ops fused into the kernel.
+        result: output type.
     """
 
     device: Sequence[tuple[str, tf.DType]]
@@ -126,7 +125,7 @@ class Fused:
         return [*(name for name, _ in self.device), *self.host]
 
     def common(self) -> Mapping[str, object]:
-        """The attributes all fused kernels have in common."""
+        """Return the attributes common to all fused kernels."""
         requantizes = self.steps[-1] == "Requantize"
         return {
             "Tdevice_inputs": [kind for _, kind in self.device],
@@ -138,7 +137,7 @@ class Fused:
 
 
 def convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
-    """A convolution, depthwise or not, with the geometry of the float node `like`."""
+    """Return a convolution, depthwise or not, with the geometry of the float node `like`."""
     summand = fused.device[3][1] if len(fused.device) > 3 else fused.result
     depthwise = like.op == "DepthwiseConv2dNative"
     node = make_node(
@@ -163,7 +162,7 @@ def convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
 
 
 def product_node(name: str, fused: Fused) -> NodeDef:
-    """A dense layer; it writes uint8 with a zero point by itself."""
+    """Return a dense layer; a uint8 result has a zero point without further ops."""
     return make_node(
         "_QuantizedMatMul",
         name,

@@ -1,4 +1,4 @@
-"""Keras models: read from their files, and traced to a function with named inputs and outputs."""
+"""Keras models: loading of files, and tracing to functions with named inputs and outputs."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from neural_mp.io.limits import KERAS_EXTRA_WEIGHT_BYTES, MAX_KERAS_WEIGHT_RATIO
 from neural_mp.util.labels import without_labels
 from neural_mp.util.open_axes import Shape, Shapes
 
-#: Bytes of an element of a type that numpy does not know.
+#: Assumed element size in bytes of types that numpy lacks.
 _OF_UNKNOWN = 16
 
 
 class TooManyWeightsError(Exception):
-    """A configuration declares more weights than are in the file."""
+    """A configuration declares more weights than its file contains."""
 
 
 @contextmanager
 def bounded_weights(nbytes: int) -> Iterator[None]:
-    """Let Keras make no more weights in this thread than belong to a file.
+    """Limit the weights that Keras creates in this thread to the size of a file's weights.
 
     Args:
-        nbytes: what the weights in the file take.
+        nbytes: size of the weights in the file.
 
     Raises:
-        TooManyWeightsError: from inside Keras, before the first weight too many is made.
+        TooManyWeightsError: from within Keras, before the limit is exceeded.
     """
     import keras
 
@@ -74,7 +74,7 @@ def bounded_weights(nbytes: int) -> Iterator[None]:
 
 
 def _nbytes(shape: Any, dtype: object) -> int:
-    """What a weight takes; nothing where Keras itself will refuse its shape."""
+    """Return the size of a weight; 0 for a shape that Keras itself refuses."""
     from keras import backend
 
     try:
@@ -83,18 +83,18 @@ def _nbytes(shape: Any, dtype: object) -> int:
         return 0
     try:
         return count * np.dtype(backend.standardize_dtype(dtype)).itemsize
-    except (TypeError, ValueError):  # such as that of texts, which numpy calls otherwise
+    except (TypeError, ValueError):  # e.g. strings, whose type numpy names differently
         return count * _OF_UNKNOWN
 
 
 logger = logging.getLogger(__name__)
 
-#: Names of inputs, each with another name it goes by: the key of a dict it stands under.
+#: Names of inputs, each with its alias: the key of the dict that contains the input.
 InputNames = list[tuple[str, str | None]]
 
 
 def is_keras(source: object) -> bool:
-    """Whether an object is a model or layer of Keras's, of whichever generation."""
+    """Whether an object is a Keras model or layer of any generation."""
     return any(
         kind.__module__.split(".")[0] in ("keras", "tf_keras")
         and kind.__name__ in ("Layer", "Model")
@@ -103,15 +103,15 @@ def is_keras(source: object) -> bool:
 
 
 def load(path: Path, *, compiled: bool = False) -> Any:
-    """Read a `.keras` or `.h5` file; code in it (Lambda layers) is never run.
+    """Load a `.keras` or `.h5` file without running code in it (Lambda layers).
 
     Args:
-        path: the file.
-        compiled: whether loss and optimizer are read, too, where it holds them.
+        path: path of the file.
+        compiled: whether to load loss and optimizer, too, if present.
 
     Raises:
-        ModelLoadError: it is damaged, holds weights only, needs classes it does not hold, names
-            what is no part of a model, or declares weights that are not in it.
+        ModelLoadError: the file is damaged, contains weights only, needs classes that are missing,
+            names something that is no part of a model, or declares weights it does not contain.
     """
     import keras
 
@@ -122,11 +122,11 @@ def load(path: Path, *, compiled: bool = False) -> Any:
     nbytes = check_keras_file(path)
     try:
         with warnings.catch_warnings(), bounded_weights(nbytes):
-            # Of an optimizer whose state does not fit. Nobody goes on with it here.
+            # The optimizer's state may not fit, but training does not continue here.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             return keras.models.load_model(path, compile=compiled, safe_mode=True)
     except Exception as error:
-        # The loader raises whatever its parsers and the layers' constructors raise.
+        # The loader passes on any error of its parsers and of the layers' constructors.
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
             f"{str(path)!r} cannot be read as a Keras model: {one_line(error)}; give a model "
@@ -137,18 +137,18 @@ def load(path: Path, *, compiled: bool = False) -> Any:
 def traced(
     model: tf.keras.Layer, example: object, shapes: Shapes | None = None
 ) -> tuple[Any, InputNames]:
-    """A concrete function of a model in inference, and the names of its inputs.
+    """Return a concrete function of a model in inference, and the names of its inputs.
 
-    The names are those `model.export` gives.
+    The names are those that `model.export` uses.
 
     Args:
         model: the model.
-        example: the inputs of a batch, for models that do not say what they take.
-        shapes: shapes that the inputs are to have; None for those of the model or the example.
+        example: inputs of a batch, for models without declared inputs.
+        shapes: new shapes of the inputs; None for those of the model or the example.
 
     Raises:
-        CaptureError: what the model takes is not known, or it cannot be traced.
-        ConfigurationError: the shapes are not those of its inputs.
+        CaptureError: the inputs are unknown, or tracing fails.
+        ConfigurationError: the shapes do not fit the inputs.
     """
     structure = _taken(model, example)
     if shapes is not None:
@@ -161,8 +161,8 @@ def traced(
 
     @tf.function(input_signature=specs, autograph=False)
     def run(*values: tf.Tensor) -> Any:
-        # A graph takes no outermost scope whose name begins with an underscore, as that of a model
-        # of a private class does.
+        # An outermost scope in a graph cannot start with an underscore, as the names of models of
+        # private classes do.
         with nullcontext() if model.name[:1].isalnum() else tf.name_scope("model"):
             return model(tf.nest.pack_sequence_as(structure, values), training=False)
 
@@ -177,7 +177,7 @@ def traced(
 
 
 def _taken(model: tf.keras.Layer, example: object) -> Any:
-    """What a model takes: specifications of tensors, in the structure it takes them in."""
+    """Return the tensor specifications of a model's inputs, in their structure."""
     declared = getattr(model, "_inputs_struct", None)
     if declared is None:
         listed = getattr(model, "inputs", None)
@@ -199,14 +199,14 @@ def _taken(model: tf.keras.Layer, example: object) -> Any:
 
 
 def shown(example: object) -> Any:
-    """What a model that does not say what it takes is traced with: a batch without its labels."""
+    """Return the batch without labels, for tracing a model without declared inputs."""
     return without_labels(example, ()) if isinstance(example, Mapping) else example
 
 
 def input_names(structure: object) -> InputNames:
-    """The names of the tensors in a structure of specifications, in the order they are flattened.
+    """Return the names of the specifications in a structure, in flattening order.
 
-    Those without a name of their own are called by their key, or else by their position.
+    Tensors without a name are named by their key, or else by their position.
     """
     names: InputNames = []
 
@@ -226,7 +226,7 @@ def input_names(structure: object) -> InputNames:
 
 
 def open_spec(value: object) -> tf.TensorSpec:
-    """What an example is, with its first axis open."""
+    """Return the specification of an example, with an open first axis."""
     array = np.asarray(value)
     dtype = tf.float32 if array.dtype == np.float64 else tf.as_dtype(array.dtype)
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], dtype)
@@ -236,7 +236,7 @@ def open_trainable(structure: object, shapes: Shapes) -> Any:
     """Return specifications of inputs with other shapes, by position or by name.
 
     Raises:
-        ConfigurationError: there are not as many, not so named, or of other sizes.
+        ConfigurationError: the number, names or sizes do not match.
     """
     specs = tf.nest.flatten(structure)
     names = input_names(structure)
@@ -263,7 +263,7 @@ def open_trainable(structure: object, shapes: Shapes) -> Any:
 
 
 def _with_shape(spec: tf.TensorSpec, shape: Shape, name: str) -> tf.TensorSpec:
-    """A specification with another shape, in which free axes may be None and no others differ."""
+    """Return a specification with another shape, which may differ only in open axes."""
     if not spec.shape.is_compatible_with(shape):
         raise ConfigurationError(
             f"inputs must give {name!r} a shape like {tuple(spec.shape)}, got {shape}; put None "
@@ -272,23 +272,23 @@ def _with_shape(spec: tf.TensorSpec, shape: Shape, name: str) -> tf.TensorSpec:
     return tf.TensorSpec(shape, spec.dtype, spec.name)
 
 
-#: How far back from an op with another's name the op itself may have been: bias, scaling, norm.
+#: Maximum distance from an op with a layer's name to the layer itself: bias, scaling, norm.
 _FURTHEST = 8
 
-#: Prefix of the names of a layer's ops → the layer. TensorFlow puts numbers behind the names of
-#: layers, which may look like those of other layers.
+#: Prefix of the names of a layer's ops → the layer. TensorFlow appends numbers to layer names,
+#: which may then equal names of other layers.
 Scopes = Mapping[str, Layer]
 
 
 @contextmanager
 def watched(model: tf.keras.Layer) -> Iterator[Scopes]:
-    """For a `with` block that calls a model: fills in the scopes that its layers run in."""
+    """Collect the scopes of a model's layers while the context calls the model."""
     scopes: dict[str, Layer] = {}
     layers = [layer for layer in _layers_in(model) if layer is not model]
     before = [(layer, vars(layer).get("call")) for layer in layers]
     try:
         for layer in layers:
-            # Past Keras's own setting of attributes, which refuses some in a model that is built.
+            # Keras's own `__setattr__` refuses some attributes in a built model.
             vars(layer)["call"] = _noting(layer, scopes)
         yield scopes
     finally:
@@ -299,7 +299,7 @@ def watched(model: tf.keras.Layer) -> Iterator[Scopes]:
 
 
 def _layers_in(model: tf.keras.Layer) -> list[Any]:
-    """All layers of a model, also those inside of others; of Keras 3 alone."""
+    """Return all layers of a Keras 3 model, nested ones included."""
     if not hasattr(model, "_flatten_layers") or type(model).__module__.startswith("tf_keras"):
         return []
     return list(model._flatten_layers())
@@ -310,7 +310,7 @@ def _noting(layer: tf.keras.Layer, scopes: dict[str, Layer]) -> Any:
 
     def call(*args: object, **kwargs: object) -> Any:
         scope = tf.compat.v1.get_default_graph().get_name_scope()
-        # A layer that opens no scope of its own would get the ops of the one around it.
+        # Without a scope of its own, a layer would get the ops of the enclosing layer.
         if scope.rpartition("/")[2].startswith(layer.name):
             scopes.setdefault(scope, Layer(layer.name, type(layer).__name__))
         return run(*args, **kwargs)
@@ -320,7 +320,7 @@ def _noting(layer: tf.keras.Layer, scopes: dict[str, Layer]) -> Any:
 
 @dataclass(frozen=True)
 class Origins:
-    """Where the nodes of a graph come from, kept from before it was simplified."""
+    """Origins of the nodes of a graph, recorded before simplification."""
 
     scopes: Scopes
     types: Mapping[str, str]
@@ -328,7 +328,7 @@ class Origins:
 
     @classmethod
     def of(cls, graph: TensorGraph, scopes: Scopes) -> Origins:
-        """What a graph says before anything is folded in it."""
+        """Record a graph before constant folding."""
         nodes = graph.nodes if scopes else {}
         return cls(
             scopes,
@@ -337,12 +337,12 @@ class Origins:
         )
 
     def layers(self, graph: TensorGraph) -> dict[str, tuple[Layer, ...]]:
-        """Node of the simplified graph → the layers it comes from, outer ones first."""
+        """Return node of the simplified graph → its Keras layers, outer ones first."""
         if not self.scopes:
             return {}
         found = {}
         for name, node in graph.nodes.items():
-            # TensorFlow folds what is behind a layer into it, and the layer gets the name of that.
+            # TensorFlow folds the ops after a layer into the layer, and keeps the last name.
             taken_in = self._layer_before(name, node.op) if node.op in LAYERS else None
             names = [name] if taken_in is None else [taken_in, name]
             layers = dict.fromkeys(layer for each in names for layer in self._around(each))
@@ -358,7 +358,7 @@ class Origins:
                 yield layer
 
     def _layer_before(self, name: str, kind: str) -> str | None:
-        """The layer of a kind nearest before an op that had the name; None if it was that layer."""
+        """Return the nearest layer of a kind before an op; None if the op is such a layer."""
         near: tuple[str, ...] = (name,)
         if self.types.get(name) in (None, kind):
             return None

@@ -1,4 +1,4 @@
-"""What the runtime has kernels for, asked of its own registry."""
+"""Kernels available in the runtime, from its own registry."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import kernels, op_def_registry
 
-#: Kernels of the device we convert for, and those that run on any.
+#: Device types of kernels: the target device, and kernels for any device.
 _DEVICES = ("CPU", "DEFAULT")
 
 
 @cache
 def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
-    """The element types an op has a kernel for on the CPU; none for an op without `attribute`."""
+    """Return the element types of an op's CPU kernels; empty for ops without `attribute`."""
     definition = op_def_registry.get(op)
     declared = (
         next((a for a in definition.attr if a.name == attribute and a.type == "type"), None)
@@ -34,7 +34,7 @@ def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
 
 
 def _is_plain(value: int) -> bool:
-    """Whether a number stands for an element type, not for a reference to one."""
+    """Whether a number denotes an element type rather than a reference type."""
     return 0 < value < types_pb2.DT_FLOAT_REF
 
 
@@ -46,6 +46,6 @@ def has_kernel(op: str) -> bool:
 
 @cache
 def every_op_type() -> frozenset[str]:
-    """Every op type that has a definition or, as fused ones do, a kernel."""
+    """Return every op type that has a definition or, like fused ops, a kernel."""
     with_kernel = {str(kernel.op) for kernel in kernels.get_all_registered_kernels().kernel}
     return frozenset({*dir(tf.raw_ops), *with_kernel})

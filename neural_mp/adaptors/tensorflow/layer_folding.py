@@ -1,4 +1,4 @@
-"""Folding what lies around a layer into its constants: affine chains behind it, paddings before."""
+"""Folding of affine chains after a layer, and of paddings before a layer, into the layer."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     text_attribute,
 )
 
-#: Layers with a constant weight, and how many axes their result has.
+#: Layers with a constant weight → rank of the result.
 LAYERS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "MatMul": 2}
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 ADDITIONS = ("Add", "AddV2")
 
 
 def output_channels(node: NodeDef, weight: Array) -> int:
-    """Channels of a layer's result."""
+    """Return the number of output channels of a layer."""
     if node.op == "DepthwiseConv2dNative":
         return int(weight.shape[2] * weight.shape[3])
     return int(weight.shape[-1])
 
 
 def only_reader(graph: TensorGraph, consumers: Consumers, name: str) -> tuple[NodeDef, int] | None:
-    """The one node that reads the first result of a node, and where; None for none or several."""
+    """Return the only reader of a node's first result and the input position, or None."""
     readers = consumers[name]
     if len(readers) != 1:
         return None
@@ -46,7 +46,7 @@ def only_reader(graph: TensorGraph, consumers: Consumers, name: str) -> tuple[No
 
 
 def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
-    """Fold biases, scalings and batch normalisations behind layers into weight and one BiasAdd."""
+    """Fold biases, scalings and batch norms after layers into the weight and one BiasAdd."""
     consumers = graph.consumers()
     for node in list(graph.nodes.values()):
         if node.op not in LAYERS or channels_first(node):
@@ -68,7 +68,7 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
 
 
 def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, axes: int) -> bool:
-    """Take a node into an affine map; False where it is none."""
+    """Add a node to an affine map; return False if the node is not affine."""
     if node.op.startswith("FusedBatchNorm"):
         return _absorb_norm(graph, node, position, affine)
     if node.op not in (*ADDITIONS, "BiasAdd", "Mul", "Sub", "RealDiv") or len(node.input) != 2:
@@ -96,7 +96,7 @@ def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, ax
 
 
 def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: Affine) -> bool:
-    """FusedBatchNorm(x, scale, offset, mean, variance) in inference."""
+    """Add FusedBatchNorm(x, scale, offset, mean, variance) in inference to an affine map."""
     values = [graph.constant(tensor) for tensor in data_inputs(node)[1:5]]
     trains = node.attr["is_training"].b if "is_training" in node.attr else True
     if position != 0 or trains or channels_first(node):
@@ -116,7 +116,7 @@ def _is_per_channel(value: Array, channels: int, axes: int) -> bool:
 def _put_back(
     graph: TensorGraph, layer: NodeDef, weight: Array, affine: Affine, last: NodeDef
 ) -> None:
-    """The layer with a new weight, and in the place of the chain's end one BiasAdd."""
+    """Set the new weight of a layer, and replace the end of the chain by one BiasAdd."""
     scale = affine.scale
     if layer.op == "DepthwiseConv2dNative":
         scale = scale.reshape(weight.shape[2:])
@@ -129,7 +129,7 @@ def _put_back(
 
 
 def fold_paddings(graph: TensorGraph, known: Shapes) -> None:
-    """Let convolutions pad by themselves what a Pad before them pads with zeros."""
+    """Fold a zero Pad before a convolution into the padding of the convolution."""
     for name, node in list(graph.nodes.items()):
         if node.op not in CONVOLUTIONS:
             continue
@@ -155,7 +155,7 @@ def fold_paddings(graph: TensorGraph, known: Shapes) -> None:
 
 
 def _is_same(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -> bool:
-    """Whether padding by these amounts is what `SAME` does for an input of this size."""
+    """Whether padding by these amounts equals `SAME` padding for the input's size."""
     weight = graph.constant(node.input[1])
     if weight is None or padded is None:
         return False
@@ -169,12 +169,12 @@ def _is_same(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -
 
 
 def same_paddings(node: NodeDef, weight: Array, sizes: Shape) -> Array | None:
-    """The zeros that `SAME` stands for in a convolution, [4, 2]; None where it takes the size.
+    """Return the zeros of a convolution's `SAME` padding, [4, 2]; None if the size is needed.
 
     Args:
         node: Conv2D or DepthwiseConv2dNative, channels last.
         weight: its weight, [height, width, …].
-        sizes: the shape of what it reads.
+        sizes: shape of the input.
     """
     strides = integers_attribute(node, "strides")
     dilations = integers_attribute(node, "dilations") or [1, 1, 1, 1]
@@ -189,9 +189,9 @@ def same_paddings(node: NodeDef, weight: Array, sizes: Shape) -> Array | None:
 
 
 def _same_padding(size: int | None, window: int, stride: int) -> tuple[int, int] | None:
-    """The zeros before and behind an axis that `SAME` stands for; None where it takes the size.
+    """Return the zeros of `SAME` padding before and after an axis; None if the size is needed.
 
-    As TensorFlow defines it ("Neural network", `tf.nn`, notes on padding).
+    As TensorFlow defines them ("Neural network", `tf.nn`, notes on padding).
     """
     if stride == 1:
         total = window - 1

@@ -1,4 +1,4 @@
-"""The constants of layers, to be scaled channel by channel."""
+"""Weights and biases of layers, for rescaling per channel."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SUMS = ("Add", "AddV2", "Sub")
 
 @dataclass(frozen=True)
 class _Norm:
-    """A normalization over the last axis, as the ops it is made of.
+    """A normalization over the last axis as a group of ops.
 
     Attributes:
-        result: the sum that has the result.
-        gamma: the product of the inverse deviation and the constant that scales.
-        shifts: additions with a constant that shifts.
+        result: sum with the result.
+        gamma: product of the inverse deviation and the constant scale.
+        shifts: additions of a constant shift.
     """
 
     result: str
@@ -36,7 +36,7 @@ class _Norm:
 
 
 def layers(model: TensorFlowModel) -> dict[str, LayerParams]:
-    """Op → its constants."""
+    """Return op → its parameters."""
     graph = model.graph
     found = {name: _layer(model, name) for name in model.structure.fusion_groups}
     for name, norm in _norms(model).items():
@@ -46,7 +46,7 @@ def layers(model: TensorFlowModel) -> dict[str, LayerParams]:
 
 
 def channel_keepers(model: TensorFlowModel) -> frozenset[str]:
-    """Reshapings that leave the last axis as it is."""
+    """Return the Reshapes that keep the last axis."""
     kept = set()
     for name, node in model.graph.nodes.items():
         if node.op != "Reshape" or name not in model.structure.agnostic_ops:
@@ -62,7 +62,7 @@ def _layer(model: TensorFlowModel, name: str) -> LayerParams:
 
     def weight() -> Array:
         value = graph.value(node.input[1])
-        # Of a depthwise convolution the output channels are two axes: one of one-channel groups.
+        # The output channels of a depthwise convolution span two axes, as groups of one channel.
         return value.reshape(*value.shape[:2], 1, -1) if depthwise else value
 
     depthwise = node.op == "DepthwiseConv2dNative"
@@ -76,7 +76,7 @@ def _layer(model: TensorFlowModel, name: str) -> LayerParams:
 
 
 def _vector_input(graph: TensorGraph, node: NodeDef) -> int | None:
-    """The position of the only constant input, if that is a vector along the last axis."""
+    """Return the position of the only constant input if it is a vector along the last axis."""
     constants = [
         position
         for position, tensor in enumerate(node.input)
@@ -89,7 +89,7 @@ def _vector_input(graph: TensorGraph, node: NodeDef) -> int | None:
 
 
 def _vector(graph: TensorGraph, name: str) -> tuple[int, Array]:
-    """The position and the value of the vector of constants that a node reads."""
+    """Return the position and value of the constant vector that a node reads."""
     node = graph.nodes[name]
     position = _vector_input(graph, node)
     assert position is not None
@@ -97,7 +97,7 @@ def _vector(graph: TensorGraph, name: str) -> tuple[int, Array]:
 
 
 def _norms(model: TensorFlowModel) -> dict[str, _Norm]:
-    """Sum that has the result of a normalization → what it is made of."""
+    """Return sum with the result of a normalization → the normalization."""
     graph = model.graph
     consumers = graph.consumers()
     found = (
@@ -113,9 +113,9 @@ def _norms(model: TensorFlowModel) -> dict[str, _Norm]:
 def _norm(
     graph: TensorGraph, consumers: Consumers, gamma: str, outputs: frozenset[str]
 ) -> _Norm | None:
-    """Follows x · γ/σ and -μ · γ/σ to their sum, constants added on the way.
+    """Follow x · γ/σ and -μ · γ/σ to their sum, with constants added on the way.
 
-    None where anything else reads one of these.
+    Return None if another op reads any intermediate result.
     """
     terms = {reader for reader, _ in consumers[gamma]}
     alone = len(terms) == len(consumers[gamma]) and gamma not in outputs
@@ -138,7 +138,7 @@ def _norm(
 
 
 def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
-    """Whether an addition is of terms, or of one and a vector of constants."""
+    """Whether an addition has only terms, or a term and a constant vector, as operands."""
     node = graph.nodes[name]
     parts = [node_of(tensor) for tensor in data_inputs(node)]
     return (
@@ -149,7 +149,7 @@ def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
 
 
 def with_layers(model: TensorFlowModel, changes: Mapping[str, LayerRescale]) -> TensorFlowModel:
-    """The model with other constants in some of its layers."""
+    """Return the model with rescaled parameters in some layers."""
     graph, known, norms = model.graph.copy(), layers(model), _norms(model)
     for name, change in changes.items():
         layer, weight = known[name], change.weight(known[name])
@@ -169,6 +169,6 @@ def with_layers(model: TensorFlowModel, changes: Mapping[str, LayerRescale]) -> 
 
 
 def _put(graph: TensorGraph, name: str, position: int, value: Array, stem: str) -> None:
-    """Put a constant in the place of the one that a node reads."""
+    """Replace the constant that a node reads."""
     constant = graph.put_constant(f"{name}/repaired_{stem}", value)
     graph.edit(name).input[position] = constant

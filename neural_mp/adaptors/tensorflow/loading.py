@@ -1,4 +1,4 @@
-"""From what a user hands over to a prepared graph with its signature."""
+"""Loading of models from all supported sources into a canonical graph with a signature."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
 
-#: The files of a SavedModel, one of which lies in its folder.
+#: Possible model files of a SavedModel folder.
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
-#: Variables of TensorFlow 1 that are no resources.
+#: Non-resource variables of TensorFlow 1.
 _REFERENCES = ("Variable", "VariableV2")
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A model in the one form that everything else works on."""
+    """A loaded model as a frozen graph with a signature."""
 
     graph: TensorGraph
     signature: ServedSignature
@@ -55,12 +55,12 @@ class Taken:
 
 
 def read(source: object, wanted: InputSpec) -> Taken:
-    """Bring a model to a frozen graph.
+    """Convert a model to a frozen graph.
 
     Args:
-        source: a path or an object of TensorFlow's or Keras's.
-        wanted: the names that the user gave, for graphs that name no inputs and outputs, and an
-            example, for models that do not say what they take.
+        source: a path, or a TensorFlow or Keras object.
+        wanted: the user's names of inputs and outputs for graphs without them, and an example for
+            models without declared inputs.
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source), wanted)
@@ -75,7 +75,7 @@ def read(source: object, wanted: InputSpec) -> Taken:
         return _from_graph_def(source.as_graph_def(), wanted)
     if isinstance(source, GraphDef):
         copied = GraphDef()
-        copied.CopyFrom(source)  # its nodes are shared from here on, and the user's may change
+        copied.CopyFrom(source)  # nodes are shared below, and the user's graph may change
         return _from_graph_def(copied, wanted)
     if isinstance(source, tf.types.experimental.ConcreteFunction):
         return _from_concrete(source)
@@ -110,13 +110,13 @@ def _read_saved_model(path: Path) -> Taken:
     try:
         loaded = tf.saved_model.load(str(path))
     except Exception:
-        # The loader raises whatever its parsers and restore ops raise.
+        # The loader passes on any error of its parsers and restore ops.
         logger.debug("reading the objects of %s failed", path, exc_info=True)
         return Taken(*v1_saved_models.read(path))
     try:
         taken = _from_signatures(loaded, f"the SavedModel {str(path)!r}")
     except CaptureError:
-        # What its signature takes are no inputs of the functions that the loader made of it.
+        # The signature's inputs do not match the inputs of the functions that the loader made.
         return Taken(*v1_saved_models.read(path))
     if hasattr(loaded, "prune") and _lacks_what_a_session_has(taken):
         return Taken(*v1_saved_models.read(path))
@@ -124,10 +124,10 @@ def _read_saved_model(path: Path) -> Taken:
 
 
 def _lacks_what_a_session_has(taken: Taken) -> bool:
-    """Whether the loader for TensorFlow 2 made too little of a SavedModel of TensorFlow 1.
+    """Whether the TensorFlow 2 loader lost parts of a TensorFlow 1 SavedModel.
 
-    It leaves variables of the old kind as they are, without values. An input that nothing reads may
-    be the value of a variable, which the graph reads anew.
+    Non-resource variables stay variables without values. An unread input may be the value of a
+    variable that the graph reads separately.
     """
     readers = taken.graph.consumers()
     return any(node.op in _REFERENCES for node in taken.graph.nodes.values()) or not all(
@@ -166,7 +166,7 @@ def _from_signatures(loaded: Any, what: str) -> Taken:
 
 
 def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The names under which a model has the same signature, as Keras exports it under two."""
+    """Return the names of identical signatures; Keras exports every signature under two names."""
 
     def described(name: str) -> Any:
         function = signatures[name]
@@ -182,7 +182,7 @@ def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _concrete(function: tf.types.experimental.GenericFunction, wanted: InputSpec) -> Any:
-    """The one function of a `tf.function`, traced for the example if it says nothing itself."""
+    """Return the only function of a `tf.function`, traced with the example if necessary."""
     example = wanted.example
     try:
         return function.get_concrete_function()
@@ -200,7 +200,7 @@ def _concrete(function: tf.types.experimental.GenericFunction, wanted: InputSpec
     try:
         return function.get_concrete_function(*specs)
     except Exception as error:
-        # The user's own code is run with symbols for its inputs, and may raise anything.
+        # Tracing runs the user's code with symbolic inputs, which may raise any error.
         logger.debug("tracing failed", exc_info=True)
         raise CaptureError(
             f"the tf.function cannot be traced with inputs like the data: {one_line(error)}"
@@ -212,7 +212,7 @@ def _from_concrete(function: ConcreteFunction) -> Taken:
 
 
 def _frozen(function: ConcreteFunction, names: keras_models.InputNames) -> Taken:
-    """A concrete function, its variables turned into constants."""
+    """Freeze a concrete function."""
     graph, fed, results = frozen_graph(function)
     returns, output_names = structure_of(function.structured_outputs)
     if len(names) != len(fed) or len(output_names) != len(results):
@@ -251,12 +251,12 @@ def _from_graph_def(graph: GraphDef, wanted: InputSpec, what: str = "the graph")
     return Taken(nodes, ServedSignature(fed, results, returns), warnings=warnings)
 
 
-#: Layers that hold most of a model's weights, and do most of its work.
+#: Layers with most of a model's weights and computations.
 _HEAVY = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Conv3D")
 
 
 def left_alone(graph: TensorGraph) -> tuple[str, ...]:
-    """A sentence on the layers in functions that are not put into the graph, if there are any."""
+    """Return a warning about layers in functions that are not inlined, if there are any."""
     inside = (node.op for function in graph.library.function for node in function.node_def)
     return stays_in_fp32(
         (op for op in inside if op in _HEAVY),
@@ -266,16 +266,16 @@ def left_alone(graph: TensorGraph) -> tuple[str, ...]:
 
 
 def load(source: object, wanted: InputSpec) -> TensorFlowModel:
-    """Take in a model.
+    """Load a model.
 
     Args:
-        source: a path or an object of TensorFlow's or Keras's.
-        wanted: what the user says of its inputs and outputs.
+        source: a path, or a TensorFlow or Keras object.
+        wanted: the user's description of inputs and outputs.
 
     Raises:
-        ModelLoadError: it cannot be read, is not whole or holds what cannot be frozen.
-        ConfigurationError: it has no input or output of a name that was given.
-        DataError: the example does not fit it; or there is none, and it does not say what it takes.
+        ModelLoadError: the model cannot be read, is incomplete, or cannot be frozen.
+        ConfigurationError: the model has no input or output of a given name.
+        DataError: the example does not fit, or is missing for a model without declared inputs.
     """
     taken = read(source, wanted)
     signature = taken.signature.choosing(wanted.names, wanted.outputs)
@@ -299,7 +299,7 @@ def load(source: object, wanted: InputSpec) -> TensorFlowModel:
     )
 
 
-#: What a graph holds that keeps values outside of it.
+#: Ops that keep values outside of the graph.
 _STATE = (
     *("VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "HashTableV2"),
     *("MutableHashTableV2", "LookupTableFindV2"),

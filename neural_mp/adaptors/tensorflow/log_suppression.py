@@ -1,4 +1,4 @@
-"""TensorFlow without what it logs of itself; imports nothing of it."""
+"""Suppression of TensorFlow's startup logs, without importing TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from types import ModuleType
 
 from neural_mp.util.environment import set_own
 
-#: The level of TensorFlow's own log: 3 leaves nothing but what ends the process.
+#: TensorFlow's log level: 3 logs only fatal errors.
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _FATAL_ONLY = "3"
-#: What its libraries write while they are loaded, before they have read that level (of 2.21):
-#: that their log is not ready yet, and lines that begin `I0000 00:00:1795426275.535542   25132 `.
+#: Output of its libraries on loading, before they read the log level (as of 2.21): that the log is
+#: not ready yet, and lines that begin `I0000 00:00:1795426275.535542   25132 `.
 _BANNER = re.compile(
     rb"^(?:WARNING: All log messages before absl::InitializeLog\(\)|[IWE]\d{4} [\d:.]+ +\d+ )"
     rb"[^\n]*\n",
     re.MULTILINE,
 )
-#: The second line of one of them.
+#: Second line of a two-line banner.
 _REST = re.compile(rb"^To enable the following instructions: [^\n]*\n", re.MULTILINE)
 _STANDARD_ERROR = 2
 
 
 def suppress_startup_logs() -> None:
-    """Keep TensorFlow's log off standard error, once it is imported, by whomever.
+    """Keep the log of a later TensorFlow import off standard error.
 
-    Nothing is done where it is imported already, or where the user has set the level of its log.
+    No effect if TensorFlow is imported already, or if the user has set its log level.
     """
     if _LEVEL in os.environ or "tensorflow" in sys.modules:
         return
@@ -41,12 +41,12 @@ def suppress_startup_logs() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds TensorFlow as others do, and has it loaded quietly."""
+    """Finder that loads TensorFlow without startup logs."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's spec; None for any other module."""
+        """Return the spec of TensorFlow; None for any other module."""
         if fullname != "tensorflow":
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -63,10 +63,10 @@ class _Loader(importlib.abc.Loader):
         return self._usual.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # Not before: whether a package is there is asked by looking for it, too.
+        # Not earlier: looking for the package without importing also calls the finder.
         with suppress(ValueError):
             sys.meta_path.remove(self._finder)
-        # Others ask the module for its loader, such as for files that lie beside it.
+        # Other code uses the loader of the module, e.g. for data files in the package.
         module.__loader__ = self._usual
         if module.__spec__ is not None:
             module.__spec__.loader = self._usual
@@ -76,7 +76,7 @@ class _Loader(importlib.abc.Loader):
 
 @contextmanager
 def _without_banners() -> Iterator[None]:
-    """Leave the banners out of what is written to standard error meanwhile; all else passes."""
+    """Remove the banners from standard error within the context."""
     try:
         kept = os.dup(_STANDARD_ERROR)
     except OSError:  # there is none
@@ -90,13 +90,13 @@ def _without_banners() -> Iterator[None]:
     try:
         yield
     finally:
-        os.dup2(kept, _STANDARD_ERROR)  # which ends the pipe
+        os.dup2(kept, _STANDARD_ERROR)  # ends the pipe
         passing.join(timeout=5)
         os.close(kept)
 
 
 def _pass(reading: int, writing: int) -> None:
-    # Each line of the log is written at once, so that none comes in two parts.
+    # Each log line is written in a single call, so lines arrive complete.
     while part := os.read(reading, 1 << 16):
         os.write(writing, _REST.sub(b"", _BANNER.sub(b"", part)))
     os.close(reading)

@@ -1,4 +1,4 @@
-"""A TensorFlow model as the adaptor holds it."""
+"""`TensorFlowModel`, the adaptor's representation of a model."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 from neural_mp.core.graph import Layer
 from neural_mp.util.validators import list_of, record, string
 
-#: The signature that TensorFlow Serving calls unless told otherwise.
+#: Signature that TensorFlow Serving calls by default.
 DEFAULT_KEY = "serving_default"
 
 
 @dataclass(frozen=True)
 class ServedSignature(Signature):
-    """The inputs and outputs of a TensorFlow model.
+    """Inputs and outputs of a TensorFlow model.
 
     Attributes:
-        keys: the names of the signature in a SavedModel.
+        keys: names of the signature in a SavedModel.
     """
 
     keys: tuple[str, ...] = (DEFAULT_KEY,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain strings and numbers, as written to JSON."""
+        """Return plain strings and numbers for JSON."""
         return {**super().to_dict(), "keys": self.keys}
 
     @classmethod
     def from_dict(cls, data: object) -> ServedSignature:
-        """Read back what `to_dict` wrote.
+        """Restore a signature from the result of `to_dict`.
 
         Raises:
-            NeuralMPError: it was not written so.
+            NeuralMPError: the data are invalid.
         """
         return replace(super().from_dict(data), **_KEYS(data))
 
@@ -62,22 +62,22 @@ _KEYS = record({"keys": list_of(string)})
 
 @dataclass(frozen=True, eq=False)
 class TensorFlowModel:
-    """A graph that runs by itself: weights are constants in it.
+    """A self-contained graph: all weights are constants.
 
     Attributes:
-        graph: the nodes.
-        signature: the inputs and outputs.
-        example: tensor → array, inputs it can be run on.
-        ops: of a converted model, node that may run → the op of the untouched graph that its time
-            counts for, where that has another name.
-        original: the user's own object, of a model that was not converted.
-        warnings: what the user should know.
-        counts: the conversions that were put in.
-        layers: node → the layers of Keras that it comes from, where that is known.
-        written: of a converted model, node → the op that it was written for, where that has another
-            name; no op (an empty text) for a conversion that bears the name of one.
-        results: of a converted model, op of the untouched graph → where its result is; ops that run
-            within the kernel of another have none.
+        graph: nodes of the model.
+        signature: inputs and outputs.
+        example: tensor → array, inputs that the model can run on.
+        ops: of a converted model, node that may run → the op of the original graph that its time
+            counts for, if the names differ.
+        original: the user's object, if the model is not converted.
+        warnings: messages for the user.
+        counts: numbers of inserted conversions.
+        layers: node → its Keras layers, if known.
+        written: of a converted model, node → the op it implements, if the names differ; empty for
+            a conversion that has the name of an op.
+        results: of a converted model, op of the original graph → location of its result; without
+            ops that are fused into another.
     """
 
     graph: TensorGraph
@@ -93,11 +93,11 @@ class TensorFlowModel:
 
     @cached_property
     def runner(self) -> Runner:
-        """A session with the graph in it, made when it is first needed."""
+        """Session with the graph, created on first use."""
         return Runner(*self._without(self._tables(self._large())))
 
     def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
-        """The graph with placeholders for its large constants, and what these hold."""
+        """Return the graph with placeholders for large constants, and their values."""
         return self._without(self._large())
 
     def _without(self, constants: Collection[str]) -> tuple[tf.Graph, dict[str, Array]]:
@@ -105,7 +105,7 @@ class TensorFlowModel:
         return imported(without(self.graph, constants)), held
 
     def _large(self) -> list[str]:
-        # What waits for an iteration of a loop cannot be fed.
+        # Constants tied to an iteration of a loop cannot be fed.
         return [
             name
             for name, node in self.graph.nodes.items()
@@ -113,7 +113,7 @@ class TensorFlowModel:
         ]
 
     def _tables(self, constants: Iterable[str]) -> list[str]:
-        """Constants of which ops read single rows: no kernel runs faster for knowing them."""
+        """Return constants read only by rows: making them constant speeds up no kernel."""
         read: dict[str, set[bool]] = {}
         for node in self.graph.nodes.values():
             for position, tensor in enumerate(node.input):
@@ -123,22 +123,22 @@ class TensorFlowModel:
 
     @cached_property
     def shapes(self) -> Shapes:
-        """Node → the shapes of its results."""
+        """Node → shapes of its results."""
         return shapes(self.graph)
 
     @cached_property
     def structure(self) -> GraphStructure:
-        """What the graph is made of."""
+        """Structure of the graph."""
         return structure(self.graph, self.output_nodes, self.shapes)
 
     @cached_property
     def counted_for(self) -> Mapping[str, str]:
-        """Node that may run → the op its time counts for, such as the layer it runs along with."""
+        """Node that may run → the op its time counts for, e.g. the layer it is fused into."""
         return self.ops or self.structure.layer_of
 
     @cached_property
     def op_nodes(self) -> tuple[NodeDef, ...]:
-        """The nodes that compute something."""
+        """Nodes that compute something."""
         fed = {node_of(tensor) for tensor in self.signature.input_tensors}
         return tuple(
             node
@@ -148,16 +148,16 @@ class TensorFlowModel:
 
     @property
     def output_nodes(self) -> frozenset[str]:
-        """The nodes whose results leave the graph."""
+        """Nodes of the graph's outputs."""
         return frozenset(map(node_of, self.signature.output_tensors))
 
     def with_graph(self, graph: TensorGraph, **changes: Any) -> TensorFlowModel:
-        """The model with another graph, less what no output needs, and with other changes."""
+        """Return the model with another graph, without unused nodes, and other changes."""
         signature = self.signature
         graph = graph.pruned(signature.output_tensors, signature.input_tensors)
         tie_constants(graph)
         return replace(self, graph=graph, original=None, **changes)
 
     def run(self, feeds: dict[str, Array]) -> list[Any]:
-        """The outputs, in the order of the signature."""
+        """Return the outputs in the order of the signature."""
         return self.runner(feeds, self.signature.output_tensors)

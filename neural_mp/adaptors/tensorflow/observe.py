@@ -1,4 +1,4 @@
-"""One pass over calibration batches; every tensor is reduced within the graph, by the runtime."""
+"""Observation of tensors in runs; statistics are computed within the graph by the runtime."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from neural_mp.core.graph import OpGraph
 def float_results(
     imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
 ) -> dict[str, tf.Tensor]:
-    """Return those of the named tensors that hold floating-point numbers and can be fetched.
+    """Return the named tensors that are floating-point and can be fetched.
 
     Left out are results of other types (integers, strings, lists of tensors, resources), ops
-    without results (assertions), and tensors of loops, which differ in every iteration: the runtime
-    fetches nothing from within a loop.
+    without results (assertions), and tensors in loops, which the runtime cannot fetch and which
+    differ in every iteration.
 
     Args:
-        imported: graph as TensorFlow took it in.
+        imported: graph as imported by TensorFlow.
         graph: nodes of the same graph.
         tensors: names of tensors.
     """
@@ -43,10 +43,10 @@ def float_results(
 def loop_results(
     imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
 ) -> dict[str, tf.Tensor]:
-    """Return those of the named tensors that every iteration of a loop's body computes in floats.
+    """Return the named floating-point tensors that every iteration of a loop's body computes.
 
     Args:
-        imported: graph as TensorFlow took it in.
+        imported: graph as imported by TensorFlow.
         graph: nodes of the same graph.
         tensors: names of tensors.
     """
@@ -64,10 +64,10 @@ def _floats(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:
 
 
 class LoopRecords:
-    """Puts lists into the loops of a graph.
+    """Lists in the loops of a graph that collect records of iterations.
 
     Args:
-        imported: graph as TensorFlow took it in, to which ops are added.
+        imported: graph as imported by TensorFlow, to which ops are added.
         graph: nodes of the same graph.
     """
 
@@ -86,10 +86,10 @@ class LoopRecords:
                 self._parallel[loop] = node.attr["parallel_iterations"].i
 
     def collected(self, tensor: str, record: tf.Tensor) -> tf.Tensor:
-        """The records of all iterations, one behind the other, outside of all loops.
+        """Return the concatenated records of all iterations, outside of all loops.
 
         Args:
-            tensor: name of the tensor in a loop that the record is of.
+            tensor: name of the recorded tensor in a loop.
             record: vector of float32, computed in the same loop.
         """
         ops = tf.raw_ops
@@ -121,7 +121,7 @@ class LoopRecords:
         ).tensor
 
     def _nest(self, loop: str) -> list[str]:
-        """A loop with those around it, the outermost first."""
+        """Return a loop and its enclosing loops, the outermost first."""
         found = []
         while loop:
             found.append(loop)
@@ -129,16 +129,16 @@ class LoopRecords:
         return found[::-1]
 
 
-#: Bytes of input run at once: what a batch needs on its way grows with it.
+#: Bytes of input per run; the memory for intermediate results grows with the input.
 _INPUT_BYTES = 8 << 20
 
 
 def watch(
     model: TensorFlowModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, BatchStats]]:
-    """Run batches, and say what those of the named tensors held that are float.
+    """Run batches and yield statistics of the named tensors that are floating-point.
 
-    A tensor in a loop is summed up once an iteration.
+    A tensor in a loop yields statistics for every iteration.
     """
     graph, weights = model.without_weights()
     with graph.as_default():
@@ -154,7 +154,7 @@ def watch(
             found = map(np.asarray, runner(part, fetches))
             for name, results in reduced.items():
                 size, sample, *rest = (next(found) for _ in results)
-                if not size.size or not size:  # it lies in a branch not taken, or is empty
+                if not size.size or not size:  # branch not taken, or empty tensor
                     continue
                 low, high, power, mean = map(np.atleast_1d, rest)
                 yield name, BatchStats(low, high, power, int(size) // len(power), sample, mean)
@@ -166,10 +166,10 @@ def watch(
 def _recorded(
     imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
 ) -> dict[str, tf.Tensor]:
-    """Tensor in a loop → the records of all iterations, of which each begins with its length."""
+    """Return tensor in a loop → records of all iterations, each starting with its length."""
     records, found = LoopRecords(imported, graph), {}
     for name, tensor in loop_results(imported, graph, tensors).items():
-        with tf.control_dependencies([tensor.op]):  # constants too belong to the iteration
+        with tf.control_dependencies([tensor.op]):  # ties the constants to the iteration
             size, *rest = _reduced(tensor, tf.constant(sample_shares()))
             parts = [tf.raw_ops.Reshape(tensor=part, shape=[-1]) for part in rest]
             counted = tf.raw_ops.Cast(x=[size], DstT=tf.float32)
@@ -181,7 +181,7 @@ def _recorded(
 
 
 def _iterations(records: Array) -> Iterator[BatchStats]:
-    """The summary of every iteration in which a tensor held anything."""
+    """Yield the statistics of every iteration in which a tensor is not empty."""
     while records.size:
         length, size = int(records[0]), int(records[1])
         numbers, records = records[2 : length + 1], records[length + 1 :]
@@ -192,19 +192,19 @@ def _iterations(records: Array) -> Iterator[BatchStats]:
 
 
 def _reduced(tensor: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """How large a tensor is, samples of it, and the least, greatest, mean square and mean value.
+    """Return size, samples, minima, maxima, mean squares and means of a tensor.
 
     Args:
-        tensor: of the graph that is the default.
-        drawn: where to take samples, as shares of the length of the flat tensor.
+        tensor: tensor in the default graph.
+        drawn: positions of samples, as fractions of the length of the flat tensor.
     """
-    # The ops themselves: what wraps them takes five times as long to build.
+    # Raw ops: their wrappers cost five times as much time to build.
     ops = tf.raw_ops
     values = tensor if tensor.dtype == tf.float32 else ops.Cast(x=tensor, DstT=tf.float32)
     flat = ops.Reshape(tensor=values, shape=[-1])
     size = ops.Size(input=flat, out_type=tf.int64)
     places = ops.Mul(x=drawn, y=ops.Cast(x=size, DstT=tf.float64))
-    if tensor.shape.rank is None:  # such as of variables of loops
+    if tensor.shape.rank is None:  # e.g. variables of loops
         last = ops.Sub(x=ops.Rank(input=values), y=1)
         others = ops.Range(start=0, limit=ops.Maximum(x=last, y=0), delta=1)
     else:
@@ -220,13 +220,13 @@ def _reduced(tensor: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
 
 
 def _parts(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
-    """A batch in parts small enough."""
+    """Split a batch into parts within the memory limit."""
     samples, total = model.signature.samples(feeds), sum(a.nbytes for a in feeds.values())
     return in_parts(feeds, samples, max(1, samples * _INPUT_BYTES // max(total, 1)))
 
 
 def first_non_finite(model: TensorFlowModel, inputs: Any) -> str | None:
-    """The first op whose result holds NaN or Inf."""
+    """Return the first op whose result contains NaN or Inf; None if all are finite."""
     graph, weights = model.without_weights()
     names, checks = [], []
     with graph.as_default():
@@ -240,7 +240,7 @@ def first_non_finite(model: TensorFlowModel, inputs: Any) -> str | None:
 
 
 def results(model: TensorFlowModel) -> OpGraph:
-    """The ops whose results a run has; see `OpOutputs`."""
+    """Return the ops with observable results; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
         return written
@@ -248,13 +248,13 @@ def results(model: TensorFlowModel) -> OpGraph:
 
 
 def values(model: TensorFlowModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
-    """A function that runs one batch and gives the results of some ops.
+    """Return a function that runs one batch and returns the results of some ops.
 
-    Ops run as they stand in the graph: the runtime does not fuse those of float first.
+    Ops run as written in the graph, without fusion of float ops by the runtime.
     """
     places = {op: model.results.get(op, OutputLocation(op, "")) for op in ops}
     fetched = frozenset(node_of(place.tensor) for place in places.values())
-    # What is fetched must not be written over by a kernel that adds in place.
+    # Fetched tensors must not be overwritten by a kernel that adds in place.
     copied = model.graph.copy()
     protect_summands(copied, fetched)
     graph, weights = replace(model, graph=copied).without_weights()
@@ -279,6 +279,6 @@ def values(model: TensorFlowModel, ops: Collection[str]) -> Callable[[Any], dict
 
 
 def _plain(found: object) -> Array:
-    """An array whose numbers numpy can compute with."""
+    """Return an array of a type that numpy can compute with."""
     array = np.asarray(found)
     return array.view(np.uint8) if array.dtype.names else array

@@ -1,4 +1,4 @@
-"""What TensorFlow calls the kinds of op that are safe or unsafe in 16 bits."""
+"""TensorFlow's op types of each kind of op that is safe or unsafe in 16 bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from neural_mp.adaptors.common.naming import in_camel_case
 
-#: Kind (see `neural_mp.amp.KINDS`) → op types, gradients aside.
+#: Kind (see `neural_mp.amp.KINDS`) → op types, without gradients.
 TYPES: Mapping[str, tuple[str, ...]] = {
     **in_camel_case(
         "einsum sub mul elu selu leaky_relu sigmoid tanh softplus softsign log log1p sqrt rsqrt "

@@ -1,7 +1,7 @@
-"""Padding stored numbers with the one that stands for zero.
+"""Padding of quantized tensors with their zero point.
 
-The integer kernels pad with the stored number 0. That is zero only where nothing is negative;
-elsewhere the padding is put in front of the kernel, as an op of its own.
+The integer kernels pad with the integer 0, which is the zero point only of non-negative tensors.
+Other tensors are padded by a separate op before the kernel.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 from neural_mp.adaptors.tensorflow.tensor_variants import Forms
 
-#: Integers to view several channels at once as: padding single bytes is 20 times slower.
+#: Channels → integer type that holds several of them: padding single bytes is 20 times slower.
 _WIDE = {8: (tf.int64, np.int64), 4: (tf.int32, np.int32), 2: (tf.int16, np.int16)}
 
 
 def padding_of(node: NodeDef, weight: Array, source: Shape) -> Array | None:
-    """The zeros a convolution puts around its input, [4, 2]; None where that depends on its size.
+    """Return a convolution's zero padding, [4, 2]; None if it depends on the input's size.
 
     Args:
         node: Conv2D or DepthwiseConv2dNative, channels last.
         weight: its weight, [height, width, …].
-        source: the shape of what it reads.
+        source: shape of the input.
     """
     padding = text_attribute(node, "padding")
     if padding == "VALID":
@@ -44,15 +44,15 @@ def padding_of(node: NodeDef, weight: Array, source: Shape) -> Array | None:
 def pad_stored(
     forms: Forms, stored: str, name: str, amounts: Array, zero_point: int, shape: Shape
 ) -> str:
-    """Pad a tensor of stored numbers; returns the name of its node.
+    """Pad a quantized tensor; return the name of the node.
 
     Args:
-        forms: the graph being written.
-        stored: the tensor.
-        name: for the result.
-        amounts: before and behind every axis, [axes, 2].
-        zero_point: the number that stands for zero.
-        shape: of the tensor, as far as it is known.
+        forms: tensors of the graph being written.
+        stored: quantized tensor.
+        name: name of the result.
+        amounts: padding before and after every axis, [axes, 2].
+        zero_point: integer that represents zero.
+        shape: shape of the tensor as far as known.
     """
     graph = forms.graph
     told = graph.put_constant(f"{name}/amounts", amounts.astype(np.int32))
@@ -76,7 +76,7 @@ def pad_stored(
 
 
 def _together(shape: Shape, amounts: Array) -> int:
-    """How many channels can be padded as one integer."""
+    """Return the number of channels that can be padded as one integer."""
     if shape is None or len(shape) != 4 or None in shape[1:] or amounts[3].any():
         return 1
     return next((width for width in _WIDE if (shape[3] or 1) % width == 0), 1)

@@ -1,4 +1,4 @@
-"""Which kernels ran for every op, from the runtime's own step statistics."""
+"""Kernel traces and op times from the runtime's own step statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, node_of
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
-#: What the statistics say of a kernel: `name = Type(input, other:1)`.
+#: Label of a kernel in the statistics: `name = Type(input, other:1)`.
 _LABEL = re.compile(r" = (?P<type>\w+)\((?P<inputs>[^)]*)\)")
 #: Element type → precision of a kernel.
 PRECISIONS = {
@@ -25,14 +25,14 @@ PRECISIONS = {
     tf.float16: Precision.FP16,
 }
 _BYTES = (tf.quint8, tf.qint8, tf.uint8, tf.int8)
-#: What the names of integer kernels have in them, with or without oneDNN's `_Mkl` before.
+#: Part of the names of all integer kernels, with or without oneDNN's prefix `_Mkl`.
 _INTEGER = "Quantized"
 
 
 def trace(model: TensorFlowModel, inputs: Any) -> dict[str, OpTrace]:
-    """Op → what ran for it; conversions that were put in are left out.
+    """Return op → its kernels, without inserted conversions.
 
-    Of ops that the runtime fuses as it starts, what ran bears the name of the last of them.
+    Ops that the runtime fuses at startup appear under the name of the last.
     """
     feeds = model.signature.bind(inputs)
     fetches = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
@@ -46,14 +46,14 @@ def trace(model: TensorFlowModel, inputs: Any) -> dict[str, OpTrace]:
         if not op or node.node_name not in model.graph or label is None:
             continue
         if label["type"] == CONSTANT:
-            continue  # computed as the model was loaded
+            continue  # computed during loading
         read = [
             dtype
             for tensor in label["inputs"].split(", ")
             for dtype in dtypes.get(node_of(tensor.removeprefix("^")), ())[:1]
         ]
         found.setdefault(op, []).append(_kernel(label["type"], [*_dtypes(node)[:1], *read]))
-    # The runtime fuses or leaves out much of a graph, and of that no integer kernel.
+    # The runtime fuses or drops many float ops, but no integer kernels.
     integers = (name for name, node in model.graph.nodes.items() if _INTEGER in node.op)
     reached = {op: op_trace(kernels) for op, kernels in found.items()}
     return {**dict.fromkeys((model.written.get(n, n) for n in integers), NOT_REACHED), **reached}
@@ -65,12 +65,12 @@ def _statistics(run: StepStats) -> Iterator[NodeExecStats]:
 
 
 def _dtypes(node: NodeExecStats) -> list[tf.DType]:
-    """The element types of what a kernel wrote."""
+    """Return the element types of a kernel's outputs."""
     return [tf.as_dtype(output.tensor_description.dtype) for output in node.output]
 
 
 def _kernel(name: str, dtypes: list[tf.DType]) -> TracedKernel:
-    """A kernel, by the types of what it writes and reads, the former first."""
+    """Return a kernel, given the types of its first output and its inputs, in that order."""
     if _INTEGER in name:
         return TracedKernel(name, Precision.INT8, True)
     reads_bytes = any(dtype in _BYTES for dtype in dtypes)
@@ -81,10 +81,10 @@ def _kernel(name: str, dtypes: list[tf.DType]) -> TracedKernel:
 
 
 def time_ops(model: TensorFlowModel, inputs: Any, runs: int) -> dict[str, list[float]]:
-    """Op (or conversion, by node name) → seconds of each of so many runs.
+    """Return op (or conversion, by node name) → its seconds in each of N runs.
 
-    The runtime fuses ops as it starts; a fused op bears the name of the last of them, and counts
-    for the layer it belongs to.
+    Ops that the runtime fuses at startup appear under the name of the last, and count for their
+    layer.
     """
     feeds = model.signature.bind(inputs)
     outputs = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]

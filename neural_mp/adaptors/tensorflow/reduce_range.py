@@ -1,4 +1,4 @@
-"""Converted models whose weights use more of int8 than saturating products leave right."""
+"""Reduced range of weights in converted models, for exact results of saturating accumulation."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _KERNELS = ("_FusedQuantizedConv2D", _DEPTHWISE, "_QuantizedMatMul")
 
 
 def wide_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
-    """The kinds of the integer kernels that have a weight beyond ±63."""
+    """Return the kinds of integer kernels with weights beyond ±63."""
     return wide_kinds(_weights(model.graph))
 
 
 def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
-    """The model with weights rounded once more, to ±63, where a kernel may saturate.
+    """Return the model with weights rounded again, to ±63, for kernels that may saturate.
 
     Raises:
-        ConversionError: a kernel does not say how its input is stored, as those that were not
-            written by this package, or by an earlier version of it.
+        ConversionError: a kernel does not record its input's zero point, as kernels from other
+            programs or earlier versions.
     """
     graph = model.graph.copy()
     for name in saturating(_weights(graph)):
@@ -51,12 +51,12 @@ def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
 
 def _reduce(graph: TensorGraph, node: NodeDef) -> None:
     depthwise, weight = node.op == _DEPTHWISE, _constant(graph, node, 1).astype(np.int8)
-    first = len(node.attr["Tdevice_inputs"].list.type)  # the limits of the input, then the weight's
+    first = len(node.attr["Tdevice_inputs"].list.type)  # limits of input, then weight
     input_limit = float(_constant(graph, node, first + 1))
     limits = _constant(graph, node, first + 3)
     shaped = limits.reshape(weight.shape[2:]) if depthwise else limits
     rounded = quantize_weight(weight * (shaped / np.float32(FULL)), depthwise, _LIMIT)
-    # What the zero point of the input adds to a product was taken out of the bias, by the weights.
+    # The offset by the input's zero point was subtracted from the bias, based on the old weights.
     offset = node.attr[ZERO_POINT].i * input_limit / 255
     lost = offset * (real_sums(weight, limits, depthwise) - rounded.sums)
     bias = _constant(graph, node, 2).astype(np.float64) + lost
@@ -79,7 +79,7 @@ def _constant(graph: TensorGraph, node: NodeDef, position: int) -> Array:
 
 
 def _weights(graph: TensorGraph) -> Iterator[IntegerWeight[str]]:
-    """The weights of integer kernels, by the names of their nodes."""
+    """Yield the weights of integer kernels, by node name."""
     for name, node in graph.nodes.items():
         weight = graph.constant(node.input[1]) if node.op in _KERNELS else None
         if weight is not None:

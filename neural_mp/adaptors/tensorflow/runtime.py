@@ -1,4 +1,4 @@
-"""Running graphs: sessions, shapes, and the runtime's own offline passes."""
+"""Execution of graphs: sessions, shape inference, and the runtime's own offline passes."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, indexed, node_o
 
 logger = logging.getLogger(__name__)
 
-#: Where the runtime takes fed memory without copying it.
+#: Alignment in bytes at which the runtime uses fed memory without copying.
 _ALIGNMENT = 64
 
-#: The passes the runtime does by default, less those that take a graph to MLIR and back: they gain
-#: nothing on a frozen graph, and take a second and several copies of it.
+#: The runtime's default passes except those that convert a graph to MLIR and back, which bring no
+#: speed on a frozen graph, and cost a second and several copies of it.
 _FUSING = (
     *("function", "pruning", "constfold", "arithmetic", "layout", "remap", "loop", "dependency"),
 )
 
 
 class Runner:
-    """A graph in a session, compiled once for every set of tensors that is fetched.
+    """A graph in a session, compiled once for every set of fetched tensors.
 
     Args:
         graph: the graph.
-        held: tensor name → array that is fed with every run. A session copies the constants of its
-            graph half a dozen times; what is fed so is copied once.
-        optimized: whether the runtime may fuse its ops first, for which it copies the graph
-            several times.
+        held: tensor name → array that is fed in every run. A session copies the constants of its
+            graph about six times, but these arrays once.
+        optimized: whether the runtime may fuse ops first, for which it copies the graph several
+            times.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Runner:
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
-        """Run.
+        """Run the graph and return the fetched tensors.
 
         Args:
             feeds: tensor name → array.
@@ -73,10 +73,10 @@ class Runner:
     def traced(
         self, feeds: Mapping[str, Any], fetches: Sequence[str], runs: int
     ) -> Iterator[StepStats]:
-        """What the runtime says of each of so many runs."""
+        """Yield the runtime's statistics of each of N runs."""
         feeds = {**feeds, **self._held}
-        # A graph that is compiled to be traced takes as much memory as the other, and for good if
-        # the session does it by itself.
+        # A graph compiled for tracing needs as much memory as the other, permanently if the
+        # session compiles it automatically.
         run = self._compiled(feeds, fetches, trace_level=config_pb2.RunOptions.FULL_TRACE)
         for _ in range(runs):
             metadata = config_pb2.RunMetadata()
@@ -99,7 +99,7 @@ class Runner:
 
 
 def _aligned(value: NDArray[Any]) -> NDArray[Any]:
-    """A copy where the runtime takes it without copying it once more."""
+    """Return a copy that the runtime uses without copying again."""
     room = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
     aligned = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
@@ -108,7 +108,7 @@ def _aligned(value: NDArray[Any]) -> NDArray[Any]:
 
 
 def imported(graph: GraphDef) -> tf.Graph:
-    """A graph as TensorFlow takes it in, which checks it and infers shapes."""
+    """Import a graph into TensorFlow, which checks it and infers shapes."""
     found = tf.Graph()
     with found.as_default():
         tf.graph_util.import_graph_def(graph, name="")
@@ -118,11 +118,11 @@ def imported(graph: GraphDef) -> tf.Graph:
 def offline_passes(
     graph: GraphDef, passes: Iterable[str], inputs: Iterable[str], outputs: Iterable[str]
 ) -> GraphDef:
-    """Let passes of the runtime's graph optimiser rewrite a graph without running it.
+    """Return a graph rewritten by passes of the runtime's graph optimizer, without a run.
 
     Args:
         graph: the graph.
-        passes: their names, such as `constfold`.
+        passes: names of the passes, e.g. `constfold`.
         inputs: tensors fed, whose nodes must stay.
         outputs: tensors fetched, whose nodes must stay.
 

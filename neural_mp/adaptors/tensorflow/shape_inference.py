@@ -1,4 +1,4 @@
-"""The shapes of a graph's tensors, as far as they are the same for inputs of any size."""
+"""Shape inference: the sizes that do not depend on the sizes of the inputs."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 
 logger = logging.getLogger(__name__)
 
-#: Constants with more bytes play no part in inferring shapes.
+#: Constants with more bytes are not used for shape inference.
 _LARGE = 256
-#: Sizes to take for the unknown ones, of the batch and of other axes, one set a turn. Small and
-#: large, so that a limit to sizes shows, and no two alike even when divided by what layers stride.
+#: Values of unknown sizes, of the batch and of other axes, one set per turn. Small and large to
+#: reveal limits on sizes, and distinct even after division by strides.
 _BATCHES = (1, 3, 101, 1009)
 _OTHERS = ((2, 1), (17, 11), (211, 157), (1511, 1237))
-#: What is still inferred when a model does not take some of them.
+#: Minimum number of successful turns if a model refuses some sizes.
 _LEAST_TURNS = 2
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes of every node's results.
+    """Shapes of the results of every node.
 
     Attributes:
-        fixed: with sizes that are the same for inputs of any size.
-        turns: for each set of sizes that was tried, as they were then.
+        fixed: shapes with only the sizes that do not depend on the inputs.
+        turns: shapes inferred with each set of sizes.
     """
 
     fixed: Mapping[str, list[Shape]]
@@ -49,7 +49,7 @@ class Shapes:
         return self.fixed[node_of(tensor)][output_of(tensor)]
 
     def alike(self, one: str, other: str) -> bool:
-        """Whether the first results of two nodes were of one, known shape on every turn."""
+        """Whether the first results of two nodes have equal, known shapes in every turn."""
         pairs = [(turn[one][0], turn[other][0]) for turn in self.turns or (self.fixed,)]
         return all(a is not None and a == b and None not in a for a, b in pairs)
 
@@ -57,9 +57,9 @@ class Shapes:
 def shapes(graph: TensorGraph) -> Shapes:
     """Infer the shapes of a graph.
 
-    The runtime infers little of what is computed from unknown sizes (the `Prod` of a `Shape`), but
-    all of it once the sizes are given. So unknown sizes of the inputs are given values, several
-    times; what comes out the same every time does not depend on them.
+    From unknown sizes the runtime infers little (e.g. for the `Prod` of a `Shape`), from known
+    sizes everything. Therefore the unknown sizes of the inputs are set to several sets of values;
+    the sizes that never change do not depend on them.
     """
     if not any(_unknown(node) for node in graph.nodes.values()):
         return Shapes(_inferred(graph, None), ())
@@ -95,15 +95,15 @@ def _unknown(node: NodeDef) -> bool:
 def _inferred(graph: TensorGraph, turn: int | None) -> dict[str, list[Shape]]:
     """Infer the shapes of a graph with one set of sizes.
 
-    The runtime knows nothing of a variable of a loop. Most keep the shape that they begin with: it
-    is taken for granted, less the sizes that the next iteration turns out to begin without.
+    The runtime infers nothing about loop variables. Most keep their initial shape, which is
+    assumed, except for sizes that turn out to differ in the next iteration.
     """
     following = {
         name: node.input[1]
         for name, node in graph.nodes.items()
         if node.op == "Merge" and [graph[t].op for t in node.input] == ["Enter", "NextIteration"]
     }
-    begun: dict[str, Shape] = {}  # variables that change, as far as they do not
+    begun: dict[str, Shape] = {}  # loop variables → the part of their shape that is constant
     while True:
         found = _inferred_with(graph, turn, following, begun)
         changed = {
@@ -119,7 +119,7 @@ def _inferred(graph: TensorGraph, turn: int | None) -> dict[str, list[Shape]]:
 def _inferred_with(
     graph: TensorGraph, turn: int | None, variables: Collection[str], begun: Mapping[str, Shape]
 ) -> dict[str, list[Shape]]:
-    """Infer shapes where variables of loops begin every iteration with certain shapes."""
+    """Infer shapes with given shapes of loop variables at the start of every iteration."""
     small, _ = without_large(graph, _LARGE)
     for node in small.node:
         if node.name in begun:
@@ -129,7 +129,7 @@ def _inferred_with(
         elif node.name in variables:
             node.op = "Identity"
             del node.input[1], node.attr["N"]
-        elif node.op == "Enter":  # of which the runtime infers nothing
+        elif node.op == "Enter":  # the runtime infers nothing here
             node.op = "Identity"
             for key in ("frame_name", "is_constant", "parallel_iterations"):
                 del node.attr[key]
@@ -138,14 +138,14 @@ def _inferred_with(
         for node in filter(_unknown, (n for n in small.node if n.name not in begun)):
             for axis, dimension in enumerate(node.attr["shape"].shape.dim):
                 if dimension.size < 0:
-                    # The first axis is the batch, which all inputs have in common.
+                    # The first axis is the batch, common to all inputs.
                     dimension.size = _BATCHES[turn] if axis == 0 else next(sizes)
     found = {
         operation.name: [_shape(tensor) for tensor in operation.outputs]
         for operation in imported(small).get_operations()
     }
     for name in variables:
-        found[name].append(())  # the second result of a Merge says which of its inputs came
+        found[name].append(())  # second result of a Merge: index of the input
     return found
 
 

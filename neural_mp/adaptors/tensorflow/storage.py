@@ -1,4 +1,4 @@
-"""Models in files: SavedModels that TensorFlow itself and TensorFlow Serving run."""
+"""Storage of models as SavedModels that TensorFlow and TensorFlow Serving can run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PREDICT = "tensorflow/serving/predict"
 
 
 def save(model: TensorFlowModel, folder: Path) -> None:
-    """Write a SavedModel: one frozen graph with the signature it came with.
+    """Write a SavedModel with one frozen graph and its signature.
 
     Raises:
-        ConversionError: the graph is larger than 2 GB, which the format does not hold.
+        ConversionError: the graph exceeds the format's limit of 2 GB.
     """
     saved = saved_model_pb2.SavedModel(saved_model_schema_version=1)
     meta = saved.meta_graphs.add()
@@ -57,19 +57,19 @@ def save(model: TensorFlowModel, folder: Path) -> None:
         "written": dict(model.written),
         "results": {op: result.to_list() for op, result in model.results.items()},
         "counts": vars(model.counts),
-        # The sizes of the example inputs, not their values: those are the user's data.
+        # Sizes of the example inputs, not their values, which are the user's data.
         "example": {tensor: list(array.shape) for tensor, array in model.example.items()},
     }
     write_details(folder / DETAILS_FILE, details)
 
 
 def save_file(model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a frozen graph, as `.pb` or `.pbtxt`, which has no room for metadata."""
+    """Write a frozen graph as `.pb` or `.pbtxt`, without the metadata."""
     graph_files.write(model.graph.to_graph_def(), path)
 
 
 def draw(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
-    """Write a frozen graph in both forms, in the text with placeholders for large constants."""
+    """Write a frozen graph in both formats, as text with placeholders for large constants."""
     graph = model.graph.to_graph_def()
     files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)[0]}
     for file, content in files.items():
@@ -78,7 +78,7 @@ def draw(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
 
 
 def restore(folder: Path) -> TensorFlowModel:
-    """Read back what `save` wrote."""
+    """Load a model written by `save`."""
     path = folder / MODEL_FILE
     saved = saved_model_pb2.SavedModel()
     try:
@@ -101,17 +101,17 @@ def restore(folder: Path) -> TensorFlowModel:
         example_for(sized),
         details["ops"],
         counts=details["counts"],
-        # Where earlier versions did not write it, it is told by the layers.
+        # Earlier versions did not write the key; `ops` serves instead.
         written=details.get("written", details["ops"]),
         results=details.get("results", {}),
     )
 
 
 def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> None:
-    """Refuse a signature that is of another graph: running it would say no more.
+    """Refuse a signature that does not match the graph.
 
     Raises:
-        ModelLoadError: it names a tensor that the graph lacks, or one of another form.
+        ModelLoadError: the graph lacks a tensor of the signature, or its type or shape differs.
     """
     for port in (*signature.inputs, *signature.outputs):
         try:

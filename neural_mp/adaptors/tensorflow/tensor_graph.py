@@ -1,4 +1,4 @@
-"""A TensorFlow graph as a mapping of nodes: cheap to copy and to edit, one kernel a node."""
+"""`TensorGraph`, a TensorFlow graph as a mapping of nodes that is cheap to copy and edit."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ from neural_mp.adaptors.common.naming import unique_name
 
 Array = NDArray[Any]
 
-#: Node → the nodes that read it, each with the position among its inputs.
+#: Node → its readers, each with the input position.
 Consumers = Mapping[str, Sequence[tuple[str, int]]]
 
-#: Op types that hold a value instead of computing one.
+#: Op types that hold a value.
 CONSTANT = "Const"
 PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
-#: Constants with more bytes are kept away from what copies a graph many times.
+#: Constants with more bytes are kept out of code that copies a graph many times.
 LARGE = 1 << 15
-#: Dataflow control: branches and loops as single edges.
+#: Ops of dataflow control: branches and loops.
 CONTROL_FLOW = ("Switch", "RefSwitch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")
-#: numpy has no quantized types: how their values are stored.
+#: Quantized types, which numpy lacks → the type of their values.
 _STORED_AS = {tf.qint8: np.int8, tf.quint8: np.uint8, tf.qint32: np.int32}
 
 
 def node_of(tensor: str) -> str:
-    """The node that a tensor (`name`, `name:1`) or control input (`^name`) belongs to."""
+    """Return the node that a tensor (`name`, `name:1`) or control input (`^name`) belongs to."""
     return tensor.removeprefix("^").split(":")[0]
 
 
 def is_control(tensor: str) -> bool:
-    """Whether an input only says that its node must have run before."""
+    """Whether an input is a control input, which only orders execution."""
     return tensor.startswith("^")
 
 
 def output_of(tensor: str) -> int:
-    """Which of its node's results a tensor is."""
+    """Return the index of a tensor among the results of its node."""
     _, _, index = tensor.partition(":")
     return int(index or 0)
 
 
 def plain(tensor: str) -> str:
-    """A tensor's name in one spelling: without `:0`."""
+    """Return the canonical name of a tensor: without `:0`."""
     return tensor.removesuffix(":0")
 
 
 def indexed(tensor: str) -> str:
-    """A tensor's name in the other spelling: with `:0`, as sessions and imports want it."""
+    """Return the name of a tensor with `:0`, as sessions and imports need."""
     return tensor if ":" in tensor else f"{tensor}:0"
 
 
 def data_inputs(node: NodeDef) -> list[str]:
-    """The tensors a node reads, control inputs left out."""
+    """Return the tensors a node reads, without control inputs."""
     return [plain(tensor) for tensor in node.input if not is_control(tensor)]
 
 
 def copied(node: NodeDef, name: str | None = None) -> NodeDef:
-    """A copy of a node to be changed, under another name if one is given."""
+    """Return a copy of a node for editing, with a new name if one is given."""
     found = NodeDef()
     found.CopyFrom(node)
     found.name = name or node.name
@@ -76,7 +76,7 @@ def copied(node: NodeDef, name: str | None = None) -> NodeDef:
 
 
 def make_node(op: str, name: str, inputs: Sequence[str] = (), **attributes: object) -> NodeDef:
-    """A node; attributes are given as Python values and `tf.DType`s."""
+    """Return a node with attributes from Python values and `tf.DType`s."""
     node = NodeDef(op=op, name=name, input=list(inputs))
     for key, value in attributes.items():
         _set_attribute(node.attr[key], value)
@@ -108,7 +108,7 @@ def _set_attribute(attribute: AttrValue, value: object) -> None:
 
 
 def make_constant(name: str, value: object, dtype: tf.DType | None = None) -> NodeDef:
-    """A constant; `dtype` is needed for quantized types, which numpy does not have."""
+    """Return a constant; `dtype` is needed for quantized types, which numpy does not have."""
     if dtype is not None and dtype in _STORED_AS:
         stored = np.ascontiguousarray(value, _STORED_AS[dtype])
         proto = TensorProto(dtype=dtype.as_datatype_enum, tensor_content=stored.tobytes())
@@ -123,46 +123,46 @@ def make_constant(name: str, value: object, dtype: tf.DType | None = None) -> No
 
 
 def dtype_attribute(node: NodeDef) -> tf.DType | None:
-    """The element type a node computes in; None where it has none."""
-    # Some ops have a list of types under the same name.
+    """Return the element type a node computes in; None if there is none."""
+    # Some ops have a list of types in this attribute.
     if "T" not in node.attr or not node.attr["T"].type:
         return None
     return tf.as_dtype(node.attr["T"].type)
 
 
 def text_attribute(node: NodeDef, key: str) -> str:
-    """A string attribute; empty where it is not set."""
+    """Return a string attribute; empty if unset."""
     return node.attr[key].s.decode() if key in node.attr else ""
 
 
 def channels_first(node: NodeDef) -> bool:
-    """Whether an op over images has their channels before height and width."""
+    """Whether an image op has the channels before height and width."""
     return text_attribute(node, "data_format").startswith("NC")
 
 
 def integers_attribute(node: NodeDef, key: str) -> list[int]:
-    """A list of integers; empty where it is not set."""
+    """Return a list of integers; empty if unset."""
     return list(node.attr[key].list.i) if key in node.attr else []
 
 
 def typed_inputs(node: NodeDef) -> list[int]:
-    """Positions of the inputs that are of the element type that a node computes in."""
+    """Return the positions of the inputs of the element type that a node computes in."""
     types = _types(node, "input_arg")
     return [position for position, (attribute, _) in enumerate(types) if attribute == "T"]
 
 
 def has_typed_results(node: NodeDef) -> bool:
-    """Whether a result is of the element type that a node computes in."""
+    """Whether a result has the element type that a node computes in."""
     return any(attribute == "T" for attribute, _ in _types(node, "output_arg"))
 
 
 def result_dtypes(node: NodeDef) -> list[tf.DType]:
-    """The element types of a node's results; none where its op is not known to the runtime."""
+    """Return the element types of a node's results; empty for unknown op types."""
     return [tf.as_dtype(kind) for _, kind in _types(node, "output_arg")]
 
 
 def _types(node: NodeDef, arguments: str) -> list[tuple[str, int]]:
-    """Of every input, or result, the name of the attribute with its type, if any, and the type."""
+    """Return, per input or result, the attribute with its type, if any, and the type."""
     definition = op_def_registry.get(node.op)
     found: list[tuple[str, int]] = []
     for argument in getattr(definition, arguments) if definition is not None else ():
@@ -177,9 +177,9 @@ def _types(node: NodeDef, arguments: str) -> list[tuple[str, int]]:
 
 @dataclass
 class TensorGraph:
-    """Nodes by name, in an order in which producers come first wherever there is no loop.
+    """Nodes by name, producers first except in loops.
 
-    Nodes are never changed in place, so that copies can share them: replace them.
+    Nodes are never changed in place but replaced, so that copies can share them.
     """
 
     nodes: dict[str, NodeDef]
@@ -188,17 +188,17 @@ class TensorGraph:
 
     @classmethod
     def from_graph_def(cls, graph: GraphDef) -> TensorGraph:
-        """Take over the nodes of a `GraphDef`, which must not be changed afterwards."""
+        """Adopt the nodes of a `GraphDef`, which must not be changed afterwards."""
         return cls({node.name: node for node in graph.node}, graph.versions, graph.library)
 
     def to_graph_def(self) -> GraphDef:
-        """A `GraphDef` with copies of the nodes."""
+        """Return a `GraphDef` with copies of the nodes."""
         graph = GraphDef(versions=self.versions, library=self.library)
         graph.node.extend(self.nodes.values())
         return graph
 
     def copy(self) -> TensorGraph:
-        """Another graph with the same nodes."""
+        """Return another graph with the same nodes."""
         return TensorGraph(dict(self.nodes), self.versions, self.library)
 
     def __getitem__(self, tensor: str) -> NodeDef:
@@ -208,46 +208,46 @@ class TensorGraph:
         return node_of(tensor) in self.nodes
 
     def add(self, node: NodeDef) -> str:
-        """Put in a node, in the place of one of the same name if there is; returns its name."""
+        """Add a node, replacing any of the same name; return the name."""
         self.nodes[node.name] = node
         return str(node.name)
 
     def put(self, op: str, name: str, inputs: Sequence[str] = (), **attributes: object) -> str:
-        """Put in a new node (see `make_node`); returns its name, numbered where it is taken."""
+        """Add a new node (see `make_node`); return its name, numbered if already in use."""
         return self.add(make_node(op, self.unused(name), inputs, **attributes))
 
     def put_constant(self, name: str, value: object, dtype: tf.DType | None = None) -> str:
-        """Put in a new constant (see `make_constant`); returns its name, likewise."""
+        """Add a new constant (see `make_constant`); return its name, numbered likewise."""
         return self.add(make_constant(self.unused(name), value, dtype))
 
     def edit(self, name: str) -> NodeDef:
-        """A copy of a node, put in its place, to be changed."""
+        """Replace a node by a copy, and return the copy for editing."""
         self.nodes[name] = copied(self.nodes[name])
         return self.nodes[name]
 
     def unused(self, name: str) -> str:
-        """`name`, or with a number behind it where it is taken."""
+        """Return `name`, with a number appended if already in use."""
         return unique_name(name, self.nodes)
 
     def is_constant(self, tensor: str) -> bool:
-        """Whether a tensor is a constant; reads no value."""
+        """Whether a tensor is a constant, without reading its value."""
         node = self.nodes.get(node_of(tensor))
         return node is not None and node.op == CONSTANT
 
     def constants_of(self, node: NodeDef) -> Iterator[NodeDef]:
-        """The constants that a node reads."""
+        """Return the constants that a node reads."""
         return (self[tensor] for tensor in data_inputs(node) if self.is_constant(tensor))
 
     def constant(self, tensor: str) -> Array | None:
-        """The value of a constant; None where the tensor is computed."""
+        """Return the value of a constant; None for a computed tensor."""
         return self.value(tensor) if self.is_constant(tensor) else None
 
     def value(self, tensor: str) -> Array:
-        """The value of a tensor that is known to be a constant."""
+        """Return the value of a tensor that is known to be constant."""
         return np.asarray(tensor_util.MakeNdarray(self[tensor].attr["value"].tensor))
 
     def consumers(self) -> dict[str, list[tuple[str, int]]]:
-        """Node → (node that reads it, position among that one's inputs), control edges included."""
+        """Return node → (its reader, input position of the reader), with control edges."""
         found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
         for node in self.nodes.values():
             for position, tensor in enumerate(node.input):
@@ -255,7 +255,7 @@ class TensorGraph:
         return found
 
     def redirect(self, replaced: Mapping[str, str], unless: Collection[str] = ()) -> None:
-        """Let what reads the tensors `replaced` read what they stand for, but for some nodes."""
+        """Redirect all readers of tensors to their replacements, except some nodes."""
         for name, node in list(self.nodes.items()):
             if name not in unless and any(plain(tensor) in replaced for tensor in node.input):
                 edited = self.edit(name)
@@ -263,7 +263,7 @@ class TensorGraph:
                     edited.input[position] = replaced.get(plain(tensor), tensor)
 
     def renamed(self, names: Mapping[str, str]) -> TensorGraph:
-        """The graph with other names for some nodes (old name → new name, which is unused)."""
+        """Return the graph with some nodes renamed (old name → new, unused name)."""
         if not names:
             return self
         nodes: dict[str, NodeDef] = {}
@@ -276,11 +276,11 @@ class TensorGraph:
         return TensorGraph(nodes, self.versions, self.library)
 
     def pruned(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> TensorGraph:
-        """The graph less everything that no output needs, producers first.
+        """Return the graph without nodes that no output needs, producers first.
 
         Args:
             outputs: tensors that must stay.
-            keep: nodes that stay although nothing may read them, such as inputs.
+            keep: nodes that stay even if unread, e.g. inputs.
         """
         roots = [node_of(tensor) for tensor in (*keep, *outputs)]
         order: dict[str, None] = {}
@@ -309,17 +309,17 @@ def _with_name(tensor: str, names: Mapping[str, str]) -> str:
 
 
 def constant_shape(node: NodeDef) -> list[int]:
-    """The sizes of the value of a constant, without reading it."""
+    """Return the shape of a constant without reading its value."""
     return [dimension.size for dimension in node.attr["value"].tensor.tensor_shape.dim]
 
 
 def constant_size(node: NodeDef) -> int:
-    """How many numbers the value of a constant holds, without reading it."""
+    """Return the number of elements of a constant without reading its value."""
     return math.prod(constant_shape(node))
 
 
 def constant_bytes(node: NodeDef) -> int:
-    """Bytes of the value of a constant; 0 of other nodes."""
+    """Return the size of a constant's value in bytes; 0 for other nodes."""
     if node.op != CONSTANT:
         return 0
     dtype = tf.as_dtype(node.attr["value"].tensor.dtype)
@@ -327,7 +327,7 @@ def constant_bytes(node: NodeDef) -> int:
 
 
 def stand_in(constant: NodeDef) -> NodeDef:
-    """A placeholder of the type and shape of a constant, where its value does not matter."""
+    """Return a placeholder with the type and shape of a constant."""
     node = make_node("Placeholder", constant.name, constant.input)
     node.attr["dtype"].type = constant.attr["dtype"].type
     node.attr["shape"].shape.CopyFrom(constant.attr["value"].tensor.tensor_shape)
@@ -337,14 +337,14 @@ def stand_in(constant: NodeDef) -> NodeDef:
 def without_large(
     graph: TensorGraph | GraphDef, most: int = LARGE
 ) -> tuple[GraphDef, dict[str, NodeDef]]:
-    """A copy of a graph with placeholders for constants of more bytes, and these constants."""
+    """Return a copy of a graph with placeholders for larger constants, and these constants."""
     nodes = graph.nodes.values() if isinstance(graph, TensorGraph) else graph.node
     large = {node.name: node for node in nodes if constant_bytes(node) > most}
     return without(graph, large), large
 
 
 def without(graph: TensorGraph | GraphDef, constants: Collection[str]) -> GraphDef:
-    """A copy of a graph with placeholders for some of its constants."""
+    """Return a copy of a graph with placeholders for some of its constants."""
     nodes = graph.nodes.values() if isinstance(graph, TensorGraph) else graph.node
     light = GraphDef(versions=graph.versions, library=graph.library)
     light.node.extend(stand_in(node) if node.name in constants else node for node in nodes)
@@ -352,7 +352,7 @@ def without(graph: TensorGraph | GraphDef, constants: Collection[str]) -> GraphD
 
 
 def without_places(graph: TensorGraph) -> TensorGraph:
-    """The graph without wishes of nodes to lie where others lie, which may be pruned away."""
+    """Return the graph without colocation constraints on nodes that may be pruned."""
     free = graph.copy()
     for name in [name for name, node in free.nodes.items() if "_class" in node.attr]:
         del free.edit(name).attr["_class"]

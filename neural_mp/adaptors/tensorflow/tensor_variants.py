@@ -1,4 +1,4 @@
-"""The forms of tensors, as nodes of a TensorFlow graph."""
+"""Variants of tensors as nodes of a TensorFlow graph."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ DTYPES = {FP32: tf.float32, BF16: tf.bfloat16, FP16: tf.float16}
 
 
 class Forms(TensorVariants[str]):
-    """Where the tensors are, and what is put in for them.
+    """Variants of tensors in the graph being written.
 
     Attributes:
-        source: the untouched graph.
-        outputs: nodes whose FP32 form must bear their own name.
-        graph: the graph being written; it begins with all nodes of the untouched one, whose names
-            must stay free for what keeps its own.
-        helpers: node put in → the op that it does a part of.
+        source: original graph.
+        outputs: nodes whose FP32 variant must keep their name.
+        graph: graph being written; starts with all nodes of the original, whose names are
+            reserved for nodes that keep theirs.
+        helpers: added node → the op it implements a part of.
     """
 
     dequantized_to: ClassVar[tuple[str, ...]] = (FP32, BF16)
@@ -49,40 +49,40 @@ class Forms(TensorVariants[str]):
         self._scalars: dict[float, str] = {}
 
     def name_of(self, tensor: str) -> str:
-        """The tensor's own name."""
+        """Return the tensor's own name."""
         return tensor
 
     def real(self, tensor: str, form: str = FP32) -> str:
-        """A tensor in FP32, BF16 or FP16, whichever way its name is spelled."""
+        """Return a tensor in FP32, BF16 or FP16, given its name with or without `:0`."""
         return super().real(plain(tensor), form)
 
     def stored(self, tensor: str) -> str:
-        """A tensor in uint8, whichever way its name is spelled."""
+        """Return a tensor in uint8, given its name with or without `:0`."""
         return super().stored(plain(tensor))
 
     def name_for(self, tensor: str, form: str) -> str:
-        """What the node that has a tensor in a form is called."""
+        """Return the name of the node with a variant of a tensor."""
         if form == FP32 and tensor in self.outputs:
             return tensor
         return self.graph.unused(f"{tensor.replace(':', '/result_')}/{form}")
 
     def scalar(self, value: float, name: str) -> str:
-        """A constant number, shared by all who need the same."""
+        """Return a scalar constant, shared by all nodes that need the value."""
         value = float(np.float32(value))
         if value not in self._scalars:
             self._scalars[value] = self.graph.put_constant(name, np.float32(value))
         return self._scalars[value]
 
     def value_of(self, tensor: str) -> Array | None:
-        """The value of a Const."""
+        """Return the value of a Const; None for a computed tensor."""
         return self.source.constant(tensor)
 
     def constant_in(self, tensor: str, form: str, values: Array) -> str:
-        """Another Const."""
+        """Add a Const."""
         return self.graph.put_constant(f"{node_of(tensor)}/{form}", values, DTYPES[form])
 
     def cast(self, tensor: str, source: str, form: str) -> str:
-        """A Cast."""
+        """Add a Cast."""
         self.count("casts")
         types = {"SrcT": DTYPES[source], "DstT": DTYPES[form]}
         inputs = [self.real(tensor, source)]
@@ -90,22 +90,22 @@ class Forms(TensorVariants[str]):
         return self.graph.add(make_node("Cast", name, inputs, **types, Truncate=False))
 
     def quantized(self, tensor: str, real: str) -> str:
-        """A QuantizeV2."""
+        """Add a QuantizeV2."""
         return self.stored_as(real, tensor, self.name_for(tensor, UINT8))
 
     def dequantized(self, tensor: str, form: str) -> str:
-        """A Dequantize."""
+        """Add a Dequantize."""
         self.count("dequantize")
         inputs = [self.stored(tensor), *self.limits(tensor)]
         return self.graph.add(dequantize_node(self.name_for(tensor, form), inputs, DTYPES[form]))
 
     def stored_as(self, real: str, tensor: str, name: str) -> str:
-        """A tensor of the graph being written, in FP32, stored with the scale of `tensor`."""
+        """Quantize an FP32 tensor of the graph being written with the scale of `tensor`."""
         self.count("quantize")
         return self.graph.add(quantize_node(name, [real, *self.limits(tensor)]))
 
     def limits(self, tensor: str) -> list[str]:
-        """The range a quantize or dequantize node is given."""
+        """Return the range for a quantize or dequantize node."""
         encoding = self.encoding_of(tensor)
         stem = node_of(tensor)
         return [
@@ -114,11 +114,11 @@ class Forms(TensorVariants[str]):
         ]
 
     def bits(self, stored: str, name: str) -> str:
-        """Stored numbers as plain uint8, for which every op that moves values has a kernel."""
+        """Cast quantized values to plain uint8, which all ops that move values support."""
         return self.graph.put("Bitcast", f"{name}/bits", [stored], T=U8, type=tf.uint8)
 
     def clipped(self, name: str, op: str, stored: str, limit: int) -> str:
-        """`Minimum` or `Maximum` of stored numbers, which have no such kernels themselves."""
+        """Apply `Minimum` or `Maximum`, which lack quantized kernels, to a quantized tensor."""
         constant = self.graph.put_constant(f"{name}/limit", np.uint8(limit))
         inputs = [self.bits(stored, name), constant]
         changed = self.graph.put(op, f"{name}/{op}", inputs, T=tf.uint8)

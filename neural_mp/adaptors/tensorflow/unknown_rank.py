@@ -1,4 +1,4 @@
-"""Inputs of graphs that do not say how many axes they have."""
+"""Inference of shapes for inputs of unknown rank."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _OF_ONE_SHAPE = (
     *("Identity", "StopGradient", "Snapshot", "PlaceholderWithDefault", "Cast", "CheckNumerics"),
     *("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Abs", "Neg", "Square"),
 )
-#: Convolution → the number of axes of what it reads.
+#: Convolution → rank of its input.
 _CONVOLUTIONS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "Conv3D": 5}
 
 
 def with_told_shapes(graph: TensorGraph, signature: ServedSignature) -> ServedSignature:
-    """The signature with what layers say of inputs whose number of axes the graph does not give.
+    """Return the signature with shapes of inputs of unknown rank, inferred from their readers.
 
-    A convolution that reads an input tells its axes and channels (as many as its weight has, which
-    may be a part of them), a matrix product its columns.
+    A convolution determines the rank and channels (as many as its weight has, or a multiple), a
+    matrix product the columns.
     """
     if all(port.shape is not None for port in signature.inputs):
         return signature
@@ -48,7 +48,7 @@ def with_told_shapes(graph: TensorGraph, signature: ServedSignature) -> ServedSi
 
 
 def with_told_ranks(signature: ServedSignature, told: ServedSignature) -> ServedSignature:
-    """The signature with the number of axes alone of what layers say of inputs."""
+    """Return the signature with only the ranks of the inferred shapes."""
     pairs = zip(signature.inputs, told.inputs, strict=True)
     inputs = (
         replace(port, shape=None if found.shape is None else (None,) * len(found.shape))
@@ -60,12 +60,12 @@ def with_told_ranks(signature: ServedSignature, told: ServedSignature) -> Served
 
 
 def check_made_up(graph: TensorGraph, signature: ServedSignature, feeds: dict[str, Array]) -> None:
-    """See whether a graph takes inputs that were made up where the shapes of some are not known.
+    """Check that a graph with inputs of unknown shape accepts generated inputs.
 
-    Such a graph must not be run to find out: some kernels end the process.
+    The check uses shape inference, as running such a graph may end the process.
 
     Raises:
-        DataError: it does not.
+        DataError: the graph does not accept the inputs.
     """
     unknown = [port for port in signature.inputs if port.shape is None]
     if not unknown:
@@ -95,7 +95,7 @@ def _with_shape(node: NodeDef, array: Array) -> NodeDef:
 
 
 def _told(graph: TensorGraph, readers: dict[str, list[tuple[str, int]]], tensor: str) -> Shape:
-    """The shape that the first layer to read a tensor asks for; None where none does."""
+    """Return the shape required by the first layer that reads a tensor; None if unknown."""
     for name, position in readers.get(tensor, ()):
         node = graph.nodes[name]
         if position == 0:

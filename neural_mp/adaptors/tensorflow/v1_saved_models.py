@@ -1,7 +1,7 @@
-"""SavedModels of TensorFlow 1, and those of TensorFlow 2 whose objects cannot be made again.
+"""SavedModels of TensorFlow 1, and of TensorFlow 2 if their objects cannot be restored.
 
-Such a folder is read as a plain graph with its variables, by a session. What a signature names as
-an input is one, whatever op computes it: a placeholder takes its place, as feeding would.
+A session loads such a folder as a plain graph with variables. Each input of a signature is replaced
+by a placeholder, whatever op computes it, with the effect of feeding.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 from neural_mp.errors import ModelLoadError, one_line
 from neural_mp.util.pytree import Structure
 
-#: The tag of what is meant for inference.
+#: Tag of graphs for inference.
 SERVE = "serve"
-#: The op that gives the value of a resource variable.
+#: Op that returns the value of a resource variable.
 READ = "ReadVariableOp"
 
 
 def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
-    """The frozen graph of a SavedModel, and its signature.
+    """Return the frozen graph of a SavedModel, and its signature.
 
     Raises:
-        ModelLoadError: there are several graphs or signatures and none is the usual one, or the
-            variables cannot be restored.
+        ModelLoadError: there are several graphs or signatures without a default, or the variables
+            cannot be restored.
     """
     meta = _chosen_graph(path, checked(path, session=True).meta_graphs)
     key = _chosen_signature(path, meta.signature_def)
@@ -50,7 +50,7 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
             tf.compat.v1.saved_model.loader.load(session, list(meta.meta_info_def.tags), str(path))
             frozen = _frozen(session, graph, signature)
         except Exception as error:
-            # Parsers, restore ops and initialisers of tables raise types of their own.
+            # Parsers, restore ops and table initializers raise various types.
             raise ModelLoadError(
                 f"the SavedModel {str(path)!r} cannot be read: {one_line(error)}; freeze it "
                 f"where it was made (tf.compat.v1.graph_util.convert_variables_to_constants) and "
@@ -66,14 +66,14 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
 
 
 def checked(path: Path, *, session: bool) -> saved_model_pb2.SavedModel:
-    """What the file of a SavedModel holds, which does nothing but compute.
+    """Return the parsed file of a SavedModel after checking that it only computes.
 
     Args:
-        path: its folder.
-        session: whether a session is to read it.
+        path: folder of the SavedModel.
+        session: whether a session will load the model.
 
     Raises:
-        ModelLoadError: it cannot be read, or does more.
+        ModelLoadError: the file cannot be read, or the model does more.
     """
     found = saved_model_pb2.SavedModel()
     binary = path / "saved_model.pb"
@@ -106,7 +106,7 @@ def _chosen_graph(
 
 
 def _chosen_signature(path: Path, signatures: Mapping[str, meta_graph_pb2.SignatureDef]) -> str:
-    # Of what initialises a graph, the names begin so.
+    # Names of initialization signatures start with two underscores.
     known = [key for key in signatures if not key.startswith("__") and signatures[key].outputs]
     if DEFAULT_KEY in known:
         return DEFAULT_KEY
@@ -119,7 +119,7 @@ def _chosen_signature(path: Path, signatures: Mapping[str, meta_graph_pb2.Signat
 def _frozen(
     session: tf.compat.v1.Session, graph: tf.Graph, signature: meta_graph_pb2.SignatureDef
 ) -> GraphDef:
-    """The part of a graph between the ports of a signature, its variables made constants."""
+    """Return the subgraph between the ports of a signature, with variables as constants."""
     nodes = TensorGraph.from_graph_def(graph.as_graph_def())
     outputs = [node_of(info.name) for info in signature.outputs.values()]
     for _, info in _sorted(signature.inputs):
@@ -133,11 +133,10 @@ def _frozen(
 def _feed(
     nodes: TensorGraph, graph: tf.Graph, info: meta_graph_pb2.TensorInfo, outputs: Sequence[str]
 ) -> None:
-    """Put a placeholder in the place of a tensor; of a variable, in that of its value.
+    """Replace a tensor by a placeholder; for a variable, replace its value.
 
-    Resource variables are read anew wherever their value is used. So a signature may name a read
-    that no output needs; what is meant is the value of the variable, and all reads give what is
-    fed.
+    A resource variable is read separately for each use, so a signature may name a read that no
+    output needs. The value of the variable is meant: all reads return the fed value.
     """
     name, tensor = node_of(info.name), graph.get_tensor_by_name(info.name)
     if output_of(info.name) or len(tensor.op.outputs) > 1:

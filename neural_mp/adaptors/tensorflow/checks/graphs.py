@@ -1,8 +1,8 @@
-"""Which ops a graph that comes from a file may hold: those that compute, and touch nothing else.
+"""Ops that an untrusted graph may contain: those that compute without side effects.
 
-An op without state may, unless it is known to reach files or Python all the same; of the ops with
-state, which TensorFlow marks, only those may that are known to keep it in memory. So an op that a
-later version brings is refused if it has state.
+Stateless ops are allowed except those known to reach files or Python. Of the ops that TensorFlow
+marks as stateful, only those known to keep their state in memory are allowed, so that stateful ops
+of later versions are refused.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from neural_mp.errors import ModelLoadError
 from neural_mp.io.files import resolve_sibling
 from neural_mp.io.trust import is_trusted
 
-#: Ops that TensorFlow takes for stateless, and that read or write files, reach other machines, call
-#: Python, make graphs of strings or end the process.
+#: Ops that TensorFlow marks as stateless although they access files or other machines, call
+#: Python, build graphs from strings or end the process.
 _HARMFUL = re.compile(
     r"Abort|CacheDataset|DatasetFromGraph|DebugIdentity|DebugNanCount|DebugNumericSummary"
     r"|(De|En)codeProto(V2)?|(Experimental)?SleepDataset|GenerateVocabRemapping|ImmutableConst"
     r"|InitializeTableFromTextFile|MatchingFiles|PyFuncStateless|ReadFile|Reader.*"
     r"|RegisterDataset(V2)?|Snapshot\w*(Dataset|Reader)(V2)?|SnapshotChunkDataset|TPU.*"
 )
-#: Ops with state that is in memory alone.
+#: Stateful ops with their state in memory only.
 _IN_MEMORY = re.compile(
     # Variables.
     r"Variable(V2|Shape)?|VarHandleOp|VarIsInitializedOp|ReadVariableOp|Assign(Add|Sub)?VariableOp"
@@ -50,7 +50,7 @@ _IN_MEMORY = re.compile(
     r"|(Anonymous)?MutableHashTableOfTensors(V2)?|LookupTable\w+|BoostedTrees\w+|Barrier"
     r"|(FIFO|PaddingFIFO|Priority|RandomShuffle)Queue(V2)?|Queue\w+V2|FakeQueue"
     r"|(Sparse)?ConditionalAccumulator"
-    # Data that are in memory.
+    # Data in memory.
     r"|(Anonymous)?Iterator(V2|V3)?|IteratorGet\w+|IteratorToStringHandle|MakeIterator"
     r"|DeleteIterator|OneShotIterator|DatasetToSingleElement|ReduceDataset|GeneratorDataset"
     r"|(List|Random|Range|SparseTensorSlice|Tensor|TensorSlice)Dataset(V2)?"
@@ -58,11 +58,11 @@ _IN_MEMORY = re.compile(
     # Others.
     r"|CudnnRNN\w*|Print"
 )
-#: What saves and restores variables; a SavedModel holds them beside what it computes.
+#: Ops that save and restore variables, which every SavedModel contains.
 _SAVES = re.compile(r"Save(V2|Slices)?|MergeV2Checkpoints")
 _RESTORES = re.compile(r"Restore(V2|Slice)?")
 _TABLES_OF_FILES = re.compile(r"InitializeTableFromTextFile(V2)?")
-#: Where `PrintV2` may write to.
+#: Streams that `PrintV2` may write to.
 _STREAMS = re.compile(rb"|stdout|stderr|log\((info|warning|error)\)")
 
 
@@ -71,8 +71,8 @@ class Found:
     """An op that does more than compute.
 
     Attributes:
-        node: its node.
-        where: the function that the node is in; empty for the graph itself.
+        node: the op's node.
+        where: function that contains the node; empty for the graph itself.
     """
 
     node: NodeDef
@@ -80,24 +80,24 @@ class Found:
 
     @property
     def saves(self) -> bool:
-        """Whether it writes a checkpoint."""
+        """Whether the op writes a checkpoint."""
         return _SAVES.fullmatch(self.node.op) is not None
 
     @property
     def restores(self) -> bool:
-        """Whether it reads one."""
+        """Whether the op reads a checkpoint."""
         return _RESTORES.fullmatch(self.node.op) is not None
 
     @property
     def fills_a_table(self) -> bool:
-        """Whether it reads a lookup table from a file."""
+        """Whether the op fills a lookup table from a file."""
         return _TABLES_OF_FILES.fullmatch(self.node.op) is not None
 
     def refusal(self, what: str) -> ModelLoadError:
-        """The error that says so.
+        """Return the error that refuses the graph.
 
         Args:
-            what: the graph, for the message.
+            what: description of the graph for the message.
         """
         where = f" of function {self.where!r}" if self.where else ""
         return ModelLoadError(
@@ -110,9 +110,9 @@ class Found:
 
 
 def harmless(node: NodeDef) -> bool:
-    """Whether a node computes, and touches nothing beside its inputs and memory of its own.
+    """Whether a node computes and accesses only its inputs and its own memory.
 
-    An op that this TensorFlow does not know is left to be refused by it.
+    True for unknown op types, which TensorFlow itself refuses.
     """
     op = node.op
     if is_trusted(op):
@@ -135,23 +135,23 @@ def _harmless_op(op: str) -> bool:
 
 
 def check_graph(graph: GraphDef, what: str) -> None:
-    """See that a graph does nothing but compute, before TensorFlow takes it in.
+    """Check that a graph only computes, before TensorFlow loads the graph.
 
-    TensorFlow runs parts of a graph while it takes it in, to find out shapes.
+    TensorFlow runs parts of a graph during loading to infer shapes.
 
     Args:
         graph: the graph, with its functions.
-        what: what to call it in errors.
+        what: description of the graph for errors.
 
     Raises:
-        ModelLoadError: a node of it, or of a function in its library, does more.
+        ModelLoadError: a node of the graph or of a function in its library does more.
     """
     for found in suspicious(graph):
         raise found.refusal(what)
 
 
 def suspicious(graph: GraphDef) -> Iterator[Found]:
-    """All nodes of a graph and of its functions that do more than compute."""
+    """Yield all nodes of a graph and its functions that do more than compute."""
     for node in graph.node:
         yield from _of_node(node, "")
     for function in graph.library.function:
@@ -162,29 +162,29 @@ def suspicious(graph: GraphDef) -> Iterator[Found]:
 def _of_node(node: NodeDef, where: str) -> Iterator[Found]:
     if not harmless(node):
         yield Found(node, where)
-    # An op can be named where a function is expected, too.
+    # An op name is accepted in place of a function name, too.
     for name in called(node):
         if name != node.op and not (is_trusted(name) or _harmless_op(name)):
             yield Found(NodeDef(name=node.name, op=name), where)
 
 
 _ASSETS = "assets"
-#: What may be handed to the function that fills a table: the table, and the name of an asset.
+#: Objects that a table initializer may capture: the file name of an asset, and the table.
 _HANDED = ("asset", "resource")
-#: Where graphs of TensorFlow 1 keep what is run first.
+#: Collections in which TensorFlow 1 keeps initialization ops.
 _FIRST = ("saved_model_main_op", "legacy_init_op")
 
 
 def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session: bool) -> None:
-    """See that a SavedModel does nothing but compute, restore its variables and read its assets.
+    """Check that a SavedModel only computes, restores its variables and reads its assets.
 
     Args:
-        saved: what its file holds.
-        file: the file.
-        session: whether it is read by a session, which runs no functions for tables.
+        saved: parsed contents of the file.
+        file: path of the file.
+        session: whether a session loads the model, which runs no table functions.
 
     Raises:
-        ModelLoadError: it does more.
+        ModelLoadError: the SavedModel does more.
     """
     for meta in saved.meta_graphs:
         for asset in meta.asset_file_def:
@@ -197,7 +197,7 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
 def _check(
     meta: meta_graph_pb2.MetaGraphDef, found: Iterable[Found], what: str, session: bool
 ) -> None:
-    # Objects hand over what they save: the functions that write and read it are none of theirs.
+    # Loading objects does not run the functions that save and restore them.
     run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
     restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in found:
@@ -218,7 +218,7 @@ def _within(found: Found, run: tuple[set[str], set[str]]) -> bool:
 
 
 def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
-    """The nodes that are run by somebody: results of signatures, and what is run first."""
+    """Return the nodes that are run: results of signatures, and initialization ops."""
     results = [
         node_of(name)
         for signature in meta.signature_def.values()
@@ -237,7 +237,7 @@ def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
 
 
 def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
-    """The tensors that one result consists of."""
+    """Yield the tensors of one result."""
     sparse = info.coo_sparse
     yield from (info.name, sparse.values_tensor_name, sparse.indices_tensor_name)
     yield sparse.dense_shape_tensor_name
@@ -246,7 +246,7 @@ def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
 
 
 def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
-    """Whether a node fills a table from a file whose name is handed to it when it is read."""
+    """Whether a node fills a table from an asset whose path is set on loading."""
     nodes = {node.name: node for node in meta.graph_def.node}
     assets = {node_of(asset.tensor_info.name) for asset in meta.asset_file_def}
     name = node_of(found.node.input[1]) if len(found.node.input) > 1 else ""
@@ -256,7 +256,7 @@ def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
 
 
 def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
-    """Whether the function with this node takes the name of the file, and gets that of an asset."""
+    """Whether the node's function reads a file named by an argument that is bound to an asset."""
     objects = meta.object_graph_def
     if found.where not in objects.concrete_functions or _called_within(meta, found.where):
         return False
@@ -269,7 +269,7 @@ def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
 
 
 def _called_within(meta: meta_graph_pb2.MetaGraphDef, name: str) -> bool:
-    """Whether another function calls one, and so could hand it any name of a file."""
+    """Whether another function calls the named one, possibly with any file name."""
     library = meta.graph_def.library
     if any(gradient.gradient_func == name for gradient in library.gradient):
         return True

@@ -1,7 +1,7 @@
-"""What a file of Keras may hold, seen to before Keras reads it.
+"""Checks of Keras files before Keras reads them.
 
-Such a file says by name which classes and functions a model is made of. Only those of Keras that
-compute are made, and those that the user's own code has registered.
+Keras files name the classes and functions that a model consists of. Allowed are those of Keras that
+compute, and those that the user's code has registered.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hdf5Content:
-    """What a file holds.
+    """Contents of an HDF5 file.
 
     Attributes:
-        attributes: of the file as a whole.
-        nbytes: what all its arrays take in memory.
+        attributes: attributes of the root group.
+        nbytes: total size of all arrays in memory.
     """
 
     attributes: dict[str, Any]
@@ -43,15 +43,15 @@ class Hdf5Content:
 
 
 def check_hdf5(file: Path | BinaryIO, shown: str) -> Hdf5Content:
-    """See that all arrays of a file are in the file.
+    """Check that all arrays of a file are stored in the file itself.
 
     Args:
-        file: its path, or a stream of it.
-        shown: what to call it in errors.
+        file: path or stream of the file.
+        shown: name of the file in errors.
 
     Raises:
-        ModelLoadError: an array is taken from another file, larger than what is there, or of no
-            numbers; or the file is damaged.
+        ModelLoadError: an array refers to another file, is larger than the data present, or is not
+            numeric; or the file is damaged.
     """
     import h5py
 
@@ -66,7 +66,7 @@ def check_hdf5(file: Path | BinaryIO, shown: str) -> Hdf5Content:
 
 
 def _faults_of_hdf5(opened: h5py.Group, arrays: list[Any]) -> Iterator[str]:
-    """What is wrong with a file, in words; its arrays are put into a list on the way."""
+    """Yield the faults of a file as text; add its arrays to a list."""
     import h5py
 
     waiting, seen = [opened], set()
@@ -103,39 +103,40 @@ def _faults_of_array(array: h5py.Dataset, where: str) -> Iterator[str]:
 
 
 _CONFIG, _WEIGHTS = "config.json", ".h5"
-#: Weights that Keras reads where there is no file of HDF5; it never writes them by itself.
+#: Weights that Keras reads if there is no HDF5 file, but never writes automatically.
 _OTHER_WEIGHTS = "model.weights.npz"
-#: What a model is made of, as classes of Keras that others derive from.
+#: Allowed parts of a model: base classes of Keras.
 _KINDS = (
     *("Layer", "Operation", "Model", "Initializer", "constraints.Constraint"),
     *("Regularizer", "Loss", "Metric", "Optimizer", "Quantizer", "DTypePolicy"),
     *("dtype_policies.DTypePolicyMap", "optimizers.schedules.LearningRateSchedule"),
     *("random.SeedGenerator", "quantizers.QuantizationConfig"),
 )
-#: Layers that run what is in the file, or read another one.
+#: Layers that run code in the file, or read another file.
 _HARMFUL = ("TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer")
-#: Where functions are that compute.
+#: Modules whose functions only compute.
 _FUNCTIONS = (
     *("keras.activations", "keras.constraints", "keras.initializers", "keras.losses"),
     *("keras.metrics", "keras.ops", "keras.regularizers"),
 )
-#: What Keras writes in the place of values that JSON does not have.
+#: Names that Keras writes for values that JSON cannot represent.
 _VALUES = (
     *("__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"),
     *("__tuple__", "TensorShape", "TypeSpec", "CompositeTensor"),
 )
-#: Options by which a layer reads a file.
+#: Layer options that name a file to read.
 _FILES = ("vocabulary", "idf_weights")
 
 
 def check_keras_file(path: Path) -> int:
-    """See that a `.keras` or `.h5` file names nothing but what a model is made of.
+    """Check that a `.keras` or `.h5` file names only allowed parts of a model.
 
     Returns:
-        The bytes that the weights in it take.
+        Size of the weights in bytes.
 
     Raises:
-        ModelLoadError: it names something else, takes weights from other files, or is damaged.
+        ModelLoadError: the file names anything else, refers to weights in other files, or is
+            damaged.
     """
     shown = repr(str(path))
     read = _texts_of_archive if path.suffix == ".keras" else _texts
@@ -157,7 +158,7 @@ def check_keras_file(path: Path) -> int:
 
 
 def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
-    """The configuration in a `.keras` file, and the bytes of its weights, which are checked."""
+    """Return the configuration in a `.keras` file and the size of its checked weights."""
     nbytes = 0
     with checked_archive(path) as archive:
         names = archive.namelist()
@@ -167,26 +168,26 @@ def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
             )
         for name in names:
             if name.endswith(_WEIGHTS):
-                # HDF5 is read to and fro, which a stream out of an archive does slowly.
+                # Random access to HDF5 is slow within a compressed archive.
                 with archive.open(name) as packed, tempfile.TemporaryFile() as file:
                     shutil.copyfileobj(packed, file)
                     nbytes += check_hdf5(file, f"{name!r} in {shown}").nbytes
         if _CONFIG not in names:
-            return [], nbytes  # Keras itself says what is missing
+            return [], nbytes  # Keras itself reports the missing configuration
         if archive.getinfo(_CONFIG).file_size > MAX_FILE_BYTES:
             raise ModelLoadError(f"{shown} is not read: its configuration is of absurd size")
         return [archive.read(_CONFIG)], nbytes
 
 
 def _texts(path: Path, shown: str) -> tuple[list[bytes | str], int]:
-    """The configurations in an `.h5` file, and the bytes of its weights."""
+    """Return the configurations in an `.h5` file and the size of its weights."""
     content = check_hdf5(path, shown)
     found = [content.attributes.get(name) for name in ("model_config", "training_config")]
     return [text for text in found if isinstance(text, bytes | str)], content.nbytes
 
 
 def _faults(config: object, inside: tuple[str, ...]) -> Iterator[str]:
-    """What a configuration names that is not made, in words."""
+    """Yield the disallowed names in a configuration as text."""
     if isinstance(config, list):
         for item in config:
             yield from _faults(item, inside)
@@ -229,7 +230,7 @@ def _config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _registered(config: Mapping[str, Any]) -> bool:
-    """Whether the user's code has registered what is named, which Keras takes before its own."""
+    """Whether the user's code registered the named object, which Keras prefers to its own."""
     import keras
 
     names = [config["class_name"], config.get("registered_name")]
@@ -243,12 +244,12 @@ def _registered(config: Mapping[str, Any]) -> bool:
 
 def _is_function(name: object, module: str | None) -> bool:
     if module == "builtins" or module is None:
-        return isinstance(name, str)  # Keras looks for those among its own alone
+        return isinstance(name, str)  # Keras resolves such names among its own only
     return isinstance(name, str) and module in _FUNCTIONS and name.isidentifier()
 
 
 def _is_part(name: str, module: str | None) -> bool:
-    """Whether a class of Keras is one that models are made of."""
+    """Whether a class of Keras is an allowed part of a model."""
     if not name.isidentifier() or name in _HARMFUL:
         return False
     if module is None:
@@ -258,7 +259,7 @@ def _is_part(name: str, module: str | None) -> bool:
     return _is_made(_found(module, name))
 
 
-#: Where files of the old form, which name no module, find classes.
+#: Modules in which classes of legacy files, which name no module, are looked up.
 _PLACES = (
     *("layers", "models", "initializers", "regularizers", "constraints", "losses", "metrics"),
     *("optimizers", "optimizers.schedules", "dtype_policies", "src.models.functional"),
@@ -267,7 +268,7 @@ _PLACES = (
 
 
 def _found(module: str, name: str) -> Any:
-    """What a module of Keras has under a name; nothing is imported."""
+    """Return the object with a name in a Keras module without importing anything."""
     import keras
 
     if module in sys.modules:

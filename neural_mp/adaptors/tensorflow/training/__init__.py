@@ -1,1 +1,1 @@
-"""Mixed precision while a Keras or TensorFlow model is trained."""
+"""Mixed-precision training of Keras and TensorFlow models."""

@@ -1,4 +1,4 @@
-"""A plan put on a Keras model: policies of layers that may be built already."""
+"""Application of a plan to a Keras model: dtype policies of layers, built or not."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _POLICIES = {
     Precision.FP16: "mixed_float16",
     Precision.FP32: FLOAT32,
 }
-#: The functions that Keras has compiled for a model, with the policies of that time.
+#: Functions that Keras compiled for a model with the policies at that time.
 _COMPILED = ("train_function", "test_function", "predict_function")
 
 
 def apply(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
-    """Set the policies of layers.
+    """Set the dtype policies of layers.
 
     Args:
         model: a Keras model.
-        plan: name of a layer, or its path → precision.
+        plan: name or path of a layer → precision.
 
     Raises:
-        UnknownOperatorError: the model has no layer of such a name.
+        UnknownOperatorError: the model has no layer of that name.
     """
     layers: dict[str, list[Any]] = {}
     for layer in layers_of(model):
@@ -52,12 +52,12 @@ def apply(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
             raise UnknownOperatorError(
                 f"the plan names {name!r}, which is no layer of model {model.name!r}{hint}"
             )
-    # From the outside in: what is said of a layer counts for those in it that nothing is said of.
+    # Outer layers first: their policy holds for nested layers that the plan does not name.
     for name in sorted(plan, key=lambda name: -len(layers[name][0]._flatten_layers())):
         put_policy(layers[name], _POLICIES[plan[name]])
     named = {id(layer) for name in plan for layer in layers[name]}
     if all(id(layer) in named for group in unit_layers(model).values() for layer in group):
-        # A model in 16 bits casts its inputs, also those of a layer that is to be in float32.
+        # A 16-bit model casts its inputs, also for layers that should be in float32.
         for holder in model._flatten_layers():
             if isinstance(holder, keras.Model):
                 holder._dtype_policy = keras.DTypePolicy(FLOAT32)

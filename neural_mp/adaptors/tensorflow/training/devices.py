@@ -1,4 +1,4 @@
-"""The devices that TensorFlow reaches."""
+"""Devices available to TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from neural_mp.core.hardware import Device
 
 
 def devices() -> list[Device]:
-    """The CPU, GPUs, and what plug-ins of TensorFlow's bring, such as Intel's XPU."""
+    """Return the CPU, the GPUs, and devices of TensorFlow plug-ins, e.g. Intel's XPU."""
     found = []
     for device in tf.config.list_physical_devices():
         kind = device.device_type.lower()

@@ -1,4 +1,4 @@
-"""A Keras model that shows its gradients with some layers in 16 bits, for advice on training."""
+"""Gradients of a Keras model with some layers in 16 bits, for training advice."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, one_line
 
-#: What Keras's layers call how much of a signal they drop, or how much noise they add.
+#: Attributes of Keras layers for the rate of dropout or the strength of noise.
 _RANDOM = ("rate", "stddev", "dropout", "recurrent_dropout")
-#: What TensorFlow raises where a model adds or multiplies numbers of two types.
+#: Errors of TensorFlow when a model adds or multiplies tensors of two types.
 _TYPE_ERRORS = (tf.errors.InvalidArgumentError, TypeError, ValueError, ConfigurationError)
 
 
@@ -36,18 +36,18 @@ _TYPE_ERRORS = (tf.errors.InvalidArgumentError, TypeError, ValueError, Configura
 def open_trainable(
     model: keras.Model, batch: object, loss: object, precision: Precision, optimizer: object
 ) -> Iterator[KerasTrainee]:
-    """A model to be advised on, in float32; afterwards it is as it was.
+    """Open a model in float32 for training advice; restore its state afterwards.
 
     Args:
         model: a Keras model.
-        batch: a first batch, to build the model with.
-        loss: as `neural_mp.training.advise` takes it.
+        batch: first batch, used to build the model.
+        loss: as in `neural_mp.training.advise`.
         precision: BF16 or FP16.
-        optimizer: as `neural_mp.training.advise` takes it.
+        optimizer: as in `neural_mp.training.advise`.
 
     Raises:
-        ConfigurationError: it is no Keras model, or is on several devices; loss or optimizer are
-            none.
+        ConfigurationError: the model is not a Keras model, or is on several devices; loss or
+            optimizer is invalid.
         DataError: the batch has no targets, or does not fit the model.
     """
     inputs, targets, _ = unpacked(batch)
@@ -72,10 +72,10 @@ def open_trainable(
 
 
 class KerasTrainee:
-    """See `neural_mp.adaptors.trainable.TrainableModel`.
+    """A Keras model as a `neural_mp.adaptors.trainable.TrainableModel`.
 
     Attributes:
-        refused: what TensorFlow said of two types in the last pass; empty where it took them.
+        refused: TensorFlow's error about two types in the last pass; empty if there was none.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class KerasTrainee:
 
     @property
     def layers(self) -> Sequence[TrainedLayer]:
-        """The layers, in the model's order."""
+        """Return the layers in the model's order."""
         return self._layers
 
     def gradients(
         self, batch: object, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
-        """The gradients of a batch with some layers in 16 bits; a policy casts what they read."""
+        """Return the gradients of a batch with some layers in 16 bits, set by policies."""
         inputs, targets, weights = unpacked(batch)
         with self._in_16_bits(low), untouched(self._model), _without_chance(self._model):
             self.refused = ""
@@ -119,18 +119,18 @@ class KerasTrainee:
                 if not low:
                     raise
                 self.refused = one_line(error)
-            # The model's own code adds numbers of two types: those of 16 bits are cast back.
+            # The model's code combines two types, so 16-bit results are cast back.
             layers = [layer for name in low for layer in self._units[name]]
             with calls_wrapped(layers, _cast_back):
                 return self._taken(inputs, targets, weights, scale)
 
     def seen(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
-        """The same pass, as it went through the layers."""
+        """Return the trace of the same pass through the layers."""
         with self._in_16_bits(low), _without_chance(self._model):
             return model_pass(self._model, batch, self._loss, scale)
 
     def step(self, batch: object) -> float:
-        """One step of training in float32; the loss before it."""
+        """Run one training step in float32; return the loss before the step."""
         if self._step is None:
             self._step = tf.function(self._one_step, reduce_retracing=True)
         inputs, targets, weights = unpacked(batch)
@@ -181,7 +181,7 @@ def _fixed(
 
 
 def _optimizer(model: keras.Model, given: object) -> Any:
-    """An optimizer for the run: of the kind that is given, or that the model is compiled with."""
+    """Return an optimizer of the given class, or of the class the model is compiled with."""
     if given is None:
         given = getattr(model, "optimizer", None) or "adam"
     try:
@@ -202,7 +202,7 @@ def _optimizer(model: keras.Model, given: object) -> Any:
 
 
 def _anew(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Another optimizer of the kind; both share a schedule, which Keras cannot always copy."""
+    """Return a new optimizer of the class, sharing a schedule that Keras may not copy."""
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
         return type(optimizer).from_config(optimizer.get_config())
@@ -214,7 +214,7 @@ def _anew(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def _in_float32_by_themselves(units: Mapping[str, Sequence[Any]]) -> set[str]:
-    """The layers in float32 of a model that has others in 16 bits: the user wants them so."""
+    """Return the layers in float32, set by the user, of a model with others in 16 bits."""
     dtypes = {name: layers[0].compute_dtype for name, layers in units.items()}
     if not {"float16", "bfloat16"}.intersection(dtypes.values()):
         return set()
@@ -224,9 +224,9 @@ def _in_float32_by_themselves(units: Mapping[str, Sequence[Any]]) -> set[str]:
 def _making_outputs(
     model: keras.Model, units: Mapping[str, Sequence[Any]], inputs: object
 ) -> set[str]:
-    """The layers whose outputs are the model's; the last one, where they went through ops since."""
+    """Return the layers that make the model's outputs; the last layer if ops follow."""
     made: dict[int, str] = {}
-    kept: list[Any] = []  # a tensor that is gone may leave its id to another
+    kept: list[Any] = []  # the id of a deleted tensor may be reused
     called: list[str] = []
     names = {id(layer): name for name, layers in units.items() for layer in layers}
 
@@ -246,7 +246,7 @@ def _making_outputs(
 
 @contextmanager
 def _without_chance(model: keras.Model) -> Iterator[None]:
-    """Let nothing be dropped: 16 bits would drop something else, and look like noise."""
+    """Disable dropout and noise, whose draws in 16 bits differ and look like an error."""
     with ExitStack() as undo:
         for layer in model._flatten_layers():
             if not type(layer).__module__.startswith("keras."):

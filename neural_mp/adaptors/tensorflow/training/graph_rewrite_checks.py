@@ -1,4 +1,4 @@
-"""Sessions of TensorFlow 1 and the graph rewrite: which follow it, and which do not."""
+"""Checks of sessions and policies for the graph rewrite."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from neural_mp.errors import ConfigurationError
 
 
 def check_step() -> None:
-    """Make sure that a step of training is one that the rewrite reaches, where it is enabled.
+    """Check that an enabled rewrite reaches a training step.
 
-    Optimizers call it where a step begins: in a graph, that is when it is traced.
+    Called by optimizers at the start of a step; in a graph, on tracing.
 
     Raises:
         ConfigurationError: a mixed Keras policy was set after the rewrite was enabled.
@@ -43,9 +43,9 @@ def check_step() -> None:
 
 
 def mixed_policy() -> str | None:
-    """The global Keras policy in words, if layers compute in another type than they keep.
+    """Return the global Keras policy as text if it is mixed: compute and variable types differ.
 
-    None where layers made by it do all in one type. Of a `DTypePolicyMap`, every entry counts.
+    None if all its layers use one type. In a `DTypePolicyMap`, every entry counts.
     """
     policy = keras.config.dtype_policy()
     if _is_mixed(policy):
@@ -58,10 +58,10 @@ def mixed_policy() -> str | None:
 
 
 def refuse_mixed_policy() -> None:
-    """Make sure that the global Keras policy leaves the graph rewrite its work.
+    """Check that the global Keras policy is compatible with the graph rewrite.
 
     Raises:
-        ConfigurationError: it is a mixed one.
+        ConfigurationError: the policy is mixed.
     """
     policy = mixed_policy()
     if policy is not None:
@@ -77,10 +77,10 @@ def _is_mixed(policy: keras.DTypePolicy) -> bool:
 
 
 def sessions_without_rewrite() -> int:
-    """How many sessions are open that no rewrite is on in, nor can be switched on any more.
+    """Return the number of open sessions in which a rewrite is off, and stays off.
 
-    TensorFlow's own flag is never taken back: it also speaks of sessions that are closed. So where
-    it is set, the sessions themselves are looked for.
+    TensorFlow's own flag is never reset and also covers closed sessions, so if it is set, the
+    sessions themselves are searched.
     """
     if not state.non_mixed_precision_session_created():
         return 0
@@ -92,12 +92,11 @@ def sessions_without_rewrite() -> int:
 
 @contextmanager
 def sessions_follow(precision: Precision) -> Iterator[None]:
-    """For a while, let new sessions rewrite their graphs, unless their config forbids it.
+    """Enable the rewrite for new sessions within the context, unless their config forbids it.
 
-    A session without a config does so by itself. For one with a config, TensorFlow has a switch of
-    its own, but for FP16 alone. For BF16 there is none, nor any other place where the config of a
-    session could be changed from outside; so the one constructor that all sessions share is
-    wrapped meanwhile.
+    Sessions without a config follow automatically. For sessions with a config, TensorFlow has a
+    switch for FP16 only. BF16 has none, nor another way to change the config of a session from
+    outside, so the constructor shared by all sessions is wrapped meanwhile.
     """
     if precision is Precision.FP16:
         before = state.is_mixed_precision_graph_rewrite_enabled()
@@ -119,20 +118,20 @@ def sessions_follow(precision: Precision) -> Iterator[None]:
             return
         before = state.non_mixed_precision_session_created()
         original(self, target, graph, config=wanted)
-        # TensorFlow looks at the switch of FP16 only, and counts this one among those without.
+        # TensorFlow checks its FP16 switch only, and would count the session as one without.
         state.set_non_mixed_precision_session_created(before)
 
     BaseSession.__init__ = construct
     try:
         yield
     finally:
-        follows = False  # where somebody has wrapped the constructor since, this one stays within
+        follows = False  # disables a wrapper that stays because the constructor was wrapped again
         if BaseSession.__init__ is construct:
             BaseSession.__init__ = original
 
 
 def _following(config: object, precision: Precision) -> Any | None:
-    """A copy of the config with the rewrite on; None where it is not to be, or TensorFlow errs."""
+    """Return a copy of the config with the rewrite on; None if forbidden or no config."""
     if not isinstance(config, config_pb2.ConfigProto):
         return None
     rewrites = config.graph_options.rewrite_options

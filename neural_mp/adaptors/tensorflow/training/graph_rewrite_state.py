@@ -1,26 +1,26 @@
-"""Whether the graph rewrite counts now, known without TensorFlow."""
+"""State of the graph rewrite (enabled or not), without importing TensorFlow."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 
-#: Undoes all that is switched on; None while nothing is.
+#: Undoes the rewrite; None while disabled.
 _undo: ExitStack | None = None
 
 
 def rewrite_is_enabled() -> bool:
-    """Whether `enable_mixed_precision_graph_rewrite` counts now."""
+    """Whether `enable_mixed_precision_graph_rewrite` is in effect."""
     return _undo is not None
 
 
 def switch_on(undo: ExitStack) -> None:
-    """Note that the rewrite counts, and what ends that; it must not count already."""
+    """Record the rewrite as enabled, with the actions that undo it; must be disabled before."""
     global _undo
     _undo = undo
 
 
 def switch_off() -> None:
-    """End what counts; without effect where nothing does."""
+    """Undo the rewrite; without effect if disabled."""
     global _undo
     if _undo is not None:
         _undo.close()

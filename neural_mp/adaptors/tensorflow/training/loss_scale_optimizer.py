@@ -1,4 +1,4 @@
-"""Loss scaling for Keras, in `fit` and in loops of one's own."""
+"""Loss scaling for Keras, in `fit` and in custom training loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neural_mp.adaptors.tensorflow.training.graph_rewrite_checks import check_st
 from neural_mp.core.loss_scale import DYNAMIC, LossScale
 from neural_mp.errors import ConfigurationError
 
-#: For a scale that stays: the base class counts up to this.
+#: Growth interval of a fixed scale, which the base class never reaches.
 _NEVER = 2**30
 
 
@@ -22,24 +22,24 @@ _NEVER = 2**30
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """An optimizer that scales the loss, so that small gradients do not vanish in float16.
 
-    Steps whose gradients hold NaN or Inf change no weight, and do not count. It goes by one rule
-    with torch's `GradScaler` of this package (`LossScale`), and speaks both languages:
+    Steps whose gradients contain NaN or Inf change no weight, and are not counted. The scale
+    follows the rule of this package's `GradScaler` for torch (`LossScale`), with two APIs:
 
-    - that of Keras 3: `scale_loss(loss)`, then `apply` or `apply_gradients` with the gradients as
-      they are; `fit` does so by itself;
-    - that of the guides for Keras 2: `get_scaled_loss(loss)`, `get_unscaled_gradients(gradients)`,
-      then `apply_gradients`.
+    - Keras 3: `scale_loss(loss)`, then `apply` or `apply_gradients` with the scaled gradients, as
+      `fit` does automatically;
+    - the guides for Keras 2: `get_scaled_loss(loss)`, `get_unscaled_gradients(gradients)`, then
+      `apply_gradients`.
 
-    It is saved in `.keras` files and checkpoints with all that it has counted.
+    `.keras` files and checkpoints include all of its state.
 
     Args:
-        optimizer: the Keras optimizer that changes the weights.
-        loss_scale: `"dynamic"`, a number, which stays, or a `LossScale`.
-        name: its name.
+        optimizer: Keras optimizer that changes the weights.
+        loss_scale: `"dynamic"`, a fixed number, or a `LossScale`.
+        name: name of the optimizer.
 
     Raises:
-        ConfigurationError: what is wrapped is no Keras optimizer, or scales the loss already; the
-            loss scale is none; Keras does not run on TensorFlow.
+        ConfigurationError: the wrapped object is not a Keras optimizer, or scales the loss
+            already; the loss scale is invalid; Keras does not run on TensorFlow.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             name=name,
         )
         self.rule = rule
-        # Whoever scaled the loss says so when a step is traced, and with it what `apply` is given.
+        # Set by the method that scales the loss as a step is traced; `apply` reads the flags.
         self._gradients_are_unscaled = False
         self._awaits_unscaling = False
 
     def build(self, var_list: Sequence[Any]) -> None:
-        """Make the variables.
+        """Create the variables.
 
         Raises:
             ConfigurationError: a mixed Keras policy was set after the graph rewrite was enabled.
@@ -92,28 +92,28 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What the next loss is multiplied by."""
+        """Scale of the next loss."""
         return float(_number(self.dynamic_scale)) if self.built else self.rule.initial
 
     @property
     def skipped_steps(self) -> int:
-        """Steps whose gradients were not finite."""
+        """Number of steps whose gradients were not finite."""
         return int(_number(self._skipped_steps)) if self.built else 0
 
     @property
     def skipped_in_a_row(self) -> int:
-        """How many of the last steps were skipped, one after the other."""
+        """Number of consecutive skipped steps up to now."""
         return int(_number(self._skipped_in_a_row)) if self.built else 0
 
     def scale_loss(self, loss: tf.Tensor) -> Any:
-        """The loss times the scale, as Keras 3 asks for it; gradients go to `apply` as they are."""
+        """Return the scaled loss, as in Keras 3; pass the gradients to `apply` unchanged."""
         self._gradients_are_unscaled = self._awaits_unscaling = False
         return super().scale_loss(loss)
 
     def get_scaled_loss(self, loss: tf.Tensor | Callable[[], tf.Tensor]) -> Any:
-        """The loss times the scale, as in Keras 2.
+        """Return the scaled loss, as in Keras 2.
 
-        Of a function without arguments that gives a loss, one that gives the scaled loss.
+        For a function without arguments that returns a loss, return a function of the scaled loss.
         """
         if callable(loss):
             return lambda: self.get_scaled_loss(loss())
@@ -121,7 +121,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return super().scale_loss(loss)
 
     def get_unscaled_gradients(self, grads: Sequence[Any]) -> list[Any]:
-        """Gradients of a loss of `get_scaled_loss`, divided by the scale; `apply` takes them so."""
+        """Divide the gradients of a loss of `get_scaled_loss` by the scale, for `apply`."""
         self._gradients_are_unscaled, self._awaits_unscaling = True, False
         scale = self.dynamic_scale if self.built else self.initial_scale
         return [None if grad is None else ops.divide(grad, scale) for grad in grads]
@@ -130,9 +130,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Change the weights if all gradients are finite, and the scale by the rule.
 
         Raises:
-            ConfigurationError: the loss comes from `get_scaled_loss`, and the gradients did not go
-                through `get_unscaled_gradients`; a mixed Keras policy was set after the graph
-                rewrite was enabled.
+            ConfigurationError: the loss comes from `get_scaled_loss`, but the gradients not from
+                `get_unscaled_gradients`; a mixed Keras policy was set after the graph rewrite was
+                enabled.
         """
         check_step()
         if self._awaits_unscaling:
@@ -145,13 +145,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def stateless_apply(
         self, optimizer_variables: object, grads: object, trainable_variables: object
     ) -> Any:
-        """Refused: it is for other backends than TensorFlow."""
+        """Raise an error: only other Keras backends use the method."""
         raise ConfigurationError("stateless_apply has no place where Keras runs on TensorFlow")
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
-        """Whether all gradients are finite, on all devices that train together.
+        """Whether all gradients are finite on all devices that train together.
 
-        The base class asks the first device alone: NaN on another one gets into the weights.
+        The base class checks the first device only: NaN on another would reach the weights.
         """
         finite = super().check_finite(grads)
         replicas = tf.distribute.get_replica_context()
@@ -196,7 +196,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self.dynamic_scale.assign(ops.maximum(lowered, self.rule.minimum))
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` takes."""
+        """Return the configuration for `from_config`."""
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         return {"name": self.name, "inner_optimizer": inner, "loss_scale": asdict(self.rule)}
 
@@ -204,7 +204,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> LossScaleOptimizer:
-        """The optimizer that gave this config."""
+        """Create the optimizer from its configuration."""
         inner = keras.saving.deserialize_keras_object(
             config["inner_optimizer"], custom_objects=custom_objects
         )
@@ -212,5 +212,5 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 def _number(variable: keras.Variable) -> Any:
-    """The value of a variable; of one that several devices hold, that of the first."""
+    """Return the value of a variable, on the first device if there are several."""
     return tf.convert_to_tensor(variable.value).numpy()

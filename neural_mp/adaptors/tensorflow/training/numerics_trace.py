@@ -1,4 +1,4 @@
-"""A pass through a Keras model, layer by layer, that leaves the model as it was."""
+"""Numerics trace of a pass through a Keras model, without side effects on the model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, one_line
 from neural_mp.util.pytree import tree_leaves
 
-#: What is called in place of a layer: gets the layer, its own `call`, and the arguments.
+#: Wrapper of a layer's call: gets the layer, its own `call`, and the arguments.
 Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 @dataclass
 class _Call:
-    """One call of a layer: the tensors of floats that went in and came out."""
+    """One call of a layer: the floating-point inputs and outputs."""
 
     layer: Any
     inputs: list[tf.Tensor]
@@ -31,18 +31,18 @@ class _Call:
 def model_pass(
     model: keras.Model, batch: object, loss: object = None, loss_scale: float = 1.0
 ) -> ModelTrace:
-    """Run a batch through a model as in training, and note what went through each layer.
+    """Run a batch through a model as in training, and trace each layer.
 
     Args:
         model: a Keras model.
-        batch: its inputs, or `(inputs, targets)`, or these and sample weights.
-        loss: a loss of Keras's, its name, or a function of targets and outputs that gives one
-            number; by default what the model was compiled with. Without targets there is none,
-            and no gradients are taken.
-        loss_scale: what the loss is multiplied by.
+        batch: inputs, `(inputs, targets)`, or `(inputs, targets, sample_weights)`.
+        loss: a Keras loss, its name, or a function of targets and outputs that returns a scalar;
+            by default the loss that the model was compiled with. Without targets, neither loss nor
+            gradients are computed.
+        loss_scale: factor of the loss.
 
     Raises:
-        ConfigurationError: it is no Keras model, or the loss is none.
+        ConfigurationError: the model is not a Keras model, or the loss is invalid.
         DataError: the batch does not fit the model.
     """
     inputs, targets, weights = unpacked(batch)
@@ -65,10 +65,10 @@ def model_pass(
 
 
 def unpacked(batch: object) -> tuple[Any, Any, Any]:
-    """The inputs, targets and sample weights of a batch; None for what it lacks.
+    """Return the inputs, targets and sample weights of a batch; None for missing parts.
 
     Raises:
-        DataError: it is a tuple or list of none of these.
+        DataError: the batch is a tuple or list of another length.
     """
     if isinstance(batch, tuple | list) and not 1 <= len(batch) <= 3:
         raise DataError(
@@ -80,13 +80,13 @@ def unpacked(batch: object) -> tuple[Any, Any, Any]:
 
 
 def ensure_built(model: keras.Model, inputs: object) -> None:
-    """Let a model make its layers, which one of its own class does when it is first called.
+    """Build a model; models of custom classes create their layers on the first call.
 
     Raises:
-        ConfigurationError: it is no Keras model.
-        DataError: the inputs do not fit it.
+        ConfigurationError: the model is not a Keras model.
+        DataError: the inputs do not fit the model.
     """
-    list(layers_of(model))  # refuses what is no model
+    list(layers_of(model))  # refuses other objects
     try:
         with untouched(model):
             model(inputs, training=False)
@@ -104,11 +104,11 @@ def loss_value(
     outputs: object,
     weights: object = None,
 ) -> tf.Tensor:
-    """The loss of a batch, with what layers add to it: one number, in float32.
+    """Return the loss of a batch, with losses added by layers, as a float32 scalar.
 
     Raises:
-        ConfigurationError: there is no loss, there is none of that name, it gives more than one
-            number, or it fails.
+        ConfigurationError: there is no loss, no loss of that name, the result is not a scalar, or
+            the loss function fails.
     """
     if loss is None:
         if not getattr(model, "compiled", False):
@@ -117,7 +117,7 @@ def loss_value(
                 f"loss='sparse_categorical_crossentropy'"
             )
         try:
-            # Not the public method: one of a user's own may not know of `training`.
+            # Not the public method: an override by the user may lack `training`.
             found = model._compute_loss(inputs, targets, outputs, weights, training=True)
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
             raise ConfigurationError(
@@ -141,10 +141,10 @@ def loss_value(
 
 
 def loss_function(loss: object) -> Callable[..., Any]:
-    """The function that a user names or gives as the loss.
+    """Return the loss function that a user names or passes.
 
     Raises:
-        ConfigurationError: there is none of that name, or it is no function.
+        ConfigurationError: there is no loss of that name, or the loss is not callable.
     """
     if isinstance(loss, str):
         known = [name for name in dir(keras.losses) if name[:1] != "_" and name not in _NO_LOSSES]
@@ -165,14 +165,14 @@ def loss_function(loss: object) -> Callable[..., Any]:
 
 
 class _NamedLoss(keras.losses.Loss):
-    """A function of Keras's as a loss, with the mean and the weights that `compile` gives it."""
+    """A Keras function as a loss, with the mean and sample weights that `compile` adds."""
 
     def __init__(self, function: Any) -> None:
         super().__init__(name=function.__name__)
         self._function = function
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> Any:
-        """The loss of every sample."""
+        """Return the loss of every sample."""
         return self._function(y_true, y_pred)
 
 
@@ -181,7 +181,7 @@ _NO_LOSSES = ("deserialize", "serialize", "get", "Loss")
 
 @contextmanager
 def untouched(model: keras.Model) -> Iterator[None]:
-    """Put all variables of a model back afterwards: weights, statistics, seeds, metrics."""
+    """Restore all variables of a model afterwards: weights, statistics, seeds, metrics."""
     metrics = list(model.metrics)
     variables = [*model.variables, *model.metrics_variables]
     values = [(variable, tf.identity(variable.value)) for variable in variables]
@@ -190,14 +190,14 @@ def untouched(model: keras.Model) -> Iterator[None]:
     finally:
         for variable, value in values:
             variable.assign(value)
-        for metric in model.metrics:  # a loss makes its own when it is first asked
+        for metric in model.metrics:  # a loss creates its metrics on first use
             if not any(metric is other for other in metrics):
                 metric.reset_state()
 
 
 @contextmanager
 def calls_wrapped(layers: Collection[Any], around: Around) -> Iterator[None]:
-    """Let every call of the layers go through a function, for a while."""
+    """Wrap every call of the layers within the context."""
     with ExitStack() as undo:
         for layer in layers:
             _wrap(layer, around, undo)
@@ -205,7 +205,7 @@ def calls_wrapped(layers: Collection[Any], around: Around) -> Iterator[None]:
 
 
 def _wrap(layer: keras.Layer, around: Around, undo: ExitStack) -> None:
-    # Not by Keras's own `__setattr__`, which refuses on a layer that is built.
+    # Keras's own `__setattr__` refuses on a built layer.
     if "call" in vars(layer):
         undo.callback(object.__setattr__, layer, "call", layer.call)
     else:
@@ -215,7 +215,7 @@ def _wrap(layer: keras.Layer, around: Around, undo: ExitStack) -> None:
 
 
 def floating(values: object) -> list[tf.Tensor]:
-    """The tensors of floats in nested values, those of ragged ones and Keras's variables, too."""
+    """Return the floating-point tensors in nested values, with ragged parts and variables."""
     found = [leaf for leaf in tree_leaves(values) if tf.is_tensor(leaf)]
     tensors = map(tf.convert_to_tensor, tf.nest.flatten(found, expand_composites=True))
     return [tensor for tensor in tensors if tensor.dtype.is_floating]
@@ -233,7 +233,7 @@ def _noting(calls: list[_Call]) -> Around:
 def _gradients(
     tape: tf.GradientTape, loss: tf.Tensor, calls: Sequence[_Call]
 ) -> list[tuple[ValueStats, ValueStats]]:
-    """For every call, the gradients for its outputs, and those for its inputs and weights."""
+    """Return, per call, the gradients of its outputs, and those of its inputs and weights."""
     above = [call.outputs for call in calls]
     below = [
         [*call.inputs, *(weight.value for weight in call.layer.trainable_variables)]

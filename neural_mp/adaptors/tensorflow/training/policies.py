@@ -1,4 +1,4 @@
-"""The global policy of Keras, with layers that stay in float32, and what `compile` makes of it."""
+"""Global Keras policy with layers that stay in float32, and loss scaling in `compile`."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from neural_mp.errors import ConfigurationError, did_you_mean
 FLOAT32 = "float32"
 FLOAT16 = "float16"
 
-#: The names that `set_policy` was told to keep, and those of them that fitted a layer since.
+#: Names to keep of `set_policy`, and those that have matched a layer so far.
 _keep: tuple[str, ...] = ()
 _fitted: set[str] = set()
-#: The policy that `set_policy` set for them.
+#: Policy that `set_policy` set for these names.
 _policy: Any = None
 
 
 def set_policy(name: str, keep: tuple[str, ...]) -> None:
-    """Make a policy count for layers to come, but for those whose path fits a name.
+    """Set the policy of future layers, except those whose path matches a name.
 
     Raises:
-        ConfigurationError: a name is no regular expression.
+        ConfigurationError: a name is not a regular expression.
     """
     global _keep, _policy
     for pattern in keep:
         _compiled(pattern)
     _policy = keras.DTypePolicy(name)
     if keep:
-        # A map of Keras's own, so that files of the model load where this package is missing. It
-        # takes one key that fits a path, and refuses two: so all names make one expression.
+        # A Keras map, so that files of the model load without this package. A path must match
+        # exactly one key, so all names form one expression.
         own = keras.DTypePolicy(FLOAT32)
         _policy = keras.dtype_policies.DTypePolicyMap(name, {_path_expression(keep): own})
     keras.config.set_dtype_policy(_policy)
@@ -48,18 +48,18 @@ def set_policy(name: str, keep: tuple[str, ...]) -> None:
 
 
 def kept_layers(model: keras.Model) -> tuple[str, ...]:
-    """The paths of the layers that the names of `set_policy` keep in float32.
+    """Return the paths of the layers that the names of `set_policy` keep in float32.
 
     Raises:
-        ConfigurationError: it is no Keras model; a name fits none of its layers, nor those of a
-            model asked before.
+        ConfigurationError: the model is not a Keras model; a name matches none of its layers, nor
+            those of an earlier model.
     """
     found = tuple(layers_of(model))
     fitting = _fitting(found)
     inside = {id(inner) for layer in fitting for inner in layer._flatten_layers()}
     kept = [layer for layer in found if id(layer) in inside]
     for layer in kept:
-        if layer.path is None:  # it has no entry in the map
+        if layer.path is None:  # the map has no entry for the layer
             layer.dtype_policy = FLOAT32
     missing = [name for name in _names_in_force() if name not in _fitted]
     if missing:
@@ -72,10 +72,10 @@ def kept_layers(model: keras.Model) -> tuple[str, ...]:
 
 
 def layers_of(model: object) -> Iterator[Any]:
-    """All layers of a model, those within others included, but for itself and its inputs.
+    """Yield all layers of a model, nested ones included, except input layers.
 
     Raises:
-        ConfigurationError: it is no Keras model.
+        ConfigurationError: the object is not a Keras model.
     """
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"expected a Keras model, got {model!r}")
@@ -85,12 +85,12 @@ def layers_of(model: object) -> Iterator[Any]:
 
 
 def path_of(layer: keras.Layer) -> str:
-    """The path of a layer; its name, before it is built."""
+    """Return the path of a layer, or its name before it is built."""
     return str(layer.path or layer.name)
 
 
 def name_in(model: keras.Model, layer: keras.Layer) -> str:
-    """The path of a layer in a model, without the name of the model, which Keras numbers."""
+    """Return the path of a layer in a model without the model's name, which Keras numbers."""
     return path_of(layer).removeprefix(f"{model.name}/")
 
 
@@ -100,10 +100,10 @@ def computes_in_float16(model: keras.Model) -> bool:
 
 
 def watch_layers() -> None:
-    """Let a layer whose name is kept be made in float32.
+    """Patch layer construction so that layers with kept names are created in float32.
 
-    A map of policies goes by paths, and a layer that has nothing to build, such as `Softmax`, has
-    none: Keras would run it in 16 bits, whatever the map says.
+    A policy map uses paths. A layer without variables, such as `Softmax`, has no path, and would
+    run in 16 bits whatever the map contains.
     """
     plain = keras.layers.Layer.__init__
     if hasattr(plain, "keras_init"):
@@ -121,13 +121,13 @@ def watch_layers() -> None:
 
 
 def watch_compile() -> None:
-    """Let `compile` scale the loss wherever a layer computes in float16, and check kept names.
+    """Patch `compile` to scale the loss if a layer computes in float16, and to check kept names.
 
-    Keras scales the loss only where the policy of the model itself is named `mixed_float16`: not
-    where policies belong to layers, or come from a map.
+    Keras itself scales the loss only if the policy of the model is named `mixed_float16`, not for
+    policies of layers or from a map.
     """
-    # Where it is defined: Keras does not compile a model that it loads from a file if the `compile`
-    # of the model's class is another.
+    # Patched in the defining class: Keras does not compile a loaded model if the `compile` of its
+    # class differs.
     owner = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
     plain = owner.compile
     if hasattr(plain, "keras_compile"):
@@ -140,7 +140,7 @@ def watch_compile() -> None:
         bound.apply_defaults()
         if self.built:
             kept_layers(self)
-        else:  # what it makes when it is built is not known yet
+        else:  # layers created on building are not known yet
             _fitting(tuple(layers_of(self)))
         given = bound.arguments
         if given.get("auto_scale_loss") and computes_in_float16(self):
@@ -152,7 +152,7 @@ def watch_compile() -> None:
 
 
 def scaled(optimizer: object) -> Any:
-    """An optimizer that scales the loss: the given one, if it does, else one around it."""
+    """Return an optimizer that scales the loss, wrapping the given one if necessary."""
     made = keras.optimizers.get(optimizer)
     if made is None or isinstance(made, keras.optimizers.LossScaleOptimizer):
         return made
@@ -160,12 +160,12 @@ def scaled(optimizer: object) -> Any:
 
 
 def _names_in_force() -> tuple[str, ...]:
-    """The names to keep; none once the global policy is another, which Keras itself can set."""
+    """Return the names to keep; empty if Keras has set another global policy since."""
     return _keep if keras.config.dtype_policy() is _policy else ()
 
 
 def _fitting(layers: Collection[Any]) -> list[Any]:
-    """The layers that the names of `set_policy` fit."""
+    """Return the layers that match the names of `set_policy`."""
     found: dict[int, Any] = {}
     for name in _names_in_force():
         expression = _compiled(_path_expression([name]))
@@ -177,7 +177,7 @@ def _fitting(layers: Collection[Any]) -> list[Any]:
 
 
 def _path_expression(names: Collection[str]) -> str:
-    """Fits the paths in which one of the names fits the last part, several, or what is around."""
+    """Return the expression for paths in which a name matches the last, inner or outer parts."""
     return rf"(?:.*/)?(?:{'|'.join(names)})(?:/.*)?"
 
 
@@ -191,10 +191,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def unit_layers(model: keras.Model) -> dict[str, list[Any]]:
-    """The layers that can be put into 16 bits by themselves: name in the model → layers.
+    """Return the layers that can be put into 16 bits separately: name in the model → layers.
 
-    A layer with layers in it is one of them, as a whole: its own code adds up what those give.
-    Models in a model are looked into. Layers of one name, which are rare, go together.
+    A layer with nested layers counts as a whole, since its own code combines their results. Nested
+    models are split. Layers with equal names, which are rare, are grouped.
     """
     found: dict[str, list[Any]] = {}
     for layer in _units(model):
@@ -212,7 +212,7 @@ def _units(model: keras.Model) -> Iterator[Any]:
 
 @contextmanager
 def policies_of(model: keras.Model) -> Iterator[Callable[[Collection[Any], str], None]]:
-    """A function that sets the policy of layers, with those in them, until the context ends."""
+    """Provide a function that sets policies of layers, nested ones included, until exit."""
     before = [(layer, layer._dtype_policy) for layer in model._flatten_layers()]
     try:
         yield put_policy
@@ -222,9 +222,9 @@ def policies_of(model: keras.Model) -> Iterator[Callable[[Collection[Any], str],
 
 
 def put_policy(layers: Collection[Any], name: str) -> None:
-    """Set the policy of layers that may be built already, and of all layers in them."""
+    """Set the policy of layers, built or not, and of all layers nested in them."""
     policy = keras.DTypePolicy(name)
     for layer in layers:
         for inner in layer._flatten_layers():
-            # Not by the public setter: it writes into a map of policies that other models share.
+            # The public setter would change a map of policies that other models share.
             inner._dtype_policy = policy

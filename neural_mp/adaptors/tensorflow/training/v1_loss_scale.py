@@ -1,4 +1,4 @@
-"""Loss scaling for the optimizers of `tf.compat.v1.train`, by the one rule."""
+"""Loss scaling for the optimizers of `tf.compat.v1.train`, based on `LossScale`."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from neural_mp.util.text import with_article
 
 
 class RuleLossScale(DynamicLossScale):
-    """A `LossScale` as TensorFlow 1 takes one.
+    """A `LossScale` as a loss scale of TensorFlow 1.
 
-    It is a `DynamicLossScale`, also where the scale stays: only with these does TensorFlow skip
-    steps whose gradients are not finite. Its variables are made in the graph that first asks.
+    Derived from `DynamicLossScale` even for fixed scales: TensorFlow skips steps with non-finite
+    gradients only for this class. The variables are created in the graph that first uses them.
 
     Args:
-        rule: the rule.
+        rule: rule that the scale follows.
     """
 
     def __init__(self, rule: LossScale) -> None:
-        # The constructor in between makes variables of its own, and says that it is deprecated.
+        # The skipped constructor creates its own variables and warns that it is deprecated.
         AnyLossScale.__init__(self)
         self.rule = rule
 
     def __call__(self) -> Any:
-        """The scale of the next step, float32."""
+        """Return the scale of the next step, float32."""
         return tf.convert_to_tensor(self.weight("current_loss_scale"))
 
     def update(self, grads: object) -> tuple[Any, Any]:
-        """The op that changes the scale after a step, and whether its gradients are all finite."""
+        """Return the op that updates the scale after a step, and whether gradients are finite."""
         finite = _all_finite(tf.nest.flatten(grads))
         names = ("current_loss_scale", "good_steps", "skipped_steps", "skipped_in_a_row")
         weights = [self.weight(name) for name in names]
-        # All are read before any is written: the new values depend on more than one of them.
+        # Read all before the first write: new values depend on several old ones.
         scale, good, skipped, in_a_row = (tf.convert_to_tensor(weight) for weight in weights)
         one, none = tf.ones_like(good), tf.zeros_like(good)
         good, raised, lowered = good + one, scale, scale
@@ -68,7 +68,7 @@ class RuleLossScale(DynamicLossScale):
         return (None if tf.executing_eagerly() else tf.group(written)), finite
 
     def weight(self, name: str) -> Any:
-        """A variable: the scale or a counter of steps, as `LossScaleState` has them."""
+        """Return a variable: the scale or a step counter, named as in `LossScaleState`."""
         with tf.init_scope():
             key = (
                 name,
@@ -81,7 +81,7 @@ class RuleLossScale(DynamicLossScale):
             return self._add_weight(name=name, initial_value=start, dtype=dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """What the constructor takes."""
+        """Return the arguments of the constructor."""
         return {"rule": self.rule}
 
     def __repr__(self) -> str:
@@ -89,14 +89,14 @@ class RuleLossScale(DynamicLossScale):
 
 
 class V1LossScaleOptimizer(MixedPrecisionLossScaleOptimizer):
-    """An optimizer of TensorFlow 1 that scales the loss and skips steps that are not finite.
+    """A TensorFlow 1 optimizer that scales the loss and skips non-finite steps.
 
-    It changes its scale by the rule that our optimizer for Keras goes by. In a graph, the
-    properties are tensors, which a session runs; eager, they hold numbers.
+    The scale follows the same rule as `LossScaleOptimizer`. The properties are tensors in a graph,
+    to be run by a session, and numbers in eager mode.
 
     Args:
-        opt: the optimizer that changes the weights.
-        rule: how the loss is scaled.
+        opt: optimizer that changes the weights.
+        rule: rule of the loss scale.
     """
 
     def __init__(self, opt: tf.compat.v1.train.Optimizer, rule: LossScale) -> None:
@@ -105,34 +105,34 @@ class V1LossScaleOptimizer(MixedPrecisionLossScaleOptimizer):
 
     @property
     def loss_scale(self) -> Any:
-        """What the next loss is multiplied by."""
+        """Scale of the next loss."""
         return self._loss_scale()
 
     @property
     def skipped_steps(self) -> Any:
-        """Steps whose gradients were not finite."""
+        """Number of steps whose gradients were not finite."""
         return tf.convert_to_tensor(self._loss_scale.weight("skipped_steps"))
 
     @property
     def skipped_in_a_row(self) -> Any:
-        """How many of the last steps were skipped, one after the other."""
+        """Number of consecutive skipped steps up to now."""
         return tf.convert_to_tensor(self._loss_scale.weight("skipped_in_a_row"))
 
     def compute_gradients(self, *args: object, **options: object) -> Any:
-        """Gradients, divided by the scale again, with their variables.
+        """Return the unscaled gradients with their variables.
 
         Raises:
-            ConfigurationError: a mixed Keras policy has been set while the rewrite is enabled.
+            ConfigurationError: a mixed Keras policy was set after the rewrite was enabled.
         """
         check_step()
         return super().compute_gradients(*args, **options)
 
 
 def rule_of(loss_scale: Any) -> LossScale:
-    """The rule that a user means: `"dynamic"`, a number, a `LossScale`, or one of TensorFlow 1.
+    """Return the rule for `"dynamic"`, a number, a `LossScale`, or a TensorFlow 1 loss scale.
 
     Raises:
-        ConfigurationError: it is none of these, or a number is out of bounds.
+        ConfigurationError: the loss scale is of another type, or a number is out of bounds.
     """
     if isinstance(loss_scale, RuleLossScale):
         return loss_scale.rule
@@ -157,7 +157,7 @@ def rule_of(loss_scale: Any) -> LossScale:
 
 
 def _all_finite(grads: Iterable[Any]) -> Any:
-    """Whether all gradients are finite, on all devices that train together."""
+    """Whether all gradients are finite on all devices that train together."""
 
     def finite(values: Iterable[Any]) -> Any:
         dense = (
@@ -182,15 +182,16 @@ _WRAPPED = (
 
 
 def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V1LossScaleOptimizer:
-    """The optimizer, wrapped in one that scales the loss.
+    """Return the optimizer, wrapped in one that scales the loss.
 
     Args:
         opt: a Keras optimizer, or one of `tf.compat.v1.train`.
-        loss_scale: `"dynamic"`, a number, which stays, a `LossScale`, or a `FixedLossScale` or
+        loss_scale: `"dynamic"`, a fixed number, a `LossScale`, or a `FixedLossScale` or
             `DynamicLossScale` of `tf.compat.v1.mixed_precision`.
 
     Raises:
-        ConfigurationError: `opt` scales the loss already or is no optimizer; `loss_scale` is none.
+        ConfigurationError: `opt` scales the loss already or is not an optimizer; `loss_scale` is
+            invalid.
     """
     if isinstance(opt, _WRAPPED):
         raise ConfigurationError(

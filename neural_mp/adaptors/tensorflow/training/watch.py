@@ -1,4 +1,4 @@
-"""A callback that stops a training which learns nothing any more, and names the layer."""
+"""`Watch`, a callback that stops training after useless steps and names the layer to blame."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from neural_mp.adaptors.tensorflow.training.numerics_trace import model_pass, un
 from neural_mp.core.numerics_trace import ModelTrace, NonFinite, first_non_finite
 from neural_mp.errors import ConfigurationError, NeuralMPError, TrainingError
 
-#: What Keras says of a batch or an epoch: value → number.
+#: Logs of Keras for a batch or an epoch: metric → number.
 Logs = Mapping[str, float]
 
 
 class Watch(keras.callbacks.Callback):
-    """Stops `fit` once too many steps in a row were of no use, and says which layer is to blame.
+    """Stops `fit` after too many consecutive useless steps, and names the responsible layer.
 
-    Such are steps that loss scaling skips, because their gradients are not finite; and where the
-    loss is not scaled, steps after which the mean loss of the epoch is not finite. Keras goes on
-    for ever with both.
+    Useless are steps that loss scaling skips due to non-finite gradients and, without loss scaling,
+    steps after which the mean loss of the epoch is not finite. Keras never stops in either case.
 
     Args:
-        patience: how many of them in a row.
-        sample: a batch, `(inputs, targets)`, to look for the layer with; by default the next one
-            of the training.
+        patience: maximum number of consecutive useless steps.
+        sample: batch, `(inputs, targets)`, for finding the layer; by default the next batch of the
+            training.
 
     Attributes:
-        finding: what was found; None before.
+        finding: the result; None before `fit` is stopped.
 
     Raises:
-        ConfigurationError: patience is no whole number of 1 or more.
-        TrainingError: out of `fit`, when it stops.
+        ConfigurationError: patience is not an integer of at least 1.
+        TrainingError: from `fit`, on stopping.
     """
 
     def __init__(self, patience: int = 20, sample: object = None) -> None:
@@ -55,10 +54,10 @@ class Watch(keras.callbacks.Callback):
         self._plain: Callable[[Any], Any] | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Begin to count, and note where batches come from."""
+        """Start counting, and record the source of batches."""
         self.finding, self._lost, self._seen = None, 0, 0
         self._steps = self._steps_made() if self._is_scaled else 0
-        # A `fit` that an error ended left the function of a watch behind.
+        # After a `fit` that failed, the function of an earlier watch is still set.
         function = self.model.train_function
         self._plain = plain = getattr(function, "watched", function)
 
@@ -70,23 +69,23 @@ class Watch(keras.callbacks.Callback):
         self.model.train_function = noting
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Batches are numbered anew, and weights noted where nothing keeps them from harm."""
+        """Restart the batch count, and save the weights if no loss scaling protects them."""
         self._seen = 0
         if self._lost == 0 and not self._is_scaled:
             self._weights = self.model.get_weights()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Count, and stop where it was enough."""
+        """Count useless steps, and stop `fit` at the limit."""
         steps, self._seen = batch + 1 - self._seen, batch + 1
         self._lost = self._lost_in_a_row(steps, logs or {})
         if self._lost < self.patience:
             return
         found = self._batch()
-        if found is not None:  # else the next epoch brings one
+        if found is not None:  # otherwise wait for the next epoch's batches
             self._stop(found)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Leave the model as it was; the last steps of all may have been too many, too."""
+        """Check the last steps of the training, and restore the model's functions."""
         if self._lost >= self.patience:
             self._stop(None)
         self._restore()
@@ -102,11 +101,11 @@ class Watch(keras.callbacks.Callback):
         return 0 if np.isfinite(logs.get("loss", 0.0)) else self._lost + steps
 
     def _steps_made(self) -> int:
-        """The steps that changed weights; of a counter on several devices, that of the first."""
+        """Return the number of steps that changed weights, on the first device."""
         return int(tf.convert_to_tensor(self.model.optimizer.iterations.value))
 
     def _batch(self) -> Any:
-        """A batch to look with; None where the epoch has no more."""
+        """Return a batch for finding the layer; None at the end of the epoch."""
         if self.sample is not None:
             return self.sample
         try:
@@ -130,7 +129,7 @@ class Watch(keras.callbacks.Callback):
         raise TrainingError(f"{self._lost} steps in a row were of no use: {words}{advice}")
 
     def _advice(self, batch: object, scale: float) -> str:
-        """What a pass through a batch shows; through the weights before they were ruined."""
+        """Return the finding of a pass through a batch with the last good weights as text."""
         try:
             found = self._look(batch, scale)
         except NeuralMPError as error:
@@ -156,7 +155,7 @@ class Watch(keras.callbacks.Callback):
     def _pass(self, batch: object, scale: float) -> ModelTrace:
         try:
             return model_pass(self.model, batch, loss_scale=scale)
-        except ConfigurationError:  # a train step of its own knows the loss, and it alone
+        except ConfigurationError:  # only a custom train step has the loss
             return model_pass(self.model, unpacked(batch)[0])
 
     def _restore(self) -> None:
