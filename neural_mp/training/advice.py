@@ -85,7 +85,7 @@ def advise(
     stream = _endless(batches, steps)
     first = next(stream)
     stream = itertools.chain([first], stream)
-    opened = importlib.import_module(f"{home}.gradients").opened
+    opened = importlib.import_module(f"{home}.gradients").open_trainable
     with opened(model, first, loss, chosen, optimizer) as trainee:
         console = Console(stderr=True)
         hidden = not (progress and console.is_terminal)

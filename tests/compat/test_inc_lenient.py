@@ -370,7 +370,7 @@ def test_metrics_without_weights_each_have_to_meet_the_target_as_there():
     )
     settings = parse_settings(text, origin="conf.yaml")
     found = gather_metrics(None, settings, None, eval_func=lambda model: 1.0)
-    assert found.require_all
+    assert found.every
     assert (found.names, found.said) == (("topk", "mse"), (True, False))
 
 

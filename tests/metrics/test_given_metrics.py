@@ -251,14 +251,14 @@ def test_a_function_that_may_be_an_error_has_to_say_its_direction():
 def test_a_list_is_a_mean_and_a_dict_is_met_one_by_one():
     mean = given_metrics(["accuracy", "F1"])
     assert [weight for _, weight in mean] == [0.5, 0.5]
-    assert not mean.require_all
+    assert not mean.every
     each = given_metrics(
         {"share": StreamedAccuracy(), "MSE": {}, "higher_is_better": [True, False]}
     )
-    assert each.require_all
+    assert each.every
     assert (each.names, each.said) == (("share", "MSE"), (True, False))
     weighted = given_metrics({"accuracy": {}, "F1": {}, "weight": [0.7, 0.3]})
-    assert not weighted.require_all
+    assert not weighted.every
     assert [weight for _, weight in weighted] == [0.7, 0.3]
 
 

@@ -131,12 +131,12 @@ def test_a_dict_names_metrics_or_names_what_is_given():
     )
     assert found.names == ("topk", "top3", "F1", "mine")
     assert [getattr(metric, "k", None) for metric, _ in found] == [5, 3, None, None]
-    assert found.require_all
+    assert found.every
 
 
 def test_a_dict_of_one_is_that_metric():
     found = given_metrics({"topk": {"k": 5}})
-    assert (found.require_all, found.names, found[0][0].k) == (False, ("topk",), 5)
+    assert (found.every, found.names, found[0][0].k) == (False, ("topk",), 5)
 
 
 def test_with_weights_a_dict_is_a_sum(converter):

@@ -154,7 +154,7 @@ def links(text: str, outputs: str, layers: Mapping[str, LayerParams], keepers: A
         ops.append(Op(name, kind, tuple(read.split()), quantize_agnostic=kind.endswith("pool")))
     graph = OpGraph(ops, ["x"], outputs.split())
     found = find_links(graph, KINDS, layers, keepers)
-    return [(link.writer, set(link.readers), set(link.tensors)) for link in found]
+    return [(link.producer, set(link.consumers), set(link.tensors)) for link in found]
 
 
 A_AND_B = {"a": dense("a"), "b": dense("b")}
@@ -232,4 +232,4 @@ def test_channels_have_to_be_on_one_axis():
 def test_reshaping_is_passed_where_it_keeps_the_channels():
     graph = "a: dense of x, s: reshape of a, b: dense of s"
     assert not links(graph, "b", A_AND_B)
-    assert links(graph, "b", A_AND_B, quantizing_ops={"s"}) == [("a", {"b"}, {"a", "s"})]
+    assert links(graph, "b", A_AND_B, keepers={"s"}) == [("a", {"b"}, {"a", "s"})]
