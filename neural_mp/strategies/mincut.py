@@ -297,7 +297,7 @@ class _Run:
             yield self.problem.space.resolve(only(plan, kept)).plan
 
     def _try_corrections(self, plan: PrecisionPlan) -> Steps:
-        """Try other calibration algorithms or bias correction; a few samples must show a large gain."""
+        """Try other calibration algorithms or bias correction if few samples show a large gain."""
         probe = self.problem.probe
         before = probe.output_noise(self._finished(plan))
         if before is None:

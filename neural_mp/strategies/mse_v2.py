@@ -62,7 +62,7 @@ class MseV2(Strategy):
 def _fall_back(
     problem: TuningProblem, base: PrecisionPlan, target: Precision, tried: set[ResolvedPlan]
 ) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan | None, list[Decision]]]:
-    """Run step 2; return the first plan that meets the target (or None) and the raised decisions."""
+    """Run step 2; return the plan that meets the target, or None, and the raised decisions."""
     space, plan = problem.space, base
     remaining = low_decisions(problem, base)
     raised: list[Decision] = []
