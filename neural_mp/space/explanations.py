@@ -19,7 +19,7 @@ from neural_mp.util.validators import enum_of, mapping_of, non_negative_integer,
 
 @dataclass(frozen=True)
 class Reason:
-    """The reason for which ops of a model are ineligible for a precision.
+    """The reason why ops of a model are ineligible for a precision.
 
     Attributes:
         precision: the precision.
@@ -95,12 +95,12 @@ def why_int8(
     flow: QuantizationFlow,
     name: str,
 ) -> str:
-    """Return the reason for which an op runs in INT8, or does not.
+    """Return the reason why an op runs in INT8, or does not.
 
     Args:
         graph: the model.
         capabilities: op → its supported configurations.
-        plan: the resolved plan.
+        plan: the configs of the ops.
         flow: the quantization flow of the plan.
         name: the op.
     """

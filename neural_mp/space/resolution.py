@@ -36,7 +36,7 @@ def paint_plan(
             lists.
         effective: op → its effective precision, as far as settled: INT8 and the other 16-bit
             precision are boundaries.
-        obstacles: op → reason for which the op cannot run in the precision.
+        obstacles: op → reason why the op cannot run in the precision.
     """
     chosen, unable = {}, dict(obstacles)
     for op in graph:
@@ -204,7 +204,7 @@ class Resolver:
         return flow
 
     def _obstacles(self, precision: Precision) -> dict[str, str]:
-        """Return op → reason for which the op cannot run in a precision."""
+        """Return op → reason why the op cannot run in a precision."""
         found = {name: item.refusal(precision) for name, item in self.capabilities.items()}
         return {name: why for name, why in found.items() if why is not None}
 

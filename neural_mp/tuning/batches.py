@@ -330,7 +330,7 @@ class Batches:
 
     @property
     def count(self) -> int:
-        """Return the number of batches of the latest pass or the length; 0 if unknown."""
+        """Number of batches in the latest complete pass, or the length; 0 if unknown."""
         return self.walked or len(self)
 
     @property
@@ -363,7 +363,7 @@ def _told(batch: object) -> str:
 
 
 def _nothing() -> None:
-    """Stands for the reference to a previous pass before the first one."""
+    """Stand for the reference to a previous pass before the first one."""
 
 
 def _reference(batches: Iterator[Any]) -> Callable[[], Any]:

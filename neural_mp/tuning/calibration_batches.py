@@ -28,7 +28,7 @@ class Calibration:
 
     @property
     def count(self) -> int:
-        """Return the number of required batches, estimated from the first one."""
+        """Number of required batches, estimated from the first one."""
         total = -(-self.samples // max(1, batch_size_of(self.batches.first_inputs)))
         return min(total, len(self.batches)) if len(self.batches) else total
 

@@ -36,7 +36,7 @@ class LatencyComparison:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Return the measurement as fields of a `Report`."""
+        """The measurement as fields of a `Report`."""
         return {
             "baseline_latency": self.baseline,
             "latency": self.result,
@@ -222,7 +222,7 @@ def _share(trial: Trial) -> Ratio:
 
 
 def _why_none(job: TuningJob, trials: Sequence[Trial]) -> str:
-    """Return the reason for which no trial has a comparable accuracy."""
+    """Return the reason why no trial has a comparable accuracy."""
     if not trials:
         return "no plan was tried" + (
             "" if job.space.decision_groups else ": no op may run in a lower precision"

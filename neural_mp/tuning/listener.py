@@ -15,28 +15,28 @@ class Listener:
     """Receives the events of a run; all methods are optional and do nothing by default."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A phase begins, of `total` steps if known."""
+        """Handle the start of a phase, of `total` steps if known."""
 
     def step(self) -> None:
-        """One batch of the phase is done."""
+        """Handle a finished batch of the phase."""
 
     def baseline(self, accuracy: float, target: float) -> None:
-        """The FP32 accuracy was measured; `target` is the worst accuracy accepted."""
+        """Handle the FP32 accuracy; `target` is the worst accuracy accepted."""
 
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        """FP32's values and the targets of several metrics that each must meet a target.
+        """Handle FP32's values of several metrics that must each meet a target.
 
         Called before `baseline`, which receives the aggregated score.
         """
 
     def trial(self, trial: Trial, speedup: float | None) -> None:
-        """A trial ended."""
+        """Handle a finished trial."""
 
     def close(self) -> None:
-        """The run ended, with or without success."""
+        """Handle the end of the run, with or without success."""
 
     def result(self, report: Report, met: bool | None) -> None:
-        """The run ended with a result; called after `close`."""
+        """Handle the result of the run; called after `close`."""
 
 
 class RunLog:

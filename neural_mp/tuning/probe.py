@@ -283,7 +283,7 @@ class MeasuringProbe(Probe):
         self.seconds += time.perf_counter() - clock
 
     def _has_time(self, started: float, plans: int = 1) -> bool:
-        """Whether `plans` more plans can be measured after the time since `started`."""
+        """Whether the allowance suffices for `plans` more plans, given the time since `started`."""
         passed = self.spent + time.process_time() - started
         return passed + plans * self._longest < self.allowance
 

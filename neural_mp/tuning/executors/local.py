@@ -139,13 +139,13 @@ class LocalExecutor(QueuedExecutor):
 
     @classmethod
     def check(cls, workers: Workers) -> None:
-        """Check that processes with shared semaphores can be started.
+        """Check that this machine supports locks between processes.
 
         Raises:
             ConfigurationError: no shared memory is available.
         """
         super().check(workers)
-        # A forked process leaves nothing to clean up.
+        # A lock of the fork context is unlinked at once, without a resource tracker.
         context = multiprocessing.get_context("fork" if hasattr(os, "fork") else None)
         try:
             context.Lock()

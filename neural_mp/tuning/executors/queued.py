@@ -81,7 +81,7 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
 
     @property
     def busy(self) -> list[Any]:
-        """Return the handles of running tasks."""
+        """Handles of running tasks."""
         return list(self._open)
 
     def _collected(self, seconds: float | None) -> Iterator[PendingTask[TaskT, AnswerT]]:
