@@ -1,1 +1,1 @@
-"""Pure search algorithms: sensitivity aggregation, cost model, minimum-cut assignment."""
+"""Search algorithms: choice of corrections, cost model, minimum cut, Pareto front."""

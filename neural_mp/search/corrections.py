@@ -1,4 +1,4 @@
-"""What is known of the harm of storing a tensor in INT8, and what repairs make of it."""
+"""Quantization noise of tensors before and after corrections, and the choice of corrections."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import TuningSpace
 
-#: A repair has to take this share of a tensor's noise away to be worth it.
+#: A correction must remove at least this fraction of a tensor's noise.
 _MIN_NSR_REDUCTION = 0.5
 
 
 def best_corrections(observations: Observations) -> dict[str, str]:
-    """Tensor → the repair that leaves least noise, where one takes away half of it or more."""
+    """Return tensor → the correction with the least NSR, if its noise is at least halved."""
     found = {}
     for tensor, noise in observations.corrected_nsr.items():
         best = min(noise, key=lambda repair: noise[repair])
@@ -28,12 +28,12 @@ def best_corrections(observations: Observations) -> dict[str, str]:
 def with_corrections(
     plan: PrecisionPlan, space: TuningSpace, repairs: Mapping[str, str]
 ) -> PrecisionPlan:
-    """A plan whose INT8 ops have the tensors they read repaired.
+    """Return a plan whose INT8 ops read corrected tensors.
 
     Args:
         plan: the plan.
-        space: what every op may run in.
-        repairs: tensor → repair.
+        space: the supported configurations of every op.
+        repairs: tensor → correction.
     """
     changes = {}
     for tensor in space.tensors:
@@ -45,7 +45,7 @@ def with_corrections(
 
 
 def corrected_nsr(observations: Observations, repairs: Mapping[str, str]) -> dict[str, float]:
-    """Tensor → its noise-to-signal ratio, with these of the tensors repaired."""
+    """Return tensor → its NSR, after the given corrections."""
     mended = {
         tensor: observations.corrected_nsr[tensor][repair] for tensor, repair in repairs.items()
     }
@@ -53,14 +53,14 @@ def corrected_nsr(observations: Observations, repairs: Mapping[str, str]) -> dic
 
 
 def rescale_estimates(noise: Mapping[str, float], exact: Mapping[str, float]) -> dict[str, float]:
-    """Estimates of all tensors beside what was measured exactly of a few.
+    """Rescale the estimates of all tensors to the exact measurements of a few.
 
-    The two are in different units: the noise of a tensor by itself, and what of it arrives at the
-    outputs. What was not measured is taken to arrive like the middle of what was.
+    The units differ: estimates are the noise of single tensors, measurements the resulting noise at
+    the outputs. Unmeasured tensors are scaled by the median ratio of the measured ones.
 
     Args:
         noise: tensor → estimate.
-        exact: tensor → measured, of some of them.
+        exact: tensor → measurement, for some of the tensors.
     """
     arriving = [exact[name] / noise[name] for name in exact if noise.get(name, 0.0) > 0]
     share = median(arriving) if arriving else 1.0

@@ -1,4 +1,4 @@
-"""What a tuning space costs: time and harm of every op in every precision, and of conversions."""
+"""Cost model of a tuning space: time and degradation of ops per precision, and of conversions."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.search.min_cut import Assignment, Cost, Node, ParetoPoint, SharedCost
 from neural_mp.space import Capability, TuningSpace
 
-#: Noise power relative to the signal that an op itself adds: rounding errors are evenly spread over
-#: a step, which for floats is 2⁻⁷ (BF16) or 2⁻¹⁰ (FP16) of the number, on average half of that.
+#: NSR that an op itself adds: rounding errors are uniform over a step, which for floats is 2⁻⁷
+#: (BF16) or 2⁻¹⁰ (FP16) of the number, on average half of that.
 _OWN_NOISE: Mapping[Precision, float] = {
-    Precision.INT8: 1e-5,  # of weights that are rounded channel by channel
+    Precision.INT8: 1e-5,  # weights rounded per channel
     Precision.BF16: 2.0**-16 / 12,
     Precision.FP16: 2.0**-22 / 12,
     Precision.FP32: 0.0,
 }
-#: Where it was not measured, an op takes time as its values take bits, and one conversion of a
-#: tensor this share of what an op takes in FP32.
+#: Unless measured, an op's time is proportional to the bits of its precision, and one conversion of
+#: a tensor costs this fraction of an average op's FP32 time.
 _CONVERSION = 0.05
-#: An emulated precision is taken to take more than FP32's time, unless its time was measured.
+#: Emulated precisions are assumed slower than FP32, unless their time was measured.
 _EMULATED = 1.1
-#: INT8 is taken to lose only where it is this much slower: single ops are timed roughly, and of a
-#: kernel for integers a part of the time is conversions that its neighbours may spare.
+#: INT8 counts as slower only from this ratio on: timings of single ops are rough and include
+#: conversions that neighbours in INT8 make unnecessary.
 _INT8_MIN_SLOWDOWN = 1.2
-#: What it takes of FP32's time at most where it does not.
+#: Upper bound of the time relative to FP32 for INT8 ops below that ratio.
 _INT8_ASSUMED_TIME_RATIO = 0.95
-#: What the bytes of all weights are worth where speed is wanted, as a share of FP32's time. They
-#: count for weights that are stored in INT8 and not multiplied so, which gains next to no time: of
-#: two plans that are about as fast, it is the smaller one.
+#: Weight of the model's size when latency is the objective, as a fraction of FP32's time. Applies
+#: to weight-only INT8, which saves hardly any time: of plans that are about equally fast, the
+#: smaller is chosen.
 _SIZE_WEIGHT = 0.05
 
 
 @dataclass(frozen=True)
 class CostInputs:
-    """What a cost model is made of, beside the space.
+    """Inputs of a cost model, besides the space.
 
     Attributes:
-        sensitivities: quantized tensor → the harm of storing it in INT8.
-        objectives: what is made small → its weight: `performance`, `footprint`, `modelsize`.
-        times: what was measured.
-        weights: op → numbers in its weights.
-        values: tensor → numbers it holds for one sample.
-        in_place: whether ops were timed within a plan that was tried: small differences then count.
+        sensitivities: quantized tensor → degradation due to its quantization.
+        objectives: objective to minimize → weight: `performance`, `footprint`, `modelsize`.
+        times: measured times of ops and conversions.
+        weights: op → number of elements in its weights.
+        values: tensor → number of elements per sample.
+        in_place: whether ops were timed within a tried plan; small differences then count.
     """
 
     sensitivities: Mapping[str, float]
@@ -62,7 +62,7 @@ class CostInputs:
     in_place: bool = False
 
     def shares(self, ops: Iterable[str]) -> dict[str, tuple[float, float]]:
-        """Op → its shares of the time and of the weights of all in FP32; equal ones if unknown."""
+        """Return op → its fractions of the FP32 time and of all weights; equal ones if unknown."""
         ops = list(ops)
         times = _shares(self.seconds(ops))
         sizes = [self.weights.get(op, 0) for op in ops]
@@ -71,9 +71,9 @@ class CostInputs:
         return dict(zip(ops, zip(times, weights, strict=True), strict=True))
 
     def for_size_alone(self, plan: PrecisionPlan) -> frozenset[str]:
-        """Ops of which a plan stores the weight in INT8, and which gain less time than bytes.
+        """Return the weight-only INT8 ops of a plan whose gain in time does not justify them.
 
-        None where times are not known, or where anything but time counts.
+        Empty if times are unknown, or if latency is not the only objective.
         """
         bytes_of_all, seconds_of_all = sum(self.weights.values()), sum(self.seconds(self.times.ops))
         if not is_latency_only(self.objectives) or not bytes_of_all or not seconds_of_all:
@@ -91,11 +91,11 @@ class CostInputs:
         )
 
     def seconds(self, ops: Iterable[str]) -> list[float]:
-        """What each op takes in FP32; 0 where that was not measured."""
+        """Return the FP32 seconds of each op; 0 if not measured."""
         return [self.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in ops]
 
     def speed(self, op: str, precision: Precision, emulated: bool) -> float:
-        """How long an op takes, as a share of its time in FP32."""
+        """Return the time of an op as a fraction of its FP32 time."""
         measured = self.times.ops.get(op, {})
         unknown = precision not in measured or not measured.get(Precision.FP32)
         if unknown or precision is Precision.FP32:
@@ -106,7 +106,7 @@ class CostInputs:
 
 
 def _shares(amounts: Sequence[float]) -> list[float]:
-    """Amounts as shares of their sum; what is not known counts like the middle of the rest."""
+    """Return amounts as fractions of their sum; unknown amounts count as the median."""
     known = [amount for amount in amounts if amount > 0]
     middle = median(known) if known else 1.0
     filled = [amount or middle for amount in amounts]
@@ -121,7 +121,7 @@ class CostModel:
     Attributes:
         space: the space.
         levels: its precisions, fewest bits first.
-        assignment: the decided ops with their costs.
+        assignment: the tunable ops with their costs.
     """
 
     space: TuningSpace
@@ -129,20 +129,19 @@ class CostModel:
     assignment: Assignment
 
     def at(self, levels: Mapping[Node, int]) -> ParetoPoint:
-        """An assignment with what it costs."""
+        """Return an assignment with its costs."""
         return ParetoPoint(levels, *self.assignment.cost(levels))
 
     def point(self, plan: PrecisionPlan) -> ParetoPoint:
-        """A plan with what it costs; what it leaves open counts as FP32."""
+        """Return a plan with its costs; ops missing in the plan count as FP32."""
         level = {precision: index for index, precision in enumerate(self.levels)}
         said = plan.precisions
         return self.at({op: level[said.get(op, Precision.FP32)] for op in self.space.tunable_ops})
 
     def plan(self, levels: Mapping[Node, int]) -> PrecisionPlan:
-        """The plan of an assignment.
+        """Return the plan of an assignment.
 
-        Ops that run in a 16-bit precision only where the ops around them do are left out there:
-        they follow.
+        Ops that can only follow their neighbours into their 16-bit precision are left out.
         """
         chosen = {
             op: self.space.choice(op, self.levels[levels[op]]) for op in self.space.tunable_ops
@@ -151,16 +150,16 @@ class CostModel:
 
 
 def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
-    """Bring together what is known of a space.
+    """Build the cost model of a space.
 
-    Time is counted in shares of what the whole model takes in FP32; so are bytes, where size is
-    what matters. The noise of a quantized tensor is paid once, where any op reads it in INT8, or
-    its writer can write nothing else: so putting one of several readers back gains nothing, and
-    all of them, or none, go back.
+    Times are fractions of the FP32 time of the whole model; sizes likewise, if size is an
+    objective. The noise of a quantized tensor is paid once, if any consumer reads the tensor in
+    INT8, or if its producer can write INT8 only. So falling back one of several consumers gains
+    nothing: all fall back, or none.
 
     Args:
-        space: what every op may run in.
-        figures: what was measured of it.
+        space: the supported configurations of every op.
+        figures: measurements of the space.
     """
     present = {*space.usable_precisions, Precision.FP32}
     levels = tuple(sorted(present, key=lambda p: (p.bits, list(Precision).index(p))))
@@ -194,7 +193,7 @@ def _cost(
 
 
 def _noise_and_conversions(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCost]:
-    """All at the bound between INT8, the lowest level, and the others."""
+    """Yield the noise and conversion costs at the bound between INT8 and the higher levels."""
     cost = _conversion_cost(space, figures)
     for tensor in space.tensors:
         conversion = (cost(tensor.name), 0.0)
@@ -209,7 +208,7 @@ def _noise_and_conversions(space: TuningSpace, figures: CostInputs) -> Iterator[
 
 
 def _conversion_cost(space: TuningSpace, figures: CostInputs) -> Callable[[str], float]:
-    """Tensor → what converting it once costs."""
+    """Return a function from a tensor to the cost of one conversion."""
     importance, times = figures.objectives.get(Objective.PERFORMANCE, 0.0), figures.times
     whole = sum(figures.seconds(space.tunable_ops))
     if times.conversion is None or whole <= 0:
@@ -220,9 +219,9 @@ def _conversion_cost(space: TuningSpace, figures: CostInputs) -> Callable[[str],
 
 
 def predicted_share(space: TuningSpace, figures: CostInputs, plan: PrecisionPlan) -> float | None:
-    """Return the time of a plan's model by the times of single ops, as a share of FP32's.
+    """Predict the time of a plan's model from single-op times, as a fraction of FP32's.
 
-    Ops that are not decided take what they take in FP32. None where times are not known.
+    Ops that are not tunable count with their FP32 time. None if times are unknown.
     """
     whole, decided = figures.times.whole, sum(figures.seconds(space.tunable_ops))
     if not whole or not decided:
@@ -235,12 +234,12 @@ def predicted_share(space: TuningSpace, figures: CostInputs, plan: PrecisionPlan
 def without_tensors(
     space: TuningSpace, plan: PrecisionPlan, tensors: Iterable[QuantizedTensor]
 ) -> PrecisionPlan:
-    """A plan with what stores any of these tensors in INT8 in the best of its other choices."""
+    """Return a plan with the ops that quantize these tensors in their best choice besides INT8."""
     return without_int8(space, plan, {op for tensor in tensors for op in tensor.quantizing_ops})
 
 
 def without_int8(space: TuningSpace, plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:
-    """A plan with these ops in the best of their other choices."""
+    """Return a plan with these ops in their best choice besides INT8."""
     return plan.replacing(
         {op: next(c for c in space.choices(op) if c.precision is not Precision.INT8) for op in ops}
     )

@@ -1,10 +1,10 @@
-"""The best assignment of levels to nodes, exactly, as a minimum cut.
+"""Exact minimum-cost assignment of levels to nodes, by minimum cut.
 
-Levels are ordered, lowest first: precisions by their bits. A node takes time and does harm at
-every level; on top come times and harms that are paid once where some of several nodes lie below,
-or above, a bound. What is minimised is time + weight · harm. For two levels this is the ordinary
-s–t cut, for several Ishikawa's construction ("Exact optimization for Markov random fields with
-convex priors", PAMI 2003): one variable a node and bound.
+Levels are ordered, lowest first: precisions by their bits. A node has a time and a degradation at
+every level; shared costs are paid once if any of several nodes lies below, or above, a bound. The
+objective is time + weight · degradation. Two levels yield the ordinary s–t cut, several Ishikawa's
+construction ("Exact optimization for Markov random fields with convex priors", PAMI 2003): one
+variable per node and bound.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-#: SciPy's flow has 32 bits for capacities and for what is left of them, flow backwards included.
-#: So costs are scaled to this sum, and what may not be cut has more than all of them.
+#: SciPy's flow has 32 bits for capacities and for residuals, reverse flow included. So costs are
+#: scaled to the first value, and uncuttable edges have the second, which exceeds the sum of all
+#: costs.
 _FINITE, _INFINITE = 2**29, 2**30
 
-#: The share of the whole that counts only where all else is equal.
+#: Relative weight of the secondary cost, which only breaks ties.
 _TIE_BREAK_WEIGHT = 1e-5
 
 Node = Hashable
-#: Time and harm.
+#: Time and degradation.
 Cost = tuple[float, float]
 _FORBIDDEN_COST: Cost = (inf, 0.0)
 
 
 @dataclass(frozen=True)
 class SharedCost:
-    """A cost that is paid once.
+    """A cost that is paid once for several nodes.
 
-    It is paid where any of `any_of` lies on one side of a bound and, if there is one, `and_not`
-    lies on the other.
+    The cost applies if any of `any_of` lies on one side of a bound and `and_not`, if given, lies on
+    the other.
 
     Attributes:
-        cost: time and harm, not negative.
+        cost: time and degradation, not negative.
         bound: between the levels `bound - 1` and `bound`.
         any_of: nodes.
         below: whether the side is below the bound, or above.
-        and_not: a node that has to lie on the other side for the cost to be paid; None pays it
-            whatever lies there.
+        and_not: a node that must lie on the other side; None sets no such condition.
     """
 
     cost: Cost
@@ -53,7 +53,7 @@ class SharedCost:
     and_not: Node | None = None
 
     def applies(self, levels: Mapping[Node, int]) -> bool:
-        """Whether it is paid in an assignment."""
+        """Whether an assignment pays the cost."""
         found = any((levels[node] < self.bound) is self.below for node in self.any_of)
         if self.and_not is None or not found:
             return found
@@ -62,33 +62,33 @@ class SharedCost:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What to choose among.
+    """An assignment problem.
 
     Attributes:
-        costs: node → time and harm at every level; infinite time where it may not be.
-        shared: what is paid on top.
+        costs: node → time and degradation at every level; infinite time if the level is forbidden.
+        shared: additional costs of several nodes.
     """
 
     costs: Mapping[Node, tuple[Cost, ...]]
     shared: Sequence[SharedCost] = ()
 
     def cost(self, levels: Mapping[Node, int]) -> Cost:
-        """The time and the harm of an assignment."""
+        """Return the time and the degradation of an assignment."""
         paid = [costs[levels[node]] for node, costs in self.costs.items()]
         paid += [item.cost for item in self.shared if item.applies(levels)]
         return sum(time for time, _ in paid), sum(harm for _, harm in paid)
 
 
 class CutSolver:
-    """Finds the best assignments of one problem for any weight of harm.
+    """Solves one assignment problem for any weight of the degradation.
 
-    Variable `(node, bound)` is on the side of the source where the node lies below the bound.
+    Variable `(node, bound)` is on the source side if the node lies below the bound.
 
     Args:
-        problem: what to choose among.
+        problem: the assignment problem.
 
     Raises:
-        ValueError: a node may be at no level, or numbers of levels differ.
+        ValueError: all levels of a node are forbidden, or the numbers of levels differ.
     """
 
     def __init__(self, problem: Assignment) -> None:
@@ -113,10 +113,11 @@ class CutSolver:
         self.times, self.harms = np.asarray(self._costs, float).reshape(-1, 2).T
 
     def best(self, weight: float) -> dict[Node, int]:
-        """Node → level where time + weight · harm is least; of equals, the highest levels.
+        """Return node → level with the least time + weight · degradation; ties: highest levels.
 
-        With an infinite weight, the least time of all that do least harm; with none, the least harm
-        of all that are fastest. Exact up to the rounding of costs to 2⁻²⁹ of their sum.
+        With an infinite weight, the fastest of the assignments with the least degradation; with
+        zero, the least degradation of the fastest ones. Exact up to rounding of costs to 2⁻²⁹ of
+        their sum.
         """
         if not self.bounds:
             return dict.fromkeys(self.nodes, 0)
@@ -132,16 +133,16 @@ class CutSolver:
         return self.index[node] * self.bounds + bound - 1
 
     def _add_node(self, index: int, costs: tuple[Cost, ...]) -> None:
-        """Source → highest bound → … → lowest bound → sink: cut once, at the node's level."""
+        """Add source → highest bound → … → lowest bound → sink: cut once, at the node's level."""
         first = index * self.bounds
         chain = [self.sink, *range(first, first + self.bounds), self.source]
         for level, cost in enumerate(costs):
             self._add(chain[level + 1], chain[level], cost)
-        for bound in range(1, self.bounds):  # below a bound is below all higher ones
+        for bound in range(1, self.bounds):  # below a bound: also below all higher ones
             self._add(chain[bound], chain[bound + 1], _FORBIDDEN_COST)
 
     def _add_shared(self, item: SharedCost) -> None:
-        """A variable more: it is drawn to the side by any of the nodes, and then costs."""
+        """Add an extra variable that any of the nodes pulls to its side, at the shared cost."""
         extra = self.size
         self.size += 1
         other = self.sink if item.below else self.source
@@ -165,7 +166,7 @@ class CutSolver:
         return found
 
     def _low_variables(self, costs: np.ndarray) -> np.ndarray:
-        """Which variables are on the side of the source, as few as may be."""
+        """Return which variables are on the source side, in the cut with the fewest of them."""
         finite = np.isfinite(costs)
         scale = _FINITE / (float(costs[finite].sum()) or 1.0)
         capacities = np.full(len(costs), _INFINITE)
@@ -181,21 +182,21 @@ class CutSolver:
 
 
 def _slight(main: np.ndarray, other: np.ndarray) -> float:
-    """The weight at which costs only part what is equal in the main ones."""
+    """Return the weight at which other costs only break ties of the main ones."""
     return float(main.sum() or 1.0) / float(other.sum() or 1.0) * _TIE_BREAK_WEIGHT
 
 
-#: Differences smaller than this share of the whole are rounding.
+#: Relative differences below this value are rounding errors.
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """One assignment of the front.
+    """One assignment of the Pareto front.
 
     Attributes:
         levels: node → level.
-        time, degradation: what it costs.
+        time, degradation: its costs.
     """
 
     levels: Mapping[Node, int]
@@ -204,10 +205,9 @@ class ParetoPoint:
 
 
 def pareto_front(problem: Assignment) -> list[ParetoPoint]:
-    """The hull, the fastest first and what does least harm last.
+    """Return the convex hull of the Pareto front, from the fastest point to the least degradation.
 
-    Between two neighbours lies no assignment that is better than both for some weight. Each point
-    takes about two cuts.
+    No assignment between two neighbours beats both at any weight. A point costs about two cuts.
     """
     cut = CutSolver(problem)
 
@@ -222,7 +222,7 @@ def pareto_front(problem: Assignment) -> list[ParetoPoint]:
 
 
 def break_even_weight(faster: ParetoPoint, safer: ParetoPoint) -> float | None:
-    """The weight at which two points are equally good; None if one is better in every way."""
+    """Return the weight at which two points are equally good; None if one dominates the other."""
     time, harm = safer.time - faster.time, faster.degradation - safer.degradation
     return time / harm if time > 0 and harm > 0 else None
 
@@ -234,7 +234,7 @@ def _is_better(point: ParetoPoint, than: ParetoPoint) -> bool:
 def _between(
     best: Callable[[float], ParetoPoint], faster: ParetoPoint, safer: ParetoPoint
 ) -> Iterator[ParetoPoint]:
-    """The points of the hull between two of its points."""
+    """Yield the points of the hull between two of its points."""
     waiting = [(faster, safer)]
     while waiting:
         left, right = waiting.pop()

@@ -1,4 +1,4 @@
-"""What every op of a model may run in here, and what a plan comes down to."""
+"""The tuning space: supported configurations of every op, user constraints, resolution of plans."""
 
 from neural_mp.space.activation_memory import peak_activation_bytes
 from neural_mp.space.capability import Capability, Constraints, OpConstraint, QuantConstraint

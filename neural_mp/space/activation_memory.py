@@ -1,4 +1,4 @@
-"""The memory that the activations of one run take, told from the graph and a plan."""
+"""Activation memory of one run, computed from the graph and a plan."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from neural_mp.core.precision import Precision
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
 
-#: Bytes of a number that an op writes; an op in INT8 writes float numbers unless the flow says so.
+#: Bytes per element; INT8 ops write floats unless the flow lists their output as INT8.
 _BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2, Precision.INT8: 4}
 
 
 def peak_activation_bytes(
     space: TuningSpace, plan: ResolvedPlan, values: Mapping[str, float]
 ) -> int:
-    """The most bytes that activations take at any moment of a run.
+    """Return the peak of the activation memory of one run, in bytes.
 
-    Ops run in the order of the graph. A tensor takes memory from the op that writes it to the last
-    op that reads it; outputs of the graph take it to the end. A float tensor that an INT8 kernel
-    reads takes a quantized copy beside it; what lies within one INT8 kernel takes nothing. Scratch
-    memory of kernels is not counted, nor what an allocator keeps.
+    Ops run in the order of the graph. A tensor is live from the op that writes it to the last op
+    that reads it; outputs of the graph stay live to the end. A float tensor read by an INT8 kernel
+    needs a quantized copy; tensors inside one INT8 kernel need no memory. Scratch memory of kernels
+    and the reserves of an allocator are not counted.
 
     Args:
-        space: the graph, and which precisions are only emulated: their tensors stay in FP32.
-        plan: what every op runs in.
-        values: op or graph input → how many numbers it holds for the batch; what is left out
-            (integers, flags) counts as empty.
+        space: the graph, and the emulated precisions: their tensors stay in FP32.
+        plan: the precision of every op.
+        values: op or graph input → number of elements for the batch; missing entries (integers,
+            flags) count as empty.
     """
     steps = {op.name: index for index, op in enumerate(space.graph)}
     change = [0.0] * (len(steps) + 1)
@@ -46,7 +46,7 @@ def _lifetimes(
     values: Mapping[str, float],
     steps: Mapping[str, int],
 ) -> Iterator[tuple[int, int, float]]:
-    """First and last step, and bytes, of every tensor and of every quantized copy."""
+    """Yield first step, last step and bytes of every tensor and every quantized copy."""
     graph, end = space.graph, len(steps) - 1
     kept = set(graph.outputs)
     for name in (*graph.inputs, *steps):
@@ -55,7 +55,7 @@ def _lifetimes(
             continue
         written = steps.get(name, 0)
         readers = graph.consumer_names(name)
-        # The body of a loop may read what is written behind it.
+        # In the body of a loop, a reader can precede its writer.
         last = max((steps[reader] for reader in readers), default=written)
         last = end if name in kept else max(last, written)
         if name not in steps or not _within_a_kernel(space, plan, name, readers):
@@ -66,7 +66,7 @@ def _lifetimes(
 
 
 def _width(space: TuningSpace, plan: ResolvedPlan, name: str) -> int:
-    """Bytes a number of a tensor takes."""
+    """Return the bytes per element of a tensor."""
     if name in plan.flow.int8_outputs:
         return 1
     precision = plan.effective.get(name, Precision.FP32)
@@ -78,7 +78,7 @@ def _width(space: TuningSpace, plan: ResolvedPlan, name: str) -> int:
 def _within_a_kernel(
     space: TuningSpace, plan: ResolvedPlan, name: str, readers: Sequence[str]
 ) -> bool:
-    """Whether the INT8 kernel that writes a tensor also is the only one that reads it."""
+    """Whether the INT8 kernel that writes a tensor is also its only reader."""
 
     def kernel(op: str) -> str | None:
         in_int8 = plan.effective.get(op) is Precision.INT8

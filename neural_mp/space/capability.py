@@ -1,4 +1,4 @@
-"""What one op of a model can run in here."""
+"""Capabilities of single ops, and user constraints on them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 
 @dataclass(frozen=True)
 class Capability:
-    """What one op can run in.
+    """The configurations that one op supports on this machine.
 
     Attributes:
-        configs: best first; FP32 is always among them and last.
-        reasons: precision it cannot run in → why.
-        emulated: 16-bit precisions that are computed in FP32 here, and rounded.
-        weights: how its INT8 weight may be stored beside what `configs` say, where a plan asks.
+        configs: best first; FP32 is always included, as the last.
+        reasons: ineligible precision → reason.
+        emulated: 16-bit precisions that this machine computes in FP32 and rounds.
+        weights: quantization specs of the INT8 weight that a plan may request besides those in
+            `configs`.
     """
 
     configs: tuple[OpConfig, ...] = (FP32,)
@@ -27,27 +28,27 @@ class Capability:
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """The precisions the op can run in, best first."""
+        """The supported precisions, best first."""
         return tuple(dict.fromkeys(config.precision for config in self.configs))
 
     @property
     def approaches(self) -> tuple[Approach, ...]:
-        """The ways of INT8 that the op has, best first; none if it cannot run in INT8."""
+        """The supported INT8 approaches, best first; empty if INT8 is ineligible."""
         found = [config.approach for config in self.configs]
         return tuple(dict.fromkeys(approach for approach in found if approach is not None))
 
     def config(self, precision: Precision) -> OpConfig | None:
-        """The best config of a precision; None if the op cannot run in it."""
+        """Return the best config of a precision; None if the precision is ineligible."""
         return next((c for c in self.configs if c.precision == precision), None)
 
     def refusal(self, precision: Precision) -> str | None:
-        """Why the op cannot run in a precision; None if it can."""
+        """Return the reason for an ineligible precision; None if the precision is supported."""
         if self.config(precision) is not None:
             return None
         return self.reasons.get(precision, "your constraints exclude it")
 
     def without(self, precisions: Collection[Precision], reason: str) -> Capability:
-        """The capability less some precisions, for one reason."""
+        """Return the capability without some precisions, with a common reason."""
         gone = [precision for precision in self.precisions if precision in precisions]
         if not gone:
             return self
@@ -56,7 +57,7 @@ class Capability:
         return replace(self, configs=configs, reasons=reasons)
 
     def takes(self, config: OpConfig) -> bool:
-        """Whether a plan may ask for a config, repairs aside."""
+        """Whether a plan may request a config; corrections are not checked."""
         bare = replace(config, corrections=())
         if bare in self.configs:
             return True
@@ -64,7 +65,7 @@ class Capability:
         return bare.weight in self.weights and any(other in self.configs for other in usual)
 
     def with_right_weight(self, config: OpConfig) -> OpConfig:
-        """A config whose weight is stored in a range that is right here; itself where it is."""
+        """Return the config with a weight range that is exact here; unchanged if already exact."""
         if config.weight is None or self.takes(config):
             return config
         usual = (c.weight for c in self.configs if c.approach == config.approach)
@@ -74,7 +75,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class QuantConstraint:
-    """The values a user allows for a quantized tensor; None allows all."""
+    """The values that a user allows for a quantized tensor; None allows all."""
 
     dtype: tuple[str, ...] | None = None
     scheme: tuple[str, ...] | None = None
@@ -82,7 +83,7 @@ class QuantConstraint:
     algorithm: tuple[str, ...] | None = None
 
     def allows(self, spec: QuantSpec | None) -> bool:
-        """Whether a config with this spec may be used."""
+        """Whether a config with this spec is allowed."""
         if spec is None:
             return True
         return all(
@@ -93,7 +94,7 @@ class QuantConstraint:
 
 @dataclass(frozen=True)
 class OpConstraint:
-    """What a user allows an op to run in.
+    """The configurations that a user allows for an op.
 
     Attributes:
         precisions: the allowed precisions; None allows all.
@@ -106,12 +107,12 @@ class OpConstraint:
 
     @property
     def asks(self) -> tuple[Precision, ...]:
-        """The 16-bit precisions that stand here in place of INT8."""
+        """The 16-bit precisions that the constraint names in place of INT8."""
         named = self.precisions or ()
         return () if Precision.INT8 in named else tuple(p for p in named if p.is_16_bit)
 
     def allows(self, config: OpConfig) -> bool:
-        """Whether a config may be used."""
+        """Whether a config is allowed."""
         if self.precisions is not None and config.precision not in self.precisions:
             return False
         return self.weight.allows(config.weight) and self.activation.allows(config.activation)
@@ -119,7 +120,7 @@ class OpConstraint:
 
 @dataclass(frozen=True)
 class Constraints:
-    """A user's limits: on the whole model, on op types, on single ops (names or patterns)."""
+    """User constraints on the whole model, on op types and on single ops (names or patterns)."""
 
     model_wise: OpConstraint = OpConstraint()
     optype_wise: Mapping[str, OpConstraint] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What follows from a plan for every op: small enough to be kept with a saved model."""
+"""Effective precision of every op under a plan, in a form that a saved model can store."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from neural_mp.util.validators import boolean, enum_of, record, string
 
 @dataclass(frozen=True)
 class EffectiveOp:
-    """What a plan comes down to for one op.
+    """The effective configuration of one op under a plan.
 
     Attributes:
-        type: the framework's word for what it does; empty where that is not known.
-        precision: what it effectively runs in.
-        approach: how ranges are found, where it has an INT8 kernel of its own.
-        fused_into: the op whose INT8 kernel runs the op, if another op's kernel does.
-        may_run_unfused: whether that kernel returns floats, so that running the op behind the
-            kernel changes no result.
-        moves_data: whether it only moves or selects values (see `Op.quantize_agnostic`).
-        source: precision of the op in the model as given (see `Op.source_precision`).
+        type: the framework's op type; empty if unknown.
+        precision: the effective precision.
+        approach: the INT8 approach, if the op has its own INT8 kernel.
+        fused_into: the op whose INT8 kernel also runs this op, if any.
+        may_run_unfused: whether that kernel returns floats, so that running the op after the kernel
+            changes no result.
+        moves_data: whether the op only moves or selects values (see `Op.quantize_agnostic`).
+        source: precision of the op in the given model (see `Op.source_precision`).
     """
 
     type: str
@@ -38,13 +38,13 @@ class EffectiveOp:
 
     @property
     def words(self) -> str:
-        """What the plan says of it, in words."""
+        """The effective configuration as text."""
         if self.approach in (None, Approach.STATIC):
             return str(self.precision)
         return f"{self.precision} ({str(self.approach).replace('_', ' ')})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain words, of what is not as usual."""
+        """Return a JSON-compatible dict, without default values."""
         found = {"type": self.type, "precision": self.precision.value}
         if self.approach is not None:
             found["approach"] = self.approach.value
@@ -57,10 +57,10 @@ class EffectiveOp:
 
     @classmethod
     def from_dict(cls, data: object) -> EffectiveOp:
-        """Read back what `to_dict` wrote.
+        """Read the result of `to_dict`.
 
         Raises:
-            NeuralMPError: it was not written so.
+            NeuralMPError: `data` does not match the schema.
         """
         return cls(**_PLANNED(data))
 
@@ -78,7 +78,7 @@ _PLANNED = record(
 
 
 def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp]:
-    """Op → what a plan comes down to for it, in the graph's order."""
+    """Return op → its effective configuration under a plan, in the graph's order."""
     found = {}
     storing = {space.graph[op].fusion_group or op for op in plan.flow.int8_outputs}
     for op in space.graph:
@@ -102,5 +102,5 @@ def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp
 
 
 def planned_by_name(plan: PrecisionPlan) -> dict[str, EffectiveOp]:
-    """The same of a plan alone, without its model: only of the ops that it names."""
+    """Return op → its effective configuration, from a plan without a model: named ops only."""
     return {op: EffectiveOp("", said.precision, said.approach) for op, said in plan.items()}

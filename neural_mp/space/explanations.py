@@ -1,4 +1,4 @@
-"""Why an op runs in INT8 under a plan, or does not, in words."""
+"""Reasons for the precision of ops, as text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from neural_mp.util.validators import enum_of, mapping_of, non_negative_integer,
 
 @dataclass(frozen=True)
 class Reason:
-    """Why ops of a model cannot run in a precision.
+    """The reason why ops of a model are ineligible for a precision.
 
     Attributes:
         precision: the precision.
-        words: why.
-        types: op type → how many of its ops that is true of.
+        words: the reason as text.
+        types: op type → number of affected ops.
     """
 
     precision: Precision
@@ -33,11 +33,11 @@ class Reason:
 
     @property
     def ops(self) -> int:
-        """How many ops it is true of."""
+        """The number of affected ops."""
         return sum(self.types.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and dicts."""
+        """Return a JSON-compatible dict."""
         return {
             "precision": self.precision.value,
             "reason": self.words,
@@ -47,10 +47,10 @@ class Reason:
 
     @classmethod
     def from_dict(cls, data: object) -> Reason:
-        """Read back what `to_dict` wrote.
+        """Read the result of `to_dict`.
 
         Raises:
-            NeuralMPError: it was not written so.
+            NeuralMPError: `data` does not match the schema.
         """
         said = _REASON(data)
         return cls(said["precision"], said["reason"], said["types"])
@@ -64,10 +64,10 @@ _REASON = record(
 def counted_reasons(
     space: TuningSpace, ops: Iterable[Op], precisions: Iterable[Precision] = tuple(Precision)
 ) -> tuple[Reason, ...]:
-    """Why some ops cannot run in precisions, that of most ops first.
+    """Return the reasons for ineligible precisions, the one with the most ops first.
 
     Args:
-        space: what every op may run in.
+        space: the supported configurations of every op.
         ops: the ops.
         precisions: the precisions; all by default.
     """
@@ -95,13 +95,13 @@ def why_int8(
     flow: QuantizationFlow,
     name: str,
 ) -> str:
-    """Why an op runs in INT8, or does not.
+    """Return the reason why an op runs in INT8, or does not.
 
     Args:
         graph: the model.
-        capabilities: op → what it can run in.
-        plan: what is said of the ops.
-        flow: what follows from that.
+        capabilities: op → its supported configurations.
+        plan: the configs of the ops.
+        flow: the quantization flow of the plan.
         name: the op.
     """
     op = graph[name]

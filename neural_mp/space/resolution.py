@@ -1,4 +1,4 @@
-"""What a plan comes down to: checked, filled in, and followed through the graph, once."""
+"""Resolution of plans: validation, completion and propagation through the graph, once per plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neural_mp.core.quantization_flow import QuantizationFlow, propagate_quantiz
 from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
 from neural_mp.space.capability import Capability
 
-#: Why an op is in 16 bits, or is not, where that does not follow from the lists.
+#: Reason for a 16-bit decision that does not follow from the lists.
 BY_PLAN = "the plan says so"
 
 
@@ -26,22 +26,23 @@ def paint_plan(
     effective: Mapping[str, Precision],
     obstacles: Mapping[str, str],
 ) -> Painting:
-    """Paint a graph in one 16-bit precision, from the ops that a plan has in it.
+    """Paint a graph in one 16-bit precision, starting at the ops that a plan puts there.
 
     Args:
         graph: the model.
         lists: the lists of the precision.
         precision: BF16 or FP16.
-        named: op → what the plan says of it; what it has in INT8, and is not, is left open.
-        effective: op → what it runs in, as far as that is settled: INT8 and the other 16-bit
+        named: op → its precision in the plan; ops in INT8 that cannot run in INT8 are left to the
+            lists.
+        effective: op → its effective precision, as far as settled: INT8 and the other 16-bit
             precision are boundaries.
-        obstacles: op → why it cannot run in the precision.
+        obstacles: op → reason why the op cannot run in the precision.
     """
     chosen, unable = {}, dict(obstacles)
     for op in graph:
         says, begins = named.get(op.name), lists.of(op.type) is AmpList.ALLOW
         if says is Precision.INT8:
-            continue  # in effect, and so a boundary; or not, and then for the lists to decide
+            continue  # Either a boundary, or left to the lists.
         if says is precision and not begins:
             chosen[op.name] = BY_PLAN
         elif says is Precision.FP32 or (begins and says is not precision):
@@ -57,10 +58,10 @@ def explain_plan(
     effective: Mapping[str, Precision],
     obstacles: Mapping[str, str],
 ) -> Painting:
-    """The painting that gives just these precisions, with a reason for every op.
+    """Return the painting that reproduces given precisions, with a reason for every op.
 
-    The lists explain as much as they can; only where they would decide otherwise is an op said to
-    be as it is because the plan says so.
+    The lists explain as many ops as possible; `BY_PLAN` is the reason only for ops on which the
+    lists would decide otherwise.
     """
     wanted = {op for op, p in effective.items() if p is precision}
     unable, chosen = dict(obstacles), dict[str, str]()
@@ -82,21 +83,21 @@ def _boundaries(effective: Mapping[str, Precision], precision: Precision) -> dic
     return {op: f"it runs in {p}" for op, p in effective.items() if p in settled}
 
 
-#: The ways of INT8 in which an op reads and writes real numbers.
+#: INT8 approaches with float inputs and outputs.
 _QUANTIZED_INSIDE = (Approach.DYNAMIC, Approach.WEIGHT_ONLY)
 
 
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """A plan that says all there is to say, with the flow of INT8 and 16 bits that follows.
+    """A complete plan with its propagation of INT8 and 16 bits through the graph.
 
-    `TuningSpace.resolve` makes it. Two resolved plans are equal when their plans are.
+    `TuningSpace.resolve` creates instances. Two resolved plans are equal if their plans are equal.
 
     Attributes:
-        plan: every decided op with its config; with ops in 16 bits, also those that follow them,
-            and those that could follow and do not, so that the plan means the same under other
-            lists.
-        flow: what every op effectively runs in, and where INT8 flows.
+        plan: the config of every tunable op. If ops run in 16 bits, also of the ops that follow
+            them, and of those that could follow and do not, so that the plan keeps its meaning
+            under other lists.
+        flow: the effective precision of every op, and the quantized tensors.
     """
 
     plan: PrecisionPlan
@@ -104,23 +105,23 @@ class ResolvedPlan:
 
     @property
     def effective(self) -> Mapping[str, Precision]:
-        """Op → what it effectively runs in."""
+        """Op → its effective precision."""
         return self.flow.effective
 
     @property
     def has_low_precision(self) -> bool:
-        """Whether any op runs in a lower precision; if not, the model stays as it was."""
+        """Whether any op runs in a lower precision; if not, the model stays unchanged."""
         return any(precision is not Precision.FP32 for precision in self.effective.values())
 
 
 @dataclass(frozen=True)
 class Resolver:
-    """What plans of a model are resolved by.
+    """Resolves the plans of a model.
 
     Attributes:
         graph: the model.
-        capabilities: op → what it can run in.
-        lists: 16-bit precision → the four lists by which ops follow those that a plan has in it.
+        capabilities: op → its supported configurations.
+        lists: 16-bit precision → the four lists that extend a plan's 16-bit ops to other ops.
         named: the ops that a resolved plan always names.
     """
 
@@ -130,21 +131,19 @@ class Resolver:
     named: frozenset[str]
 
     def resolve(self, plan: PrecisionPlan) -> ResolvedPlan:
-        """A plan, checked and filled in, with its flow.
+        """Return a plan validated and completed, with its flow.
 
         Raises:
-            UnknownOperatorError: the plan names an op the model does not have.
-            PlanError: it asks for a precision that an op cannot run in here.
+            UnknownOperatorError: the plan names an op that the model does not have.
+            PlanError: the plan requests a precision that an op does not support here.
         """
         checked = self._checked(plan)
         said = ResolvedPlan(checked, self._followed(checked))
-        meant = (
-            checked if said.has_low_precision else PrecisionPlan()
-        )  # nothing comes of what it says
+        meant = checked if said.has_low_precision else PrecisionPlan()  # the plan has no effect
         return replace(said, plan=self._filled_in(meant, said.effective))
 
     def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
-        """Why every op runs in a 16-bit precision, or does not, under a plan."""
+        """Return the reason for each op's 16-bit precision, or lack of one, under a plan."""
         return explain_plan(
             self.graph,
             self.lists.get(precision, FourLists()),
@@ -156,7 +155,7 @@ class Resolver:
     def _filled_in(
         self, checked: PrecisionPlan, effective: Mapping[str, Precision]
     ) -> PrecisionPlan:
-        """A plan that also says what follows from it."""
+        """Return a plan that also names the ops implied by the plan."""
         sixteen = _occurring_16_bits(effective)
         configs = {}
         for op in self.graph:
@@ -175,7 +174,7 @@ class Resolver:
         return PrecisionPlan(configs)
 
     def _checked(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """The plan, with what it says in shorthand written out."""
+        """Return the plan with abbreviated configs written out."""
         configs: dict[str, OpConfig] = {}
         for name, config in plan.items():
             if name not in self.graph:
@@ -188,7 +187,7 @@ class Resolver:
         return PrecisionPlan(configs)
 
     def _followed(self, plan: PrecisionPlan) -> QuantizationFlow:
-        """INT8 is decided first; then ops that the plan leaves open follow its 16-bit ops."""
+        """Propagate INT8 first; ops that the plan leaves open then follow the plan's 16-bit ops."""
         alone = frozenset(op for op, item in plan.items() if item.approach in _QUANTIZED_INSIDE)
         flow = propagate_quantization(self.graph, plan.precisions, alone)
         for precision in _occurring_16_bits(flow.effective):
@@ -205,7 +204,7 @@ class Resolver:
         return flow
 
     def _obstacles(self, precision: Precision) -> dict[str, str]:
-        """Op → why it cannot run in a precision."""
+        """Return op → reason why the op cannot run in a precision."""
         found = {name: item.refusal(precision) for name, item in self.capabilities.items()}
         return {name: why for name, why in found.items() if why is not None}
 
@@ -216,7 +215,7 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
     best = capability.config(config.precision)
     if best is None:
         if config.precision is Precision.INT8 and (op.fusion_group or op.quantize_agnostic):
-            return config  # runs along with the INT8 ops around it
+            return config  # fused into INT8 ops
         raise PlanError(
             f"op {op.name!r} ({op.type}) cannot run in {config.precision} here: "
             f"{capability.refusal(config.precision)}; "

@@ -1,4 +1,4 @@
-"""The room a strategy searches: what every op of a model may run in here."""
+"""The tuning space: every op of a model with its supported configurations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from neural_mp.errors import UnknownOperatorError, did_you_mean, error_path
 from neural_mp.space.capability import Capability, Constraints, OpConstraint
 from neural_mp.space.resolution import ResolvedPlan, Resolver
 
-#: Plans whose resolved form is kept.
+#: Maximum number of cached resolved plans.
 _KEPT = 32
 _EMULATED = "it is emulated here, and FP32 is faster"
 _NOT_REACHED = "calibration never came to it, so that the range of what it reads is not known"
@@ -32,15 +32,14 @@ _NOTHING_BEGINS = "nothing that it could follow runs in it natively here"
 
 @dataclass(frozen=True)
 class TuningSpace:
-    """Every op with what it may run in, after hardware and user constraints.
+    """Every op with its supported configurations, after hardware and user constraints.
 
     Attributes:
         graph: the model.
-        capabilities: op → what it can run in; every op of the graph has an entry.
-        lists: 16-bit precision → the four lists by which ops follow those that a plan has in it;
-            of a precision without lists, a plan decides every op by itself.
-        asked: ops with a 16-bit precision that a limit of the user's names for them in place of
-            INT8.
+        capabilities: op → its supported configurations; every op of the graph has an entry.
+        lists: 16-bit precision → the four lists that extend a plan's 16-bit ops to other ops; for a
+            precision without lists, a plan decides every op individually.
+        asked: pairs of an op and a 16-bit precision that a user constraint names in place of INT8.
     """
 
     graph: OpGraph
@@ -49,10 +48,10 @@ class TuningSpace:
     asked: frozenset[tuple[str, Precision]] = frozenset()
 
     def choices(self, name: str) -> tuple[OpConfig, ...]:
-        """What a plan may say of an op, best first.
+        """Return the configs that a plan may choose for an op, best first.
 
-        Of the 16-bit precisions, those that have its type on the ALLOW list; in the others it
-        follows the ops around it, unless a plan says otherwise.
+        16-bit precisions are included only if their ALLOW list contains the op's type; otherwise,
+        the op follows its neighbours, unless a plan names the precision.
         """
         return tuple(
             config
@@ -61,14 +60,14 @@ class TuningSpace:
         )
 
     def choice(self, name: str, precision: Precision) -> OpConfig | None:
-        """The best of an op's choices in a precision; None if it has none there."""
+        """Return the best of an op's choices in a precision; None if there is no such choice."""
         return next((c for c in self.choices(name) if c.precision is precision), None)
 
     @cached_property
     def contractions(self) -> tuple[Op, ...]:
-        """Convolutions, matrix products and what else the lists always allow in 16 bits.
+        """Convolutions, matrix products and all other ops on an ALLOW list.
 
-        A plan names them even if they have no choice but FP32.
+        A plan names contractions even if FP32 is their only choice.
         """
         return tuple(
             op
@@ -82,12 +81,12 @@ class TuningSpace:
 
     @cached_property
     def tunable_ops(self) -> tuple[str, ...]:
-        """The ops a plan has to decide, in the graph's order: those that have a choice."""
+        """The ops with more than one choice, which a plan decides; in the graph's order."""
         return tuple(op.name for op in self.graph if len(self.choices(op.name)) > 1)
 
     @cached_property
     def digest(self) -> str:
-        """A digest of every op with what it may run in: equal in another process, too."""
+        """Digest of all ops and their supported configurations; equal in all processes."""
         said = hashlib.sha256()
         for op in self.graph:
             found = self.capabilities[op.name]
@@ -97,35 +96,35 @@ class TuningSpace:
         return said.hexdigest()
 
     def fastest_plan(self) -> PrecisionPlan:
-        """Every op in the best of its choices: the first guess of most strategies."""
+        """Return the plan with every op in its best choice: most strategies start here."""
         return PrecisionPlan({op: self.choices(op)[0] for op in self.tunable_ops})
 
     @cached_property
     def int8_ops(self) -> frozenset[str]:
-        """The decided ops that can read their inputs in INT8, with ranges from calibration."""
+        """The tunable ops that support static INT8: quantized inputs with calibrated ranges."""
         return frozenset(
             op for op in self.tunable_ops if Approach.STATIC in self.capabilities[op].approaches
         )
 
     @cached_property
     def tensors(self) -> tuple[QuantizedTensor, ...]:
-        """The tensors that are stored in INT8 when every op that can runs in INT8."""
+        """The quantized tensors if every op that supports static INT8 runs in INT8."""
         return quantized_tensors(self.graph, self.int8_ops)
 
     @cached_property
     def tied_ops(self) -> tuple[frozenset[str], ...]:
-        """Decided ops that share a quantized tensor, one group a tensor.
+        """Tunable ops that share a quantized tensor, one group per tensor.
 
-        Putting one of them back to float while another keeps the tensor quantized does not take
-        away the noise of that tensor.
+        If one op of a group falls back while another keeps the tensor quantized, the noise of the
+        tensor remains.
         """
         return tuple(dict.fromkeys(tensor.ops for tensor in self.tensors))
 
     @cached_property
     def decision_groups(self) -> tuple[tuple[str, ...], ...]:
-        """The decided ops, those together that read one quantized tensor: one decision each.
+        """The tunable ops, grouped by the quantized tensors that they read: one decision per group.
 
-        In the graph's order, by the first of each.
+        Groups are in the graph's order, by their first op.
         """
         group: dict[str, list[str]] = {op: [op] for op in self.tunable_ops}
         for tensor in self.tensors:
@@ -141,23 +140,23 @@ class TuningSpace:
 
     @cached_property
     def usable_precisions(self) -> tuple[Precision, ...]:
-        """All precisions that some decided op can run in."""
+        """All precisions that some tunable op supports."""
         found = {p for op in self.tunable_ops for p in self.capabilities[op].precisions}
         return tuple(precision for precision in Precision if precision in found)
 
     def fp32_plan(self) -> PrecisionPlan:
-        """Every op in FP32."""
+        """Return the plan with every op in FP32."""
         return self.resolve(PrecisionPlan()).plan
 
     def restricted_to(self, precisions: Iterable[Precision]) -> TuningSpace:
-        """The space with only these precisions, and FP32, which always stays."""
+        """Return the space with these precisions only, and FP32, which is always kept."""
         kept = {*precisions, Precision.FP32}
         return self._filtered(lambda name, config: config.precision in kept)
 
     def without_emulated(self, kept: Collection[Precision]) -> TuningSpace:
-        """The space without 16 bits that are computed in FP32 and rounded: FP32 itself is faster.
+        """Return the space without emulated 16-bit precisions, which are slower than FP32.
 
-        A precision in which no op begins any more goes as a whole, since nothing can follow.
+        A precision without any op left to choose it is removed entirely, since no op can follow.
 
         Args:
             kept: precisions that stay, emulated or not.
@@ -178,17 +177,17 @@ class TuningSpace:
         return replace(left, capabilities=capabilities)
 
     def with_int8(self, approaches: Iterable[Approach]) -> TuningSpace:
-        """The space with INT8 in these of its ways only."""
+        """Return the space with these INT8 approaches only."""
         kept = {*approaches, None}
         return self._filtered(lambda name, config: config.approach in kept)
 
     def reached_by(self, seen: Collection[str]) -> TuningSpace:
-        """The space without the INT8 of ops whose range is not known: those of a branch not taken.
+        """Return the space without static INT8 for ops that calibration did not reach.
 
-        Ways of INT8 that need no range from calibration stay.
+        INT8 approaches that need no calibrated range stay.
 
         Args:
-            seen: the tensors that calibration saw values of.
+            seen: the tensors that calibration observed.
         """
         space = self
         while unseen := observable_tensors(space.graph, space.int8_ops).difference(seen):
@@ -199,7 +198,7 @@ class TuningSpace:
         return space
 
     def _needing(self, tensors: Iterable[str]) -> Iterator[str]:
-        """The ops of `int8_ops` that read or write some of these tensors in INT8."""
+        """Yield the ops of `int8_ops` that read or write some of these tensors in INT8."""
         for tensor in tensors:
             ops = self.graph.consumers(tensor)
             if tensor in self.graph:
@@ -218,11 +217,11 @@ class TuningSpace:
         return replace(space, capabilities=capabilities)
 
     def constrained(self, constraints: Constraints) -> TuningSpace:
-        """The space cut down by the user's limits; FP32 is never taken away.
+        """Return the space reduced by user constraints; FP32 is always kept.
 
         Raises:
-            UnknownOperatorError: a name or pattern matches no op and no layer, or a type is none
-                of an op or layer.
+            UnknownOperatorError: a name or pattern matches no op and no layer, or no op or layer
+                has a named type.
         """
         known = {kind for op in self.graph for kind in op.types}
         for op_type in constraints.optype_wise:
@@ -255,7 +254,7 @@ class TuningSpace:
         return replace(self._filtered(allowed), asked=self.asked | asked)
 
     def _matching(self, pattern: str) -> list[str]:
-        """The ops that a name or pattern stands for: of an op, or of a layer and all in it."""
+        """Return the ops matched by a name or pattern of an op, or of a layer and its contents."""
         named = [op.name for op in self.graph if op.name == pattern or pattern in _layers(op)]
         if named:
             return named
@@ -285,11 +284,11 @@ class TuningSpace:
         return replace(self, capabilities=capabilities)
 
     def resolve(self, plan: PrecisionPlan) -> ResolvedPlan:
-        """A plan, checked and filled in, with the flow of INT8 and 16 bits that follows from it.
+        """Return a plan validated and completed, with its propagation of INT8 and 16 bits.
 
         Raises:
-            UnknownOperatorError: the plan names an op the model does not have.
-            PlanError: it asks for a precision that an op cannot run in here.
+            UnknownOperatorError: the plan names an op that the model does not have.
+            PlanError: the plan requests a precision that an op does not support here.
         """
         return self._resolve(plan)
 
@@ -300,19 +299,19 @@ class TuningSpace:
 
     @cached_property
     def _resolve(self) -> Callable[[PrecisionPlan], ResolvedPlan]:
-        # Strategies and the tuner ask for the same plans in turn.
+        # Strategies and the tuner resolve the same plans alternately.
         return lru_cache(maxsize=_KEPT)(self._resolver.resolve)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields without what was computed from them, which another process computes anew."""
+        """Return the fields without cached properties, which another process recomputes."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
-        """Why every op runs in a 16-bit precision, or does not, under a plan."""
+        """Return the reason for each op's 16-bit precision, or lack of one, under a plan."""
         return self._resolver.painting(plan, precision)
 
     def with_local_weight_ranges(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """A plan of another machine, its weights in the ranges that are right on this one."""
+        """Return a plan of another machine with weight ranges that are exact on this machine."""
         known = {op: self.capabilities[op] for op in plan if op in self.capabilities}
         return plan.replacing({op: c.with_right_weight(plan[op]) for op, c in known.items()})
 

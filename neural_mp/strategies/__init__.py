@@ -1,4 +1,4 @@
-"""The search strategies and their registry: one file each, third parties by entry point."""
+"""Search strategies and their registry: one file each; third-party ones by entry point."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from importlib import metadata
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.strategies.base import Probe, Search, Strategy, TuningProblem
 
-#: Where third parties announce strategies of their own.
+#: Entry-point group of third-party strategies.
 ENTRY_POINT_GROUP = "neural_mp.strategies"
 
-#: What is used where the user names none.
+#: Default strategy.
 DEFAULT = "mincut"
 
 
 def strategy_classes() -> dict[str, type[Strategy]]:
-    """Name → strategy."""
-    # Not at the top: they import what takes long, and a search is still far off.
+    """Return name → strategy class."""
+    # Imported on demand: Optuna is slow to import.
     from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
     from neural_mp.strategies.basic import Basic
     from neural_mp.strategies.bayesian import Bayesian
@@ -50,10 +50,10 @@ def strategy_classes() -> dict[str, type[Strategy]]:
 
 
 def strategy_named(name: str) -> Strategy:
-    """A strategy by its name.
+    """Return a new strategy by its name.
 
     Raises:
-        ConfigurationError: there is none of that name.
+        ConfigurationError: no strategy has this name.
     """
     known = strategy_classes()
     if name not in known:

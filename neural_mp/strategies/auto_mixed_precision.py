@@ -1,4 +1,4 @@
-"""`auto_mixed_precision`: 16 bits and FP32 only, back by type, then op by op from the outputs."""
+"""`auto_mixed_precision`: 16 bits and FP32; fallback by type, then op by op from the outputs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from neural_mp.strategies.basic import Basic, fallback_groups, op_by_op
 
 
 class AutoMixedPrecision(Basic):
-    """The strategy Intel Neural Compressor calls `auto_mixed_precision`. INT8 is never used.
+    """Intel Neural Compressor's `auto_mixed_precision`, which never uses INT8.
 
-    1. All ops on the ALLOW list in 16 bits, and what follows them by the four lists; where both
-       BF16 and FP16 were asked for, in each, and of those the one that lost less is the base.
-    2. One op type after the other back to FP32, types that only follow among them.
-    3. Each op back alone, from the outputs to the inputs, until one meets the target; if none
-       does, again in order of what each gained, those before included. Within the type that
-       helped, if one did.
-    4. When that met the target, what brought nothing on the way is in 16 bits again.
+    1. Put all ops on the ALLOW list in 16 bits; others follow by the four lists. If both BF16 and
+       FP16 were requested, try each and continue from the one with the smaller loss.
+    2. One op type after the other falls back to FP32, including types that only follow.
+    3. Each op falls back alone, from the outputs to the inputs, until a plan meets the target;
+       otherwise cumulatively, in order of their gain. If a type helped in step 2, only its ops.
+    4. If a plan of step 3 meets the target, ops whose fallback had no effect return to 16 bits.
 
     The published strategy ends with the first plan that meets the target, so a type that helped
-    stays in FP32 as a whole, and there is no step 4.
+    stays in FP32 as a whole, without step 4.
 
-    Without INT8 no ops share a quantized tensor, so each is decided by itself. Where no 16-bit
-    precision was asked for, nothing is proposed.
+    Without INT8 no ops share a quantized tensor, so each op is decided individually. If no 16-bit
+    precision was requested, nothing is proposed.
 
     Source: `strategy/auto_mixed_precision.py`.
     """
@@ -36,7 +35,7 @@ class AutoMixedPrecision(Basic):
     name = "auto_mixed_precision"
 
     def search(self, problem: TuningProblem) -> Search:
-        """See the class."""
+        """Search as described in the class."""
         base: tuple[TuningProblem, PrecisionPlan] | None = None
         least_harm = inf
         for precision in (p for p in problem.precisions if p.is_16_bit):
@@ -59,7 +58,7 @@ class AutoMixedPrecision(Basic):
         helped: frozenset[str],
         target: Precision,
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-        """Steps 3 and 4; whether the target was met."""
+        """Run steps 3 and 4; return whether a plan met the target."""
         units = fallback_groups(problem, base, helped)
         return (yield from op_by_op(problem, base, units[::-1], target))
 

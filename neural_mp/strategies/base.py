@@ -1,4 +1,4 @@
-"""The contract of a strategy: plans out, trials in; no framework, no files, no clock."""
+"""Interface of strategies: proposed plans out, trials in; without framework, files or clock."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.space import TuningSpace
 
-#: What `Strategy.search` is: it yields rounds of independent plans and is sent their trials.
+#: Generator of `Strategy.search`: yields rounds of independent plans and receives their trials.
 Search = Generator[list[PrecisionPlan], list[Trial], None]
 
 
 class Probe:
-    """What can be measured beyond calibration, without spending an evaluation.
+    """Measurements beyond calibration that cost no evaluation.
 
-    It is taken when first asked for, and kept with the run. This one knows nothing: what a strategy
-    finds unknown it must do without.
+    Each is made on first use and stored with the run. This base class measures nothing, and
+    strategies must work without any measurement.
     """
 
     def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
-        """The power of a plan's errors at the outputs, as a share of FP32's outputs' power.
+        """Return the NSR at the outputs of a plan's model, on a few calibration samples.
 
-        On a few calibration samples; 1e9 for a plan that cannot be converted or gives NaN.
-        None where nothing can be measured, or what may be spent on it is.
+        1e9 for a plan that cannot be converted or yields NaN. None if measurement is impossible, or
+        its budget is spent.
 
         Args:
             plan: the plan.
-            alone: the tensor or op that alone is in a lower precision, for people who ask later
-                what its noise does; None where there are several.
+            alone: the only tensor or op in lower precision, for later reports on its noise; None if
+                there are several.
         """
         return None
 
     def times(self) -> OpTimings:
-        """How long ops and conversions take; empty where that was not measured."""
+        """Return the times of ops and conversions; empty if not measured."""
         return OpTimings()
 
     def times_within(self, plan: PrecisionPlan) -> OpTimings | None:
-        """The same, with the ops of a plan timed within the model that it comes to.
+        """Return the times of ops and conversions, with a plan's ops timed within its model.
 
-        None where that cannot be measured.
+        None if measurement is impossible.
         """
         return None
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
-        """Seconds a batch of every plan's model, in turn; infinite for one that cannot be made.
+        """Return seconds per batch of every plan's model, interleaved; infinite if not convertible.
 
-        None where that cannot be measured.
+        None if measurement is impossible.
         """
         return None
 
     def weight_sensitivity(self) -> Mapping[str, float]:
-        """Op → harm of rounding its weight to INT8, by second derivatives (HAWQ-V2).
+        """Return op → sensitivity to INT8 rounding of its weight, by second derivatives (HAWQ-V2).
 
         Raises:
             ConversionError: the framework has no gradients.
@@ -67,15 +67,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class TuningProblem:
-    """What a strategy is given.
+    """The input of a strategy.
 
     Attributes:
-        space: what every op may run in.
-        observations: what calibration saw.
-        precisions: what the user asked for, FP32 aside.
-        seed: for strategies that draw at random.
-        objectives: what is made small → its weight: `performance`, `footprint`, `modelsize`.
-        probe: what else can be measured.
+        space: the supported configurations of every op.
+        observations: the result of calibration.
+        precisions: the precisions that the user requested, besides FP32.
+        seed: for random strategies.
+        objectives: objective to minimize → weight: `performance`, `footprint`, `modelsize`.
+        probe: further measurements.
     """
 
     space: TuningSpace
@@ -89,17 +89,17 @@ class TuningProblem:
 
 
 class Strategy(ABC):
-    """One way to search for the fastest plan that meets the target."""
+    """A search method for the fastest plan that meets the target."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def search(self, problem: TuningProblem) -> Search:
-        """Yield plans that can be tried side by side; receive their trials.
+        """Yield rounds of independent plans and receive their trials.
 
-        The generator returns when it cannot hope for a better plan. It need not remember what it
-        tried before: the tuner answers a repeated plan from history.
+        The generator returns when it expects no better plan. It may repeat plans: the tuner answers
+        repeated plans from history.
 
-        What it proposes follows from the problem, the seed and the trials alone, so that a run that
-        was cut off proposes the same again.
+        Proposals must depend on the problem, the seed and the trials only, so that a resumed run
+        repeats the proposals of the interrupted one.
         """

@@ -1,4 +1,4 @@
-"""`basic`: everything low, then fall back by type, then op by op, until the target is met."""
+"""`basic`: lowest precision first, then fallback by type and by op until the target is met."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from neural_mp.strategies.base import Search, Strategy, TuningProblem
 
 @dataclass(frozen=True)
 class FallbackGroup:
-    """Ops that fall back together, and those among them that only wrote the shared tensor."""
+    """Ops that fall back together, and those among them that only produce the shared tensor."""
 
     ops: frozenset[str]
     producers: frozenset[str] = frozenset()
@@ -24,26 +24,26 @@ class FallbackGroup:
 
 
 class Basic(Strategy):
-    """The strategy Intel Neural Compressor calls `basic`, on quantized tensors instead of ops.
+    """Intel Neural Compressor's `basic`, on quantized tensors instead of ops.
 
-    1. All ops as low as they can, with each calibration algorithm in turn.
-    2. Of what fails, one op type after the other back to a higher precision.
-    3. Op by op in order of impact, accumulating; within the type that helped, if one did. Ops
-       that share a quantized tensor fall back together, since one alone changes nothing.
-    4. When that met the target, what brought nothing on the way is lowered again, and then the
-       ops that only wrote the shared tensors.
+    1. All ops in their lowest precision, with each calibration algorithm.
+    2. If these miss the target, one op type after the other falls back to a higher precision.
+    3. Ops fall back cumulatively in order of impact; if a type helped in step 2, only its ops. Ops
+       that share a quantized tensor fall back together, since a single one has no effect.
+    4. If a plan of step 3 meets the target, ops whose fallback had no effect are lowered again,
+       then the ops that only produce the shared tensors.
 
-    Where all low meets the target and is slower than FP32, types fall back, and that is all.
+    If the plan of step 1 meets the accuracy target but is slower than FP32, only step 2 follows.
 
-    A plan that leaves nothing in a lower precision is never proposed: it is the model as it was.
+    A plan without any lower precision is never proposed, because the model would stay unchanged.
 
-    Steps 2 and 3 are tried with the 16-bit precision first, where one was asked for, then FP32.
+    Steps 2 and 3 fall back to a requested 16-bit precision first, then to FP32.
     """
 
     name = "basic"
 
     def search(self, problem: TuningProblem) -> Search:
-        """See the class."""
+        """Search as described in the class."""
         if not problem.space.resolve(problem.space.fastest_plan()).has_low_precision:
             return
         best, trial = yield from _try_algorithms(problem)
@@ -55,7 +55,7 @@ class Basic(Strategy):
             yield from self.fall_back(problem, best)
 
     def fall_back(self, problem: TuningProblem, base: PrecisionPlan) -> Search:
-        """Steps 2 to 4, from a plan that missed the target."""
+        """Run steps 2 to 4, from a plan that missed the target."""
         for target in fallback_precisions(problem):
             helped = yield from _by_type(problem, base, target)
             if not helped and (yield from _by_several_types(problem, base, target)):
@@ -71,12 +71,12 @@ class Basic(Strategy):
         helped: frozenset[str],
         target: Precision,
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-        """Steps 3 and 4; whether the target was met.
+        """Run steps 3 and 4; return whether a plan met the target.
 
         Args:
-            problem: what is searched.
+            problem: the tuning problem.
             base: the plan that missed the target.
-            helped: the ops of the type whose fallback met it; none where no type did.
+            helped: the ops of the type whose fallback met the target; empty if there is none.
             target: the precision to fall back to.
         """
         units = fallback_groups(problem, base, helped)
@@ -86,9 +86,9 @@ class Basic(Strategy):
 def _try_algorithms(
     problem: TuningProblem,
 ) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan, Trial]]:
-    """The plan with all ops as low as they can that lost least, and its trial.
+    """Try all ops in their lowest precision; return the plan with the least loss, and its trial.
 
-    No more are tried once one meets the target, however slow it is: algorithms do not differ there.
+    Ends when an algorithm meets the accuracy target, even if slow: all are equally fast.
     """
     start = problem.space.fastest_plan()
     calibrated = [_with_algorithm(problem.space, start, a) for a in RANGE_ALGORITHMS]
@@ -105,7 +105,7 @@ def _try_algorithms(
 def _with_algorithm(
     space: TuningSpace, plan: PrecisionPlan, algorithm: CalibrationAlgorithm
 ) -> PrecisionPlan | None:
-    """The plan with another calibration algorithm; None if no op offers it."""
+    """Return the plan with another calibration algorithm; None if no op supports it."""
     changes: dict[str, OpConfig] = {}
     offered = Precision.INT8 not in plan.counts()
     for op, config in plan.items():
@@ -119,7 +119,7 @@ def _with_algorithm(
 
 
 def fallback_precisions(problem: TuningProblem) -> list[Precision]:
-    """What ops fall back to: a 16-bit precision above the lowest, where asked for, then FP32."""
+    """Return the precisions to fall back to: requested 16 bits above the lowest, then FP32."""
     between = [p for p in problem.precisions if p.is_16_bit]
     lowest = min(problem.precisions, key=lambda p: p.bits, default=Precision.FP32)
     return [*(p for p in between if p.bits > lowest.bits), Precision.FP32]
@@ -128,9 +128,9 @@ def fallback_precisions(problem: TuningProblem) -> list[Precision]:
 def at_precision(
     space: TuningSpace, plan: PrecisionPlan, ops: Iterable[str], target: Precision
 ) -> PrecisionPlan:
-    """The plan with some ops in another precision, FP32 where they cannot run in the target.
+    """Return the plan with some ops in another precision, or in FP32 if it is ineligible.
 
-    Those that run in the target only where the ops around them do follow these from now on.
+    Ops that can only follow their neighbours into the target precision are removed from the plan.
     """
     changes: dict[str, OpConfig] = {}
     followers = set()
@@ -143,13 +143,13 @@ def at_precision(
 
 
 def lowered_ops(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
-    """The decided ops that a plan has in a lower precision."""
+    """Return the tunable ops that a plan has in a lower precision."""
     low = {op for op, config in plan.items() if config.precision is not Precision.FP32}
     return [op for op in problem.space.tunable_ops if op in low]
 
 
 def _grouped(space: TuningSpace, ops: Iterable[str]) -> dict[str, list[str]]:
-    """Op type → those of the ops that are of it."""
+    """Return op type → ops of this type."""
     by_type: dict[str, list[str]] = {}
     for op in ops:
         by_type.setdefault(space.graph[op].type, []).append(op)
@@ -159,9 +159,9 @@ def _grouped(space: TuningSpace, ops: Iterable[str]) -> dict[str, list[str]]:
 def _by_type(
     problem: TuningProblem, base: PrecisionPlan, target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], frozenset[str]]:
-    """One op type after the other: the ops of the first whose fallback meets the target, if any.
+    """Fall back one op type after the other; return the ops of the first that meets the target.
 
-    Types that only follow others in 16 bits are among them.
+    Types that only follow others into 16 bits are included.
     """
     space = problem.space
     by_type = _grouped(space, [*lowered_ops(problem, base), *_followers(problem, base, target)])
@@ -178,7 +178,7 @@ def _by_type(
 def _by_several_types(
     problem: TuningProblem, base: PrecisionPlan, target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-    """All types that only follow, at once; those that need not go back one by one, if that met."""
+    """Fall back all following types at once; if that meets the target, lower each again."""
     by_type = _grouped(problem.space, _followers(problem, base, target))
     if len(by_type) < 2:
         return False
@@ -200,7 +200,7 @@ def _by_several_types(
 
 
 def _followers(problem: TuningProblem, base: PrecisionPlan, target: Precision) -> list[str]:
-    """The ops that a plan does not name, but that 16 bits spread to, and harm."""
+    """Return ops outside the plan that 16 bits spread to, by the INFER list."""
     if target is not Precision.FP32:
         return []
     space, effective = problem.space, problem.space.resolve(base).effective
@@ -216,7 +216,7 @@ def _followers(problem: TuningProblem, base: PrecisionPlan, target: Precision) -
 def fallback_groups(
     problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str]
 ) -> list[FallbackGroup]:
-    """What falls back as one, worst first; of what helped by type, only that."""
+    """Return the groups that fall back together, worst first; only the helpful ones, if any."""
     low = set(lowered_ops(problem, base))
     units = []
     for tensor in problem.space.tensors:
@@ -237,7 +237,7 @@ def fallback_groups(
 def op_by_op(
     problem: TuningProblem, base: PrecisionPlan, units: list[FallbackGroup], target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-    """Raise one unit after the other, those before included; whether the target was met."""
+    """Raise the groups cumulatively; return whether a plan met the target."""
     space = problem.space
     if not any(unit.noise for unit in units):
         units = yield from _ranked_by_trial(problem, base, units, target)
@@ -246,7 +246,7 @@ def op_by_op(
     for count, unit in enumerate(units, start=1):
         plan = at_precision(space, plan, unit.ops, target)
         if not space.resolve(plan).has_low_precision:
-            # The last unit may be all that the useful ones lack.
+            # The last group may be the only one missing among the useful ones.
             return (yield from _only_these(problem, base, [*useful, unit], units, target))
         (trial,) = yield [plan]
         if trial.ranking_loss < least_harm:
@@ -266,7 +266,7 @@ def _only_these(
     raised: list[FallbackGroup],
     target: Precision,
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-    """With only those units raised that lessened the harm, then without their writers.
+    """Raise only the groups that reduced the loss, then lower their producers again.
 
     Returns:
         Whether a plan tried here met the target.
@@ -284,7 +284,7 @@ def _only_these(
 def _ranked_by_trial(
     problem: TuningProblem, base: PrecisionPlan, units: list[FallbackGroup], target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], list[FallbackGroup]]:
-    """Where calibration says nothing of impact: raise each unit alone and see."""
+    """Rank groups by trials of each alone, if calibration has no data on their impact."""
     harms = []
     for unit in units:
         plan = at_precision(problem.space, base, unit.ops, target)
@@ -302,7 +302,7 @@ def _ranked_by_trial(
 def _lower_producers(
     space: TuningSpace, base: PrecisionPlan, plan: PrecisionPlan, raised: list[FallbackGroup]
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-    """Lower again what only wrote the tensors that are now float, in one try; whether it met."""
+    """Lower all mere producers of raised tensors in one trial; return whether it met the target."""
     readers = {op for unit in raised for op in unit.ops - unit.producers}
     writers = {op for unit in raised for op in unit.producers} - readers
     if not writers:

@@ -1,4 +1,4 @@
-"""`bayesian`: plans where a Gaussian process expects the most."""
+"""`bayesian`: Bayesian optimization with a Gaussian process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Bayesian(OptunaStrategy):
-    """The strategy Intel Neural Compressor calls `bayesian`: Bayesian optimization.
+    """Intel Neural Compressor's `bayesian`: Bayesian optimization.
 
-    1. Everything as low as it can, then plans at random, 10 in all.
-    2. A Gaussian process is fitted to the plans tried so far, and the next plan is the one with the
-       highest expected improvement over the best of them. Done by Optuna's `GPSampler`, with torch.
+    1. The lowest precisions, then random plans, 10 in total.
+    2. A Gaussian process is fitted to the trials; the next plan has the highest expected
+       improvement over the best one. Uses Optuna's `GPSampler`, which requires torch.
 
-    For when it ends and what is better, see `Sampled`. The published strategy leaves precisions
-    alone and chooses among the ways of INT8; here it is the other way round.
+    For the objective and the end of the search, see `OptunaStrategy`. The published strategy
+    chooses among INT8 approaches; this one chooses precisions.
 
     Source: `tuning_strategies.md`, "Bayesian".
 
@@ -30,11 +30,11 @@ class Bayesian(OptunaStrategy):
     """
 
     name = "bayesian"
-    # Having learned nothing in between, it would draw the same again, and slowly.
+    # Without a new trial, the sampler would repeat its draw, and slowly.
     repeats: ClassVar[int] = 1
 
     def __init__(self) -> None:
-        # At once, and not after the baseline was evaluated.
+        # Fail at once instead of after evaluating the baseline.
         if find_spec("torch") is None:
             raise ConfigurationError(
                 "strategy 'bayesian' needs torch, which is not installed; "

@@ -1,4 +1,4 @@
-"""`conservative`: from FP32 down, one op type after the other, keeping what still passes."""
+"""`conservative`: lower one op type after the other from FP32, keeping those that pass."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import at_precision, lowered_ops
 from neural_mp.strategies.decisions import Decision
 
-#: What op types are called that have their turn first, in this order, in all frameworks' words.
+#: Op types tried first, in this order: substrings of the names in all frameworks.
 _FIRST = ("conv", "matmul", "linear", "gemm", "dense")
 
 
 class Conservative(Strategy):
-    """The tuning that Intel Neural Compressor calls conservative, its quantization level 0.
+    """Intel Neural Compressor's conservative tuning, its quantization level 0.
 
-    1. From FP32, all ops of one type into the lowest precision: convolutions, then matrix
+    1. From FP32, lower all ops of one type to the lowest precision: convolutions, then matrix
        products, then the other types, those with most ops first.
-    2. A type that still meets the accuracy target stays low; one that does not is FP32 again.
-    3. So with every type, whatever became of those before.
-    4. What is still in FP32 has another turn, type by type, in each 16-bit precision.
+    2. Keep the type low if the plan still meets the accuracy target; otherwise revert it to FP32.
+    3. Continue with every type, whatever the result of those before.
+    4. Repeat with each 16-bit precision for the ops that are still in FP32.
 
-    Ops that read one quantized tensor move together, with the type among theirs that is first.
-    Whether a plan is fast does not count on the way, since it may be so with the next type only.
+    Ops that read one quantized tensor are lowered together, with the first of their types. Latency
+    is ignored during the search, since the next type may make a slow plan fast.
 
-    Source: `tuning_strategies.md`, "Conservative Tuning", and `strategy/conservative.py`, which
-    leaves out all types but convolutions and products.
+    Source: `tuning_strategies.md`, "Conservative Tuning", and `strategy/conservative.py`, which is
+    limited to convolutions and matrix products.
     """
 
     name = "conservative"
 
     def search(self, problem: TuningProblem) -> Search:
-        """See the class."""
+        """Search as described in the class."""
         space = problem.space
         kept = PrecisionPlan(dict.fromkeys(space.tunable_ops, FP32))
         types = _decisions_by_type(space)
@@ -54,7 +54,7 @@ class Conservative(Strategy):
 
 
 def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
-    """The decisions of each op type, in the order of their turns."""
+    """Return the decisions of each op type, in the order of trials."""
     counts = Counter(space.graph[op].type for op in space.tunable_ops)
 
     def turn(op_type: str) -> tuple[int, int, str]:
@@ -70,6 +70,6 @@ def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
 
 
 def _open(problem: TuningProblem, plan: PrecisionPlan, decisions: list[Decision]) -> list[str]:
-    """The ops of those decisions that a plan has nothing of in a lower precision."""
+    """Return the ops of those decisions that have no op in a lower precision."""
     low = set(lowered_ops(problem, plan))
     return [op for ops in decisions if low.isdisjoint(ops) for op in ops]

@@ -1,4 +1,4 @@
-"""What strategies share that put decisions back to a higher precision, worst first."""
+"""Decisions (groups of ops with one precision): sensitivity, fallback and enumeration."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import TuningProblem
 from neural_mp.strategies.basic import at_precision, lowered_ops
 
-#: Ops that move together (see `TuningSpace.decisions`).
+#: Ops that change precision together (see `TuningSpace.decision_groups`).
 Decision = tuple[str, ...]
 
 
 def low_decisions(problem: TuningProblem, plan: PrecisionPlan) -> list[Decision]:
-    """The decisions that a plan has in a lower precision, in the graph's order."""
+    """Return the decisions with an op in a lower precision, in the graph's order."""
     low = set(lowered_ops(problem, plan))
     return [ops for ops in problem.space.decision_groups if not low.isdisjoint(ops)]
 
 
 def noise_read(problem: TuningProblem, ops: Iterable[str]) -> float:
-    """The noise that calibration saw in the quantized tensors that some ops read."""
+    """Return the summed NSR of the quantized tensors that some ops read."""
     readers = set(ops)
     return sum(
         problem.observations.nsr.get(tensor.name, 0.0)
@@ -36,15 +36,14 @@ def noise_read(problem: TuningProblem, ops: Iterable[str]) -> float:
 def output_noises(
     problem: TuningProblem, plans: Iterable[PrecisionPlan], alone: Iterable[str | None] = ()
 ) -> list[float] | None:
-    """The noise at the outputs of every plan; None if the probe leaves one of them unknown.
+    """Return the output noise of every plan; None if that of any plan is unavailable.
 
-    All or none, because nothing else that is known compares with this noise.
+    All or none, because output noise is not comparable with any other measure.
 
     Args:
-        problem: what is searched.
+        problem: the tuning problem.
         plans: the plans.
-        alone: for every plan, what alone is in a lower precision in it; empty where there are
-            several.
+        alone: the only tensor or op in lower precision, for every plan; empty if there are several.
     """
     noises = []
     for plan, name in zip_longest(plans, alone):
@@ -61,16 +60,16 @@ def fall_back_one_by_one(
     order: Sequence[Decision],
     target: Precision,
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-    """One decision after the other back to a higher precision, those before it included.
+    """Let one decision after the other fall back, cumulatively, until the target is met.
 
     Args:
-        problem: what is searched.
+        problem: the tuning problem.
         base: the plan that missed the target.
-        order: the decisions, first things first.
-        target: the precision to go back to.
+        order: the decisions, first to fall back first.
+        target: the precision to fall back to.
 
     Returns:
-        Whether the target was met, with which it ends.
+        Whether a plan met the target.
     """
     plan = base
     before = problem.space.resolve(base)
@@ -88,21 +87,21 @@ def fall_back_one_by_one(
     return False
 
 
-#: The precision of every decision, in the order of `TuningSpace.decisions`.
+#: The precision of every decision, in the order of `TuningSpace.decision_groups`.
 Combination = tuple[Precision, ...]
 
 
 def levels(space: TuningSpace, ops: Decision) -> tuple[Precision, ...]:
-    """The precisions that a decision can be put in: those of any of its ops, lowest first."""
+    """Return the precisions that any op of a decision supports, lowest first."""
     found = {p for op in ops for p in space.capabilities[op].precisions} | {Precision.FP32}
     return tuple(precision for precision in Precision if precision in found)
 
 
 def plan_of(space: TuningSpace, combination: Combination) -> PrecisionPlan:
-    """The plan that has every decision in its precision.
+    """Return the plan with every decision in its precision.
 
-    An op that lacks the precision of its decision runs in FP32; one that has it only where the ops
-    around it do is left out, and follows these.
+    An op without support for the precision of its decision runs in FP32; an op that can only follow
+    its neighbours is left out.
     """
     plan = PrecisionPlan()
     for precision in dict.fromkeys(combination):
@@ -117,7 +116,7 @@ def plan_of(space: TuningSpace, combination: Combination) -> PrecisionPlan:
 
 
 def combinations(choices: Sequence[tuple[Precision, ...]]) -> Iterator[Combination]:
-    """All of them: the lowest first, then with one decision raised, then with two, and so on.
+    """Yield all combinations: the lowest first, then with one decision raised, with two, and so on.
 
     Args:
         choices: the levels of every decision, lowest first.

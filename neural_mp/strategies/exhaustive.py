@@ -1,4 +1,4 @@
-"""`exhaustive`: every plan there is."""
+"""`exhaustive`: all plans."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.decisions import combinations, levels, plan_of
 
-#: Plans a round: none depends on the trial of another.
+#: Plans per round.
 _ROUND = 8
 
 
 class Exhaustive(Strategy):
-    """The strategy Intel Neural Compressor calls `exhaustive`.
+    """Intel Neural Compressor's `exhaustive`.
 
-    Every combination of the precisions of all decisions: all as low as they can, then with one
-    decision raised, with two, and so on; within that in the graph's order, the lower precision
-    first. So what `max_trials` cuts off is what gains least.
+    Every combination of the precisions of all decisions: the lowest first, then with one decision
+    raised, with two, and so on; ties in the graph's order, the lower precision first. So
+    `max_trials` cuts off the plans with the least gain.
 
-    It does not end with a plan that meets the target, but when all were proposed: 2ⁿ - 1 for n
-    decisions between INT8 and FP32. For models with few decisions, or to check another strategy.
+    The search ends when all plans were proposed, even if one meets the target: 2ⁿ - 1 plans for n
+    decisions between INT8 and FP32. Intended for models with few decisions, or as a reference for
+    other strategies.
 
-    The published strategy goes through the ways of INT8 and leaves precisions alone; here it is the
-    other way round, since these are what a plan is about.
+    The published strategy enumerates INT8 approaches; this one enumerates precisions.
 
     Source: `tuning_strategies.md`, "Exhaustive".
     """
@@ -33,7 +33,7 @@ class Exhaustive(Strategy):
     name = "exhaustive"
 
     def search(self, problem: TuningProblem) -> Search:
-        """See the class."""
+        """Search as described in the class."""
         plans = _all_plans(problem.space)
         while together := list(itertools.islice(plans, _ROUND)):
             yield together
@@ -44,7 +44,7 @@ def _all_plans(space: TuningSpace) -> Iterator[PrecisionPlan]:
     for combination in combinations([levels(space, ops) for ops in space.decision_groups]):
         plan = plan_of(space, combination)
         resolved = space.resolve(plan)
-        # Two combinations are one plan where an op has nothing to follow.
+        # Two combinations are equal if an op has no neighbour to follow.
         if resolved not in tried and resolved.has_low_precision:
             tried.add(resolved)
             yield plan

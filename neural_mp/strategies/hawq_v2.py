@@ -1,4 +1,4 @@
-"""`hawq_v2`: back in the order of how sharply the loss bends along each weight."""
+"""`hawq_v2`: fallback in the order of Hessian-weighted quantization error."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from neural_mp.strategies.decisions import (
 
 
 class HawqV2(Strategy):
-    """The strategy Intel Neural Compressor calls `hawq_v2`.
+    """Intel Neural Compressor's `hawq_v2`.
 
-    1. Everything as low as it can.
-    2. Every op with a weight is scored once: the trace of the loss's second derivatives by its
-       weight, times the squared error of rounding that weight to INT8. Of ops that move together
-       scores add up. It needs gradients, so not all frameworks have it.
-    3. Decisions go back in that order, highest score first, and stay back, until the target is
-       met. What has no weight comes last, in order of the noise that calibration saw in what it
-       reads.
+    1. All ops in their lowest precision.
+    2. Every op with a weight is scored once: trace of the Hessian of the loss by its weight, times
+       the squared error of rounding the weight to INT8. Scores of tied ops are summed. Requires
+       gradients, which some frameworks lack.
+    3. Decisions fall back cumulatively, highest score first, until the target is met. Ops without
+       weights come last, by the noise of the tensors that they read.
 
-    Fallback is to the 16-bit precision first, where one was asked for, then to FP32.
+    Fallback is to a requested 16-bit precision first, then to FP32.
 
     Sources: Dong et al., "HAWQ-V2: Hessian Aware trace-Weighted Quantization of Neural Networks",
-    NeurIPS 2020, for the score; `tuning_strategies.md`, "HAWQ_V2", for what is done with it. The
-    paper chooses among bit widths by it instead, and that publication scores by the trace alone.
+    NeurIPS 2020, for the score; `tuning_strategies.md`, "HAWQ_V2", for its use. The paper uses the
+    score to choose bit widths; Intel's strategy scores by the trace alone.
     """
 
     name = "hawq_v2"
 
     def search(self, problem: TuningProblem) -> Search:
-        """See the class.
+        """Search as described in the class.
 
         Raises:
             ConversionError: the framework has no gradients.

@@ -1,4 +1,4 @@
-"""`mincut`: the front of time against noise, by minimum cuts, bisected with real evaluations."""
+"""`mincut`: Pareto front of time and noise by minimum cuts, bisected with evaluations."""
 
 from __future__ import annotations
 
@@ -32,60 +32,59 @@ from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.refinement import fastest_nearby, neighbours, only
 
-#: A tensor with more noise than this share of its signal is given up in INT8 first.
+#: A tensor with a higher NSR is the first to leave INT8.
 _NSR_FALLBACK_THRESHOLD = 0.05
-#: Plans tried in all, and where none has met the target by then.
+#: Maximum number of trials, and its value if none of them has met the target.
 _TRIALS, _TRIALS_AT_MOST = 4, 8
-#: The tensors whose harm is measured at the outputs.
+#: Number of tensors whose sensitivity is measured at the outputs.
 _MEASURED_EXACTLY = 4
-#: A plan is faster if it takes less than this share of the other's time.
+#: A plan counts as faster below this ratio of latencies.
 _FASTER_RATIO = 0.97
-#: A trial whose time is off what single ops say by more than this share has its ops timed anew,
-#: within the plan.
+#: If latency and prediction differ by more than this fraction, ops are timed again within the plan.
 _OFF = 0.15
-#: Trials of what was measured to be faster than the fastest trial.
+#: Maximum number of trials of plans measured as faster than the fastest trial.
 _MAX_REFINEMENTS = 2
-#: How many times as dear conversions are taken to be where a plan has turned out slow.
+#: Factors on conversion costs, tried if a plan is slower than FP32.
 _CONVERSION_COST_FACTORS = (2, 4, 8)
-#: Plans tried of those that were measured to be faster than FP32.
+#: Maximum number of trials of plans measured as faster than FP32.
 _FASTER_TRIALS = 2
-#: More noise at the outputs than this, in terms of their power, is all the same.
+#: Upper bound of the output NSR: plans above it are equally unusable.
 _MAX_OUTPUT_NSR = 1e3
-#: Another calibration algorithm has to leave at most this share of the noise at the outputs.
+#: Maximum output NSR of a corrected plan, relative to the uncorrected one, for a trial.
 _MAX_NSR_RATIO_FOR_TRIAL = 0.25
 
 Steps = Generator[list[PrecisionPlan], list[Trial], None]
 
 
 class MinimumCut(Strategy):
-    """A handful of evaluations, however many ops there are.
+    """Search with few evaluations, independent of the number of ops.
 
-    Time, noise and conversions of all ops are one cost, of which a minimum cut finds the least for
-    any weight of noise against time, exactly: the plans of all weights are the front.
+    Time, noise and conversions of all ops form one cost. A minimum cut finds the exact optimum for
+    any weight of noise against time; the plans of all weights form the Pareto front.
 
-    1. The fastest plan by measured times, noisy tensors repaired where that is free: by scaling
-       channels. Most models pass at once.
-    2. Where that missed the target: the tables out of INT8 that are in it for their size alone.
-    3. Another calibration algorithm or corrected biases, where a few samples show far less noise.
-    4. The tensors with more than 5 % of noise out of INT8.
-    5. Between the slowest plan that missed the target and the fastest that met it, the front is
-       halved, until nothing lies between or four plans were tried. Where none met it by then, the
-       worst tensors go back, one, two, four and so on, up to eight plans in all.
+    1. The fastest plan by measured times; noisy tensors get corrections that cost no time: channel
+       scaling. Most models meet the target here.
+    2. If the target is missed, embedding tables quantized only for their size leave INT8.
+    3. Another calibration algorithm, or bias correction, if a few samples show far less noise.
+    4. Tensors with an NSR above 5 % leave INT8.
+    5. Bisection of the front between the slowest plan that missed the target and the fastest that
+       met it, until no plan lies between or after four trials. If no plan has met the target, the
+       noisiest tensors fall back in doubling steps (1, 2, 4, …), for at most eight trials in total.
 
-    Plans that differ from the fastest in one decision are then measured as wholes, and the fastest
-    of them is tried, too. Where the fastest trial takes another time than single ops say, by more
-    than 15 %, its ops are timed within its model first, and the cut is solved again.
+    Then the latencies of plans that differ from the fastest in one decision are measured, and the
+    fastest is tried. If the latency of the fastest trial differs by more than 15 % from the
+    prediction by single ops, its ops are timed within its model first, and the cut is solved again.
 
-    A plan that meets the target and runs slower than FP32 tells that times were estimated too low:
-    plans that keep less and less in INT8 are measured, and the fastest is tried.
+    If every plan that meets the accuracy target is slower than FP32, estimated times were too low:
+    plans with less and less INT8 are measured, and the fastest is tried.
 
-    Noise is known of INT8 alone: without it in the space, this is `basic`.
+    Noise is known for INT8 only: without INT8 in the space, the strategy is `basic`.
     """
 
     name = "mincut"
 
     def search(self, problem: TuningProblem) -> Search:
-        """See the class."""
+        """Search as described in the class."""
         if Precision.INT8 not in problem.space.usable_precisions:
             yield from Basic().search(problem)
             return
@@ -100,10 +99,10 @@ class _Run:
     model: CostModel = field(init=False)
     cut: CutSolver = field(init=False)
     tried: dict[ResolvedPlan, Trial] = field(default_factory=dict)
-    #: What INT8 plans are made with beyond the best configs: a calibration algorithm, repairs.
+    #: Settings of INT8 ops beyond the best configs: calibration algorithm and bias correction.
     algorithm: CalibrationAlgorithm | None = None
     corrected: bool = False
-    #: What was timed within a plan, in place of what the probe says at first.
+    #: Times measured within a plan, which replace those of the probe.
     within: OpTimings | None = None
 
     def __post_init__(self) -> None:
@@ -137,7 +136,7 @@ class _Run:
         fastest = self._fastest()
         first = yield from self._try(fastest)
         if first is None:
-            return  # nothing runs in a lower precision, whatever the plan says
+            return  # no op runs in a lower precision, whatever the plan
         if not first.meets_accuracy:
             for_size = self._figures(self.noise).for_size_alone(fastest)
             yield from self._try(without_int8(self.problem.space, fastest, for_size))
@@ -153,7 +152,7 @@ class _Run:
         return any(trial.met for trial in self.tried.values())
 
     def _fastest(self) -> PrecisionPlan:
-        """All as low as can be, or what is fastest by the times of single ops: what really is."""
+        """Return the lowest-precision plan or the fastest by single-op times, as measured."""
         low, cut = self.problem.space.fastest_plan(), self.model.plan(self.cut.best(0.0))
         if not self._resolved(cut).has_low_precision or self._resolved(low) == self._resolved(cut):
             return low
@@ -168,7 +167,7 @@ class _Run:
         return self.problem.space.resolve(self._finished(plan))
 
     def _finished(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """A plan with what mends the numbers of its INT8 ops."""
+        """Return a plan with corrections and calibration algorithm for its INT8 ops."""
         space = self.problem.space
         plan = with_corrections(plan, space, self.repairs)
         changes = {}
@@ -188,7 +187,7 @@ class _Run:
     def _try(
         self, plan: PrecisionPlan
     ) -> Generator[list[PrecisionPlan], list[Trial], Trial | None]:
-        """The trial of a plan, which may have been tried before; None if it lowers nothing."""
+        """Return the trial of a plan, cached if tried before; None without a lower precision."""
         finished = self._finished(plan)
         resolved = self.problem.space.resolve(finished)
         if resolved not in self.tried and resolved.has_low_precision:
@@ -197,9 +196,9 @@ class _Run:
         return self.tried.get(resolved)
 
     def _refine(self) -> Steps:
-        """Try what runs faster than the fastest trial, found by measuring plans near it as wholes.
+        """Try plans near the fastest trial whose measured latency is lower.
 
-        Where single ops do not predict the trial's time, they are timed anew, within its plan.
+        If single ops do not predict the trial's latency, they are timed again within its plan.
         """
         for _ in range(_MAX_REFINEMENTS):
             accurate = [trial for trial in self.tried.values() if trial.meets_accuracy]
@@ -210,22 +209,22 @@ class _Run:
             if off:
                 self.within = self.problem.probe.times_within(fastest.plan) or self.within
             better = fastest_nearby(self.problem.probe, fastest.plan, self._candidates)
-            if better is None and off:  # nothing can be measured: the trial will tell
+            if better is None and off:  # No measurement: the trial decides.
                 better = self._solved_within(fastest.plan)
             if better is None or self._resolved(better) in self.tried:
                 return
             yield from self._try(better)
 
     def _is_off(self, trial: Trial) -> bool:
-        """Whether a trial takes another time than single ops predict."""
+        """Whether the latency of a trial differs from the prediction by single ops."""
         found = trial.objectives.get("relative_latency")
         predicted = predicted_share(self.problem.space, self._figures(self.noise), trial.plan)
         return found is not None and predicted is not None and abs(found / predicted - 1) > _OFF
 
     def _candidates(self, plan: PrecisionPlan) -> list[PrecisionPlan]:
-        """Plans to measure beside a plan, most promising first.
+        """Return plans to measure against a plan, most promising first.
 
-        Where accuracy has kept ops out of INT8, they stay out.
+        If a trial missed the accuracy target, no further ops move to INT8.
         """
         space, figures = self.problem.space, replace(self._figures(self.noise), in_place=True)
         may_lower = all(trial.meets_accuracy for trial in self.tried.values())
@@ -235,9 +234,9 @@ class _Run:
         return [found.plan for found in resolved if found not in known and found.has_low_precision]
 
     def _solved_within(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """The best plan by the times within another one.
+        """Return the best plan by the times measured within another plan.
 
-        Where accuracy has kept ops out of INT8, they stay out.
+        If a trial missed the accuracy target, no further ops move to INT8.
         """
         model = self._cost_model(self.noise)
         cut = self._finished(model.plan(CutSolver(model.assignment).best(0.0)))
@@ -246,7 +245,7 @@ class _Run:
         return cut
 
     def _gains(self, plan: PrecisionPlan) -> dict[str, float]:
-        """Op in a lower precision → the seconds that it gains, where both were timed."""
+        """Return op in a lower precision → saved seconds, for ops timed in both precisions."""
         times = (self.within or self.problem.probe.times()).ops
         return {
             op: by[Precision.FP32] - by[plan[op].precision]
@@ -255,10 +254,10 @@ class _Run:
         }
 
     def _search_faster(self) -> Steps:
-        """Only what gains in INT8, where all that is accurate has turned out slower than FP32.
+        """Try plans with less INT8 if all accurate plans are slower than FP32.
 
-        Single ops are timed roughly, and what converting between them costs more roughly still. So
-        plans that keep less and less in INT8 are measured as wholes, beside FP32.
+        Times of single ops are rough, and conversion costs rougher. So plans with less and less
+        INT8 are measured as whole models against FP32.
         """
         slow = [trial for trial in self.tried.values() if trial.meets_accuracy]
         if not slow:
@@ -282,7 +281,7 @@ class _Run:
         return self.problem.space.resolve(plan).has_low_precision
 
     def _scale_conversion_cost(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
-        """What is left of a plan's INT8 where conversions cost several times what was measured."""
+        """Yield the INT8 ops of a plan that remain at multiples of the measured conversion cost."""
         for factor in _CONVERSION_COST_FACTORS:
             model = self._cost_model(self.noise, factor)
             kept = model.plan(CutSolver(model.assignment).best(0.0))
@@ -290,7 +289,7 @@ class _Run:
             yield self.problem.space.resolve(only(plan, low)).plan
 
     def _gaining_most(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
-        """A plan with all of its ops that gain, one by one, then half, a quarter, an eighth."""
+        """Yield a plan with all ops that gain time, then with the top half, quarter, eighth."""
         gains = self._gains(plan)
         best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
         for share in (1, 2, 4, 8):
@@ -298,7 +297,7 @@ class _Run:
             yield self.problem.space.resolve(only(plan, kept)).plan
 
     def _try_corrections(self, plan: PrecisionPlan) -> Steps:
-        """What else can be done for the numbers, if a few samples show that it does much."""
+        """Try other calibration algorithms or bias correction if few samples show a large gain."""
         probe = self.problem.probe
         before = probe.output_noise(self._finished(plan))
         if before is None:
@@ -333,7 +332,7 @@ class _Run:
             yield from self._raise_in_turn(fastest)
 
     def _raise_in_turn(self, fastest: PrecisionPlan) -> Steps:
-        """The worst tensors out of INT8: one, two, four, …, where the front has nothing more."""
+        """Move the noisiest tensors out of INT8 in doubling steps, once the front is exhausted."""
         worst, count = self._worst(), 1
         while count < len(worst) and self._may_go_on():
             plan = without_tensors(self.problem.space, fastest, worst[:count])
@@ -343,7 +342,7 @@ class _Run:
             count *= 2
 
     def _worst(self) -> list[QuantizedTensor]:
-        """The tensors, most noise first."""
+        """Return the tensors, noisiest first."""
         tensors = self.problem.space.tensors
         return sorted(tensors, key=lambda tensor: -self.noise.get(tensor.name, 0.0))
 
@@ -352,12 +351,12 @@ class _Run:
         return len(self.tried) < (_TRIALS if met else _TRIALS_AT_MOST)
 
     def _between(self, missed: ParetoPoint, met: ParetoPoint) -> PrecisionPlan | None:
-        """The plan of the front between two of its points; None if one is better in every way."""
+        """Return the plan of the front between two of its points; None if one dominates."""
         weight = break_even_weight(missed, met)
         return None if weight is None else self.model.plan(self.cut.best(weight))
 
     def _exact(self, plan: PrecisionPlan) -> dict[str, float]:
-        """Of the noisiest tensors, what of their noise arrives at the outputs."""
+        """Return the output noise due to each of the noisiest tensors."""
         found = {}
         for tensor in self._worst()[:_MEASURED_EXACTLY]:
             alone = only(plan, tensor.quantizing_ops)
@@ -368,5 +367,5 @@ class _Run:
 
 
 def _low(plan: PrecisionPlan) -> set[str]:
-    """The ops that a plan has in a lower precision."""
+    """Return the ops that a plan has in a lower precision."""
     return {op for op, config in plan.items() if config.precision is not Precision.FP32}

@@ -1,4 +1,4 @@
-"""`mse`: as `basic`, with the ops back in order of the error that each alone causes."""
+"""`mse`: like `basic`, with fallback in the order of the error that each op causes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from neural_mp.strategies.decisions import (
 
 
 class Mse(Basic):
-    """The strategy Intel Neural Compressor calls `mse`.
+    """Intel Neural Compressor's `mse`.
 
-    1. and 2. as in `basic`: everything low, with each calibration algorithm; then by type.
-    3. The error that each decision causes is measured, with it alone low.
-    4. Decisions go back in that order, worst first, and stay back, until the target is met;
-       within the type that helped, if one did.
+    1. and 2. as in `basic`: lowest precisions with each calibration algorithm; then by type.
+    3. The error of each decision is measured with only that decision in lower precision.
+    4. Decisions fall back cumulatively, worst first, until the target is met; if a type helped in
+       step 2, only its decisions.
 
-    The published strategy compares each op's own output with what it is in FP32 (mean squared
-    error). Here what arrives at the model's outputs counts, as a share of their power: an error
-    that later ops amplify or take away is worth that much more or less. Where this cannot be
-    measured, decisions are ranked by the noise that calibration saw in what they read; where that
-    is unknown as well, step 4 is that of `basic`.
+    The published strategy computes the mean squared error of each op's own output. This one
+    measures the NSR at the model's outputs, which includes amplification and attenuation by later
+    ops. If output noise is unavailable, decisions are ranked by the noise of the tensors that they
+    read; without that, step 4 is that of `basic`.
 
     Source: `tuning_strategies.md`, "MSE".
     """
@@ -44,7 +43,7 @@ class Mse(Basic):
         helped: frozenset[str],
         target: Precision,
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-        """Steps 3 and 4; whether the target was met."""
+        """Run steps 3 and 4; return whether a plan met the target."""
         low = low_decisions(problem, base)
         decisions = [ops for ops in low if not helped or not helped.isdisjoint(ops)]
         # Types that only follow others into 16 bits may have helped, too.
@@ -59,7 +58,7 @@ class Mse(Basic):
 def _scores(
     problem: TuningProblem, base: PrecisionPlan, decisions: list[Decision]
 ) -> dict[Decision, float]:
-    """Decision → the error that it causes."""
+    """Return decision → the error that it causes."""
     names = [ops[0] for ops in decisions]
     noises = output_noises(problem, (_alone(problem, base, ops) for ops in decisions), names)
     if noises is None:
@@ -68,7 +67,7 @@ def _scores(
 
 
 def _alone(problem: TuningProblem, base: PrecisionPlan, ops: Decision) -> PrecisionPlan:
-    """A plan with only these ops as low as they are in the base."""
+    """Return a plan with only these ops in the lower precision of the base."""
     effective = problem.space.resolve(base).effective
     low = {op: base.get(op) or OpConfig(effective[op]) for op in ops}
     return PrecisionPlan({**dict.fromkeys(problem.space.tunable_ops, FP32), **low})

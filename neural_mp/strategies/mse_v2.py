@@ -1,4 +1,4 @@
-"""`mse_v2`: the decision that relieves the outputs most goes back, then the mildest returns."""
+"""`mse_v2`: fallback by output noise, then revert of the least harmful decisions."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Candidates = dict[Decision, PrecisionPlan]
 
 
 class MseV2(Strategy):
-    """The strategy Intel Neural Compressor calls `mse_v2`: fallback, then revert.
+    """Intel Neural Compressor's `mse_v2`: fallback, then revert.
 
-    1. Everything as low as it can.
-    2. Fallback: every low decision is scored by how much the noise at the outputs falls when it
-       alone goes back; the one with the highest score goes back, and is tried. All are scored
-       anew, until the target is met.
-    3. Revert: of what went back, each is scored by the noise when it is low again; the one that
-       harms least returns, and is tried; and so on, until one misses the target.
+    1. All ops in their lowest precision.
+    2. Fallback: every low decision is scored by the reduction of the output noise if it falls back;
+       the one with the highest score falls back and the plan is tried. Repeat with new scores until
+       the target is met.
+    3. Revert: every raised decision is scored by the output noise if it is low again; the one with
+       the least noise is lowered and the plan is tried. Repeat until a plan misses the target.
 
-    Scores cost no evaluation, but a measurement on a few samples for every low decision in every
-    step. Where noise at the outputs is not to be had, or no more of it, the noise that calibration
-    saw in what an op reads ranks in its place.
+    Scores cost no evaluation, but one measurement on a few samples per decision and step. If output
+    noise is unavailable, or its budget is spent, the noise of the tensors that an op reads ranks
+    decisions instead.
 
-    Fallback is to the 16-bit precision first, where one was asked for, then to FP32.
+    Fallback is to a requested 16-bit precision first, then to FP32.
 
     Source: `tuning_strategies.md`, "MSE_V2", and `strategy/mse_v2.py`.
     """
@@ -43,7 +43,7 @@ class MseV2(Strategy):
     name = "mse_v2"
 
     def search(self, problem: TuningProblem) -> Search:
-        """See the class."""
+        """Search as described in the class."""
         base = problem.space.fastest_plan()
         resolved = problem.space.resolve(base)
         if not resolved.has_low_precision:
@@ -62,7 +62,7 @@ class MseV2(Strategy):
 def _fall_back(
     problem: TuningProblem, base: PrecisionPlan, target: Precision, tried: set[ResolvedPlan]
 ) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan | None, list[Decision]]]:
-    """Step 2: the first plan that meets the target, None if there is none; what went back in it."""
+    """Run step 2; return the plan that meets the target, or None, and the raised decisions."""
     space, plan = problem.space, base
     remaining = low_decisions(problem, base)
     raised: list[Decision] = []
@@ -91,11 +91,11 @@ def _revert(
     raised: list[Decision],
     tried: set[ResolvedPlan],
 ) -> Search:
-    """Step 3, from the plan that met the target."""
+    """Run step 3, from the plan that met the target."""
     space, left = problem.space, list(raised)
     while True:
         moved = {ops: plan.replacing({op: base[op] for op in ops}) for ops in left}
-        # What is known to miss the target, such as what the last fallback set out from.
+        # Skip plans known to miss the target, e.g. the start of the last fallback step.
         moved = {ops: other for ops, other in moved.items() if space.resolve(other) not in tried}
         if not moved:
             return
@@ -109,10 +109,10 @@ def _revert(
 
 
 def _quietest(problem: TuningProblem, moved: Candidates, *, lowered: bool) -> Decision:
-    """The decision with whose move the noise at the outputs is least.
+    """Return the decision whose move leaves the least output noise.
 
-    Where that is unknown, or the same, what calibration saw in what the decision reads counts:
-    little where the move lowers it, much where it raises it.
+    If output noise is unavailable or equal, the noise of the tensors that the decision reads
+    decides: least first if the move lowers the decision, most first if it raises it.
     """
     sign = 1 if lowered else -1
     noises = output_noises(problem, moved.values()) or [0.0] * len(moved)

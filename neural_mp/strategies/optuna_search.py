@@ -1,4 +1,4 @@
-"""What strategies share that leave the choice of plans to a sampler of Optuna's."""
+"""Base of strategies that draw plans with an Optuna sampler."""
 
 from __future__ import annotations
 
@@ -18,41 +18,40 @@ from neural_mp.util.optuna_logging import quiet_optuna
 if TYPE_CHECKING:
     import optuna
 
-#: Plans in a row that may be no better than the best before, until the search ends.
+#: Maximum number of consecutive plans without improvement.
 _MAX_TRIALS_WITHOUT_GAIN = 20
 
 
 class OptunaStrategy(Strategy):
     """A search with one categorical variable per decision: its precision.
 
-    The first plan has everything as low as it can; the sampler draws all others. A plan that was
-    tried before, or that has nothing low, is drawn again; after a few such draws in a row the next
-    plan of `exhaustive` takes its place, so that every plan has its turn in the end.
+    The first plan has the lowest precisions; the sampler draws all others. Plans that were tried
+    before or have no lower precision are drawn again; after `repeats` such draws in a row, the next
+    plan of `exhaustive` is tried instead, so that every plan is tried eventually.
 
-    What the sampler is told of a trial, smaller being better, is between 0 and 1 for plans that
-    meet the accuracy target, and from there to 2 for the others, so that any of the former is
-    better than any of the latter:
+    The minimized objective is between 0 and 1 for plans that meet the accuracy target, and between
+    1 and 2 for the others:
 
-    - The former are ordered by the objectives, as shares of FP32's, by weight; where there are no
-      figures, by the bits of the plan as a share of FP32's.
-    - The latter are ordered by how far they missed; those that failed have the worst value, 2.
+    - Plans that meet the target: weighted objectives relative to FP32; without measurements, the
+      bits of the plan relative to FP32.
+    - Other plans: distance to the target; failed plans have the worst value, 2.
 
-    The search goes on after a plan has met the target, because a faster one may come. It ends when
-    20 plans in a row were no better than the best before, or all were proposed.
+    The search continues after a plan has met the target, since a faster one may follow. It ends
+    after 20 consecutive plans without improvement, or when all plans were proposed.
     """
 
-    #: Plans that are drawn before any of them is tried. No matter how many run side by side, so
-    #: that the same seed proposes the same plans everywhere.
+    #: Plans drawn per round. Independent of the number of workers, so that a seed proposes the same
+    #: plans everywhere.
     round_size: ClassVar[int] = 1
-    #: Draws in a row that may bring nothing new, until a plan is given instead.
+    #: Maximum number of consecutive draws without a new plan.
     repeats: ClassVar[int] = 5
 
     @abstractmethod
     def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
-        """What draws the plans."""
+        """Return the Optuna sampler."""
 
     def search(self, problem: TuningProblem) -> Search:
-        """See the class."""
+        """Search as described in the class."""
         if not problem.space.decision_groups:
             return
         draws = _Study(problem.space, self.sampler(problem.seed), self.repeats)
@@ -70,7 +69,7 @@ class OptunaStrategy(Strategy):
 
 
 class _Study:
-    """A study in memory, from which every plan comes once."""
+    """An in-memory study that yields every plan once."""
 
     def __init__(
         self, space: TuningSpace, sampler: optuna.samplers.BaseSampler, repeats: int
@@ -90,12 +89,12 @@ class _Study:
         self._tried: set[ResolvedPlan] = set()
 
     def several(self, count: int) -> list[tuple[optuna.Trial, PrecisionPlan]]:
-        """So many new plans, or fewer where there are no more."""
+        """Return `count` new plans, or fewer if no more are left."""
         found = (self._one() for _ in range(count))
         return [draw for draw in found if draw is not None]
 
     def tell(self, draw: optuna.Trial, value: float) -> None:
-        """What came of a draw."""
+        """Report the objective value of a draw."""
         self._study.tell(draw, value)
 
     def _one(self) -> tuple[optuna.Trial, PrecisionPlan] | None:
@@ -109,12 +108,12 @@ class _Study:
             plan = self._new(tuple(Precision(draw.params[name]) for name in self._levels))
             if plan is not None:
                 return draw, plan
-            # Samplers take no notice of draws that failed.
+            # Samplers ignore failed draws.
             self._study.tell(draw, state=TrialState.FAIL)
             repeated += 1
 
     def _give_next(self) -> bool:
-        """Have the next combination in order drawn next; False if all were."""
+        """Enqueue the next combination in order; return False if none is left."""
         given = next((other for other in self._in_order if other not in self._drawn), None)
         if given is None:
             return False
@@ -122,7 +121,7 @@ class _Study:
         return True
 
     def _new(self, combination: Combination) -> PrecisionPlan | None:
-        """The plan of a combination; None if it was tried before or is not worth a try."""
+        """Return the plan of a combination; None if tried before or without a lower precision."""
         if combination in self._drawn:
             return None
         self._drawn.add(combination)
@@ -135,7 +134,7 @@ class _Study:
 
 
 def objective_value(problem: TuningProblem, trial: Trial) -> float:
-    """What a sampler is told of a trial (see `Sampled`)."""
+    """Return the objective value of a trial (see `OptunaStrategy`)."""
     if not trial.meets_accuracy:
         return 1.0 + squashed(trial.ranking_loss)
     cost = trial.relative_cost(problem.objectives)
@@ -149,5 +148,5 @@ def _share_of_bits(plan: PrecisionPlan, decided: tuple[str, ...]) -> float:
 
 
 def squashed(value: float) -> float:
-    """From 0 … infinity to 0 … 1, in the same order."""
+    """Map 0 … infinity to 0 … 1, monotonically."""
     return 1.0 if value == inf else max(0.0, value) / (1.0 + max(0.0, value))

@@ -1,4 +1,4 @@
-"""`random`: plans drawn at random, all as likely."""
+"""`random`: plans drawn uniformly at random."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class RandomSearch(OptunaStrategy):
-    """The strategy Intel Neural Compressor calls `random`: every decision by itself, at random.
+    """Intel Neural Compressor's `random`: every decision independently at random.
 
-    1. Everything as low as it can.
-    2. Plans in rounds of 8, drawn by Optuna's `RandomSampler`. What became of those before makes no
-       difference, so a round can be tried side by side.
+    1. All ops in their lowest precision.
+    2. Plans in rounds of 8, drawn by Optuna's `RandomSampler`. Draws are independent of earlier
+       trials, so the plans of a round can be tried in parallel.
 
-    For when each ends, see `Sampled`. The published strategy draws among the ways of INT8 and
-    leaves precisions alone; here it is the other way round.
+    For the end of the search, see `OptunaStrategy`. The published strategy draws INT8 approaches;
+    this one draws precisions.
 
     Source: `tuning_strategies.md`, "Random".
     """

@@ -1,4 +1,4 @@
-"""Plans that differ from one in a single decision, and the fastest of them measured as wholes."""
+"""Local search by measured latency among plans that differ in one decision."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from neural_mp.strategies.base import Probe
 from neural_mp.strategies.basic import at_precision
 from neural_mp.strategies.decisions import levels
 
-#: Plans measured beside one, and how often the fastest of them is what others are measured beside.
+#: Maximum number of plans measured per round, and of rounds.
 _NEIGHBOURS, _MAX_ROUNDS = 6, 4
-#: Fewer of them where the time for measuring does not suffice.
+#: Number of plans if the time budget does not suffice for more.
 _FEW_NEIGHBOURS = 2
-#: A plan is faster if it takes less than this share of the other's time.
+#: A plan counts as faster below this ratio of latencies.
 _FASTER = 0.99
 
 
@@ -26,10 +26,10 @@ def neighbours(
     """Return the plans that differ from a plan in one decision, fastest by single ops first.
 
     Args:
-        space: what every op may run in.
+        space: the supported configurations of every op.
         plan: the plan.
         figures: times of ops and conversions.
-        may_lower: whether decisions are lowered, too; otherwise they are only put back.
+        may_lower: whether decisions are lowered, too; otherwise they only fall back.
     """
     model = cost_model(space, figures)
     found = dict.fromkeys(_changed(space, plan, may_lower))
@@ -50,16 +50,15 @@ def fastest_nearby(
     plan: PrecisionPlan,
     candidates: Callable[[PrecisionPlan], Sequence[PrecisionPlan]],
 ) -> PrecisionPlan | None:
-    """Measure plans beside a plan, go on from the fastest, and return where that ends.
+    """Move to the fastest measured candidate repeatedly, until none is faster.
 
     Args:
         probe: measures plans.
-        plan: where to begin.
-        candidates: plan → the plans to measure beside it, most promising first.
+        plan: the initial plan.
+        candidates: plan → the plans to measure against it, most promising first.
 
     Returns:
-        A plan that runs faster; the plan itself where none does; None where that cannot be
-        measured.
+        A faster plan; the plan itself if there is none; None if measurement is impossible.
     """
     for _ in range(_MAX_ROUNDS):
         faster = _search_faster(probe, plan, candidates(plan))
@@ -84,6 +83,6 @@ def _search_faster(
 
 
 def only(plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:
-    """A plan with all but these ops in FP32."""
+    """Return a plan with all but these ops in FP32."""
     kept = set(ops)
     return plan.replacing({op: FP32 for op in plan if op not in kept})

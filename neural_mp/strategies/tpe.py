@@ -1,4 +1,4 @@
-"""`tpe`: plans drawn as the good ones among those before were."""
+"""`tpe`: plans drawn by a Tree-structured Parzen Estimator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 
 class Tpe(OptunaStrategy):
-    """The strategy Intel Neural Compressor calls `tpe`: a Tree-structured Parzen Estimator.
+    """Intel Neural Compressor's `tpe`: a Tree-structured Parzen Estimator.
 
-    1. Everything as low as it can, then plans at random, 10 in all.
-    2. Plans tried so far are parted into good and bad ones. How likely each precision of each
-       decision is among either, all decisions together, says what to draw next: what is likelier
-       among the good than among the bad. Drawn by Optuna's `TPESampler`.
+    1. The lowest precisions, then random plans, 10 in total.
+    2. Trials are split into good and bad ones. The next plan maximizes the ratio of its likelihood
+       among the good to that among the bad, for all decisions jointly. Uses Optuna's `TPESampler`.
 
-    For when it ends and what is good, see `Sampled`.
+    For the objective and the end of the search, see `OptunaStrategy`.
 
     Sources: Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011;
     `tuning_strategies.md`, "TPE".
@@ -32,6 +31,6 @@ class Tpe(OptunaStrategy):
         import optuna
 
         with warnings.catch_warnings():
-            # Optuna 4 calls all decisions together an experiment.
+            # Optuna 4 marks the multivariate mode as experimental.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return optuna.samplers.TPESampler(seed=seed, multivariate=True)

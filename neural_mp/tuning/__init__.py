@@ -1,1 +1,1 @@
-"""The loop: propose, convert, evaluate, record, until the target is met."""
+"""The tuning loop: propose, convert, evaluate and record plans until the target is met."""

@@ -1,4 +1,4 @@
-"""What comes before a search: FP32's accuracy, and what calibration sees."""
+"""FP32 baseline and calibration, measured before the search."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from neural_mp.tuning.metric_values import is_usable
 from neural_mp.util.digest import Witness
 from neural_mp.util.validators import checked, record
 
-#: How many ops that calibration did not come to are named.
+#: Maximum number of ops without calibration data named in a warning.
 _MOST_NAMED = 3
-#: Names of what is kept for later runs.
+#: Keys in the measurement cache.
 _BASELINE, _CALIBRATION = "baseline", "calibration"
-#: How the baseline's accuracy came about, in the run's history.
+#: Key of the baseline's running accuracy in the run's history.
 _BASELINE_RUNNING = "baseline running"
 
 
@@ -43,10 +43,10 @@ class Baseline:
     """The FP32 model on the user's data.
 
     Attributes:
-        accuracy: the user's metric.
-        seconds: how long one evaluation takes.
-        cpu_seconds: the CPU time that it takes, over all threads, whatever else runs meanwhile.
-        running: the accuracy on the way through the data.
+        accuracy: the value of the user's metric.
+        seconds: duration of one evaluation.
+        cpu_seconds: CPU time of one evaluation, over all threads, independent of other load.
+        running: the running accuracy during the pass over the data.
     """
 
     accuracy: float
@@ -58,12 +58,12 @@ class Baseline:
 def measured_baseline(
     job: TuningJob, history: History, log: RunLog, deadline: Deadline
 ) -> Baseline:
-    """The baseline: from the run's history where it is known, else measured and written there.
+    """Return the baseline from the run's history, or measure and store it.
 
     Raises:
-        MetricError: the accuracy is no number.
-        TimeUpError: the time limit passed meanwhile.
-        UserCodeError: the user's own code raised.
+        MetricError: the accuracy is not a number.
+        DeadlineExceededError: the time limit passed.
+        UserCodeError: the user's code raised.
         DataError: the model does not run on the data.
     """
     known = history.baseline
@@ -92,7 +92,7 @@ def measured_baseline(
 def _earlier_baseline(
     job: TuningJob, log: RunLog, deadline: Deadline
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The baseline that an earlier run measured on the same data, and how it came about."""
+    """Return baseline and running accuracy from an earlier run on the same data, if any."""
     evaluator = job.evaluator
 
     def content() -> str | None:
@@ -106,14 +106,14 @@ def _earlier_baseline(
 
 
 def _cache_of_baseline(job: TuningJob) -> MeasurementCache:
-    """What earlier runs measured that depends on how the accuracy is measured."""
+    """Return the cache of measurements that depend on the evaluation."""
     return job.cache.scoped(metric=job.evaluator.identity)
 
 
 def _first_baseline(
     job: TuningJob, log: RunLog, deadline: Deadline
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The baseline, measured and kept for later runs, and how it came about."""
+    """Measure and cache the baseline; return baseline and running accuracy."""
     cache, evaluator = _cache_of_baseline(job), job.evaluator
     evaluator.witness = Witness() if cache.enabled else None
     with log.phase("baseline", "Evaluating FP32", evaluator.batch_count):
@@ -152,13 +152,13 @@ def _evaluated(job: TuningJob, deadline: Deadline) -> float:
 def calibrated(
     job: TuningJob, log: RunLog, deadline: Deadline, history: History | None = None
 ) -> AnyTunableModel:
-    """The model with what calibration saw: as the run's history has it, else by looking now.
+    """Return the model with observations, from the run's history or a new calibration.
 
-    Nothing is looked at where no op may run in INT8, or there is no data to look at. Ops that
-    calibration never came to are in the model's space without the INT8 that needs a range.
+    Nothing is calibrated if no op supports INT8, or without data. The returned model's space
+    excludes static INT8 for ops that calibration did not reach.
 
     Raises:
-        TimeUpError: the time limit passed meanwhile.
+        DeadlineExceededError: the time limit passed.
         DataError: the model does not run on the data.
     """
     data = job.calibration
@@ -166,7 +166,7 @@ def calibrated(
         return job.model
     stored = history.observations if history is not None else None
     if stored is not None and all(t.name in stored.ranges for t in job.space.tensors):
-        return job.model.observed(stored)  # has seen all
+        return job.model.observed(stored)  # stored as reached
 
     cache = job.cache.scoped(space=job.space.digest, samples=str(data.samples))
     seen = _seen_earlier(cache, data, log, deadline)
@@ -178,9 +178,9 @@ def calibrated(
 
 
 def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel:
-    """The model in the space of the ops that calibration came to; the user is told of the others.
+    """Return the model without INT8 for unreached ops, and warn of them.
 
-    A branch that no sample takes has no ranges.
+    Branches that no sample takes have no ranges.
     """
     space = job.space.reached_by(seen.ranges)
     left = [
@@ -199,7 +199,7 @@ def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel
 def _seen_earlier(
     cache: MeasurementCache, data: Calibration, log: RunLog, deadline: Deadline
 ) -> Observations | None:
-    """What calibration on the same samples saw in an earlier run."""
+    """Return the observations of an earlier run on the same samples, if any."""
 
     def content() -> str | None:
         witness = Witness()
@@ -217,7 +217,7 @@ def _seen_earlier(
 def _seen_now(
     job: TuningJob, cache: MeasurementCache, data: Calibration, log: RunLog, deadline: Deadline
 ) -> Observations:
-    """What calibration sees, kept for later runs."""
+    """Calibrate, and cache the observations."""
 
     def before_each() -> None:
         deadline.check()

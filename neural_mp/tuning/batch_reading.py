@@ -1,4 +1,4 @@
-"""Ways to read a batch: inputs with labels behind them, or inputs alone."""
+"""Interpretation of a batch: inputs with labels, or inputs alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from neural_mp.util.string_enum import StringEnum
 
 
 class Reading(StringEnum):
-    """A way to read the batches of a loader."""
+    """An interpretation of the batches of a loader."""
 
     PAIR = "a pair of inputs and labels"
     ALONE = "inputs alone, without labels"
@@ -17,7 +17,7 @@ class Reading(StringEnum):
 
 
 def readings_of(batch: object) -> tuple[Reading, ...]:
-    """Return the ways in which a batch can be meant, the documented one first."""
+    """Return the possible interpretations of a batch, the documented one first."""
     if isinstance(batch, Mapping) or not isinstance(batch, tuple | list) or len(batch) < 2:
         return (Reading.ALONE,)
     if len(batch) == 2:
@@ -29,9 +29,9 @@ def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
     """Return the inputs of a batch.
 
     Args:
-        batch: what a loader yielded.
-        reading: how its batches are meant; None for the documented way. A batch that cannot be
-            read so is taken for inputs alone.
+        batch: a batch of a loader.
+        reading: its interpretation; None for the documented one. Batches that do not match count as
+            inputs alone.
     """
     known = readings_of(batch)
     if (reading or known[0]) not in known:

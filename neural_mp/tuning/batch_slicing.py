@@ -1,4 +1,4 @@
-"""Some of a loader's batches, without reading the others where there is a way around it."""
+"""Slices of a loader's batches, if possible without reading the other batches."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from neural_mp.common import DataLoader
 
-#: Names of Keras's class of batches that are read by their number.
+#: Names of Keras's indexable batch classes.
 _KERAS_BATCHES = ("PyDataset", "Sequence")
 
 
 def part_of(source: Any, part: slice) -> Iterable[Any] | None:
-    """The batches of a part; None where a loader can only be walked from its first batch.
+    """Return the batches of a slice; None if the loader can only be read from its start.
 
     Args:
-        source: a loader that gives its batches in the same order each time.
-        part: which of them, counted from 0; it may have no end.
+        source: a loader with a reproducible order of batches.
+        part: slice of batch numbers from 0, possibly without an end.
     """
     if _is_indexed(source):
         return (source[index] for index in range(len(source))[part])
-    # A class that walks in a way of its own may give other batches.
+    # Subclasses with their own iterator may yield other batches.
     if isinstance(source, DataLoader) and type(source).__iter__ is DataLoader.__iter__:
         return source.part(part.start or 0, part.stop)
     return _torch_part(source, part)
@@ -40,8 +40,8 @@ def _is_indexed(source: object) -> bool:
 
 
 def _torch_part(source: Any, part: slice) -> Iterable[Any] | None:
-    """A loader of torch that is given the samples of a part alone."""
-    torch: Any = sys.modules.get("torch")  # who has such a loader has loaded it
+    """Return a PyTorch loader of the slice's samples only."""
+    torch: Any = sys.modules.get("torch")  # imported, if `source` is a loader
     if torch is None or type(source) is not torch.utils.data.DataLoader:
         return None
     walked = isinstance(source.dataset, torch.utils.data.IterableDataset)

@@ -1,4 +1,4 @@
-"""Whatever a user gives as data, as batches that can be read again and again."""
+"""User data of any form as batches that can be read repeatedly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from neural_mp.util.user_calls import UserCodeError, as_raised, is_signature_mis
 
 logger = logging.getLogger(__name__)
 
-#: Batches that go into a fingerprint: enough to tell data apart, few enough to be read quickly.
+#: Number of batches in a fingerprint: distinguishes data, yet is quick to read.
 _FINGERPRINTED = 32
 _END = object()
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class FirstBatch:
 
     Attributes:
         inputs: the inputs.
-        name: of the loader.
+        name: name of the loader.
     """
 
     inputs: Any
@@ -44,7 +44,7 @@ class FirstBatch:
 
 
 def name_loader(error: DataError, name: str, position: int = 1) -> None:
-    """Let an error about a batch say which batch of which loader it is."""
+    """Add the loader and the number of the batch to an error."""
     if name and name not in str(error):
         error.args = (f"{_place(name, position)}: {error}",)
 
@@ -54,22 +54,22 @@ def _place(name: str, position: int) -> str:
 
 
 class Batches:
-    """A dataloader of any kind: loader, dataset of batches, list, generator or generator function.
+    """A re-iterable view of a loader, dataset of batches, list, generator or generator function.
 
     Args:
-        source: what the user gave; a generator that is already running is kept in memory, since
-            it can be walked only once.
-        name: the option it was given as, for error messages.
-        most: how many of them there are to be; None for all.
+        source: the user's data; a running generator is cached in memory, since it can be iterated
+            only once.
+        name: the option of the data, for error messages.
+        most: maximum number of batches; None for all.
 
     Attributes:
-        position: which batch was given last, counted from 1; 0 before the first.
-        raised: what the user's own code raised instead of a batch; None if it did not.
-        walked: how many batches there were when they were last walked to their end; 0 before that.
-        reading: how a batch is read, where that was found out; see `bound`.
+        position: number of the latest batch, counted from 1; 0 before the first.
+        raised: the exception that the user's code raised instead of a batch, or None.
+        walked: number of batches in the latest complete pass; 0 before that.
+        reading: interpretation of a batch, once determined; see `bound`.
 
     Raises:
-        DataError: it cannot be walked.
+        DataError: the source is not iterable.
     """
 
     def __init__(self, source: Any, name: str, most: int | None = None) -> None:
@@ -92,7 +92,7 @@ class Batches:
         self._last: Callable[[], Any] = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what is of this process alone."""
+        """Return the state without process-local parts."""
         return {**self.__dict__, "_last": _nothing, "_given": None, "_first": None, "raised": None}
 
     def __iter__(self) -> Iterator[Any]:
@@ -100,7 +100,7 @@ class Batches:
         self.walked = self.position
 
     def _walk(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
-        """What is produced, with an eye on which batch that is."""
+        """Yield batches, and track their number."""
         self.position = before
         batches = self._users(lambda: self._begun(produce))
         while (batch := self._users(lambda: next(batches, _END))) is not _END:
@@ -114,17 +114,17 @@ class Batches:
             raise DataError(f"{self.name} yields nothing{earlier}; give at least one batch")
 
     def _users(self, call: Callable[[], Any]) -> Any:
-        """What the user's own code gives; what it raises is remembered as theirs."""
+        """Run user code, and record the exception that it raises."""
         try:
             return call()
         except Exception as error:
             self.raised = mark_user_error(as_raised(error))
-            if isinstance(self.raised, StopIteration):  # no generator lets it out
+            if isinstance(self.raised, StopIteration):  # generators cannot raise StopIteration
                 raise UserCodeError(self.raised) from error
             raise
 
     def _begun(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        """An iterator over what is produced, which must be another one each time."""
+        """Return a new iterator; raise if the source returns the previous one."""
         produced = produce()
         try:
             batches = iter(produced)
@@ -142,7 +142,7 @@ class Batches:
         return batches
 
     def _part(self, part: slice) -> Iterator[Any]:
-        """Some of the batches; the others are not read where there is a way around it."""
+        """Yield a slice of the batches, if possible without reading the others."""
 
         def produce() -> Iterable[Any]:
             found = part_of(self._source, slice(part.start, stop))
@@ -177,10 +177,10 @@ class Batches:
         return (self._source[index] for index in range(self._length()))
 
     def _length(self) -> int:
-        """How many batches there are to be read by their number.
+        """Return the number of indexable batches.
 
         Raises:
-            DataError: the length is no whole number from 0.
+            DataError: the length is not a non-negative integer.
         """
         try:
             return len(self._source)
@@ -190,16 +190,16 @@ class Batches:
             raise
 
     def pairs(self, part: slice | None = None) -> Iterator[Batch]:
-        """The batches as `(inputs, labels)`.
+        """Yield the batches as `(inputs, labels)`.
 
-        Of a dict with labels in it, such as a collator of Hugging Face gives, the inputs are the
-        dict itself: only the model can tell which of it is to be fed.
+        If a batch is a dict with labels, e.g. from a Hugging Face collator, its inputs are the
+        whole dict: only the model can select the keys to feed.
 
         Args:
-            part: which of them, counted from 0; None for all.
+            part: slice of batch numbers from 0; None for all.
 
         Raises:
-            DataError: a batch is no pair, and no dict with labels in it.
+            DataError: a batch is neither a pair nor a dict with labels.
         """
         for batch in self if part is None else self._part(part):
             if isinstance(batch, Mapping):
@@ -210,7 +210,7 @@ class Batches:
             yield batch[0], batch[1]
 
     def inputs(self) -> Iterator[Any]:
-        """The inputs of every batch, by `reading`; else the first of a pair, or all of it."""
+        """Yield the inputs of every batch by `reading`, by default the first of a pair, or all."""
         for batch in self:
             yield inputs_of_batch(batch, self.reading)
 
@@ -225,20 +225,20 @@ class Batches:
 
     @property
     def first(self) -> FirstBatch:
-        """The same, with where they come from."""
+        """The first batch, with the name of its loader."""
         return FirstBatch(self.first_inputs, self.name)
 
     def bound(self, attempt: Callable[[FirstBatch], T]) -> T:
-        """Find out how batches are to be read: in the first way in which a model takes them.
+        """Set `reading` to the first interpretation that the model accepts.
 
         Args:
-            attempt: gives the inputs of the first batch to the model, whose signature decides.
+            attempt: runs the model, whose signature decides, on the first batch.
 
         Returns:
-            What the attempt returned that went well.
+            The result of the successful attempt.
 
         Raises:
-            DataError: the model takes the batch in no way; the error is of the documented one.
+            DataError: no interpretation fits; the error is that of the documented one.
         """
         refused: DataError | None = None
         for reading in readings_of(self._first_batch):
@@ -255,12 +255,12 @@ class Batches:
 
     @property
     def ambiguous(self) -> bool:
-        """Whether a batch can be read in several ways."""
+        """Whether a batch has several interpretations."""
         return len(readings_of(self._first_batch)) > 1
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The note on a batch that is not read in the documented way."""
+        """Note on batches that are not interpreted as documented."""
         known = readings_of(self._first_batch)
         if self.reading in (None, known[0]):
             return ()
@@ -271,10 +271,10 @@ class Batches:
 
     @contextmanager
     def blamed(self, passed_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Say of what goes wrong with a batch which batch it is, and of which loader.
+        """Add the batch and its loader to errors raised in this context.
 
         Args:
-            passed_on: errors that are not about a batch, which come through as they are.
+            passed_on: errors unrelated to batches, which are re-raised unchanged.
 
         Raises:
             DataError: the model does not run on a batch.
@@ -286,7 +286,7 @@ class Batches:
                 name_loader(error, self.name, self.position)
             raise
         except Exception as error:
-            # Whatever the framework says of inputs that do not fit.
+            # Frameworks raise arbitrary errors for mismatched inputs.
             passed = (NeuralMPError, UserCodeError, *passed_on)
             if isinstance(error, passed) or error is self.raised:
                 raise
@@ -296,7 +296,7 @@ class Batches:
             ) from error
 
     def _sizes(self) -> str:
-        """What the batch that was given last holds, beside the first one where they differ."""
+        """Describe the shapes of the latest batch, and of the first if different."""
         found, first = (
             shape_words(inputs_of_batch(batch, self.reading))
             for batch in (self._given, self._first)
@@ -306,10 +306,10 @@ class Batches:
         return f" ({found})" if found == first else f" ({found}; the first is {first})"
 
     def tried_on(self, model: Callable[[Any], Any]) -> Batches:
-        """These batches, if a model runs on the first of them.
+        """Return these batches after running a model on the first of them.
 
         Raises:
-            DataError: it does not.
+            DataError: the model does not run on the first batch.
         """
 
         def attempt(first: FirstBatch) -> None:
@@ -323,30 +323,30 @@ class Batches:
         try:
             found = len(self._source)
         except Exception:
-            # Whatever the user's loader raises: nothing but progress depends on its length.
+            # User loaders may raise anything; only progress display depends on the length.
             logger.debug("the length of %s is not known", self.name, exc_info=True)
             return 0
         return found if self.most is None else min(found, self.most)
 
     @property
     def count(self) -> int:
-        """How many there are, by what was walked or by their length; 0 where it is not known."""
+        """Number of batches in the latest complete pass, or the length; 0 if unknown."""
         return self.walked or len(self)
 
     @property
     def shuffled(self) -> bool:
-        """Whether they come in another order, or changed, each time; the first of them tells."""
+        """Whether order or content of batches varies between passes, judged by the first batch."""
         if self._shuffled is None:
             self._first_digest = _digest(next(iter(self)))
             self._shuffled = self.begin_otherwise()
         return self._shuffled
 
     def begin_otherwise(self) -> bool:
-        """Whether the first batch is another one now, or here, than when it was first looked at."""
+        """Whether the first batch differs from that of an earlier pass or another process."""
         return _digest(next(iter(self))) != self._first_digest
 
     def fingerprint(self) -> str:
-        """A digest of the first batches and the length; of the length alone if it is shuffled."""
+        """Return a digest of the first batches and the length; of the length alone if shuffled."""
         batches = [_digest(batch) for batch in itertools.islice(iter(self), _FINGERPRINTED)]
         self._first_digest = batches[0]
         self._shuffled = self.begin_otherwise()
@@ -363,11 +363,11 @@ def _told(batch: object) -> str:
 
 
 def _nothing() -> None:
-    """There was no pass yet."""
+    """Stand for the reference to a previous pass before the first one."""
 
 
 def _reference(batches: Iterator[Any]) -> Callable[[], Any]:
-    """What gives an iterator as long as somebody else has it; some cannot be let go."""
+    """Return a weak reference to an iterator, or a strong one if not supported."""
     try:
         return weakref.ref(batches)
     except TypeError:

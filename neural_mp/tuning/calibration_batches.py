@@ -1,4 +1,4 @@
-"""Batches to calibrate with, up to a number of samples."""
+"""Calibration batches up to a number of samples."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from neural_mp.util.pytree import batch_size_of
 
 @dataclass(frozen=True)
 class Calibration:
-    """Data to calibrate with.
+    """Calibration data.
 
     Attributes:
-        batches: where it comes from.
-        samples: how many samples of it are used.
+        batches: the source.
+        samples: number of samples to use.
     """
 
     batches: Batches
     samples: int = 100
 
     def inputs(self, before_each: Callable[[], None] = lambda: None) -> Iterator[Any]:
-        """The inputs of the batches that hold these samples."""
+        """Yield the inputs of the batches that hold these samples."""
         return limited(self.batches.inputs(), self.samples, before_each)
 
     @property
     def count(self) -> int:
-        """Return the number of batches that are needed, judged by the first of them."""
+        """Number of required batches, estimated from the first one."""
         total = -(-self.samples // max(1, batch_size_of(self.batches.first_inputs)))
         return min(total, len(self.batches)) if len(self.batches) else total
 
@@ -36,7 +36,7 @@ class Calibration:
 def limited(
     batches: Iterable[Any], samples: int, before_each: Callable[[], None] = lambda: None
 ) -> Iterator[Any]:
-    """Batches until `samples` samples were seen; the batch that reaches them is given whole."""
+    """Yield batches until they hold `samples` samples; the last batch is not truncated."""
     seen = 0
     for inputs in batches:
         if seen >= samples:

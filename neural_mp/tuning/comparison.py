@@ -1,7 +1,7 @@
-"""Two models of one origin, run on the same data: how far apart their outputs and ops are.
+"""Comparison of outputs and ops of two models of one origin on the same data.
 
-Every value is reduced to a few sums as soon as both models have computed it, so that memory grows
-neither with the data nor with the model.
+Values are reduced to sums as soon as both models have computed them, so that memory grows neither
+with the data nor with the model.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from neural_mp.util.display import displays
 from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
 from neural_mp.util.text import counted
 
-#: Decibels above which values count as equal: float32 itself rounds at about 140.
+#: SQNR in dB above which values count as equal: float32 rounding is about 140 dB.
 EQUAL = 120.0
-#: By so many decibels an op must lie below all of its inputs to count as one where models part:
-#: half of its noise, at the least, then arises in it.
+#: Minimum SQNR drop of an op from its worst input to count as the origin of a difference: at least
+#: half of its noise is then introduced by the op.
 MIN_DROP_DB = 3.0
-#: Numbers reduced at once.
+#: Elements reduced at once.
 _BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a tensor of one model is from that of the other, over all data.
+    """Difference between a tensor of model A and that of model B, over all data.
 
     Attributes:
-        name: of the output or op.
-        sqnr: signal to quantization noise ratio in decibels, 10·log₁₀(Σa² / Σ(b - a)²); infinite
-            where nothing differs, -90 where B holds what is no number, or A nothing but zeros.
-        cosine: cosine similarity of all values; 1 where both are zero.
-        max_abs_error: the largest absolute difference; infinite where B holds what is no number.
+        name: name of the output or op.
+        sqnr: signal-to-quantization-noise ratio in dB, 10·log₁₀(Σa² / Σ(b - a)²); infinite without
+            differences, -90 if B is not finite, or A is all zeros.
+        cosine: cosine similarity of all values; 1 if both are zero.
+        max_abs_error: the largest absolute difference; infinite if B is not finite.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Difference:
 
     @property
     def noise(self) -> float:
-        """The power of the difference, as a share of that of the signal."""
+        """The noise-to-signal power ratio."""
         return 0.0 if math.isinf(self.sqnr) else 10 ** (-self.sqnr / 10)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; infinity, which JSON lacks, as None."""
+        """Return a JSON-compatible dict; infinity becomes None."""
         return {
             key: None if isinstance(value, float) and math.isinf(value) else value
             for key, value in asdict(self).items()
@@ -63,17 +63,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class LayerDifference(Difference):
-    """The same of an op.
+    """Difference of an op's result.
 
     Attributes:
-        type: of the op, as the untouched model has it.
+        type: type of the op in the unconverted model.
         fused_ops: preceding ops without a result in both models, with their types, e.g. a
-            convolution that runs in one kernel with its ReLU.
-        inputs: the ops compared, or inputs of the model, that it depends on most nearly.
-        dtypes: the types that A and B have the result in.
-        sqnr_drop: decibels below the lowest of its inputs, ratios clipped at 120; negative if
-            above one of them.
-        introduced_nsr: its noise less the largest of its inputs, at least 0.
+            convolution fused with its ReLU.
+        inputs: the nearest compared ops, or model inputs, that the op depends on.
+        dtypes: dtypes of the result in A and B.
+        sqnr_drop: dB below the lowest of its inputs, each ratio clipped at 120; negative if above
+            one of them.
+        introduced_nsr: NSR of the op minus the largest NSR of its inputs, at least 0.
     """
 
     type: str
@@ -86,17 +86,16 @@ class LayerDifference(Difference):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far apart two models are.
+    """Differences between two models.
 
     Attributes:
-        outputs: for every output with floating-point numbers.
-        layers: for every op that both have a result of, in the order of the graph.
-        first: where they part: the first op whose ratio is below 20 dB, and clearly (3 dB) below
-            that of all of its inputs. Where none is so low, the op with the largest fall of at
-            least 3 dB. None where there is none.
-        left_out: why ops were not compared → their names.
-        batches: how many batches were run.
-        samples: how many samples they held.
+        outputs: differences of all floating-point outputs.
+        layers: differences of all ops with results in both models, in the order of the graph.
+        first: the first op below 20 dB that is at least 3 dB below all of its inputs; without one,
+            the op with the largest drop of at least 3 dB; otherwise None.
+        left_out: reason → names of ops that were not compared.
+        batches: number of batches run.
+        samples: number of samples in these batches.
     """
 
     outputs: tuple[Difference, ...]
@@ -107,13 +106,13 @@ class Comparison:
     samples: int
 
     def worst(self, count: int) -> tuple[LayerDifference, ...]:
-        """The ops in which most noise arises, at most so many, in the order of the graph."""
+        """Return the `count` ops that introduce the most noise, in the order of the graph."""
         ranked = sorted(self.layers, key=lambda layer: -layer.introduced_nsr)[:count]
         chosen = {layer.name for layer in ranked if layer.introduced_nsr > 0}
         return tuple(layer for layer in self.layers if layer.name in chosen)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as written to JSON."""
+        """Return a JSON-compatible dict."""
         return {
             "outputs": [output.to_dict() for output in self.outputs],
             "layers": [layer.to_dict() for layer in self.layers],
@@ -135,7 +134,7 @@ class Comparison:
 
 @dataclass
 class _Sums:
-    """What is kept of a tensor: sums over all data."""
+    """Sums over all data of one tensor."""
 
     signal: float = 0.0
     other: float = 0.0
@@ -145,13 +144,13 @@ class _Sums:
     broken: bool = False
 
     def take(self, one: Array, other: Array) -> None:
-        """Take in what A and B have for one batch, of one shape."""
+        """Add the arrays of A and B for one batch, of equal shape."""
         flat, beside = one.reshape(-1), other.reshape(-1)
         for start in range(0, flat.size, _BLOCK):
             a = flat[start : start + _BLOCK].astype(np.float64)
             b = beside[start : start + _BLOCK].astype(np.float64)
             if not np.isfinite(a).all() or not np.isfinite(b).all():
-                # Minus infinity in both, as in masks, is no difference, but no signal either.
+                # Equal infinities, as in masks, are neither a difference nor signal.
                 same = (a == b) | (np.isnan(a) & np.isnan(b))
                 fine = np.isfinite(a) & np.isfinite(b)
                 self.broken = self.broken or not (same | fine).all()
@@ -164,7 +163,7 @@ class _Sums:
             self.max_abs_error = max(self.max_abs_error, float(np.abs(difference).max(initial=0)))
 
     def difference(self, name: str) -> Difference:
-        """The figures that follow."""
+        """Return the difference computed from the sums."""
         share = self.noise / self.signal if self.signal else MAX_NSR if self.noise else 0.0
         share = MAX_NSR if self.broken else min(share, MAX_NSR)
         sizes = math.sqrt(self.signal) * math.sqrt(self.other)
@@ -180,17 +179,16 @@ class _Sums:
 def compare_models(
     a: AnyModel, b: AnyModel, batches: Iterable[Any], rescaled: frozenset[str] = frozenset()
 ) -> Comparison:
-    """Run two models on the same batches, and compare their outputs and the results of their ops.
+    """Run two models on the same batches; compare their outputs and the results of their ops.
 
     Args:
-        a: what is compared with, such as the FP32 model.
-        b: what is compared, such as the converted model.
-        batches: inputs; walked once.
-        rescaled: ops whose results have other scales in one of the models, which is made up for
-            behind them: they are not compared.
+        a: the reference, e.g. the FP32 model.
+        b: the compared model, e.g. the converted one.
+        batches: inputs; iterated once.
+        rescaled: ops whose results one of the models scales and compensates later; not compared.
 
     Raises:
-        ComparisonError: they are not of one origin.
+        ComparisonError: the models are not of one origin.
     """
     run = _Run.of(a, b, rescaled)
     for inputs in batches:
@@ -200,7 +198,7 @@ def compare_models(
 
 @dataclass
 class _Run:
-    """A comparison as it goes on; `graph` is that of the model which has more of its ops."""
+    """A comparison in progress; `graph` is that of the model with more of its ops."""
 
     a: AnyModel
     b: AnyModel
@@ -215,7 +213,7 @@ class _Run:
 
     @classmethod
     def of(cls, a: AnyModel, b: AnyModel, rescaled: frozenset[str]) -> _Run:
-        """A comparison of the ops that both models have."""
+        """Return a comparison of the ops that both models have."""
         if a.adaptor.framework != b.adaptor.framework:
             raise ComparisonError(
                 f"A is a model of {a.adaptor.framework}, B one of {b.adaptor.framework}; models "
@@ -253,7 +251,7 @@ class _Run:
             self.dtypes[op] = one.stored, other.stored
 
     def _take_outputs(self, one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
-        # By position: what was saved and brought back may call its outputs otherwise.
+        # By position: a saved and reloaded model may rename its outputs.
         shapes, theirs = ([list(a.shape) for a in found.values()] for found in (one, other))
         if shapes != theirs:
             raise ComparisonError(
@@ -264,9 +262,9 @@ class _Run:
             self.outputs.setdefault(name, _Sums()).take(one[name], found)
 
     def result(self) -> Comparison:
-        """What was found."""
+        """Return the result."""
         found = {op: sums.difference(op) for op, sums in self.layers.items()}
-        # What was not compared is passed: an op reads the nearest ops that were.
+        # Skip ops that were not compared: an op's inputs are the nearest compared ops.
         graph = self.graph.with_only({op.name: op for op in self.graph if op.name in found})
         known = {*found, *(name for names in self.left_out.values() for name in names)}
         silent = tuple(op.name for op in self.graph if op.name not in known)
@@ -306,14 +304,14 @@ def _capped(sqnr: float) -> float:
 
 
 def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
-    """Where the models part; see `Comparison.first`."""
+    """Return the first op that differs; see `Comparison.first`."""
     clear = [layer for layer in layers if layer.sqnr_drop >= MIN_DROP_DB]
     low = (layer for layer in clear if layer.sqnr < LEAST_DECIBELS)
     return next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
 
 
 def _run_along(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:
-    """Op that was compared → those before it that were not, and that lead to it alone."""
+    """Return compared op → preceding ops that were not compared and lead to this op only."""
     last: dict[str, str] = {}
     for op in reversed(tuple(graph)):
         readers = graph.consumer_names(op.name)

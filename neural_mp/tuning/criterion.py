@@ -1,4 +1,4 @@
-"""When a model is good enough, and when a search has gone on for long enough."""
+"""Accuracy criterion and limits of a search."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.validators import MOST_SECONDS, integer_between, preview, validate_option
 
-#: A relative tolerance from here on is a percentage that was written as a share.
+#: Relative tolerances from here on are rejected as percentages instead of fractions.
 _TOO_LARGE_A_SHARE = 0.5
-#: Whole numbers beyond have no float.
+#: Larger integers have no float.
 _LARGEST = 1e300
-#: How many times as fast as FP32 a plan must be for sure unless the user says otherwise.
+#: Default minimum speed-up over FP32, beyond measurement noise.
 MIN_SPEEDUP = 1.03
-#: The most that a plan can be asked to gain.
+#: Upper bound of the minimum speed-up.
 _MAX_SPEEDUP = 1000.0
 
 
 @dataclass(frozen=True)
 class AccuracyCriterion:
-    """How much worse than FP32 a model may be.
+    """The accuracy loss that is tolerated compared with FP32.
 
     Attributes:
-        tolerance: the loss that is tolerated: a share of the baseline (0.01 is one percent) if
-            `relative`, else an amount in the metric's own units.
-        relative: which of the two.
-        higher_is_better: False for errors and losses; None takes the direction that the metric
-            (or `eval_func`) gives itself, and where it gives none, the larger value is better.
-        any_tolerance: whether a negative tolerance (a model has to be that much better than FP32)
-            and a share of one half and more are accepted.
+        tolerance: the tolerated loss: a fraction of the baseline (0.01 is one percent) if
+            `relative`, else in units of the metric.
+        relative: whether the tolerance is relative to the baseline.
+        higher_is_better: False for errors and losses; None uses the direction of the metric (or
+            `eval_func`), by default True.
+        any_tolerance: whether negative tolerances (the model must be better than FP32 by that
+            amount) and fractions from one half on are accepted.
 
     Raises:
-        ConfigurationError: the tolerance is no number; or it is negative or a share of one half and
-            more, and not `any_tolerance`.
+        ConfigurationError: the tolerance is not a number; or is negative or a fraction from one
+            half on, without `any_tolerance`.
     """
 
     tolerance: float = 0.01
@@ -69,24 +69,24 @@ class AccuracyCriterion:
 
     @property
     def prefers_higher(self) -> bool:
-        """Whether the larger value is the better one; it is where nobody says."""
+        """Whether larger values are better; True by default."""
         return self.higher_is_better is not False
 
     def loss(self, baseline: float, accuracy: float) -> float:
-        """How much worse `accuracy` is, as a share of the baseline if relative.
+        """Return the loss of `accuracy`, as a fraction of the baseline if relative.
 
-        A share of a baseline of zero does not exist; the amount is taken then.
+        For a baseline of zero, the loss is absolute.
         """
         worse = baseline - accuracy if self.prefers_higher else accuracy - baseline
         return worse / abs(baseline) if self.relative and baseline != 0 else worse
 
     def met(self, baseline: float, accuracy: float) -> bool:
         """Whether `accuracy` is within tolerance; NaN never is."""
-        # One part in 10⁹ forgives the rounding of 0.99 · baseline, no more.
+        # 10⁻⁹ covers rounding of e.g. 0.99 · baseline.
         return self.loss(baseline, accuracy) <= self.tolerance + 1e-9
 
     def target(self, baseline: float) -> float:
-        """The worst accuracy that is still accepted."""
+        """Return the worst accuracy within tolerance."""
         allowed = self.tolerance * (abs(baseline) if self.relative and baseline != 0 else 1.0)
         return baseline - allowed if self.prefers_higher else baseline + allowed
 
@@ -99,12 +99,12 @@ class AccuracyCriterion:
 
 @dataclass(frozen=True)
 class ExitPolicy:
-    """When a search ends whether or not the target was met.
+    """Limits of a search.
 
     Attributes:
         timeout: seconds from the start of the search; 0 sets no limit.
-        max_trials: plans evaluated at most.
-        performance_only: do not evaluate accuracy at all: convert as much as possible.
+        max_trials: maximum number of evaluated plans.
+        performance_only: convert as many ops as possible, without evaluating accuracy.
 
     Raises:
         ConfigurationError: a limit is out of range.
@@ -136,10 +136,10 @@ class ExitPolicy:
 
 
 def check_min_speedup(value: Any) -> None:
-    """Refuse what no plan can be asked to gain.
+    """Check the minimum speed-up.
 
     Raises:
-        ConfigurationError: it is no number, or out of range.
+        ConfigurationError: the value is not a number, or is out of range.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 1 <= value <= _MAX_SPEEDUP:

@@ -1,24 +1,25 @@
-"""Whether an evaluation is lost before its data end, judged against the baseline's own pass.
+"""Early stopping of evaluations that will miss the target, judged against the baseline's pass.
 
-What is kept of a pass are the metric's values after each batch. A running value times the samples
-behind it is a sum, and by how much that sum grows is the batch's score: the mean over the batch
-where the metric is a mean over samples, a pseudo-value where it is not. In either case the scores
-add up to the value on the full data, so what is judged is what decides in the end.
+A pass is recorded as the metric's running values after each batch. A running value times the number
+of samples is a sum, whose increase is the batch's score: the mean over the batch if the metric is a
+mean over samples, otherwise a pseudo-value. In either case the scores add up to the value on the
+full data, so early stopping judges the final quantity.
 
-Of two rules one is enough. **Out of reach** holds for data in any order, but only for means whose
-best value is known: a perfect score on all the rest would still miss the target. **Against all
-odds** is for every metric, and asks for all of these:
+Either of two rules suffices. **Out of reach** holds for data in any order, but only for means with
+a known best value: a perfect score on all remaining samples would still miss the target. **Against
+all odds** applies to every metric, and requires all of these:
 
 * The loss so far would miss the target even if the rest showed no difference to the baseline.
-* A gambler who starts with 1 and bets, batch by batch, that the loss is beyond the tolerance owns
-  1/rate. If the target would be met, no strategy gets there with a probability above the rate,
-  however often one looks (Ville's inequality). That rests on two things: the batches come in random
-  order, and none improves on the baseline by more than the baseline's own batches differ from one
-  another, or by more than was seen before. No variance estimate has to be right: it sizes the bets.
-* Neither the baseline's batches nor the differences seen contradict the random order, and the
-  differences do not grow smaller. Data sorted by class mostly do contradict it; where every class
-  scores alike, and early, they do not, and then only the first of these conditions protects a model
-  that loses on the first classes and wins on the others.
+* A gambler who starts with 1 and bets, batch by batch, that the loss exceeds the tolerance owns
+  1/rate. If the target would be met, no strategy reaches that wealth with a probability above the
+  rate, however often it is checked (Ville's inequality). Two assumptions: batches come in random
+  order, and no batch improves on the baseline by more than the baseline's own batches differ from
+  one another, or by more than was seen before. No variance estimate has to be right: it only sizes
+  the bets.
+* Neither the baseline's batches nor the observed differences contradict random order, and the
+  differences do not decrease. Data sorted by class mostly contradict random order. If all classes
+  score alike, and early, they do not; then only the first of these conditions protects a model that
+  loses on the first classes and wins on the others.
 
 Bets on sampling without replacement: Waudby-Smith and Ramdas, "Estimating means of bounded random
 variables by betting", JRSS B 2024 (arXiv 2010.09686), section 5.
@@ -46,37 +47,37 @@ from neural_mp.util.validators import (
 
 Array = NDArray[np.float64]
 
-#: Batches that are only watched: bets need an idea of mean and spread.
+#: Batches without bets, to estimate mean and spread.
 WARM_UP_BATCHES = 4
-#: Samples below which the odds are not asked.
+#: Minimum number of samples for the rule on odds.
 FEWEST_SAMPLES = 30
-#: Share of the wealth that is at stake at most, should the largest foreseen improvement come.
+#: Maximum fraction of the wealth lost if the largest foreseen improvement occurs.
 STAKE = 0.75
-#: Largest part of a foreseen improvement that is relied on when the rest would have to improve.
+#: Largest fraction of a foreseen improvement to rely on if the rest would have to improve.
 RELIANCE = 0.75
-#: Batches that the baseline's spread counts for in that of the differences.
+#: Weight of the baseline's variance in that of the differences, in batches.
 PRIOR_BATCHES = 1.0
-#: Numbers that differ by less, as a share of their size, differ by rounding.
+#: Smaller relative differences are rounding errors.
 ROUNDING = 1e-9
-#: Values below which their order tells nothing.
+#: Fewer values allow no test of their order.
 FEWEST_IN_ORDER = 8
-#: Standard normal and Kuiper (Stephens 1970) quantiles that 2.5% of shuffled data exceed.
+#: Standard normal and Kuiper (Stephens 1970) quantiles exceeded by 2.5% of shuffled data.
 NEIGHBOURS_ALIKE = 1.96
 LONG_WAVES = 1.862
-#: Standard normal quantile of a falling trend. A sixth of shuffled data falls more, for a while.
+#: Standard normal quantile of a falling trend; a sixth of shuffled data falls faster.
 FALLING = -1.0
 
 
 @dataclass(frozen=True)
 class RunningValues:
-    """A metric's values while a pass over the data is under way.
+    """A metric's running values during a pass over the data.
 
     Attributes:
-        values: after each batch, over all samples so far; NaN where it was not defined yet.
-        samples: seen after each batch, this one included.
+        values: value after each batch, over all samples so far; NaN if undefined.
+        samples: number of samples up to and including each batch.
 
     Raises:
-        ValueError: there is not one number of samples for each value.
+        ValueError: `values` and `samples` differ in length.
     """
 
     values: tuple[float, ...] = ()
@@ -87,21 +88,21 @@ class RunningValues:
             raise ValueError(f"{len(self.values)} values, but {len(self.samples)} sample counts")
 
     def then(self, value: float, batch_samples: int) -> RunningValues:
-        """These values and the one after a further batch of `batch_samples` samples."""
+        """Return these values with that of a further batch of `batch_samples` samples."""
         seen = self.samples[-1] if self.samples else 0
         return RunningValues((*self.values, value), (*self.samples, seen + batch_samples))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it; what is not finite becomes None."""
+        """Return a JSON-compatible dict; non-finite values become None."""
         values = [value if math.isfinite(value) else None for value in self.values]
         return {"values": values, "samples": list(self.samples)}
 
     @classmethod
     def from_dict(cls, data: object) -> RunningValues:
-        """The inverse of `to_dict`; what was not finite is NaN.
+        """Read the result of `to_dict`; None becomes NaN.
 
         Raises:
-            NeuralMPError: it was not written so, or the parts do not fit each other.
+            NeuralMPError: `data` does not match the schema, or its parts differ in length.
         """
         said = _RUNNING(data)
         values = tuple(math.nan if value is None else value for value in said["values"])
@@ -120,21 +121,20 @@ def will_miss_target(
     rate: float = 0.001,
     best: float | None = None,
 ) -> bool:
-    """Whether a candidate's evaluation can be stopped, as it will miss the target.
+    """Whether a candidate's evaluation can stop because it will miss the target.
 
-    To be asked after every batch; the usual answer, no, takes constant time but for comparing
-    the sample counts. It is no whenever the two passes cannot be compared: the sample counts
-    differ, a current value or the baseline's last one is not finite; and on the full data, where
-    the criterion decides.
+    Called after every batch; the usual answer, False, costs constant time besides comparing the
+    sample counts. Always False if the passes are not comparable (sample counts differ; a current
+    value or the baseline's last one is not finite), and on the full data, for which the criterion
+    decides.
 
     Args:
-        baseline: the whole pass of the model that the target is relative to.
+        baseline: the complete pass of the reference model.
         candidate: the pass so far.
-        criterion: what the accuracy on the full data has to meet.
-        rate: probability with which a model that would meet the target may be stopped, over all
-            batches together.
-        best: the value that no sample's score can better, of a metric that is a mean over samples
-            (1 for the share of right answers, 0 for a squared error); None for all others.
+        criterion: criterion for the accuracy on the full data.
+        rate: probability of stopping a model that would meet the target, over all batches together.
+        best: the best possible score of a sample, if the metric is a mean over samples (1 for
+            accuracy, 0 for a squared error); otherwise None.
 
     Raises:
         ValueError: the rate is not between 0 and 1.
@@ -158,10 +158,10 @@ def will_miss_target(
 
 
 def looks_shuffled(values: Sequence[float] | Array) -> bool:
-    """Whether numbers, one a batch, could be in random order; about one in twenty such is denied.
+    """Whether numbers, one per batch, may be in random order; rejects about 5 % of such data.
 
-    Neighbours that resemble each other contradict it (correlation of lag one), and so do sums
-    that wander off further than a Brownian bridge does (Kuiper's statistic).
+    Correlated neighbours (lag one) contradict random order, and so do sums that deviate further
+    than a Brownian bridge (Kuiper's statistic).
     """
     if len(values) < FEWEST_IN_ORDER or _is_constant(values):
         return True
@@ -179,22 +179,22 @@ def _against_all_odds(
     final, seen = baseline.values[-1], len(candidate.values)
     unit = abs(final) if criterion.relative and final != 0 else 1.0
     sign = 1.0 if criterion.prefers_higher else -1.0
-    theirs = np.asarray(baseline.values) * (-sign / unit)  # as losses, the criterion's way
+    theirs = np.asarray(baseline.values) * (-sign / unit)  # as losses, like the criterion
     ours = np.asarray(candidate.values) * (-sign / unit)
     scores, sizes = _batches(theirs, np.asarray(baseline.samples))
-    scores = scores[sizes >= np.median(sizes) / 2]  # a short last batch scatters most
-    with np.errstate(invalid="ignore"):  # Inf less Inf is NaN, a value that is not defined
+    scores = scores[sizes >= np.median(sizes) / 2]  # a short last batch has the largest variance
+    with np.errstate(invalid="ignore"):  # Inf - Inf is NaN: an undefined value
         worse = ours - theirs[:seen]
     harms, sizes = _batches(worse, np.asarray(candidate.samples))
     total = baseline.samples[-1]
-    tolerated = (criterion.tolerance + 1e-9) * total  # forgives what the criterion does
+    tolerated = (criterion.tolerance + 1e-9) * total  # same slack as the criterion
     if _log_wealth(harms, sizes, tolerated, total, scores) < -math.log(rate):
         return False
     return looks_shuffled(scores) and looks_shuffled(harms) and not _falls(harms)
 
 
 def _falls(values: Array) -> bool:
-    """Whether numbers tend to fall from batch to batch: harm that may be over soon."""
+    """Whether numbers tend to fall from batch to batch: the loss may not persist."""
     if _is_constant(values):
         return False
     times = np.arange(len(values)) - (len(values) - 1) / 2
@@ -206,7 +206,7 @@ def _is_constant(values: Sequence[float] | Array) -> bool:
 
 
 def _batches(running: Array, samples: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
-    """Scores and sizes of batches; one without a value or samples is counted with the next."""
+    """Return scores and sizes of batches; those without value or samples join the next."""
     defined = np.isfinite(running)
     running, samples = running[defined], samples[defined]
     last = np.append(samples[1:] > samples[:-1], True) & (samples > 0)
@@ -218,18 +218,18 @@ def _batches(running: Array, samples: NDArray[np.int64]) -> tuple[Array, NDArray
 def _log_wealth(
     harms: Array, sizes: NDArray[np.int64], tolerated: float, total: int, scores: Array
 ) -> float:
-    """Logarithm of what the gambler owns who began with 1; -inf if all is lost.
+    """Return the logarithm of the wealth of a gambler who began with 1; -inf if all is lost.
 
     Args:
         harms: mean loss against the baseline in each batch seen.
-        sizes: their samples.
+        sizes: number of samples in each batch.
         tolerated: sum of losses, over the samples, at which the target is just met.
-        total: samples in the full data.
-        scores: the baseline's batches, in units of `harms`.
+        total: number of samples in the full data.
+        scores: scores of the baseline's batches, in units of `harms`.
     """
     before = np.arange(len(harms))
     counts = np.maximum(before, 1)
-    # All that a bet may depend on is known before its batch: sums without the batch itself.
+    # A bet may depend on earlier batches only: sums exclude the batch itself.
     lost, seen, mean, square, gain, size = (
         np.concatenate(([0.0], tally[:-1]))
         for tally in (
@@ -249,7 +249,7 @@ def _log_wealth(
     risk = np.maximum(fair + gain, (1 - RELIANCE) * gain) / STAKE
     edge = mean - fair
     bets = np.zeros(len(harms))
-    # The bet that grows fastest, edge / variance, but never more than what is at risk allows.
+    # Growth-optimal bet, edge / variance, bounded by the risk.
     worth = (edge > 0) & (before >= WARM_UP_BATCHES)
     np.divide(edge, np.maximum(variance, edge * risk), out=bets, where=worth)
     factors = 1 + bets * (harms - fair)

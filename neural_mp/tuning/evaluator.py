@@ -1,4 +1,4 @@
-"""A model's accuracy on the user's data, by the user's metric."""
+"""Evaluation of a model's accuracy with the user's data and metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from neural_mp.util.memory import MemoryGuard
 from neural_mp.util.pytree import batch_size_of
 from neural_mp.util.user_calls import UserCodeError, call_user
 
-#: How often, in one pass, it is asked whether the evaluation is lost.
+#: Maximum number of early-stopping checks per pass.
 _EARLY_STOP_CHECKS = 32
 
 
@@ -32,14 +32,14 @@ class DeadlineExceededError(Exception):
 
 
 class NotSharedError(NeuralMPError):
-    """An evaluation cannot be shared among workers after all; caught by whoever shares it."""
+    """An evaluation cannot be sharded; caught by its caller."""
 
 
 class TargetOutOfReachError(Exception):
-    """What was seen of a candidate is enough to tell that it misses; caught by the assessor.
+    """A candidate will miss the target; caught by the `PlanEvaluator`.
 
     Attributes:
-        accuracy: on the data seen.
+        accuracy: value on the data seen.
     """
 
     def __init__(self, accuracy: float) -> None:
@@ -49,18 +49,18 @@ class TargetOutOfReachError(Exception):
 
 @dataclass
 class Deadline:
-    """A moment after which work stops at the next batch."""
+    """A time limit, checked after each batch."""
 
     seconds: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
     def check(self) -> None:
-        """Raise `TimeUpError` if the time is up; zero seconds set no limit."""
+        """Raise `DeadlineExceededError` if the time limit passed; zero seconds set no limit."""
         if self.seconds and time.monotonic() - self.started > self.seconds:
             raise DeadlineExceededError
 
     def left(self) -> float:
-        """Seconds until then, as another `Deadline` takes them; 0 where there is no limit."""
+        """Return the seconds left, as argument of another `Deadline`; 0 without a limit."""
         if not self.seconds:
             return 0.0
         return max(self.seconds - (time.monotonic() - self.started), 1e-6)
@@ -68,23 +68,22 @@ class Deadline:
 
 @dataclass
 class Evaluator:
-    """Evaluates models and counts how often it did.
+    """Evaluates models, and counts evaluations.
 
     Attributes:
-        batches: the evaluation data; None where `eval_func` brings its own.
+        batches: the evaluation data; None if `eval_func` uses its own.
         metrics: metrics with their weights; the accuracy is their weighted sum, unless `together`
-            says that every one of them has to meet the target.
+            requires every metric to meet the target.
         eval_func: native model → float; used instead of data and metrics.
-        postprocess: applied to `(predictions, labels)` before the metrics; if it has `reset`, that
-            is called before each pass.
-        label: what is measured, by name; empty where nothing is.
+        postprocess: applied to `(predictions, labels)` before the metrics; its `reset`, if any, is
+            called before each pass.
+        label: name of the measured quantity; empty without a measurement.
         on_batch: called after every batch, for progress.
-        evaluations: full passes made so far.
-        running: the accuracy on the way through the last pass; empty where the metrics do not
-            allow for that.
-        together: how the values of several metrics become one number.
-        witness: watches the batches of a pass where it is to be known later what they held.
-        values: name → value, of the last pass; empty where a single number was measured.
+        evaluations: number of full passes.
+        running: running accuracy of the latest pass; empty if the metrics do not support it.
+        together: aggregation of several metrics into one number.
+        witness: hashes the batches of a pass, if their digest is needed later.
+        values: name → value in the latest pass; empty for a single number.
     """
 
     batches: Batches | None = None
@@ -101,17 +100,17 @@ class Evaluator:
 
     @property
     def available(self) -> bool:
-        """Whether accuracy can be evaluated at all."""
+        """Whether accuracy can be evaluated."""
         return self.eval_func is not None or (self.batches is not None and bool(self.metrics))
 
     @property
     def batch_count(self) -> int | None:
-        """Batches in one pass; None where that is not known."""
+        """Number of batches in one pass; None if unknown."""
         return None if self.batches is None else len(self.batches) or None
 
     @property
     def best_value(self) -> float | None:
-        """The accuracy that no sample can better; None where that is not known."""
+        """The best possible accuracy; None if unknown."""
         total = 0.0
         for metric, weight in self.metrics:
             best: float | None = getattr(metric, "best_value", None)
@@ -121,16 +120,16 @@ class Evaluator:
         return total
 
     def set_baseline(self, values: Mapping[str, float], every: bool) -> None:
-        """Judge what comes by FP32's values, where there are several; by each if `every`."""
+        """Set FP32's values as reference of several metrics; require each if `every`."""
         self.together = self.together.with_baseline(values, every)
 
     @property
     def targets(self) -> Mapping[str, float]:
-        """Name → the worst value accepted, where each of several metrics has to meet a target."""
+        """Name → worst value accepted, if each of several metrics must meet a target."""
         return self.together.targets() if self.together.require_all else {}
 
     def figures(self, values: Mapping[str, float] | None) -> dict[str, MetricFigures]:
-        """Name → figures of several metrics; with no values, those of FP32 as the result."""
+        """Return name → figures of several metrics; without values, FP32's are the result."""
         together, targets = self.together, self.targets
         values = values or together.baseline
         return {
@@ -146,18 +145,18 @@ class Evaluator:
 
     @cached_property
     def identity(self) -> str | None:
-        """A digest of what is done with predictions and labels; None where it cannot be told."""
+        """Fingerprint of the processing of predictions and labels; None if unavailable."""
         if self.eval_func is not None or self.batches is None:
-            return None  # it reads data that nobody else sees
+            return None  # `eval_func` reads its own data
         together = self.together.names, self.together.require_all
         return object_fingerprint((list(self.metrics), self.postprocess, together))
 
     def content(self, deadline: Deadline) -> str | None:
-        """A digest of all evaluation data, which are read for it; None where it cannot be told.
+        """Return a digest of all evaluation data, which are read completely; None if unsupported.
 
         Raises:
-            TimeUpError: the deadline passed before the data ended.
-            UserCodeError: the user's own code raised.
+            DeadlineExceededError: the deadline passed before the data ended.
+            UserCodeError: the user's code raised.
         """
         assert self.batches is not None
         witness = Witness()
@@ -174,20 +173,20 @@ class Evaluator:
         is_lost: Callable[[RunningValues], bool] | None = None,
         reference: AnyModel | None = None,
     ) -> float:
-        """The accuracy of a model; may be NaN.
+        """Return the accuracy of a model, possibly NaN.
 
         Args:
-            model: what to evaluate.
+            model: the model to evaluate.
             deadline: checked after every batch.
-            is_lost: asked on the way whether to go on.
-            reference: the FP32 model, with which metrics compare that take no labels; None where
-                that is `model` itself.
+            is_lost: decides from the running values whether to stop.
+            reference: the FP32 model, for metrics without labels; None if `model` is the FP32
+                model.
 
         Raises:
-            LostError: `is_lost` said so.
-            TimeUpError: the deadline passed before the data ended.
-            UserCodeError: the user's own code raised.
-            MetricError: the metric's result is no number.
+            TargetOutOfReachError: `is_lost` returned True.
+            DeadlineExceededError: the deadline passed before the data ended.
+            UserCodeError: the user's code raised.
+            MetricError: the metric's result is not a number.
         """
         deadline.check()
         self.values = {}
@@ -216,7 +215,7 @@ class Evaluator:
         looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
         looks = (
             looks and not self.together.require_all
-        )  # a loss against a baseline is no running value
+        )  # a loss against a baseline has no running value
         batches = self._taken_in(model, deadline, reference)
         for number, inputs in enumerate(batches, start=1):
             unseen += batch_size_of(inputs)
@@ -226,14 +225,14 @@ class Evaluator:
                 if is_lost(self.running):
                     raise TargetOutOfReachError(self.running.values[-1])
         accuracy = self._accuracy()
-        if looks and unseen:  # what is told apart later is the accuracy on all of the data
+        if looks and unseen:  # end with the accuracy on all data
             self.running = self.running.then(accuracy, unseen)
         return accuracy
 
     def _taken_in(
         self, model: AnyModel, deadline: Deadline, reference: AnyModel, part: slice | None = None
     ) -> Iterator[Any]:
-        """Have the metrics take in batch by batch, and give the inputs of each after that."""
+        """Update the metrics batch by batch, yielding the inputs of each batch after that."""
         assert self.batches is not None
         self._reset()
         if callable(reset := getattr(self.postprocess, "reset", None)):
@@ -268,18 +267,18 @@ class Evaluator:
     def states(
         self, model: AnyModel, deadline: Deadline, part: slice, reference: AnyModel
     ) -> bytes:
-        """The metrics after some of the batches, as `merged` takes them.
+        """Return the metrics after a slice of the batches, as input of `merge_shards`.
 
         Args:
-            model: what to evaluate.
+            model: the model to evaluate.
             deadline: checked after every batch.
-            part: which of the batches.
+            part: slice of the batches.
             reference: the FP32 model.
 
         Raises:
-            NotSharedError: the batches have another order here, or a metric cannot be copied.
-            TimeUpError: the deadline passed before the part ended.
-            UserCodeError: the user's own code raised.
+            NotSharedError: the order of batches differs here, or a metric cannot be pickled.
+            DeadlineExceededError: the deadline passed before the slice ended.
+            UserCodeError: the user's code raised.
         """
         assert self.batches is not None
         deadline.check()
@@ -290,14 +289,14 @@ class Evaluator:
         return _packed(self.metrics)
 
     def merge_shards(self, parts: Sequence[bytes]) -> float:
-        """The accuracy over parts of the data that together are all of them; may be NaN.
+        """Return the accuracy over shards that cover all data, possibly NaN.
 
         Args:
-            parts: what `states` gave for each, in the order of the data.
+            parts: results of `states` for each shard, in the order of the data.
 
         Raises:
-            UserCodeError: the user's own code raised.
-            MetricError: the metric's result is no number.
+            UserCodeError: the user's code raised.
+            MetricError: the metric's result is not a number.
         """
         self.values, self.running = {}, RunningValues()
         self._reset()
@@ -310,11 +309,11 @@ class Evaluator:
         return accuracy
 
     def _is_time_to_look(self, number: int) -> bool:
-        """Whether to ask for the accuracy so far: results of some metrics take long."""
+        """Whether to compute the running accuracy now: some metrics are slow to compute."""
         assert self.batches is not None
         count = len(self.batches)
         if not count:
-            return number.bit_count() == 1  # 1, 2, 4, 8, …: there may be any number of them
+            return number.bit_count() == 1  # 1, 2, 4, 8, …: total unknown
         return number % max(1, count // _EARLY_STOP_CHECKS) == 0
 
     def _accuracy(self) -> float:
@@ -322,21 +321,21 @@ class Evaluator:
 
     @property
     def names(self) -> list[str]:
-        """What the metrics are called, each by a name of its own."""
+        """Unique names of the metrics."""
         names = list(self.together.names or (type(metric).__name__ for metric, _ in self.metrics))
-        if len(set(names)) < len(names):  # nobody named them
+        if len(set(names)) < len(names):  # not named by the user
             names = [f"{name} {place}" for place, name in enumerate(names, start=1)]
         return names
 
     def _results(self) -> dict[str, Any]:
-        """Name → what the metric gives now."""
+        """Return name → current result of the metric."""
         return {
             name: call_user(metric.result, form=f"{name}.result()", kind=MetricError)
             for name, (metric, _) in zip(self.names, self.metrics, strict=True)
         }
 
     def _scored(self, results: Mapping[str, Any], weights: Sequence[float]) -> float:
-        """The one number that results come to, each a number or several by name."""
+        """Return the single number of results, each a number or several by name."""
         values: dict[str, float] = {}
         for name, result in results.items():
             if isinstance(result, Mapping):
@@ -347,37 +346,37 @@ class Evaluator:
             else:
                 values[name] = as_scalar(result, name)
         if any(isinstance(result, Mapping) for result in results.values()):
-            self.together = replace(self.together, require_all=True)  # parts without weights
+            self.together = replace(self.together, require_all=True)  # named parts have no weights
         self.values = values if len(values) > 1 or self.together.require_all else {}
         if self.together.require_all:
             return self.together.score(values)
         return sum(weight * value for weight, value in zip(weights, values.values(), strict=True))
 
     def _so_far(self) -> float:
-        """The accuracy on the data seen; NaN where it is not defined yet."""
+        """Return the running accuracy; NaN if not yet defined."""
         try:
             results = self._results()
             if any(isinstance(result, Mapping) for result in results.values()):
-                return math.nan  # what these come to is a loss against a baseline
+                return math.nan  # the score is a loss against a baseline
             return self._scored(results, [weight for _, weight in self.metrics])
         except (UserCodeError, MetricError) as error:
             if isinstance(error, UserCodeError) and not isinstance(error.error, Exception):
-                raise  # it is to end the process
-            return math.nan  # of one class there is no AUC, of no sample no mean
+                raise  # must end the process
+            return math.nan  # e.g. AUC of a single class
 
 
 def _packed(metrics: Sequence[tuple[Metric, float]]) -> bytes:
-    """Metrics without their weights, as another process can read them.
+    """Pickle metrics without their weights.
 
     Raises:
-        NotSharedError: what one of them has collected cannot be copied.
+        NotSharedError: the state of a metric cannot be pickled.
     """
     import cloudpickle
 
     try:
         found: bytes = cloudpickle.dumps([metric for metric, _ in metrics])
     except Exception as error:
-        # Whatever the user's own metric raises when it is to be copied.
+        # User metrics may raise anything while being pickled.
         raise NotSharedError(
             f"what a metric has collected cannot be copied to another process: "
             f"{type(error).__name__}: {message_of(error)}"

@@ -1,4 +1,4 @@
-"""The end of a run: which plan it comes down to, by a measurement beside FP32, and why."""
+"""Final selection: the resulting plan, by a last measurement against FP32, and its reason."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
 
-#: Of the plans that met the target, so many are measured side by side at a time.
+#: Maximum number of finalists measured together.
 _FINALISTS = 3
-#: How many times as long as a trial is measured.
+#: Duration of the last measurement, as a multiple of a trial's.
 _LONGER = 4
 
 
 @dataclass(frozen=True)
 class LatencyComparison:
-    """What was measured last, of the result beside FP32.
+    """The last latency measurement of the result against FP32.
 
     Attributes:
-        baseline, result: seconds a batch.
-        ratio: how many times as fast as FP32 the result is; None for the FP32 model itself.
+        baseline, result: seconds per batch.
+        ratio: speed-up over FP32; None for the FP32 model itself.
     """
 
     baseline: float
@@ -36,7 +36,7 @@ class LatencyComparison:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The same by the names that a `Report` has for it."""
+        """The measurement as fields of a `Report`."""
         return {
             "baseline_latency": self.baseline,
             "latency": self.result,
@@ -47,15 +47,15 @@ class LatencyComparison:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a run comes down to.
+    """The result of a run.
 
     Attributes:
         model: the model.
-        plan: what it runs in, and what follows.
-        speed: what was measured of it.
+        plan: its resolved plan.
+        speed: its latency measurement.
         trial: the trial of the plan; None for the FP32 model.
-        slower_than_fp32: trials that gained too little over FP32 in the last measurement.
-        remeasured: all trials that were measured last, with those figures.
+        slower_than_fp32: trials whose last measurement shows too little gain over FP32.
+        remeasured: all trials of the last measurement, with its figures.
     """
 
     model: AnyModel
@@ -67,18 +67,18 @@ class Selection:
 
 
 def compare_latency(baseline: Sequence[float], result: Sequence[float]) -> LatencyComparison:
-    """The speed of two models that were timed in turn, round by round."""
+    """Return the latency comparison of two models timed in interleaved rounds."""
     return LatencyComparison(
         undisturbed(baseline), undisturbed(result), ratio(result, baseline).inverse
     )
 
 
 def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Selection:
-    """The model as it was.
+    """Return the FP32 model as the result.
 
     Args:
         job: the run.
-        turned_out: what was measured and turned out to be slower.
+        turned_out: trials measured as slower than FP32.
     """
     (seconds,) = job.measurement.rounds([job.model])
     speed = LatencyComparison(undisturbed(seconds), undisturbed(seconds))
@@ -92,19 +92,19 @@ def select(
     model: AnyTunableModel,
     undisturbed: Collection[int] = (),
 ) -> Selection:
-    """The best plan that met the target, by what is measured now, which is also what is reported.
+    """Return the best plan that met the target, by a new measurement, which is also reported.
 
-    The best ones are measured side by side, and beside FP32. Where speed is what is wanted and none
-    of them turns out to gain enough over FP32 for sure, it is the turn of the next ones; of FP32
-    when none is left. One that is the best beyond doubt is not measured a second time: that would
-    only repeat its trial.
+    The best plans are measured interleaved with each other and FP32. If latency is the only
+    objective and no finalist is faster than FP32 beyond noise, the next ones are measured; FP32 is
+    the result when none is left. A single finalist is not measured again if its trial was
+    undisturbed.
 
     Args:
         job: the run.
-        trials: what was tried.
+        trials: all trials.
         model: the FP32 model, calibrated.
-        undisturbed: the numbers of trials that were measured in this run, with no other beside
-            them: their figures are as good as new ones.
+        undisturbed: numbers of trials measured in this run without parallel trials: their figures
+            are as good as new ones.
     """
     plans = {trial.plan: job.space.resolve(trial.plan) for trial in trials if trial.met}
     waiting = [trial for trial in trials if trial.met and plans[trial.plan].has_low_precision]
@@ -154,32 +154,32 @@ def _measured(
     before: Sequence[float],
     seconds: Sequence[float],
 ) -> Trial:
-    """A trial with its latest figures, judged by those."""
+    """Return a trial with its latest figures, and the outcome by these."""
     figures = {**trial.objectives, **latency_figures(before, seconds)}
     return job.judged(replace(trial, objectives=figures), plan)
 
 
 def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Selection:
-    """A trial with the figures that it has."""
+    """Return a selection with the figures of the trial."""
     found, seconds = _share(trial), trial.objectives["performance"]
     speed = LatencyComparison(seconds / found.value, seconds, found.inverse)
     return Selection(model.converted(plan), plan, speed, trial)
 
 
 def fastest_slow(trials: Sequence[Trial]) -> Trial | None:
-    """Of the trials that meet the target, the fastest; None if none does, or was measured."""
+    """Return the fastest trial that meets the accuracy target; None if none was measured."""
     accurate = (trial for trial in trials if trial.meets_accuracy and trial.speedup)
     return min(accurate, key=lambda trial: trial.objectives["relative_latency"], default=None)
 
 
 def closest(trials: Sequence[Trial]) -> Trial | None:
-    """The trial that lost least; of those evaluated to the end, if there are any."""
+    """Return the trial with the least loss, preferably one that was evaluated completely."""
     usable = [trial for trial in trials if trial.loss is not None]
     return min(usable, key=lambda t: (t.outcome is Outcome.PRUNED, t.ranking_loss), default=None)
 
 
 def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) -> str:
-    """Why a run came down to the FP32 model, in words."""
+    """Return the reason for the FP32 model as the result, as text."""
     slow, near = fastest_slow(trials), closest(trials)
     if slow is not None:
         least = job.measurement.min_speedup
@@ -204,7 +204,7 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
 
 
 def _missed(job: TuningJob, trial: Trial) -> str:
-    """The metrics that missed their targets, with what they had to reach."""
+    """Return the metrics that missed their targets, with these targets."""
     together, targets = job.evaluator.together, job.evaluator.targets
     return " and ".join(
         f"{name} {value:.6g} (target {targets[name]:.6g})"
@@ -214,7 +214,7 @@ def _missed(job: TuningJob, trial: Trial) -> str:
 
 
 def _share(trial: Trial) -> Ratio:
-    """The share of FP32's time that a trial takes."""
+    """Return the latency of a trial as a fraction of FP32's."""
     figures = trial.objectives
     value = figures["relative_latency"]
     low, high = (figures.get(f"relative_latency_{end}", value) for end in ("low", "high"))
@@ -222,7 +222,7 @@ def _share(trial: Trial) -> Ratio:
 
 
 def _why_none(job: TuningJob, trials: Sequence[Trial]) -> str:
-    """Why no trial has an accuracy that can be compared."""
+    """Return the reason why no trial has a comparable accuracy."""
     if not trials:
         return "no plan was tried" + (
             "" if job.space.decision_groups else ": no op may run in a lower precision"

@@ -1,4 +1,4 @@
-"""What a tuning run needs to know."""
+"""The inputs of a tuning run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from neural_mp.tuning.objectives import Footprints, Measurement, is_slow
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How a search goes about its work, as the user set it.
+    """The user's settings for a search.
 
     Attributes:
-        precisions: those asked for that this machine supports.
-        for_numbers: precisions wanted whatever they cost here: forced on (`FORCE_BF16=1`), or not
-            native on this machine and yet on the one that is converted for.
-        criterion: what the accuracy has to meet.
-        exit_policy: when the search ends at the latest.
-        seed: for strategies that draw at random.
-        workers: what tries the plans of a round side by side.
-        early_stopping: whether an evaluation that is lost is stopped.
+        precisions: requested precisions that this machine supports.
+        for_numbers: precisions used regardless of latency: forced on (`FORCE_BF16=1`), or native on
+            the target machine only.
+        criterion: the accuracy criterion.
+        exit_policy: limits of the search.
+        seed: for random strategies.
+        workers: workers that try the plans of a round in parallel.
+        early_stopping: whether evaluations that will miss the target are stopped.
     """
 
     precisions: tuple[Precision, ...] = ()
@@ -49,12 +49,12 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class Described:
-    """What people are told of a run beside its figures.
+    """Descriptions shown with the figures of a run.
 
     Attributes:
-        model: what the user called the model.
-        settings: option → what holds, and who set it.
-        hardware: the machine that is converted for.
+        model: the user's name of the model.
+        settings: option → its value and origin.
+        hardware: the target machine.
     """
 
     model: str = "model"
@@ -64,20 +64,20 @@ class Described:
 
 @dataclass(frozen=True)
 class TuningJob:
-    """What a run needs to know.
+    """The inputs of a tuning run.
 
     Attributes:
-        model: the FP32 model, in the space that the user's constraints leave.
-        load: makes the model once more, in another process.
+        model: the FP32 model, in the space after user constraints.
+        load: loads the model again, in another process.
         strategy: proposes plans.
         evaluator: measures accuracy.
-        calibration: data for calibration; None where there is none.
-        measurement: how latency is measured.
-        open_history: opens the run's record; only called where accuracy is evaluated.
-        settings: how the search goes about its work.
-        amp: what the user said of auto mixed precision, in words.
-        cache: what earlier runs measured of this model on this machine.
-        described: what people are told of the run.
+        calibration: calibration data; None without data.
+        measurement: latency measurement.
+        open_history: opens the run's history; only called if accuracy is evaluated.
+        settings: settings of the search.
+        amp: the user's auto mixed precision setting, as text.
+        cache: measurements of earlier runs of this model on this machine.
+        described: descriptions for reports.
     """
 
     model: AnyTunableModel
@@ -94,25 +94,25 @@ class TuningJob:
 
     @property
     def space(self) -> TuningSpace:
-        """What every op may run in."""
+        """The supported configurations of every op."""
         return self.model.space
 
     def in_space(self, space: TuningSpace) -> TuningJob:
-        """The job with a space that calibration has cut down."""
+        """Return the job with a space reduced by calibration."""
         return self if space is self.space else replace(self, model=self.model.in_space(space))
 
     @property
     def objectives(self) -> Mapping[Objective, float]:
-        """What is made small → its weight."""
+        """Objective to minimize → its weight."""
         return self.measurement.objectives
 
     @cached_property
     def footprints(self) -> Footprints:
-        """Tells the memory that a run takes."""
+        """Computes the memory footprint of a run."""
         return Footprints(self.model, self.measurement.inputs)
 
     def figures(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
-        """The objectives of a converted model, measured beside FP32; smaller is better."""
+        """Return the objectives of a converted model, measured against FP32; smaller is better."""
         found = self.measurement(self.model, candidate)
         found["footprint"] = float(self.footprints(candidate, plan))
         found["relative_footprint"] = found["footprint"] / (self.footprints.baseline or 1)
@@ -120,14 +120,14 @@ class TuningJob:
 
     @property
     def evaluates(self) -> bool:
-        """Whether accuracy is evaluated at all."""
+        """Whether accuracy is evaluated."""
         return self.evaluator.available and not self.settings.exit_policy.performance_only
 
     def claims_speed(self, plan: ResolvedPlan) -> bool:
-        """Whether a plan is to be faster than FP32.
+        """Whether a plan must be faster than FP32.
 
-        It is not where it holds a precision that is wanted whatever it costs, or none but emulated
-        ones: those are there for their numbers.
+        False if the plan holds a precision used regardless of latency, or emulated ones only: those
+        are used for their numerics.
         """
         if not self.settings.for_numbers.isdisjoint(plan.effective.values()):
             return False
@@ -138,7 +138,7 @@ class TuningJob:
         )
 
     def judged(self, trial: Trial, plan: ResolvedPlan) -> Trial:
-        """A trial that met the target, told apart by whether it is too slow for what is wanted."""
+        """Return a trial that met the accuracy target, marked if too slow."""
         if not trial.meets_accuracy:
             return trial
         slow = is_slow(self.objectives, trial.objectives, self.measurement.min_speedup)

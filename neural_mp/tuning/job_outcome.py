@@ -1,4 +1,4 @@
-"""What came of one tuning job among many."""
+"""Outcome of one tuning job among many."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ from neural_mp.util.validators import (
     string,
 )
 
-#: The file in the folder of a job that keeps what came of it.
+#: File with the outcome in the folder of a job.
 OUTCOME_FILE = "job.json"
 
 
 class JobStatus(StringEnum):
-    """How a job stands."""
+    """Status of a job."""
 
-    BEGUN = "begun"  #: it goes on, or was killed
+    BEGUN = "begun"  #: running, or killed
     MET = "met"
     MISSED = "missed"
-    UNCHECKED = "unchecked"  #: converted without a check of its accuracy
+    UNCHECKED = "unchecked"  #: converted without accuracy check
     FAILED = "failed"
 
     @property
     def ended(self) -> bool:
-        """Whether it was done, well or badly."""
+        """Whether the job ended, with or without success."""
         return self is not JobStatus.BEGUN
 
     @property
     def finished(self) -> bool:
-        """Whether there is a result, so that the job is not done again."""
+        """Whether there is a result, so that the job is not repeated."""
         return self not in (JobStatus.BEGUN, JobStatus.FAILED)
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What came of a job.
+    """Outcome of a job.
 
     Attributes:
-        name: of the job, and of its folder.
+        name: name of the job and of its folder.
         file: the tuning file.
-        digest: what the job is about; the same for the same settings, model and data.
-        status: how it ended.
-        reason: why it failed, in one line; empty if it did not.
-        exit_code: that of its process; negative for a signal.
-        seconds: how long it took, from the start of its process.
-        known: whether it was finished before, so that nothing was done now.
-        run: what the history calls its run.
+        digest: digest of settings, model and data.
+        status: final status.
+        reason: reason of a failure, in one line; otherwise empty.
+        exit_code: exit code of its process; negative for a signal.
+        seconds: duration, from the start of its process.
+        known: whether the job was already finished, so that nothing was done.
+        run: name of its run in the history.
         framework: the model's framework.
-        accuracy, baseline_accuracy, target: as in `Report`, and so are the rest.
+        accuracy, baseline_accuracy, target: as in `Report`, like the remaining fields.
     """
 
     name: str
@@ -87,13 +87,13 @@ class JobOutcome:
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster than FP32."""
+        """Speed-up over FP32."""
         if not self.latency or not self.baseline_latency:
             return None
         return self.baseline_latency / self.latency
 
     def ended(self, report: Report, met: bool | None) -> JobOutcome:
-        """The same job with its result."""
+        """Return the outcome completed with the result."""
         status = {True: JobStatus.MET, False: JobStatus.MISSED, None: JobStatus.UNCHECKED}[met]
         record = report.record
         return replace(
@@ -113,16 +113,16 @@ class JobOutcome:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and words."""
+        """Return a JSON-compatible dict."""
         return {**asdict(self), "status": self.status.value, "speedup": self.speedup}
 
     def write(self, folder: Path) -> None:
-        """Keep it in the folder of the job; a reader sees all of it or what was there before."""
+        """Write the outcome to the folder of the job, atomically."""
         write_atomic(folder / OUTCOME_FILE, json.dumps(self.to_dict(), indent=1).encode())
 
 
 def read_outcome(folder: Path) -> JobOutcome | None:
-    """What is kept in the folder of a job; None where nothing is.
+    """Read the outcome from the folder of a job; None if there is none.
 
     Raises:
         TuningError: the file is damaged.
@@ -151,7 +151,7 @@ _OUTCOME = record(
 )
 
 
-#: The saved result, the workspace unless the tuning file names one, and what was printed.
+#: Saved result; default workspace; captured output.
 RESULT, WORKSPACE, LOG_FILE = "result", "workspace", "log.txt"
-#: The page of all jobs.
+#: HTML page of all jobs.
 SUMMARY_FILE = "index.html"

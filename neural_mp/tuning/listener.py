@@ -1,4 +1,4 @@
-"""Receives the events of a run; the default does nothing with them."""
+"""Listener for the events of a run, and the log of a run."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from neural_mp.util.user_calls import call_user
 
 
 class Listener:
-    """Receives the events of a run; every method may be overridden, none must."""
+    """Receives the events of a run; all methods are optional and do nothing by default."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A phase begins, of `total` steps if that is known."""
+        """Handle the start of a phase, of `total` steps if known."""
 
     def step(self) -> None:
-        """One batch of the phase is done."""
+        """Handle a finished batch of the phase."""
 
     def baseline(self, accuracy: float, target: float) -> None:
-        """The FP32 accuracy was measured, and with it the worst accuracy accepted."""
+        """Handle the FP32 accuracy; `target` is the worst accuracy accepted."""
 
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        """Of several metrics that each have to meet a target: FP32's values, and the targets.
+        """Handle FP32's values of several metrics that must each meet a target.
 
-        It comes before `baseline`, which is told the score that stands for all of them.
+        Called before `baseline`, which receives the aggregated score.
         """
 
     def trial(self, trial: Trial, speedup: float | None) -> None:
-        """A trial ended."""
+        """Handle a finished trial."""
 
     def close(self) -> None:
-        """The run is over, well or badly."""
+        """Handle the end of the run, with or without success."""
 
     def result(self, report: Report, met: bool | None) -> None:
-        """The run ended with a result; after `close`."""
+        """Handle the result of the run; called after `close`."""
 
 
 class RunLog:
-    """The warnings of a run, the seconds of its phases, and who listens to it.
+    """Warnings, phase durations and listener of a run.
 
     Args:
         listener: receives the events of the run.
-        warnings: what the user was already warned of.
-        seconds: phases already done → how long they took.
+        warnings: warnings that the user has already received.
+        seconds: finished phase → its duration.
 
     Attributes:
-        reused: what was not measured, since an earlier run had.
+        reused: measurements taken from an earlier run.
     """
 
     def __init__(
@@ -63,25 +63,25 @@ class RunLog:
         self.reused: list[str] = []
 
     def reuse(self, what: str) -> None:
-        """Note that something was not measured: an earlier run did."""
+        """Record a measurement as taken from an earlier run."""
         if what not in self.reused:
             self.reused.append(what)
 
     def step(self) -> None:
-        """Tell the listener that a batch is done.
+        """Report a finished batch to the listener.
 
         Raises:
-            UserCodeError: the listener raised; no plan or batch is to blame for it.
+            UserCodeError: the listener raised; not attributed to a plan or batch.
         """
         call_user(self.listener.step)
 
     def warn(self, words: str) -> None:
-        """Keep a warning for the report."""
+        """Store a warning for the report."""
         self.warnings.append(words)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """The first phase of a run; where it fails there is no run, and the listener is closed."""
+        """Context of the first phase; if it fails there is no run, and the listener is closed."""
         try:
             with self.phase("load", "Loading the model"):
                 yield
@@ -91,12 +91,12 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str, words: str = "", total: int | None = None) -> Iterator[None]:
-        """Take the time of a phase, and announce it.
+        """Time a phase, and announce it to the listener.
 
         Args:
-            name: what its seconds stand under in the report.
-            words: what the listener is told; nothing is announced without.
-            total: steps of the phase, where that is known.
+            name: key of its seconds in the report.
+            words: text for the listener; without text, nothing is announced.
+            total: steps of the phase, if known.
         """
         if words:
             self.listener.phase(words, total)

@@ -1,4 +1,4 @@
-"""What a metric is given of one batch, looked at before the user's own code sees it."""
+"""Checks of metric inputs before user code receives them, and aggregation of metric values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.text import shape_words
 from neural_mp.util.user_calls import UserCodeError, call_user
 
-#: What Python and numpy raise for values of the wrong form; a class of the user's own says more.
+#: Python's and NumPy's errors for malformed values; user-defined classes are more specific.
 _OF_THE_FORM = (TypeError, ValueError, IndexError, AttributeError, KeyError)
 
 
 @dataclass(frozen=True)
 class MetricBatch:
-    """A batch with what a model makes of it.
+    """A batch with the predictions of a model.
 
     Attributes:
-        predictions: what the model returned.
-        labels: those of the batch.
-        place: which batch of which loader it is, in words.
+        predictions: return value of the model.
+        labels: labels of the batch.
+        place: number of the batch and name of its loader, as text.
     """
 
     predictions: Any
@@ -35,13 +35,13 @@ class MetricBatch:
     place: str
 
     def check(self, is_first: bool) -> None:
-        """Check that there is something to measure.
+        """Check that predictions hold usable numbers.
 
         Args:
-            is_first: whether the values are looked at, too, and not only what holds them.
+            is_first: whether to check values, too, and not only their containers.
 
         Raises:
-            MetricError: the model returns nothing that holds numbers, or nothing but NaN.
+            MetricError: the model returns no numbers, or only NaN.
         """
         found = tree_leaves(self.predictions)
         if not any(hasattr(leaf, "shape") or isinstance(leaf, int | float) for leaf in found):
@@ -59,11 +59,11 @@ class MetricBatch:
             )
 
     def postprocessed(self, postprocess: Callable[[Any], Any]) -> MetricBatch:
-        """The batch as a postprocess of the user's leaves it.
+        """Return the batch after the user's postprocess.
 
         Raises:
-            DataError: it does not return a pair.
-            UserCodeError: it raised.
+            DataError: the return value is not a pair.
+            UserCodeError: the postprocess raised.
         """
         given = (self.predictions, self.labels)
         form = "postprocess((predictions, labels))"
@@ -75,16 +75,16 @@ class MetricBatch:
         return MetricBatch(found[0], found[1], self.place)
 
     def update(self, update: Callable[[Any, Any], Any], name: str) -> None:
-        """Have a metric take in the batch.
+        """Update a metric with the batch.
 
         Args:
             update: the metric's method.
-            name: of the metric.
+            name: name of the metric.
 
         Raises:
-            MetricError: the method takes something else.
-            DataError: it raised, and what it was given hardly fits together.
-            UserCodeError: it raised.
+            MetricError: the method has another signature.
+            DataError: the method raised, and predictions and labels seem not to match.
+            UserCodeError: the method raised.
         """
         form = f"{name}.update(predictions, labels)"
         try:
@@ -98,7 +98,7 @@ class MetricBatch:
             raise
 
     def _doubt(self) -> str:
-        """Why predictions and labels hardly belong together; empty where nothing is odd."""
+        """Return the signs that predictions and labels do not match, or an empty string."""
         if self.labels is None:
             return f"has None for labels, predictions are {shape_words(self.predictions)}"
         counts = [_first_axis(value) for value in (self.predictions, self.labels)]
@@ -111,7 +111,7 @@ class MetricBatch:
 
 
 def _first_axis(value: object) -> int | None:
-    """How many samples an array holds; None for what is no array of samples."""
+    """Return the number of samples in an array; None if `value` is not an array of samples."""
     if isinstance(value, list) and value and all(isinstance(v, int | float) for v in value):
         return len(value)
     shape: Any = getattr(value, "shape", ())
@@ -124,20 +124,20 @@ def _higher(name: str) -> bool:
 
 @dataclass(frozen=True)
 class MetricAggregation:
-    """How the values of several metrics become one number.
+    """Aggregation of several metric values into one number.
 
-    Either that is their weighted sum. Or every one of them has to meet the target, each in its own
-    direction; then the number is a score that falls short of 1, which FP32 has, by the largest of
-    their losses: 0.993 where the accuracy lost 0.7 % of FP32's and the F1 score less. (It exceeds 1
-    by as much where the criterion says that lower is better.) It meets the target when all do.
+    Either the weighted sum, or a score for which every metric must meet the target, each in its own
+    direction. The score falls short of FP32's, which is 1, by the largest loss: 0.993 if the
+    accuracy lost 0.7 % of FP32's and the F1 score less. (It exceeds 1 by that amount if the
+    criterion prefers lower values.) The score meets the target if all metrics do.
 
     Attributes:
-        names: what the metrics are called, in their order.
-        require_all: whether every one has to meet the target.
-        criterion: what that is, for each of them.
-        higher: name → whether its larger value is the better one.
-        direction: the same, of a value that a metric or `eval_func` gives under a name of its own.
-        baseline: name → FP32's value; empty before it was measured.
+        names: names of the metrics, in order.
+        require_all: whether every metric must meet the target.
+        criterion: the criterion of each metric.
+        higher: name → whether larger values are better.
+        direction: likewise, for named values returned by a metric or `eval_func`.
+        baseline: name → FP32's value; empty before its measurement.
     """
 
     names: tuple[str, ...] = ()
@@ -148,15 +148,15 @@ class MetricAggregation:
     baseline: Mapping[str, float] = field(default_factory=dict)
 
     def with_baseline(self, values: Mapping[str, float], every: bool) -> MetricAggregation:
-        """The same, with FP32's values known, and whether each of them has to be met."""
+        """Return the aggregation with FP32's values, requiring each of them if `every`."""
         return replace(self, baseline=dict(values), require_all=self.require_all or every)
 
     def score(self, values: Mapping[str, float]) -> float:
-        """1 less the largest loss; NaN where a value is not finite.
+        """Return 1 minus the largest loss; NaN if a value is not finite.
 
         Raises:
-            MetricError: the values have other names than FP32's.
-            ConfigurationError: it is not known which way is better.
+            MetricError: the names differ from those of FP32's values.
+            ConfigurationError: the direction of a metric is unknown.
         """
         if not values:
             raise MetricError("a metric must return a number, got a dict without any")
@@ -171,28 +171,28 @@ class MetricAggregation:
         return 1 - max(losses) if self.criterion.prefers_higher else 1 + max(losses)
 
     def targets(self) -> dict[str, float]:
-        """Name → the worst value that is accepted, of the metrics that have a target each."""
+        """Return name → the worst value accepted, for metrics with targets."""
         return {
             name: self.criterion_of(name).target(value) for name, value in self.baseline.items()
         }
 
     def criterion_of(self, name: str) -> AccuracyCriterion:
-        """The criterion in the direction of a metric."""
+        """Return the criterion in the direction of a metric."""
         higher = self.higher[name] if name in self.higher else self.direction(name)
         return replace(self.criterion, higher_is_better=higher)
 
 
 def as_scalar(value: Any, name: str) -> float:
-    """The number that a result is.
+    """Return a result as a float.
 
     Args:
-        value: what a metric or evaluation function gave.
-        name: of the metric or function.
+        value: result of a metric or evaluation function.
+        name: name of the metric or function.
 
     Raises:
-        MetricError: it is no number.
+        MetricError: the result is not a number.
     """
-    if callable(getattr(value, "item", None)):  # numpy scalars, tensors of any framework
+    if callable(getattr(value, "item", None)):  # NumPy scalars, tensors of any framework
         try:
             value = value.item()
         except (ValueError, RuntimeError, TypeError):
@@ -206,5 +206,5 @@ def as_scalar(value: Any, name: str) -> float:
 
 
 def is_usable(accuracy: float) -> bool:
-    """Whether an accuracy can be compared: neither NaN nor infinite."""
+    """Whether an accuracy is comparable: neither NaN nor infinite."""
     return math.isfinite(accuracy)

@@ -1,4 +1,4 @@
-"""What is better among plans that meet the target: faster, or smaller in memory or on disk."""
+"""Objectives of plans that meet the target: latency, memory footprint, model size."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from neural_mp.space import ResolvedPlan, peak_activation_bytes
 from neural_mp.tuning.criterion import MIN_SPEEDUP
 from neural_mp.util.pytree import batch_size_of
 
-#: Figures closer than this are the same: latencies are noisy.
+#: Figures within this ratio are ties: latencies are noisy.
 _TIE_RATIO = 1.005
-#: Seconds for which models are measured beside each other at least: short runs need more rounds.
+#: Minimum duration of an interleaved measurement: short runs need more rounds.
 _LEAST_SECONDS = 0.2
-#: Runs shorter than this are timed several in a row, so that what ran before counts for little.
+#: Shorter runs are timed in blocks, to reduce the effect of the previous run.
 _BLOCK_SECONDS = 0.002
-#: How many times the time limit may be taken to tell whether a plan gains enough.
+#: Maximum multiple of the time limit spent on deciding whether a plan is fast enough.
 _PATIENCE = 6.0
-#: Fewer rounds than this decide only where each of them says the same.
+#: With fewer rounds, a decision must be unanimous.
 _FEW_ROUNDS = 20
-#: A spread narrower than this, as a share, is not worth more rounds, whatever lies within it.
+#: Confidence intervals narrower than this fraction need no more rounds.
 _RESOLUTION = 0.005
-#: Trials within this of the best are measured again, side by side.
+#: Trials within this ratio of the best are measured again, interleaved.
 _FINALIST_RATIO = 1.25
 
 
 def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, float]:
-    """Read `"performance"` or `{"performance": 0.7, "modelsize": 0.3}`.
+    """Parse `"performance"` or `{"performance": 0.7, "modelsize": 0.3}`.
 
     Returns:
         Objective → its weight; weights add up to 1.
 
     Raises:
-        ConfigurationError: there is no such objective, or a weight is no positive number.
+        ConfigurationError: an objective is unknown, or a weight is not a positive number.
     """
     given = {value: 1.0} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not given:
@@ -64,16 +64,15 @@ def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, flo
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measures a candidate beside the FP32 model.
+    """Measures a candidate against the FP32 model.
 
     Attributes:
         inputs: one batch.
-        objectives: what the run is after → its weight.
-        warmup, iterations: runs not counted, and counted; of models that take very little, more.
+        objectives: objective → its weight.
+        warmup, iterations: uncounted and counted runs; more for very fast models.
         time_limit: seconds after which no further run starts.
-        threads: threads the framework may use meanwhile; None leaves that to it.
-        min_speedup: how many times as fast as FP32 a plan must be for sure, where speed is all that
-            is wanted.
+        threads: threads of the framework; None for its default.
+        min_speedup: minimum speed-up over FP32 beyond noise, if latency is the only objective.
     """
 
     inputs: Any
@@ -87,7 +86,7 @@ class Measurement:
     min_speedup: float = MIN_SPEEDUP
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
-        """Latency and size of a candidate, smaller is better."""
+        """Return latency and size of a candidate; smaller is better."""
         found = {"modelsize": float(candidate.size)}
         found["relative_modelsize"] = found["modelsize"] / (baseline.size or 1)
         found.update(latency_figures(*self.rounds([baseline, candidate])))
@@ -95,32 +94,32 @@ class Measurement:
 
     @property
     def batch_size(self) -> int:
-        """Samples in the batch that is measured."""
+        """Number of samples in the measured batch."""
         return batch_size_of(self.inputs)
 
     def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
-        """Seconds a batch of each of several models, measured in turn.
+        """Return seconds per batch of several models, measured in interleaved rounds.
 
         Args:
-            models: what to measure, all of one framework.
-            longer: how many times as long as usual.
+            models: the models, all of one framework.
+            longer: factor on the usual duration.
         """
         return [undisturbed(seconds) for seconds in self._timed(models, longer)]
 
     def briefly(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
-        """The same, of so few rounds that the fastest run of each counts."""
+        """Return seconds per batch of the fastest of few interleaved rounds."""
         brief = replace(self, warmup=1, iterations=rounds)
         return [min(seconds) for seconds in brief._timed(models)]
 
     def rounds(self, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
-        """Seconds a batch of each of several models, measured in turn, one for every round.
+        """Return seconds per batch of several models in every interleaved round.
 
-        Where speed is all that is wanted, rounds are added until each model is either faster than
-        the first one by `min_speedup` or not, beyond the spread, or until that takes too long.
+        If latency is the only objective, rounds are added until each model is either faster than
+        the first one by `min_speedup` or not, beyond noise, or until the time limit.
 
         Args:
-            models: what to measure, all of one framework, the FP32 model first.
-            longer: how many times as long as usual.
+            models: the models, all of one framework, the FP32 model first.
+            longer: factor on the usual duration.
         """
         judged = is_latency_only(self.objectives) and len(models) > 1
         return self._timed(models, longer, self._decides if judged else None)
@@ -145,7 +144,7 @@ class Measurement:
             )
 
     def _decides(self, taken: list[list[float]]) -> bool:
-        """Whether each model's share of FP32's time lies on one side of what is asked for."""
+        """Whether each model's relative latency is clearly on one side of the required one."""
         before, *after = taken
         return all(self._is_decided(before, seconds) for seconds in after)
 
@@ -159,7 +158,7 @@ class Measurement:
 
 
 def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
-    """The figures of a candidate that was timed in turn with the FP32 model, round by round."""
+    """Return the figures of a candidate timed in interleaved rounds with the FP32 model."""
     found = ratio(candidate, baseline)
     return {
         "performance": undisturbed(candidate),
@@ -174,10 +173,10 @@ def is_slow(
     figures: Mapping[str, float],
     min_speedup: float = MIN_SPEEDUP,
 ) -> bool:
-    """Whether speed is all that is wanted, and these figures do not show enough of it for sure.
+    """Whether latency is the only objective, and these figures do not prove enough gain.
 
-    What is within the spread of the measurement counts for FP32: the lower bound of the speed-up
-    has to exceed 1, and to reach `min_speedup`.
+    Noise counts in favour of FP32: the lower bound of the speed-up must exceed 1, and reach
+    `min_speedup`.
     """
     share = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
     return is_latency_only(objectives) and (share >= 1 or share * min_speedup > 1)
@@ -186,7 +185,7 @@ def is_slow(
 def finalists(
     trials: Sequence[Trial], objectives: Mapping[Objective, float], most: int
 ) -> list[Trial]:
-    """The best of those that met the target, best first: those that noise may have misordered."""
+    """Return trials that met the target, best first, as far as noise may have misordered them."""
     met = sorted(
         (t for t in trials if t.met), key=lambda t: (t.relative_cost(objectives), t.number)
     )
@@ -198,10 +197,10 @@ def finalists(
 
 
 def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
-    """The best of those that met the target; None if none did.
+    """Return the best trial that met the target; None if none did.
 
-    Among trials whose figures cannot be told apart, the one with the fewest bits in its plan,
-    then the earliest.
+    Of trials with indistinguishable figures, the one with the fewest bits in its plan, then the
+    earliest.
     """
     met = [trial for trial in trials if trial.met]
     if not met:
@@ -217,7 +216,7 @@ def _bits(trial: Trial) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Footprints:
-    """Tells what a model and its converted forms take in memory, the same on every call.
+    """Computes the memory footprint of a model and its converted forms, deterministically.
 
     Attributes:
         model: the FP32 model.
@@ -228,20 +227,20 @@ class Footprints:
     inputs: Any
 
     def __call__(self, candidate: AnyModel, plan: ResolvedPlan) -> int:
-        """Bytes of a candidate's weights, and of its activations at their most.
+        """Return the bytes of a candidate's weights plus its peak activation memory.
 
         Args:
             candidate: the model.
-            plan: what it runs in.
+            plan: its resolved plan.
         """
         return candidate.size + peak_activation_bytes(self.model.space, plan, self.values)
 
     @cached_property
     def baseline(self) -> int:
-        """Bytes of the FP32 model."""
+        """Memory footprint of the FP32 model, in bytes."""
         return self(self.model, self.model.space.resolve(PrecisionPlan()))
 
     @cached_property
     def values(self) -> Mapping[str, float]:
-        """Op or graph input → how many numbers it holds in a run of the batch."""
+        """Op or graph input → number of elements for the batch."""
         return self.model.tensor_values(self.inputs)

@@ -1,4 +1,4 @@
-"""The results of the same ops of two models, of so many ops at a time as memory allows."""
+"""Outputs of the same ops of two models, in chunks of ops that fit into memory."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel, OpOutput
 from neural_mp.util.pytree import batch_size_of
 
-#: Bytes of results of one model that are held at once.
+#: Maximum bytes of op outputs of one model held at once.
 HELD_BYTES = 256 << 20
-#: Bytes of weights in functions that are kept from batch to batch, rather than made anew.
+#: Maximum bytes of weights in functions that are kept between batches.
 KEPT_BYTES = 2 << 30
-#: How many ops are run together while it is not known how large their results are.
+#: Number of ops in a chunk while the sizes of outputs are unknown.
 _AT_FIRST = 8
 
 _Values = Callable[[Any], Mapping[str, OpOutput]]
 
 
 class ChunkedOutputs:
-    """Ops that are run together, in the order of the graph.
+    """Outputs of ops in chunks, in the order of the graph.
 
-    A model is run once for every group; on most batches there is one. The first batch tells how
-    large the results are.
+    A model runs once per chunk; most batches need a single chunk. The first batch determines the
+    sizes of the outputs.
 
     Args:
         a: one model.
-        b: the other.
-        ops: ops that both have results of.
+        b: the other model.
+        ops: ops with outputs in both models.
     """
 
     def __init__(self, a: AnyModel, b: AnyModel, ops: Sequence[str]) -> None:
@@ -39,7 +39,7 @@ class ChunkedOutputs:
         self._made: dict[tuple[str, ...], tuple[_Values, _Values]] = {}
 
     def values(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
-        """The results of the ops in both models, for one batch."""
+        """Yield the outputs of the ops in both models, for one batch."""
         samples = batch_size_of(inputs)
         if not self._samples:
             yield from self._measured(inputs)
@@ -51,7 +51,7 @@ class ChunkedOutputs:
         self._samples = max(self._samples, samples)
 
     def _measured(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
-        """The same, with no more ops together than fit if all are as large as the largest yet."""
+        """Yield all outputs, in chunks that fit if no op exceeds the largest output so far."""
         start, count = 0, _AT_FIRST
         while start < len(self._ops):
             group = tuple(self._ops[start : start + count])
@@ -63,8 +63,8 @@ class ChunkedOutputs:
         self._made.clear()
 
     def _pack(self, samples: int) -> None:
-        """Put the ops into groups for batches of so many samples."""
-        # Of later batches the results are taken to be as much larger as they have more samples.
+        """Divide the ops into chunks for batches of `samples` samples."""
+        # Sizes of outputs are assumed proportional to the number of samples.
         ratio = samples / self._samples
         self._bytes = {op: int(size * ratio) for op, size in self._bytes.items()}
         self._groups, held = [], 0

@@ -1,4 +1,4 @@
-"""Seconds of single ops and conversions, timed within whole models and brought to their totals."""
+"""Times of single ops and conversions, profiled within whole models and scaled to their latency."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from neural_mp.core.observations import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 
-#: Op, or conversion by a name of its own → seconds.
+#: Op, or name of a conversion → seconds.
 Profile = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A model under a plan, with the seconds of its ops.
+    """A model under a plan, with the times of its ops.
 
     Attributes:
-        plan: what the model runs in.
+        plan: the resolved plan.
         model: the model.
-        profile: the seconds of its ops and conversions, which add up to those of the whole.
+        profile: seconds of ops and conversions, which add up to `whole`.
         whole: seconds of one run.
     """
 
@@ -37,17 +37,16 @@ def timed(
     wholes: Callable[[Sequence[AnyModel]], Sequence[float]],
     passes: int,
 ) -> list[Timed]:
-    """Profile models in turn; of each op the fastest pass counts.
+    """Profile models in interleaved passes; the fastest pass of each op counts.
 
-    A profiler adds to some ops more than to others, and leaves out what runs between them. So the
-    seconds of each model's ops are scaled to what the whole takes without a profiler: no op gains
-    more than the model has.
+    Profilers slow down some ops more than others, and omit the time between ops. So the times of
+    each model's ops are scaled to its latency without a profiler: no op gains more than the model.
 
     Args:
-        models: plan → the model that the plan comes to.
+        models: resolved plan → its model.
         profiled: model → seconds of its ops and conversions.
         wholes: models → seconds of one run of each.
-        passes: how often each model is profiled.
+        passes: number of profiles per model.
     """
     fastest: dict[ResolvedPlan, dict[str, float]] = {plan: {} for plan in models}
     for _ in range(passes):
@@ -62,7 +61,7 @@ def timed(
 
 
 def scaled(profile: Profile, whole: float) -> dict[str, float]:
-    """Seconds of ops, brought to the sum that the whole takes; as they are where that is zero."""
+    """Return seconds of ops scaled to the sum `whole`; unscaled if the sum or `whole` is zero."""
     total = sum(profile.values())
     scale = whole / total if total > 0 and whole > 0 else 1.0
     return {name: seconds * scale for name, seconds in profile.items()}
@@ -75,14 +74,14 @@ def times_of(
     value: float,
     in_place: bool = False,
 ) -> OpTimings:
-    """Bring together what was timed of FP32 and of plans that lower ops.
+    """Combine the timings of FP32 and of plans with ops in lower precisions.
 
     Args:
-        space: what every op may run in.
+        space: the supported configurations of every op.
         before: the FP32 model.
         lowered: models with ops in lower precisions.
-        value: seconds that a conversion takes for every number of a tensor.
-        in_place: whether conversions take what ops in FP32 take longer beside lowered ones, too.
+        value: seconds of a conversion per element.
+        in_place: whether the additional time of FP32 ops next to lowered ones counts as conversion.
     """
     in_fp32 = seconds_by_op(space, before)
     ops = {op: {Precision.FP32: seconds} for op, seconds in in_fp32.items()}
@@ -102,9 +101,9 @@ def times_of(
 
 
 def seconds_by_op(space: TuningSpace, found: Timed) -> dict[str, float]:
-    """Decided op that runs as its plan says → its seconds, with what runs along.
+    """Return tunable op in its planned precision → seconds, including the ops fused into it.
 
-    What was not found a kernel for is left out.
+    Ops without a recorded kernel are left out.
     """
     plan = found.plan
     seconds = {
@@ -116,7 +115,7 @@ def seconds_by_op(space: TuningSpace, found: Timed) -> dict[str, float]:
 
 
 def kernels(space: TuningSpace) -> dict[str, list[str]]:
-    """Decided op → itself and what runs along in its kernel."""
+    """Return tunable op → itself and the ops fused into its kernel."""
     found = {op: [op] for op in space.tunable_ops}
     for op in space.graph:
         if op.fusion_group in found:
@@ -133,7 +132,7 @@ def _conversion_seconds(space: TuningSpace, before: Timed, found: Timed) -> floa
 def _seconds_beside(before: Timed, found: Timed) -> float:
     """Return the seconds that FP32 ops take longer than in the FP32 model.
 
-    A runtime may convert within such an op, or rearrange values for it.
+    A runtime may convert or rearrange values within such an op.
     """
     more = (
         found.profile.get(name, 0.0) - before.profile.get(name, 0.0)
@@ -144,7 +143,7 @@ def _seconds_beside(before: Timed, found: Timed) -> float:
 
 
 def updated(times: OpTimings, within: OpTimings) -> OpTimings:
-    """Times with what was timed within a plan in place of what was timed before."""
+    """Return times updated with those measured within a plan."""
     ops = {op: dict(by) for op, by in times.ops.items()}
     for op, by in within.ops.items():
         ops.setdefault(op, {}).update(by)

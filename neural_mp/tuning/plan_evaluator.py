@@ -1,4 +1,4 @@
-"""One plan evaluated: converted, run over the user's data, its accuracy judged."""
+"""Evaluation of one plan: conversion, pass over the user's data, check of the accuracy."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlanEvaluation:
-    """What evaluating a plan gave.
+    """Result of evaluating a plan.
 
     Attributes:
-        outcome: whether it met the accuracy target, missed it, was stopped, or failed.
-        accuracy: the user's metric, where it is a number.
-        error: of what failed, its error; of NaN or Inf, the op they begin at.
-        seconds: how long it took.
-        metrics: name → value, where several metrics were evaluated.
-        node: the machine that it was evaluated on, or the machines that shared it.
+        outcome: whether the plan met or missed the accuracy target, was stopped, or failed.
+        accuracy: value of the user's metric, if a number.
+        error: error of a failed plan; for NaN or Inf, the op of their origin.
+        seconds: duration.
+        metrics: name → value, if several metrics were evaluated.
+        node: the machine of the evaluation, or the machines of its shards.
     """
 
     outcome: Outcome
@@ -60,10 +60,10 @@ class PlanEvaluator:
     Attributes:
         model: the FP32 model, calibrated.
         evaluator: measures accuracy.
-        criterion: what the accuracy has to meet.
-        baseline: that of FP32.
-        running: how FP32's came about; empty where no evaluation is stopped early.
-        inputs: a batch on which to look for NaN and Inf.
+        criterion: the accuracy criterion.
+        baseline: FP32's accuracy.
+        running: FP32's running accuracy; empty without early stopping.
+        inputs: a batch for locating NaN and Inf.
     """
 
     model: AnyTunableModel
@@ -76,13 +76,13 @@ class PlanEvaluator:
     def __call__(
         self, plan: ResolvedPlan, deadline: Deadline
     ) -> tuple[PlanEvaluation, AnyModel | None]:
-        """Evaluate a plan; the model comes with it where it could be converted.
+        """Evaluate a plan; return the evaluation and the model, if convertible.
 
         Raises:
-            TimeUpError: the time limit passed meanwhile.
-            UserCodeError: the user's own code raised.
-            MetricError: the metric's result is no number.
-            DataError: the data are others than FP32 was evaluated on, and do not fit.
+            DeadlineExceededError: the time limit passed.
+            UserCodeError: the user's code raised.
+            MetricError: the metric's result is not a number.
+            DataError: the data differ from those of the baseline, and do not fit the model.
         """
         started = time.perf_counter()
         model: AnyModel | None = None
@@ -100,20 +100,20 @@ class PlanEvaluator:
         except (DeadlineExceededError, UserCodeError, MetricError, DataError):
             raise
         except Exception as error:
-            # Whatever a framework raises: one plan that fails must not end the search.
+            # Frameworks raise arbitrary errors, and a failed plan must not end the search.
             logger.debug("a plan failed", exc_info=True)
             words = f"{type(error).__name__}: {message_of(error)}"
             return assessed(Outcome.FAILED, None, words), model
         return assessed(*self._judged(accuracy, lambda: self._origin_of_nan(model))), model
 
     def of_share(self, share: Shard, deadline: Deadline) -> PlanEvaluation | ShardResult:
-        """What comes of a share; an assessment where the plan failed.
+        """Evaluate a shard; return its result, or a `PlanEvaluation` if the plan failed.
 
         Raises:
-            NotSharedError: this evaluation cannot be shared.
-            TimeUpError: the time limit passed meanwhile.
-            UserCodeError: the user's own code raised.
-            DataError: the data are others than FP32 was evaluated on, and do not fit.
+            NotSharedError: the evaluation cannot be sharded.
+            DeadlineExceededError: the time limit passed.
+            UserCodeError: the user's code raised.
+            DataError: the data differ from those of the baseline, and do not fit the model.
         """
         started = time.perf_counter()
         try:
@@ -123,7 +123,7 @@ class PlanEvaluator:
         except (DeadlineExceededError, UserCodeError, NotSharedError, DataError):
             raise
         except Exception as error:
-            # Whatever a framework raises, as for a whole evaluation.
+            # Frameworks raise arbitrary errors, as above.
             logger.debug("a plan failed", exc_info=True)
             return PlanEvaluation(
                 Outcome.FAILED, None, f"{type(error).__name__}: {message_of(error)}"
@@ -131,14 +131,14 @@ class PlanEvaluator:
         return ShardResult(states, origin, time.perf_counter() - started)
 
     def merged(self, found: Sequence[PlanEvaluation | ShardResult]) -> PlanEvaluation:
-        """The assessment of a plan whose evaluation was shared.
+        """Return the evaluation of a plan from the results of its shards.
 
         Args:
-            found: what came of the shares, in their order; if one failed, so has the plan.
+            found: results of the shards, in order; if one failed, so has the plan.
 
         Raises:
-            UserCodeError: the user's own code raised.
-            MetricError: the metric's result is no number.
+            UserCodeError: the user's code raised.
+            MetricError: the metric's result is not a number.
         """
         tallies = []
         for one in found:
@@ -154,7 +154,7 @@ class PlanEvaluator:
     def _judged(
         self, accuracy: float, origin_of_nan: Callable[[], str | None]
     ) -> tuple[Outcome, float | None, str | None]:
-        """What an accuracy on all of the data amounts to, with what there is to say of it."""
+        """Return outcome, comparable accuracy and error for an accuracy on all data."""
         if not is_usable(accuracy):
             origin = origin_of_nan()
             words = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
@@ -170,9 +170,9 @@ class PlanEvaluator:
         return partial(will_miss_target, self.running, criterion=self.criterion, best=best)
 
     def _origin_of_nan(self, model: AnyModel | None) -> str | None:
-        """Where NaN or Inf in what a candidate gives begins, if FP32 gives none, as a clause.
+        """Return the origin of NaN or Inf in a candidate's outputs, if FP32 has none, as a clause.
 
-        Inside, both have their uses: an attention mask is made of -Inf.
+        NaN or Inf inside the model are no error: attention masks contain -Inf.
         """
         if (
             model is None

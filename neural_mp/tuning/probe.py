@@ -1,4 +1,4 @@
-"""What can be measured of plans beyond calibration, and without the evaluation data."""
+"""Measurements of plans beyond calibration, without the evaluation data."""
 
 from __future__ import annotations
 
@@ -42,40 +42,40 @@ from neural_mp.util.validators import (
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: CPU seconds of each thread that may be spent on measuring where an evaluation takes less.
+#: Minimum CPU seconds per thread for measurements, if an evaluation costs less.
 LEAST_ALLOWANCE = 4.0
-#: Key of the run's history under which it is kept why single ops were not timed.
+#: Key of the run's history for the reason of missing op timings.
 _UNTIMED = "why ops were not timed"
-#: Enough not to fit into the caches of a core.
+#: Exceeds the caches of a core.
 _MANY_VALUES = 1 << 21
-#: Timing ops runs a batch so many times; where this does not fit, they are not timed.
+#: Number of runs of a batch for op timings; without time for them, ops are not timed.
 _PROFILED_RUNS = 24
-#: How often models are profiled in turn where there is time, and run as wholes.
+#: Number of interleaved profiles, and of runs of whole models, if time permits.
 _PASSES, _WHOLE_RUNS = 2, 3
-#: How many times as long as usual plans are measured side by side where there is time.
+#: Duration of interleaved latency measurements, as a multiple of the usual one, if time permits.
 _LONGER = 4
 
 
 @dataclass
 class MeasuringProbe(Probe):
-    """Measures with the job's model: noise on calibration data, times on the batch for latency.
+    """Measures with the job's model: noise on calibration data, times on the latency batch.
 
-    What was measured, and what was not for want of time, is kept in the run's history, so that a
-    run taken up again finds the same. A measurement that would not end in time, by what the
-    longest so far took, is not begun. Time is the CPU time of this process, over all threads: what
-    else runs on the machine must not decide what is measured.
+    Measurements, and those skipped for lack of time, are stored in the run's history, so that a
+    resumed run obtains identical values. A measurement that would exceed the allowance, judged by
+    the longest so far, is skipped. Time is the CPU time of this process over all threads, so that
+    other load on the machine does not decide what is measured.
 
     Attributes:
         job: the run.
         model: the FP32 model, calibrated.
-        run_cache: what this run measured.
-        cache: what earlier runs measured under the same conditions.
-        allowance: CPU seconds that may be spent.
+        run_cache: measurements of this run.
+        cache: measurements of earlier runs under the same conditions.
+        allowance: maximum CPU seconds.
         spent: CPU seconds spent so far.
-        seconds: the same by the clock on the wall.
-        untimed: why single ops were not timed, or not in every precision; empty where they were,
-            or nobody asked for it.
-        reused: whether anything was not measured, since an earlier run had.
+        seconds: wall-clock seconds spent so far.
+        untimed: reason for missing op timings, in some or all precisions; empty if complete or not
+            requested.
+        reused: whether any measurement was taken from an earlier run.
     """
 
     job: TuningJob
@@ -91,7 +91,7 @@ class MeasuringProbe(Probe):
     _reference: list[Any] | None = field(default=None, repr=False)
 
     def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
-        """See the contract."""
+        """See the base class."""
         resolved = self.job.space.resolve(plan)
         key = f"noise {_digest([resolved])}"
         found = self._kept(key, optional(number), lambda: self._noise(resolved))
@@ -110,7 +110,7 @@ class MeasuringProbe(Probe):
         return relative_noise(self._reference, model.float_outputs(inputs))
 
     def times(self) -> OpTimings:
-        """See the contract."""
+        """See the base class."""
         if Objective.PERFORMANCE not in self.job.objectives:
             return OpTimings()
         stored = self._kept(TIMES, optional(checked(OpTimings.from_dict)), self._times)
@@ -122,7 +122,7 @@ class MeasuringProbe(Probe):
         return OpTimings() if stored is None else OpTimings.from_dict(stored)
 
     def times_within(self, plan: PrecisionPlan) -> OpTimings | None:
-        """See the contract."""
+        """See the base class."""
         before, resolved = self.times(), self.job.space.resolve(plan)
         if not before.ops:
             return None
@@ -133,7 +133,7 @@ class MeasuringProbe(Probe):
             return None if found is None else updated(before, found).to_dict()
 
         found = self._kept(f"times within {_digest([resolved])}", kind, measure)
-        self.untimed = untimed  # that is said of the times at first
+        self.untimed = untimed  # `untimed` refers to `times()`
         return None if found is None else OpTimings.from_dict(found)
 
     def _times(self) -> dict[str, Any] | None:
@@ -141,7 +141,7 @@ class MeasuringProbe(Probe):
         return None if found is None else found.to_dict()
 
     def _lowered_models(self) -> dict[ResolvedPlan, AnyModel]:
-        """For every precision, the model that has as much in it as can be."""
+        """Return, for every precision, the model with as many ops in it as possible."""
         found: dict[ResolvedPlan, AnyModel] = {}
         started = time.process_time()
         for precision in self.job.space.usable_precisions:
@@ -156,7 +156,7 @@ class MeasuringProbe(Probe):
     def _timed_in(
         self, lowered: Callable[[], Mapping[ResolvedPlan, AnyModel]], in_place: bool = False
     ) -> OpTimings | None:
-        """Return the times of ops in FP32 and in some models; None where they cannot be timed."""
+        """Return the times of ops in FP32 and in some models; None if they cannot be timed."""
         job, inputs = self.job, self.job.measurement.inputs
         started = time.process_time()
         self.model(inputs)
@@ -178,7 +178,7 @@ class MeasuringProbe(Probe):
                     passes,
                 )
         except Exception as error:
-            # Whatever a framework raises: times are then estimated.
+            # Frameworks raise arbitrary errors; times are then estimated.
             logger.debug("ops could not be timed", exc_info=True)
             self.untimed = one_line(error)
             return None
@@ -186,13 +186,13 @@ class MeasuringProbe(Probe):
         return times_of(job.space, before, after, value, in_place)
 
     def _all_in(self, precision: Precision) -> ResolvedPlan:
-        """Every op in a precision that can run in it, the rest in FP32."""
+        """Return the plan with every op in a precision, FP32 if ineligible."""
         space = self.job.space
         chosen = {op: space.choice(op, precision) or FP32 for op in space.tunable_ops}
         return space.resolve(PrecisionPlan(chosen))
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
-        """See the contract."""
+        """See the base class."""
         resolved = [self.job.space.resolve(plan) for plan in plans]
         key = f"latencies {_digest(resolved)}"
         kind = optional(list_of(optional(number)))
@@ -211,7 +211,7 @@ class MeasuringProbe(Probe):
         return [None if model is None else next(seconds) for model in models]
 
     def weight_sensitivity(self) -> Mapping[str, float]:
-        """See the contract."""
+        """See the base class."""
         data = self.job.calibration
         batches = [] if data is None else [data.batches.first_inputs]
         key = "weight sensitivity"
@@ -224,12 +224,12 @@ class MeasuringProbe(Probe):
         return dict(found)
 
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
-        """A model that runs; None where there is none: the plan's trial will say why."""
+        """Return a model that runs, or None: the plan's trial will report the reason."""
         try:
             model = self.model.converted(plan)
             model(self.job.measurement.inputs)
         except Exception:
-            # Whatever a framework raises.
+            # Frameworks raise arbitrary errors.
             logger.debug("a plan failed as it was measured", exc_info=True)
             return None
         return model
@@ -237,14 +237,14 @@ class MeasuringProbe(Probe):
     def _kept(
         self, key: str, kind: Validator[T], measure: Callable[[], Any], plans: int = 1
     ) -> T | None:
-        """What is known from before, or is measured now if there is time for so many plans."""
+        """Return a cached value, or measure it if there is time for `plans` plans."""
         known, recalled = self._recalled(key, kind)
         if known:
             return recalled
         before = self.spent
         with self._counted():
             value = measure() if self._has_time(time.process_time(), plans) else None
-        # Single ops are timed in several runs of several models, which says nothing of a plan's.
+        # Op timings run several models several times: no estimate for one plan.
         if key != TIMES:
             self._longest = max(self._longest, (self.spent - before) / plans)
         if value is not None and not self.untimed:
@@ -253,7 +253,7 @@ class MeasuringProbe(Probe):
         return kind(value)
 
     def _recalled(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
-        """Whether this run or an earlier one has looked at something, and what it found."""
+        """Return whether this run or an earlier one has a cached result, and the result."""
         looked, value = self.run_cache.get(key, kind)
         if not looked:
             looked, value = self._shared.get(key, kind)
@@ -264,32 +264,32 @@ class MeasuringProbe(Probe):
 
     @cached_property
     def _shared(self) -> MeasurementCache:
-        """What earlier runs measured on the same batches."""
+        """The cache of earlier runs for the same batches."""
         return self.cache.scoped(data=lambda: self._measured_on)
 
     @cached_property
     def _measured_on(self) -> str | None:
-        """A digest of the batches that are measured on."""
+        """Digest of the batches used in measurements."""
         data = self.job.calibration
         first = None if data is None else data.batches.first_inputs
         return digest_of([self.job.measurement.inputs, [] if first is None else first])
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count as spent what is done within."""
+        """Count the time spent in this context."""
         started, clock = time.process_time(), time.perf_counter()
         yield
         self.spent += time.process_time() - started
         self.seconds += time.perf_counter() - clock
 
     def _has_time(self, started: float, plans: int = 1) -> bool:
-        """Whether so many more plans can be measured, some time after a measurement started."""
+        """Whether the allowance suffices for `plans` more plans, given the time since `started`."""
         passed = self.spent + time.process_time() - started
         return passed + plans * self._longest < self.allowance
 
 
 def cache_of_probes(job: TuningJob, observations: Observations) -> MeasurementCache:
-    """What earlier runs measured of the same model, calibrated to the same."""
+    """Return the cache of earlier runs of the model with the same observations."""
     seen = json.dumps(observations.to_dict(), sort_keys=True)
     return job.cache.scoped(
         space=job.space.digest,
@@ -304,7 +304,7 @@ def _digest(plans: Sequence[ResolvedPlan]) -> str:
 
 
 def _seconds_a_value() -> float:
-    """How long this machine takes to read a float32 and write a byte, of many."""
+    """Return the seconds per element to read float32 and write INT8 on this machine."""
     values = np.zeros(_MANY_VALUES, np.float32)
 
     def run() -> None:

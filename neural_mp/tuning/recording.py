@@ -1,4 +1,4 @@
-"""What a run writes down of itself: once as it starts, and once as it ends."""
+"""Records of a run at its start and end."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from neural_mp.util.environment import versions_of
 
 logger = logging.getLogger(__name__)
 
-#: Packages that a run depends on whatever its framework.
+#: Packages that every run depends on, besides its framework.
 _PACKAGES = ("neural-mp", "numpy", "optuna")
-#: Timing single ops takes so many runs of a batch.
+#: Number of runs of a batch for op timings.
 _TIMED_RUNS = 8
 
 
 def now() -> str:
-    """The date and time, UTC, ISO 8601, to the second."""
+    """Return date and time in UTC, ISO 8601, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def setup_of(job: TuningJob) -> RunStart:
-    """A run as it starts."""
+    """Return the record of the start of a run."""
     space = job.space
     return RunStart(
         started=now(),
@@ -63,7 +63,7 @@ def _bare(capability: Capability) -> Capability:
 
 
 def _fan_in(model: AnyTunableModel) -> dict[str, int]:
-    """Op with a weight → how many products every number that it writes is the sum of."""
+    """Return op with a weight → number of products per output element."""
     offered = model.adaptor.corrections
     shapes = {
         op: (np.shape(layer.weight()), layer.outputs)
@@ -77,7 +77,7 @@ def _fan_in(model: AnyTunableModel) -> dict[str, int]:
 
 
 def machine_of(hardware: Hardware) -> Machine:
-    """A machine in words."""
+    """Return the description of a machine."""
     known = dict.fromkeys(flag for flags in NATIVE_FLAGS.values() for flag in flags)
     return Machine(
         hardware.name,
@@ -106,16 +106,16 @@ def ending_of(
     times: OpTimings | None = None,
     trials: Sequence[Trial] = (),
 ) -> RunEnd:
-    """A run as it ends.
+    """Return the record of the end of a run.
 
     Args:
         job: the run.
-        choice: what it came down to.
+        choice: its result.
         met: whether the target was met.
         report: the figures.
-        seconds_allowed: what timing single ops may take; where it would take longer, they are not.
-        times: how long single ops take in every precision, where that was measured.
-        trials: what was tried.
+        seconds_allowed: maximum seconds for op timings; skipped if they would exceed it.
+        times: times of single ops in every precision, if measured.
+        trials: all trials.
     """
     seconds = report.latency or 0.0
     if choice.model is not job.model:
@@ -140,21 +140,21 @@ def ending_of(
 
 
 def _profiled(job: TuningJob, model: AnyModel) -> dict[str, float]:
-    """Op → seconds; nothing where the framework cannot tell them."""
+    """Return op → seconds; empty if the framework does not support profiling."""
     try:
         with model.adaptor.threads(job.measurement.threads):
             return dict(model.profile(job.measurement.inputs))
     except (Exception, KeyboardInterrupt):
-        # Whatever a framework raises: the result does not depend on it, and is not to be lost.
+        # Frameworks raise arbitrary errors, and the result does not depend on op timings.
         logger.debug("ops could not be timed", exc_info=True)
         return {}
 
 
 def _predicted(job: TuningJob, trials: Sequence[Trial], times: OpTimings) -> dict[int, float]:
-    """Trial → its time as a share of FP32's, by the times of single ops; none without those."""
+    """Return trial → latency predicted by op timings, relative to FP32; empty without these."""
     if not times.ops or not trials:
         return {}
-    # Not sooner, since it brings in SciPy.
+    # Imported on demand: SciPy is slow to import.
     from neural_mp.search.cost_model import CostInputs, predicted_share
 
     observations = job.model.observations
@@ -168,13 +168,13 @@ def _predicted(job: TuningJob, trials: Sequence[Trial], times: OpTimings) -> dic
 def conversions_of(
     graph: OpGraph, flow: QuantizationFlow, seconds: Mapping[str, float]
 ) -> tuple[Conversion, ...]:
-    """Where values change their type under a plan.
+    """Return the conversions of tensors under a plan.
 
     Args:
         graph: the model.
-        flow: what follows from the plan.
-        seconds: op, or conversion by a name of its own → seconds of one run; a conversion bears
-            the name of what it converts, with a word behind a slash.
+        flow: the quantization flow of the plan.
+        seconds: op, or conversion → seconds of one run; a conversion's key is the name of its
+            tensor, a slash and a word.
     """
     found = []
     for name in (*graph.inputs, *(op.name for op in graph)):
@@ -189,7 +189,7 @@ def conversions_of(
 
 
 def _converted_for(graph: OpGraph, flow: QuantizationFlow, name: str) -> dict[str, list[str]]:
-    """Kind of conversion → the ops that read a tensor converted so."""
+    """Return kind of conversion → the consumers of a tensor converted so."""
     found: dict[str, list[str]] = {}
     written = flow.effective.get(name, Precision.FP32)
     for reader in graph.consumer_names(name):

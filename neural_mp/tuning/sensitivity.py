@@ -1,4 +1,4 @@
-"""Which decisions of a plan cost accuracy, what they gain, and why they are as they are."""
+"""Sensitivity of each decision of a plan, with its gain in time and its reason."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from neural_mp.tuning.recording import setup_of
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """One decision: to store a tensor in INT8, or to run an op in a lower precision.
+    """One decision: quantization of a tensor, or an op in a lower precision.
 
-    Noise is a share of the signal's power: 0.01 is 20 dB.
+    Noise is an NSR: 0.01 is 20 dB.
 
     Attributes:
-        name: the tensor, by the op or graph input that writes it; or the op.
+        name: the op or graph input that writes the tensor; or the op.
         kind: `tensor` or `op`.
-        ops: the ops that go back to a higher precision together.
-        noise: where it arises, in INT8; None where calibration saw nothing of it.
-        repair: what takes most of that away; None where nothing takes half of it.
-        repaired_noise: what is left of it then.
-        output_noise: what of it arrives at the outputs, where it alone is in a lower precision;
-            None where that was not measured.
-        repaired_output_noise: the same with the repair.
-        seconds_gained: of one run of the batch, by the ops that read it; None where single ops
-            were not timed.
-        runs_in: what it is in under the plan.
-        reason: why.
+        ops: the ops that fall back together.
+        noise: NSR of the tensor in INT8; None without observations.
+        repair: the correction that removes most noise; None if none removes half of it.
+        repaired_noise: NSR after the correction.
+        output_noise: NSR at the outputs if only this decision is in lower precision; None if not
+            measured.
+        repaired_output_noise: output noise after the correction.
+        seconds_gained: saved seconds per run of the batch in the ops that read the tensor; None
+            without op timings.
+        runs_in: precision under the plan.
+        reason: reason for this precision.
     """
 
     name: str
@@ -61,9 +61,9 @@ class Sensitivity:
 
     @property
     def harm(self) -> tuple[float, float]:
-        """What it is ranked by: noise at the outputs, then noise where it arises, after repair.
+        """Sort key: output noise, then the NSR of the tensor, each after correction.
 
-        The two are of different kinds: what was not measured at the outputs comes last.
+        The two are not comparable: decisions without measured output noise come last.
         """
         outputs = (self.repaired_output_noise, self.output_noise)
         inside = (self.repaired_noise, self.noise)
@@ -74,13 +74,13 @@ class Sensitivity:
         return at_outputs, arising
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists."""
+        """Return a JSON-compatible dict."""
         return {**asdict(self), "ops": list(self.ops)}
 
 
 @dataclass(frozen=True)
 class SensitivityReport:
-    """The decisions of a model, those that do most harm first.
+    """The decisions of a model, most sensitive first.
 
     Attributes:
         rows: the decisions.
@@ -95,11 +95,11 @@ class SensitivityReport:
         return iter(self.rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Plain numbers, strings and lists."""
+        """Return a JSON-compatible list."""
         return [row.to_dict() for row in self.rows]
 
     def to_csv(self) -> str:
-        """A table with a heading, of which programs for spreadsheets read every column."""
+        """Return CSV with a header, compatible with spreadsheet programs."""
         text = io.StringIO()
         names = [item.name for item in fields(Sensitivity)]
         writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -110,12 +110,12 @@ class SensitivityReport:
 
 
 def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> SensitivityReport:
-    """The decisions of a run, as far as it measured them.
+    """Return the decisions of a run, as far as measured.
 
     Args:
-        record: what is kept of the run.
-        plan: what says where each of them runs; that of the result by default, or of the latest
-            trial of a run that did not end.
+        record: the stored run.
+        plan: plan for `runs_in`; by default that of the result, or of the latest trial of an
+            unfinished run.
     """
     if plan is None:
         plan = record.ending.plan if record.ending else PrecisionPlan()
@@ -151,7 +151,7 @@ def _tensors(
 
 
 def _others(flow: QuantizationFlow, ops: Sequence[str]) -> str:
-    """What ops run in that do not read a tensor in INT8."""
+    """Return the precisions of ops that do not read a tensor in INT8."""
     found = {flow.effective[op] for op in ops} - {Precision.INT8}
     return min(found, key=lambda p: p.bits).value if found else Precision.FP32.value
 
@@ -177,7 +177,7 @@ def _why_tensor(
 
 
 def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iterator[Sensitivity]:
-    """The decided ops that read no tensor that may be stored in INT8."""
+    """Yield the tunable ops that read no quantizable tensor."""
     setup = record.setup
     read = {op for tensor in setup.tensors for op in tensor.consumers}
     for op in setup.tunable_ops:
@@ -201,7 +201,7 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
 
 
 def _gained(times: OpTimings, ops: Sequence[str], low: Sequence[Precision]) -> float | None:
-    """Seconds that ops take less in the first of these precisions that they were timed in."""
+    """Return the seconds saved by ops in the first of these precisions that was timed."""
     found = []
     for op in ops:
         by: Mapping[Precision, float] = times.ops.get(op, {})
@@ -214,12 +214,12 @@ def _gained(times: OpTimings, ops: Sequence[str], low: Sequence[Precision]) -> f
 def measured_sensitivities(
     job: TuningJob, log: RunLog, most: int | None = None
 ) -> SensitivityReport:
-    """The decisions of a model, measured one by one; no accuracy is evaluated.
+    """Measure the decisions of a model one by one, without evaluating accuracy.
 
     Args:
         job: the model with its calibration data.
-        log: who listens.
-        most: measure at the outputs only what has most noise where it arises; all by default.
+        log: log with the listener.
+        most: number of noisiest tensors whose output noise is measured; all by default.
 
     Raises:
         DataError: the model does not run on the data.
@@ -252,7 +252,7 @@ def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityRepor
 
 
 def _units(space: TuningSpace, noise: Mapping[str, float]) -> list[tuple[str, frozenset[str]]]:
-    """What is measured alone, with its ops; that with most noise first."""
+    """Return the units to measure alone, with their ops; noisiest first."""
     tensors = sorted(space.tensors, key=lambda tensor: -noise.get(tensor.name, 0.0))
     read = {op for tensor in tensors for op in tensor.consumers}
     units = [(tensor.name, frozenset(tensor.quantizing_ops)) for tensor in tensors]

@@ -1,8 +1,8 @@
-"""The batches of one evaluation shared among workers: what each gets, and whether it is worth it.
+"""Sharding of one evaluation among workers: the shards, and whether sharding is faster.
 
-A share is a run of batches, not every n-th of them. Merged in the order of the shares, what metrics
-gather is then in the order of the data; and a loader that has to read what it skips reads less. The
-last share has no end, so that a loader which is longer than it says is read whole.
+A shard is a contiguous range of batches, not every n-th batch. So metrics merged in the order of
+shards see the data in order, and a loader that must read skipped batches reads fewer. The last
+shard has no end, so that a loader with more batches than its length is read completely.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from neural_mp.tuning.evaluator import Evaluator
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that sharing has to save where workers have to start for it. They import the framework
-#: and load the model: 3 s for a small one on a quiet machine, 24 s with Ray on a busy one.
+#: Minimum gain in seconds if workers must start: they import the framework and load the model, 3 s
+#: for a small model on an idle machine, 24 s with Ray on a busy one.
 STARTING = 15.0
-#: Seconds that it has to save where workers run already: each of them converts the plan.
+#: Minimum gain in seconds if workers are running: each of them converts the plan.
 SENDING = 2.0
 
 
@@ -31,7 +31,7 @@ class Shard:
 
     Attributes:
         plan: the plan.
-        batches: which of the batches; without an end for the last share.
+        batches: slice of the batches; without an end for the last shard.
     """
 
     plan: ResolvedPlan
@@ -39,19 +39,19 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Whether the data begin with it."""
+        """Whether the shard is the start of the data."""
         return not self.batches.start
 
 
 @dataclass(frozen=True)
 class ShardResult:
-    """What came of a share.
+    """Result of a shard.
 
     Attributes:
-        states: the metrics, as `Evaluator.merged` takes them.
-        origin: of the first share: where NaN or Inf begin in what the plan gives, as a clause.
-        seconds: how long it took.
-        node: the machine that it was evaluated on.
+        states: the metrics, as input of `Evaluator.merge_shards`.
+        origin: for the first shard, the origin of NaN or Inf in the outputs, as a clause.
+        seconds: duration.
+        node: the machine of the evaluation.
     """
 
     states: bytes
@@ -62,13 +62,13 @@ class ShardResult:
 
 @dataclass
 class ShardingPolicy:
-    """Whether the evaluations of a run are shared among its workers.
+    """Decides whether the evaluations of a run are sharded.
 
     Attributes:
         evaluator: measures accuracy.
-        seconds: how long FP32's evaluation took, in one process.
-        cpu_seconds: the CPU time that it took, over all threads.
-        warn: takes what the user should know.
+        seconds: duration of FP32's evaluation in one process.
+        cpu_seconds: its CPU time, over all threads.
+        warn: receives warnings.
     """
 
     evaluator: Evaluator
@@ -78,10 +78,10 @@ class ShardingPolicy:
     _given_up: bool = False
 
     def may_be_worth(self, cost: float) -> bool:
-        """Whether to look for workers at all.
+        """Whether sharding may pay off, so that workers should be looked for.
 
         Args:
-            cost: seconds that it has to save, `STARTING` or `SENDING`.
+            cost: minimum gain in seconds, `STARTING` or `SENDING`.
         """
         if self._given_up:
             return False
@@ -98,7 +98,7 @@ class ShardingPolicy:
         return not why
 
     def give_up(self, why: str) -> None:
-        """Share none of the evaluations that come, and say so once.
+        """Disable sharding for all further evaluations, and warn once.
 
         Args:
             why: a clause.
@@ -107,13 +107,13 @@ class ShardingPolicy:
         self.warn(f"the batches of an evaluation are not shared among the workers: {why}")
 
     def shares(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Shard]:
-        """A share of a plan's evaluation for each worker; none where that would not be worth it.
+        """Return one shard of a plan's evaluation per worker; empty if not worthwhile.
 
         Args:
             plan: the plan.
-            width: how many workers there are.
-            threads: threads that each of them may use.
-            cost: seconds that it has to save.
+            width: number of workers.
+            threads: threads per worker.
+            cost: minimum gain in seconds.
         """
         assert self.evaluator.batches is not None
         count = self.evaluator.batches.count
@@ -133,20 +133,20 @@ class ShardingPolicy:
 
 
 def shared_seconds(seconds: float, cpu_seconds: float, width: int, threads: int) -> float:
-    """How long an evaluation will take that is shared, but for what sharing costs.
+    """Estimate the duration of a sharded evaluation, without overhead.
 
     Args:
-        seconds: how long it takes in one process.
-        cpu_seconds: the CPU time that it takes there; where threads wait for each other at work,
-            that is more than is needed, and too much is expected rather than too little.
-        width: how many workers there are.
-        threads: threads that each of them may use.
+        seconds: duration in one process.
+        cpu_seconds: CPU time in one process; an upper bound if threads wait for each other
+            actively.
+        width: number of workers.
+        threads: threads per worker.
     """
     return max(seconds, cpu_seconds / threads) / max(1, width)
 
 
 def obstacle(evaluator: Evaluator) -> str:
-    """Why an evaluation cannot be shared, as a clause; empty where it can."""
+    """Return the reason that rules out sharding, as a clause, or an empty string."""
     if evaluator.eval_func is not None or evaluator.batches is None:
         return "eval_func sees all of the data itself"
     alone = [

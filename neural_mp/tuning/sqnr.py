@@ -1,4 +1,4 @@
-"""How near the outputs of a converted model are to those of FP32, where there is no metric."""
+"""SQNR of a converted model's outputs relative to FP32, for runs without a metric."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
 
-#: The noise of outputs that are no numbers, as a share of the signal; files have no infinity.
+#: NSR of non-finite outputs, since files have no infinity.
 MAX_NSR = 1e9
-#: Decibels below which outputs may well mean something else: noise of a tenth of the amplitude.
+#: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
 LEAST_DECIBELS = 20.0
 
 
 def relative_noise(reference: list[Any], found: list[Any]) -> float:
-    """The power of what differs, as a share of the reference's, at most 1e9, which NaN counts as.
+    """Return the NSR, at most 1e9, which also stands for NaN.
 
-    The mean over outputs, so that one of large numbers does not hide the rest.
+    Mean over the outputs, so that outputs with large values do not dominate.
     """
     shares = []
     for expected, got in zip(reference, found, strict=True):
@@ -35,7 +35,7 @@ def relative_noise(reference: list[Any], found: list[Any]) -> float:
 def signal_to_noise(
     reference: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> float | None:
-    """The signal-to-noise ratio of a candidate's outputs, in decibels.
+    """Return the SQNR of a candidate's outputs, in dB.
 
     Args:
         reference: the FP32 model.
@@ -43,7 +43,7 @@ def signal_to_noise(
         batches: inputs.
 
     Returns:
-        The ratio over all batches, infinite where nothing differs; None where the outputs hold no
+        The ratio over all batches, infinite without differences; None if the outputs hold no
         floating-point numbers.
     """
     shares = []

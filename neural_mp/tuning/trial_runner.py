@@ -1,4 +1,4 @@
-"""Plans tried: evaluated, measured, recorded; one by one or side by side."""
+"""Trials of plans: evaluation, measurement and recording, sequentially or in parallel."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from neural_mp.tuning.plan_evaluator import PlanEvaluation, PlanEvaluator
 from neural_mp.tuning.sharding import SENDING, STARTING, Shard, ShardingPolicy
 from neural_mp.util.user_calls import UserCodeError
 
-#: Different plans that may fail with the same error before the run gives up with it.
+#: Number of plans that may fail with one error before the run fails with it.
 SAME_FAILURE_LIMIT = 3
 
 
 @dataclass
 class _Found:
-    """What a worker found of a plan, and the trial that it became."""
+    """A worker's evaluation of a plan, and the resulting trial."""
 
     plan: ResolvedPlan
     number: int
@@ -39,8 +39,8 @@ class TrialRunner:
     """Tries plans of one run against its FP32 baseline.
 
     Attributes:
-        sharing: whether workers share the evaluation of a plan that is tried alone.
-        undisturbed: the numbers of trials that were measured with no other trial beside them.
+        sharing: decides whether the evaluation of a single plan is sharded.
+        undisturbed: numbers of trials measured without parallel trials.
     """
 
     job: TuningJob
@@ -52,17 +52,16 @@ class TrialRunner:
     undisturbed: set[int] = field(default_factory=set)
     _failures: dict[str, set[PrecisionPlan]] = field(default_factory=dict)
     _executor: Executor | None = None
-    _at_work: bool = False  #: whether the workers have started, which they do with their first plan
+    _at_work: bool = False  #: workers start with their first plan
 
     def run(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
-        """Try plans, the first of which is the run's `ordinal`-th; trials come in their order.
+        """Try plans, the first as the run's `ordinal`-th; yield their trials in order.
 
         Raises:
-            TimeUpError: the time limit passed meanwhile.
-            UserCodeError: the user's own code raised.
-            TuningError: this was one failure of the same kind too many.
-            NeuralMPError: there are to be workers, and the model cannot be sent to them, or their
-                engine cannot be used.
+            DeadlineExceededError: the time limit passed.
+            UserCodeError: the user's code raised.
+            TuningError: too many plans failed with the same error.
+            NeuralMPError: the model cannot be sent to workers, or their engine cannot be used.
         """
         if self.job.settings.workers.several and len(plans) > 1:
             yield from self._side_by_side(plans, ordinal)
@@ -71,7 +70,7 @@ class TrialRunner:
             yield self._alone(plan, number)
 
     def close(self) -> None:
-        """End the workers, if there are any."""
+        """Stop the workers, if there are any."""
         if self._executor is not None:
             self._executor.close()
             self._executor, self._at_work = None, False
@@ -83,14 +82,14 @@ class TrialRunner:
             assessment, model = self._assessed(plan, ordinal)
             trial = self._measured(plan, assessment, model, number)
         except (Exception, KeyboardInterrupt) as error:
-            # Whatever ends the run, the user's own `sys.exit()` too: no trial stays open.
+            # Even the user's own `sys.exit()` must leave no trial open.
             self._abandon(number, plan, error)
             raise
         self.undisturbed.add(number)
         return self._recorded(replace(trial, seconds=time.perf_counter() - started))
 
     def _assessed(self, plan: ResolvedPlan, ordinal: int) -> tuple[PlanEvaluation, AnyModel | None]:
-        """A plan evaluated with no other beside it, here or by all workers together."""
+        """Evaluate a plan without parallel trials, here or sharded among all workers."""
         shares = self._shares(plan)
         if shares:
             words = f"Trial {ordinal}, shared by {len(shares)} workers"
@@ -103,20 +102,20 @@ class TrialRunner:
         return self.assessor(plan, self.deadline)
 
     def _shares(self, plan: ResolvedPlan) -> list[Shard]:
-        """What each worker gets of a plan's evaluation; none where it is evaluated here."""
+        """Return the shards of a plan's evaluation; empty if evaluated here."""
         cost = SENDING if self._at_work else STARTING
         if not self.job.settings.workers.several or not self.sharing.may_be_worth(cost):
             return []
         try:
             executor = self._started()
         except NeuralMPError as error:
-            # Without workers, a plan that is tried alone is evaluated here.
+            # Without workers, a single plan is evaluated here.
             self.sharing.give_up(str(error))
             return []
         return self.sharing.shares(plan, executor.capacity, executor.threads, cost)
 
     def _shared(self, shares: Sequence[Shard]) -> PlanEvaluation:
-        """The assessment of a plan, each worker having evaluated its share."""
+        """Return the evaluation of a plan from shards on all workers."""
         executor, self._at_work = self._started(), True
         found = []
         try:
@@ -126,7 +125,7 @@ class TrialRunner:
                 self.log.step()
             return self.assessor.merged(found)
         except BaseException:
-            # The other shares are of no use any more.
+            # The other shards are useless now.
             self.close()
             raise
 
@@ -134,7 +133,7 @@ class TrialRunner:
         found, stopped = self._gathered(plans, ordinal)
         if stopped is not None:
             self.close()
-        # Only now, since latency is measured where nothing runs beside it.
+        # Latency is measured last, when no worker is busy.
         for one in found:
             try:
                 trial = one.trial
@@ -152,9 +151,9 @@ class TrialRunner:
     def _gathered(
         self, plans: Sequence[ResolvedPlan], ordinal: int
     ) -> tuple[list[_Found], BaseException | None]:
-        """What workers find of a round, in its order, and what ends it early if anything does.
+        """Return workers' evaluations of a round, in order, and the exception that ends it, if any.
 
-        What is there is kept at once, whatever its order, so that no crash loses it.
+        Each evaluation is stored on arrival, so that a crash loses none.
         """
         self.deadline.check()
         executor = self._started()
@@ -173,10 +172,10 @@ class TrialRunner:
         stopped: BaseException | None = None
         for (plan, number), ticket in zip(numbers.items(), tickets, strict=True):
             try:
-                # When the time is up, what others have found by then is not thrown away.
+                # After the deadline, finished evaluations of other workers are still collected.
                 if stopped is None or isinstance(stopped, DeadlineExceededError):
                     assessment = executor.assessment(ticket)
-                    assert isinstance(assessment, PlanEvaluation)  # of a plan, not of a share
+                    assert isinstance(assessment, PlanEvaluation)  # plans, not shards
                     keep(plan, assessment)
                     self.log.step()
                     self._give_up_on_repeated_failure(arrived[plan].trial)
@@ -192,7 +191,7 @@ class TrialRunner:
         return [arrived[plan] for plan in numbers if plan in arrived], stopped
 
     def _keep(self, found: _Found) -> None:
-        """Write an assessment down; it becomes a trial at once where it needs no latency."""
+        """Record an evaluation; without latency to measure, also its trial."""
         if found.assessment.outcome is Outcome.MET:
             self.history.keep(self._trial(found.plan, found.assessment, found.number, {}))
         else:
@@ -202,7 +201,7 @@ class TrialRunner:
         self.history.abandon(number, plan.plan, message_of(error) or type(error).__name__)
 
     def _settled(self, found: _Found) -> Trial:
-        """The trial of an assessment, kept at once."""
+        """Return the trial of an evaluation, recorded at once."""
         if found.trial is None:
             if found.assessment.outcome in (Outcome.MET, Outcome.MISSED):
                 self.job.evaluator.evaluations += 1
@@ -212,7 +211,7 @@ class TrialRunner:
         return found.trial
 
     def _started(self) -> Executor:
-        """The executor of the run."""
+        """Return the executor of the run."""
         if self._executor is None:
             workers = self.job.settings.workers
             work = WorkerPayload.of(self.job.load, self.assessor, workers)
@@ -222,7 +221,7 @@ class TrialRunner:
     def _measured(
         self, plan: ResolvedPlan, assessment: PlanEvaluation, model: AnyModel | None, number: int
     ) -> Trial:
-        """The trial of a plan; of one that met the target, with what it takes."""
+        """Return the trial of a plan, with measurements if it met the accuracy target."""
         job, figures = self.job, {}
         if assessment.outcome is Outcome.MET:
             if model is None:

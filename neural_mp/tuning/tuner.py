@@ -1,4 +1,4 @@
-"""The loop: a strategy proposes plans; convert, evaluate, record, feed back."""
+"""The tuning loop: a strategy proposes plans, which are converted, evaluated and recorded."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TuningResult:
-    """A usable model, always.
+    """The result of a run, always with a usable model.
 
     Attributes:
         model: the best model that met the target; the FP32 model if none did.
-        plan: what it runs in, and what follows.
-        met: whether the target was met; None where none could be checked.
+        plan: its resolved plan.
+        met: whether the target was met; None without a check.
         trials: every trial of the run, resumed ones included, oldest first.
-        observations: what calibration saw.
+        observations: result of calibration.
         report: the figures.
-        record: what is kept of the run for people who look at it.
+        record: the stored record of the run.
     """
 
     model: AnyModel
@@ -70,12 +70,12 @@ class TuningResult:
 
 
 def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
-    """The best model that a job comes to.
+    """Run a job; return its best model.
 
     Raises:
-        MetricError: the FP32 model's own accuracy is no number.
+        MetricError: the FP32 model's accuracy is not a number.
         TuningError: every plan fails with the same error.
-        BaseException: whatever the user's own code raised, unchanged.
+        BaseException: whatever the user's code raised, unchanged.
     """
     log = log or RunLog()
     try:
@@ -86,7 +86,7 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
 
 
 def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
-    """Without a way to check accuracy: as much as possible."""
+    """Convert as many ops as possible, without an accuracy check."""
     why = (
         "performance_only is set"
         if job.settings.exit_policy.performance_only
@@ -117,7 +117,7 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
 def _unchecked(
     job: TuningJob, setup: RunStart, choice: Selection, report: Report, observations: Observations
 ) -> TuningResult:
-    """A result whose accuracy nobody checked; no history holds it."""
+    """Return a result without accuracy check, which no history stores."""
     record = RunRecord(
         setup,
         observations=observations,
@@ -128,7 +128,7 @@ def _unchecked(
 
 
 def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> float | None:
-    """How near the outputs are to those of FP32 on calibration samples, in decibels."""
+    """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB."""
     if job.calibration is None:
         return None
     with log.phase("compare", "Comparing with FP32"):
@@ -149,7 +149,7 @@ def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
 
 
 def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningResult:
-    """The best model that a run comes to whose history is open."""
+    """Return the result of a run with an open history."""
     history.begin(setup_of(job))
     deadline = Deadline(job.settings.exit_policy.timeout)
     kept = _kept(job, history)
@@ -183,7 +183,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
 
 
 def _kept(job: TuningJob, history: History) -> list[Trial]:
-    """The trials of an interrupted run, without plans that later limits put out of bounds."""
+    """Return the trials of an interrupted run whose plans are still within limits."""
     kept = []
     for trial in history.trials():
         try:
@@ -203,13 +203,13 @@ def _problem(job: TuningJob, model: AnyTunableModel, probe: MeasuringProbe) -> T
 
 
 def allowance(job: TuningJob, baseline: Baseline | None) -> float:
-    """CPU seconds that measuring beside the trials may take: as long as one evaluation."""
+    """Return the CPU seconds for measurements besides trials: those of one evaluation."""
     threads = job.measurement.threads or detect().cores
     return max(LEAST_ALLOWANCE * threads, 0.0 if baseline is None else baseline.cpu_seconds)
 
 
 class _TrialSearch:
-    """The part of a run in which plans are tried; the trials it knows grow with it."""
+    """The search phase of a run; its list of trials grows."""
 
     def __init__(
         self,
@@ -236,11 +236,11 @@ class _TrialSearch:
 
     @property
     def undisturbed(self) -> Collection[int]:
-        """The numbers of trials that were measured in this run, with no other beside them."""
+        """Numbers of trials measured in this run without parallel trials."""
         return self._runner.undisturbed
 
     def drive(self, search: Search) -> None:
-        """Go on until the strategy ends, the limits are reached or the user interrupts."""
+        """Run until the strategy ends, a limit is reached or the user interrupts."""
         exits = self.job.settings.exit_policy
         try:
             self._feed(search, exits.max_trials)
@@ -282,7 +282,7 @@ def _chosen(
     undisturbed: Collection[int],
     log: RunLog,
 ) -> tuple[Selection, list[Trial]]:
-    """What the run comes down to, and the trials with the latest figures."""
+    """Return the selection, and the trials with their latest figures."""
     measured = [_with_figures(job, model, trial) for trial in trials]
     try:
         with log.phase("measure", "Measuring the best plans"):
@@ -298,7 +298,7 @@ def _chosen(
 
 
 def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial:
-    """A trial of a run that is resumed for something else, with what is wanted now."""
+    """Return a trial of a resumed run with the figures of changed objectives."""
     if not trial.meets_accuracy or math.isfinite(trial.relative_cost(job.objectives)):
         return trial
     plan = job.space.resolve(trial.plan)
@@ -314,7 +314,7 @@ def _judged_result(
     baseline: Baseline | None,
     trials: Sequence[Trial],
 ) -> TuningResult:
-    """A result whose accuracy was checked."""
+    """Return a result with accuracy check."""
     if history.trouble:
         log.warn(history.trouble)
     known = baseline.accuracy if baseline is not None else None
@@ -338,7 +338,7 @@ def _judged_result(
 
 
 def _report(job: TuningJob, choice: Selection, log: RunLog) -> Report:
-    """The figures of a result but those of its accuracy; the log of the run ends with it."""
+    """Return the figures of a result except its accuracy, and end the log of the run."""
     speed, effective = choice.speed.ratio, choice.plan.effective
     if speed is not None and speed.high < 1:
         log.warn(_slower(speed, checked=job.evaluates))
@@ -364,7 +364,7 @@ def _report(job: TuningJob, choice: Selection, log: RunLog) -> Report:
 
 
 def _slower(speed: Ratio, checked: bool) -> str:
-    """What there is to say of a result that is slower than FP32."""
+    """Return the warning for a result that is slower than FP32."""
     words = f"the result runs at {speed} the speed of FP32 on this machine"
     if checked:
         return words

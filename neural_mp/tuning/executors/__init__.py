@@ -1,4 +1,4 @@
-"""What evaluates plans outside of this process, and its registry; third parties by entry point."""
+"""Executors, which evaluate plans outside this process, and their registry."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from neural_mp.tuning.executors.contract import (
 )
 from neural_mp.tuning.executors.options import LOCAL, Workers
 
-#: Where third parties announce executors of their own.
+#: Entry-point group of third-party executors.
 ENTRY_POINT_GROUP = "neural_mp.executors"
-#: No machine has so many cores; libraries that are told to use more threads never come back.
+#: Exceeds the cores of any machine; libraries hang if asked for more threads.
 _MOST_THREADS = 4096
 _OWN_KEYS = ("engine", "count", "threads")
-#: The option that follows the name of an engine in a word such as `ray:10.0.0.1:6379`.
+#: Option for the part after the engine in e.g. `ray:10.0.0.1:6379`.
 _ADDRESS = "address"
 
 
 def executor_classes() -> dict[str, type[Executor]]:
-    """Name → executor; what an executor is built on need not be installed."""
-    # Not at the top: most runs have no workers.
+    """Return name → executor class; its dependencies need not be installed."""
+    # Imported on demand: most runs have no workers.
     from neural_mp.tuning.executors.local import LocalExecutor
     from neural_mp.tuning.executors.ray_cluster import RayExecutor
 
@@ -43,10 +43,10 @@ def executor_classes() -> dict[str, type[Executor]]:
 
 
 def executor_named(name: Any) -> type[Executor]:
-    """An executor by its name.
+    """Return an executor class by its name.
 
     Raises:
-        ConfigurationError: there is none of that name.
+        ConfigurationError: no executor has this name.
     """
     known = executor_classes()
     if not isinstance(name, str) or name not in known:
@@ -57,15 +57,14 @@ def executor_named(name: Any) -> type[Executor]:
 
 
 def read_workers(value: int | str | Mapping[str, Any]) -> Workers:
-    """The setting that a user's value stands for.
+    """Parse the user's `workers` option.
 
     Args:
-        value: a number of processes; a word, `4`, `ray` or `ray:10.0.0.1:6379`, which is an
-            engine with the address that it takes; or a mapping with `engine`, `count` and
-            others.
+        value: a number of processes; a string `4`, `ray` or `ray:10.0.0.1:6379`, i.e. an engine
+            with its address; or a mapping with `engine`, `count` and other keys.
 
     Raises:
-        ConfigurationError: a key or the engine is unknown, or a number is not from 1.
+        ConfigurationError: a key or the engine is unknown, or a number is not positive.
     """
     if isinstance(value, str):
         return _workers_of_word(value)

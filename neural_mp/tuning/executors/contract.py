@@ -1,4 +1,4 @@
-"""The contract of executors, and what they send to the processes that evaluate plans."""
+"""Interface of executors, and the payload of their worker processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from neural_mp.tuning.sharding import Shard, ShardResult
 from neural_mp.util.remote_exceptions import RemoteException, dump_exception
 from neural_mp.util.user_calls import UserCodeError
 
-#: What a failed trial says of a process that died with its plan.
+#: Error of a trial whose process crashed.
 DIED = (
     "a worker ended without a result: its process died, for want of memory or in native code; "
     "use workers = 1 to see more of it"
@@ -36,11 +36,11 @@ DIED = (
 
 @dataclass(frozen=True)
 class WorkerException:
-    """What was raised in a worker.
+    """An exception raised in a worker.
 
     Attributes:
-        error: the exception itself; in another process, its words where it cannot be copied.
-        by_user: whether the user's own code raised it.
+        error: the exception; in another process, its text if it cannot be pickled.
+        by_user: whether the user's code raised it.
     """
 
     error: BaseException
@@ -54,7 +54,7 @@ def _raised(error: RemoteException, by_user: bool) -> WorkerException:
     return WorkerException(error.load(), by_user)
 
 
-#: What executors take, and what comes of it. They need not tell plans from shares of one.
+#: Input and output of executors, which treat plans and shards alike.
 Task = ResolvedPlan | Shard
 TaskResult = PlanEvaluation | ShardResult
 Answer = TaskResult | WorkerException
@@ -62,11 +62,11 @@ Answer = TaskResult | WorkerException
 
 @dataclass(frozen=True)
 class _Package:
-    """What a process needs to evaluate plans: all but the model, which it loads for itself.
+    """Everything that a process needs to evaluate plans except the model, which it loads.
 
     Attributes:
-        load: makes the model; None where it comes with the assessor.
-        assessor: evaluates, once it has the model.
+        load: loads the model; None if `assessor` contains the model.
+        assessor: evaluates plans, given the model.
     """
 
     load: Callable[[], AnyModel] | None
@@ -82,11 +82,11 @@ class _Package:
 
 @dataclass(frozen=True)
 class WorkerPayload:
-    """What is sent to the processes.
+    """Payload sent to the processes.
 
     Attributes:
         kind: the adaptor of the model.
-        sent: what it takes to evaluate plans, the same for all of them, as bytes.
+        sent: pickled `_Package`, common to all plans.
     """
 
     kind: type[Adaptor[Any]]
@@ -96,11 +96,11 @@ class WorkerPayload:
     def of(
         cls, load: Callable[[], AnyModel], assessor: PlanEvaluator, workers: Workers
     ) -> WorkerPayload:
-        """The work of a run.
+        """Return the payload of a run.
 
         Args:
-            load: makes the model; runs once in every process.
-            assessor: evaluates a plan; the model that it holds is sent where it can be copied.
+            load: loads the model; called once in every process.
+            assessor: evaluates plans; its model is sent if it can be pickled.
             workers: the user's setting.
 
         Raises:
@@ -117,7 +117,7 @@ class WorkerPayload:
         try:
             sent = cloudpickle.dumps(_Package(load if copied is None else None, bare))
         except Exception as error:
-            # Whatever the user's own objects raise when they are to be copied.
+            # User objects may raise anything while being pickled.
             raise ConfigurationError(
                 f"{workers} needs a model, data and metric that can be copied to another process: "
                 f"{type(error).__name__}: {message_of(error)}; use workers = 1"
@@ -126,12 +126,12 @@ class WorkerPayload:
 
 
 class Worker:
-    """Evaluates plans, in the process that it is made in.
+    """Evaluates plans in the process that creates it.
 
     Args:
-        kind: see `Work`.
-        sent: see `Work`; anything with the buffer protocol.
-        threads: threads that the framework may use; None leaves it to the framework.
+        kind: see `WorkerPayload`.
+        sent: see `WorkerPayload`; any object with the buffer protocol.
+        threads: threads of the framework; None for its default.
     """
 
     def __init__(self, kind: type[Adaptor[Any]], sent: Any, threads: int | None = None) -> None:
@@ -139,10 +139,7 @@ class Worker:
         self._assessor: PlanEvaluator | None = None
 
     def __call__(self, task: Task, seconds: float) -> Answer:
-        """Evaluate a plan, or a share of one, within so many seconds; 0 sets no limit.
-
-        Loading the model is included.
-        """
+        """Evaluate a plan or shard within `seconds`, including model loading; 0 sets no limit."""
         deadline = Deadline(seconds, time.monotonic())
         try:
             assessor = self._made()
@@ -159,7 +156,7 @@ class Worker:
         if self._assessor is None:
             import cloudpickle
 
-            # TensorFlow takes a number of threads only before anything runs.
+            # TensorFlow accepts a thread count only before the first op.
             with self._kind().threads(self._threads):
                 self._assessor = cloudpickle.loads(self._sent).made()
             self._sent = b""
@@ -167,13 +164,13 @@ class Worker:
 
 
 def taken(answer: Answer) -> TaskResult:
-    """What a worker found: an assessment, or the tally of a share.
+    """Return a worker's result: the evaluation of a plan, or the result of a shard.
 
     Raises:
-        TimeUpError: the time was up.
-        UserCodeError: the user's own code raised.
-        NeuralMPError: what the worker raised on purpose.
-        TuningError: anything else that it raised.
+        DeadlineExceededError: the time limit passed.
+        UserCodeError: the user's code raised.
+        NeuralMPError: the worker raised it deliberately.
+        TuningError: the worker raised anything else.
     """
     if not isinstance(answer, WorkerException):
         return answer
@@ -186,7 +183,7 @@ def taken(answer: Answer) -> TaskResult:
 
 
 def no_result(error: BaseException) -> TuningError:
-    """The error of a worker that broke for reasons nobody foresaw."""
+    """Return the error for an unexpected failure of a worker."""
     words = next(iter(message_of(error).splitlines()), "no reason given")
     return TuningError(
         f"a worker ended without a result: {type(error).__name__}: {words}; use workers = 1"
@@ -194,37 +191,37 @@ def no_result(error: BaseException) -> TuningError:
 
 
 def crashed(node: str) -> PlanEvaluation:
-    """The assessment of a plan whose process died."""
+    """Return the evaluation of a plan whose process crashed."""
     return PlanEvaluation(Outcome.FAILED, None, DIED, node=node)
 
 
 class Executor(ABC):
-    """Evaluates plans somewhere else, several at the same time.
+    """Evaluates plans in other processes, several in parallel.
 
-    Plans of a round are submitted one after the other, and their assessments are asked for in the
-    same order, whichever of them is there first. So are the shares of one plan, where its
-    evaluation takes long; to an executor they are like plans. Only the process that owns the
-    executor calls it, and it measures times only while nothing is open.
+    Plans of a round are submitted one after the other, and their evaluations requested in the same
+    order, whichever is ready first. Shards of one plan are handled like plans. Only the owning
+    process calls the executor, and measures latencies only while no evaluation is pending.
 
     Args:
-        work: what the processes need.
+        work: payload of the processes.
         workers: the user's setting.
-        warn: takes what the user should know.
+        warn: receives warnings.
 
     Attributes:
-        threads: threads that one evaluation may use.
-        arrived: takes a plan and its assessment, out of turn. An executor that has one before it is
-            asked for calls this at once, so that the assessment is kept if the run is killed.
+        threads: threads per evaluation.
+        arrived: callback with a plan and its evaluation, in any order. An executor with an
+            evaluation ready before its request calls it at once, so that the evaluation is stored
+            if the run is killed.
 
     Raises:
-        NeuralMPError: the engine cannot be used as it is set.
+        NeuralMPError: the engine cannot be used with its settings.
     """
 
-    #: What the user calls it: `workers: {engine: …}`.
+    #: Name of the engine in `workers: {engine: …}`.
     name: ClassVar[str] = ""
-    #: The keys that it takes beside `engine`, `count` and `threads`.
+    #: Supported keys besides `engine`, `count` and `threads`.
     options: ClassVar[tuple[str, ...]] = ()
-    #: The packages that it is built on → the line that installs them.
+    #: Required package → the command that installs it.
     needs: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
@@ -234,15 +231,15 @@ class Executor(ABC):
 
     @property
     def capacity(self) -> int:
-        """How many evaluations go on at the same time; with 1 none is shared."""
+        """Number of parallel evaluations; 1 disables sharding."""
         return 1
 
     @classmethod
     def check(cls, workers: Workers) -> None:
-        """Look at the setting before a model is loaded.
+        """Check the setting before a model is loaded.
 
         Raises:
-            ConfigurationError: an option has a value that it cannot have.
+            ConfigurationError: an option has an invalid value.
             MissingFrameworkError: a package that the engine needs is not installed.
         """
         for package, line in cls.needs.items():
@@ -254,32 +251,32 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, task: Task, seconds: float) -> Any:
-        """Have a plan, or a share of one, evaluated within so many seconds; 0 sets no limit.
+        """Submit a plan or shard for evaluation within `seconds`; 0 sets no limit.
 
         Returns:
-            What `assessment` takes.
+            The argument of `assessment`.
         """
 
     @abstractmethod
     def assessment(self, ticket: Any) -> TaskResult:
-        """What came of a plan or a share, once it is there; see `taken`.
+        """Wait for the result of a plan or shard; see `taken`.
 
-        A process that dies makes its plan a failed one: an assessment with the words `DIED`.
+        If its process crashes, the plan has failed: an evaluation with the error `DIED`.
 
         Raises:
-            TimeUpError: the time was up.
-            UserCodeError: the user's own code raised.
-            NeuralMPError: what the worker raised on purpose.
+            DeadlineExceededError: the time limit passed.
+            UserCodeError: the user's code raised.
+            NeuralMPError: the worker raised it deliberately.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the processes, at once if they are still at work."""
+        """Stop the processes, even if busy."""
 
 
 def _do_nothing() -> None:
-    """In a worker nobody looks at progress."""
+    """Ignore progress in workers."""
 
 
 def _keep_nothing(_plan: ResolvedPlan, _assessment: PlanEvaluation) -> None:
-    """What arrives is kept only where there is a history."""
+    """Ignore evaluations without a history."""

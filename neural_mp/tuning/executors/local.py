@@ -1,4 +1,4 @@
-"""Processes on this machine, each with a copy of the model."""
+"""Executor for processes on this machine, each with a copy of the model."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from neural_mp.util.memory import free_memory
 from neural_mp.util.processes import restore_environment, worker_environment
 from neural_mp.util.text import counted
 
-#: Seconds between two looks at whether the owner is there.
+#: Interval of checks whether the owner is alive, in seconds.
 _LOOK_AGAIN = 1.0
-#: What `prctl` is asked for: a signal at the end of the thread that made this process.
+#: `prctl` option: send a signal when the parent thread ends.
 _PARENT_DEATH_SIGNAL = 1
 
 
 def exit_with_parent(owner: int) -> None:
-    """End this process, and those that it forks, with the one that owns it.
+    """Exit this process and its forks when the owning process ends.
 
-    The kernel sees to that, where it can: code that never gives back the interpreter would keep a
-    thread from looking. A thread looks all the same, for systems other than Linux.
+    Uses the kernel if supported, since code that never releases the interpreter would block a
+    thread. A thread checks as well, for systems other than Linux.
 
     Args:
-        owner: the number of the process that started this one.
+        owner: process ID of the parent process.
     """
     ask = _kernel()
     if ask is not None:
@@ -57,7 +57,7 @@ def exit_with_parent(owner: int) -> None:
 
 
 def _kernel() -> Callable[[], object] | None:
-    """Asks the kernel to kill this process at the end of its parent; None where it cannot."""
+    """Return a call that has the kernel kill this process with its parent, or None."""
     if not sys.platform.startswith("linux"):
         return None
     control = ctypes.CDLL(None).prctl
@@ -65,7 +65,7 @@ def _kernel() -> Callable[[], object] | None:
 
 
 def _ask_in_what_is_forked(ask: Callable[[], object]) -> None:
-    """Have forked processes, such as those that load data, end with this one as well."""
+    """Make forked processes, e.g. data loaders, exit with this process as well."""
     by_main_thread = False
 
     def note() -> None:
@@ -73,7 +73,7 @@ def _ask_in_what_is_forked(ask: Callable[[], object]) -> None:
         by_main_thread = threading.current_thread() is threading.main_thread()
 
     def begin() -> None:
-        # The kernel counts the end of the thread that forked; others may end before the process.
+        # The kernel reacts to the end of the forking thread, which may precede that of the process.
         if by_main_thread:
             ask()
 
@@ -88,7 +88,7 @@ def _watch(owner: int) -> None:
 
 logger = logging.getLogger(__name__)
 
-#: In a worker: what evaluates.
+#: The `Worker` of a worker process.
 _worker: Worker | None = None
 
 
@@ -105,13 +105,13 @@ def _evaluate(task: Task, seconds: float) -> Answer:
 
 
 def room(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
-    """How many processes there is room for, and a warning if that is less than was asked for.
+    """Return the possible number of processes, and a warning if fewer than requested.
 
     Args:
         workers: the user's setting.
-        cores: of this machine.
-        free: bytes of memory that can still be used.
-        each: bytes that one process takes.
+        cores: number of cores.
+        free: bytes of available memory.
+        each: bytes per process.
     """
     by_cores = max(1, cores // (workers.threads or 1))
     by_memory = max(1, free // max(1, each))
@@ -131,21 +131,21 @@ def room(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
 class LocalExecutor(QueuedExecutor):
     """Processes on this machine, as many as cores and memory allow.
 
-    Each is a pool of its own: where a process dies, it is known with which plan, and no other plan
-    suffers.
+    Each process is a pool of its own, so that a crash is attributed to one plan and affects no
+    other.
     """
 
     name = LOCAL
 
     @classmethod
     def check(cls, workers: Workers) -> None:
-        """See that processes can be started that are talked to.
+        """Check that this machine supports locks between processes.
 
         Raises:
-            ConfigurationError: there is no memory that processes share.
+            ConfigurationError: no shared memory is available.
         """
         super().check(workers)
-        # One of this kind is gone at once, and nobody has to clean up behind it.
+        # A lock of the fork context is unlinked at once, without a resource tracker.
         context = multiprocessing.get_context("fork" if hasattr(os, "fork") else None)
         try:
             context.Lock()
@@ -158,7 +158,7 @@ class LocalExecutor(QueuedExecutor):
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
         cores = hardware.detect().cores
-        # A worker holds what this process holds: the framework, the model and its data.
+        # A worker needs as much memory as this process: framework, model and data.
         count, told = room(workers, cores, free_memory(), psutil.Process().memory_info().rss)
         if told:
             warn(told)
@@ -166,11 +166,11 @@ class LocalExecutor(QueuedExecutor):
         self._pools: list[Any] = [None] * count
 
     def places(self) -> Iterable[int]:
-        """The numbers of the processes."""
+        """Return the indices of the processes."""
         return range(len(self._pools))
 
     def start(self, place: int, task: Task, seconds: float) -> futures.Future[Answer]:
-        """Give a plan, or a share of one, to a process, which is started if there is none yet."""
+        """Send a plan or shard to a process, starting it if necessary."""
         if self._pools[place] is None:
             self._pools[place] = self._started()
         found: futures.Future[Answer] = self._pools[place].submit(_evaluate, task, seconds)
@@ -187,15 +187,15 @@ class LocalExecutor(QueuedExecutor):
         )
 
     def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
-        """Wait for one process at least."""
+        """Wait for at least one process."""
         return futures.wait(handles, seconds, return_when=futures.FIRST_COMPLETED).done
 
     def stop(self, place: int, handle: futures.Future[Answer]) -> None:
-        """Kill a process, with all that it started."""
+        """Kill a process and its children."""
         self._end(place, at_once=True)
 
     def answer(self, place: int, handle: futures.Future[Answer], ticket: PendingTask) -> Answer:
-        """What a process answered, or that it died."""
+        """Return the answer of a process, or that it crashed."""
         from loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
         try:
@@ -205,12 +205,12 @@ class LocalExecutor(QueuedExecutor):
             killed = isinstance(error, TerminatedWorkerError)
             return crashed(platform.node()) if killed else WorkerException(error)
         except Exception as error:
-            # Whatever keeps a process from reading what it was sent, or from loading the model.
+            # Errors of unpickling the payload or loading the model.
             logger.debug("a process raised", exc_info=True)
             return WorkerException(error)
 
     def close(self) -> None:
-        """End the processes, at once if they are still at work."""
+        """Stop the processes, even if busy."""
         for place in self.places():
             if self._pools[place] is not None:
                 self._end(place, at_once=bool(self.busy))

@@ -1,4 +1,4 @@
-"""Where plans are tried side by side, as the user set it."""
+"""Options for parallel trials."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: The engine of processes on this machine.
+#: Engine of processes on this machine.
 LOCAL = "local"
-#: The engine of nodes of a Ray cluster.
+#: Engine of nodes of a Ray cluster.
 RAY = "ray"
-#: How often work is begun again whose machine was lost.
+#: Maximum number of restarts of work on lost machines.
 RUNS_AGAIN = 3
 
 
 @dataclass(frozen=True)
 class Workers:
-    """What the option `workers` says.
+    """The value of the option `workers`.
 
     Attributes:
-        engine: the executor, by its name.
-        count: plans tried at the same time; None for as many as the engine has room for.
-        threads: threads that one of them may use; None leaves it to the engine.
-        options: what the engine takes beside these.
+        engine: name of the executor.
+        count: number of parallel plans; None for as many as fit.
+        threads: threads per plan; None for the engine's default.
+        options: further options of the engine.
     """
 
     engine: str = LOCAL
@@ -37,5 +37,5 @@ class Workers:
 
     @property
     def several(self) -> bool:
-        """Whether plans are evaluated anywhere else than in this process."""
+        """Whether plans are evaluated outside this process."""
         return self.engine != LOCAL or self.count != 1

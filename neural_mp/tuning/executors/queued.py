@@ -1,4 +1,4 @@
-"""Queues whose tasks go to the first place that is free, and the executors built on them."""
+"""Task queues that serve the first free worker, and the executors built on them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from neural_mp.tuning.sharding import Shard
 
 TaskT = TypeVar("TaskT")
 AnswerT = TypeVar("AnswerT")
-#: Seconds that a worker has, once its time is up, to say so itself.
+#: Seconds for a worker to report its own timeout.
 _GRACE = 2.0
 
 
 @dataclass(eq=False)
 class PendingTask(Generic[TaskT, AnswerT]):
-    """A task that was submitted.
+    """A submitted task.
 
     Attributes:
-        task: what is to be done.
-        until: when its time is up, by this process's monotonic clock; 0 sets no limit.
-        answer: what came of it, once it is there.
-        losses: how often the machine that had it was lost.
+        task: the task.
+        until: deadline by this process's monotonic clock; 0 sets no limit.
+        answer: the result, once available.
+        losses: number of machines lost while running the task.
     """
 
     task: TaskT
@@ -48,10 +48,10 @@ class PendingTask(Generic[TaskT, AnswerT]):
 
 
 class TaskQueue(ABC, Generic[TaskT, AnswerT]):
-    """Gives a task to the first place that is free, and again where its place was lost.
+    """Assigns tasks to the first free worker, and again if the worker was lost.
 
-    A place stays the same while the queue lives, and has one task at a time; a handle is one task
-    that goes on there.
+    A place (worker slot) exists as long as the queue, and runs one task at a time; a handle is one
+    running task.
     """
 
     def __init__(self) -> None:
@@ -60,32 +60,32 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
 
     @abstractmethod
     def places(self) -> Iterable[Any]:
-        """All places there are now, those first that are to be filled first."""
+        """Return all current places, in the order of assignment."""
 
     @abstractmethod
     def begin(self, place: Any, ticket: PendingTask[TaskT, AnswerT]) -> Any:
-        """Begin with a task at a place that is free; the handle, or None if it is too late."""
+        """Start a task at a free place; return its handle, or None if its deadline passed."""
 
     @abstractmethod
     def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
-        """Wait for one of the handles at least; those that are done.
+        """Wait for at least one handle; return the finished ones.
 
         Args:
-            handles: what goes on.
-            seconds: how long to wait at most; None sets no limit.
+            handles: running tasks.
+            seconds: maximum wait; None sets no limit.
         """
 
     @abstractmethod
     def answer(self, place: Any, handle: Any, ticket: Any) -> AnswerT | None:
-        """What came of a handle that is done; None where it is to be run again."""
+        """Return the result of a finished handle; None to run the task again."""
 
     @property
     def busy(self) -> list[Any]:
-        """The handles of what goes on."""
+        """Handles of running tasks."""
         return list(self._open)
 
     def _collected(self, seconds: float | None) -> Iterator[PendingTask[TaskT, AnswerT]]:
-        """Wait for one of the handles at least; the tickets that have an answer now."""
+        """Wait for at least one handle; yield the tasks with a result."""
         for handle in self.wait(self.busy, seconds):
             place, ticket = self._open.pop(handle)
             ticket.answer = self.answer(place, handle, ticket)
@@ -108,9 +108,9 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
 
 
 class QueuedExecutor(TaskQueue[Task, Answer], Executor):
-    """What executors have in common that keep a queue of plans.
+    """Base of executors with a queue of plans.
 
-    Clocks of other machines do not matter: a place is told the seconds left when it gets a plan.
+    Places receive remaining seconds, so clocks of other machines do not matter.
     """
 
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
@@ -119,19 +119,19 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
 
     @abstractmethod
     def start(self, place: Any, task: Task, seconds: float) -> Any:
-        """Begin to evaluate a plan, or a share, at a place that is free; the handle of that."""
+        """Start evaluating a plan or shard at a free place; return its handle."""
 
     @abstractmethod
     def stop(self, place: Any, handle: Any) -> None:
-        """End what goes on at a place, whatever it does; the place is free then."""
+        """Kill the task at a place, which is free afterwards."""
 
     @property
     def capacity(self) -> int:
-        """How many places there are."""
+        """Number of places."""
         return len(list(self.places()))
 
     def begin(self, place: Any, ticket: PendingTask[Task, Answer]) -> Any:
-        """Start a plan with the seconds that it has left."""
+        """Start a plan with its remaining seconds."""
         left = ticket.until - time.monotonic() if ticket.until else 0.0
         if left < 0:
             ticket.answer = WorkerException(DeadlineExceededError())
@@ -139,7 +139,7 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         return self.start(place, ticket.task, left)
 
     def submit(self, task: Task, seconds: float) -> PendingTask[Task, Answer]:
-        """Put a plan, or a share of one, into the queue."""
+        """Add a plan or shard to the queue."""
         ticket: PendingTask[Task, Answer] = PendingTask(
             task, time.monotonic() + seconds if seconds else 0.0
         )
@@ -148,7 +148,7 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         return ticket
 
     def assessment(self, ticket: PendingTask[Task, Answer]) -> TaskResult:
-        """What came of a ticket; while it is awaited, the others go on as well."""
+        """Wait for the result of a task, while the others proceed."""
         while ticket.answer is None:
             if not self._open:
                 raise TuningError("there is no worker left that could evaluate plans")
@@ -160,12 +160,12 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         return taken(ticket.answer)
 
     def _patience(self) -> float | None:
-        """Seconds until the first of those at work is late; None where nobody can be."""
+        """Return the seconds until the first running task is late; None without deadlines."""
         limits = [ticket.until for _, ticket in self._open.values() if ticket.until]
         return max(0.0, min(limits) + _GRACE - time.monotonic()) if limits else None
 
     def _stop_the_late(self) -> None:
-        """End what should have seen for itself that its time is up: it hangs in the user's code."""
+        """Kill tasks that ignore their deadline, e.g. because user code hangs."""
         now = time.monotonic()
         for handle, (place, ticket) in list(self._open.items()):
             if ticket.until and now >= ticket.until + _GRACE:

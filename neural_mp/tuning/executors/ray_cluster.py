@@ -1,4 +1,4 @@
-"""Tasks on the nodes of a Ray cluster."""
+"""Executor for the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from neural_mp.tuning.executors.ray_nodes import (
 
 logger = logging.getLogger(__name__)
 
-#: Seconds in which a node that lost a process shows that it is alive itself.
+#: Seconds for a node to respond after losing a process.
 _SIGN_OF_LIFE = 30.0
 
-#: In a process of a node: the key of the work it has, and what evaluates.
+#: In a node's process: payload key → its `Worker`.
 _kept: dict[str, Worker] = {}
 
 
 def _evaluate(key: str, kind: type, sent: Any, threads: int, task: Task, seconds: float) -> Answer:
-    """In a process of a node; the array `sent` lies in the node's own store, and is not copied."""
+    """Evaluate a task in a node's process; `sent` is in the node's store, without a copy."""
     if key not in _kept:
         _kept.clear()
         _kept[key] = Worker(kind, memoryview(sent), threads)
@@ -47,14 +47,14 @@ def _evaluate(key: str, kind: type, sent: Any, threads: int, task: Task, seconds
 
 
 def _show_life() -> None:
-    """A task that ends at once."""
+    """Do nothing: a health check."""
 
 
 class RayExecutor(QueuedExecutor):
-    """Nodes of a Ray cluster, as many plans at a time as they have CPUs.
+    """Nodes of a Ray cluster, with as many parallel plans as CPUs allow.
 
-    The model goes to every node once. A node whose numbers could differ from this machine's gets
-    no plan. A plan whose node is lost runs again elsewhere; a plan whose process dies has failed.
+    The model is sent to every node once. Nodes that could compute other numbers than this machine
+    get no plans. Plans of lost nodes run again elsewhere; plans whose process crashed have failed.
     """
 
     name = RAY
@@ -63,11 +63,11 @@ class RayExecutor(QueuedExecutor):
 
     @classmethod
     def check(cls, workers: Workers) -> None:
-        """See that Ray is there, and that somebody answers at the address.
+        """Check that Ray is installed, and that the address responds.
 
         Raises:
             MissingFrameworkError: Ray is not installed.
-            ConfigurationError: the address is no address of a cluster that this process can join.
+            ConfigurationError: no cluster at the address that this process can join.
         """
         address = address_of(workers)
         super().check(workers)
@@ -86,18 +86,18 @@ class RayExecutor(QueuedExecutor):
             raise self._nodes.nobody("evaluate plans")
 
     def places(self) -> Iterable[Slot]:
-        """The slots of the nodes."""
+        """Return the slots of the nodes."""
         return self._places
 
     def start(self, place: Slot, task: Task, seconds: float) -> Any:
-        """Give a plan, or a share of one, to a node."""
-        # Ray cannot tell a plan that kills its process from bad luck; `answer` can.
+        """Send a plan or shard to a node."""
+        # No retries by Ray, which cannot distinguish crashes due to the plan; `answer` can.
         run = remote(_evaluate, place[0], self.threads, max_retries=0)
         key = self._sent.hex()
         return run.remote(key, self.work.kind, self._sent, self.threads, task, seconds)
 
     def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
-        """Wait for one node at least."""
+        """Wait for at least one node."""
         import ray
 
         return list(ray.wait(list(handles), num_returns=1, timeout=seconds)[0])
@@ -109,7 +109,7 @@ class RayExecutor(QueuedExecutor):
         ray.cancel(handle, force=True)
 
     def answer(self, place: Slot, handle: Any, ticket: PendingTask) -> Answer | None:
-        """What a node answered; a plan whose node is lost is to be run again, three times."""
+        """Return a node's answer; None to run the plan of a lost node again, up to three times."""
         import ray
 
         node = place[0]
@@ -140,7 +140,7 @@ class RayExecutor(QueuedExecutor):
         return True
 
     def _lost(self, node: str, ticket: PendingTask) -> Answer | None:
-        """A plan whose node is gone: to be run again, unless that was too often."""
+        """Return None to run the plan of a lost node again, or a failure after repeated losses."""
         ticket.losses += 1
         name = self._nodes.name(node)
         if any(node == found for found, _ in self._places):
@@ -149,7 +149,7 @@ class RayExecutor(QueuedExecutor):
         return crashed(name) if ticket.losses > RUNS_AGAIN else None
 
     def close(self) -> None:
-        """Give up what goes on; leave the cluster if it was joined here."""
+        """Cancel running tasks; leave the cluster if joined here."""
         import ray
 
         for handle in self.busy:

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster that compute as this machine does."""
+"""Nodes of a Ray cluster whose numerics match this machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from neural_mp.util.text import counted
 
 logger = logging.getLogger(__name__)
 
-#: Seconds in which somebody has to answer at the address of a cluster.
+#: Timeout for a connection to the cluster's address, in seconds.
 _ANSWER = 10.0
-#: Seconds a node has to introduce itself; it imports the framework for that.
+#: Seconds for a node to report its traits, including the import of the framework.
 _INTRODUCTION = 120.0
-#: Ray looks for nodes that fell silent only after minutes otherwise; milliseconds but for the last.
+#: By default, Ray detects lost nodes only after minutes; in milliseconds except for the last two.
 WATCHFUL: Mapping[str, str] = {
     "RAY_grpc_client_keepalive_time_ms": "10000",
     "RAY_grpc_client_keepalive_timeout_ms": "10000",
@@ -33,27 +33,27 @@ WATCHFUL: Mapping[str, str] = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-#: An address that stands for a cluster of one's own, which ends with the run.
+#: Address of a private cluster, which ends with the run.
 _OWN_CLUSTER = "local"
 _ANY_CLUSTER = "auto"
 
-#: Node and number of a slot.
+#: Node ID and index of a slot.
 Slot = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class NumericalTraits:
-    """What decides on the numbers that a machine computes.
+    """The properties of a machine that determine its numerics.
 
     Attributes:
-        values: trait → what the machine has.
+        values: trait → its value.
     """
 
     values: Mapping[str, str]
 
     @classmethod
     def here(cls, kind: type[Adaptor[Any]]) -> NumericalTraits:
-        """Those of this machine, for the models of an adaptor."""
+        """Return the traits of this machine for the models of an adaptor."""
         adaptor = kind()
         return cls.of(adaptor.int8_accumulation(hardware.detect()), adaptor.packages)
 
@@ -61,18 +61,18 @@ class NumericalTraits:
     def of(
         cls, products: Mapping[Any, Int8Accumulation], packages: Iterable[str]
     ) -> NumericalTraits:
-        """Those of this machine.
+        """Return the traits of this machine.
 
         Args:
-            products: what is multiplied → how integer kernels multiply its bytes.
-            packages: those whose versions matter.
+            products: kind of contraction → its INT8 accumulation.
+            packages: packages whose versions matter.
         """
         words = ", ".join(f"{what}: {products[what]}" for what in sorted(products))
         values = {"processor": platform.machine(), "byte products": words}
         return cls({**values, **versions_of(("neural-mp", *packages))})
 
     def differences(self, other: NumericalTraits) -> list[str]:
-        """Where another machine is different, in words."""
+        """Return the differences from another machine, as text."""
         names = [*self.values, *(name for name in other.values if name not in self.values)]
         return [
             f"its {name} is {other.values.get(name, 'none')}, here {self.values.get(name, 'none')}"
@@ -82,7 +82,7 @@ class NumericalTraits:
 
 
 def traits_of(kind: type[Adaptor[Any]]) -> NumericalTraits:
-    """Those of the machine that calls this, for the models of an adaptor."""
+    """Return the traits of the calling machine for the models of an adaptor."""
     return NumericalTraits.here(kind)
 
 
@@ -91,10 +91,10 @@ def _introduce(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTra
 
 
 def address_of(workers: Workers) -> str:
-    """The address of the cluster that the user set.
+    """Return the address of the cluster from the user's setting.
 
     Raises:
-        ConfigurationError: it is no address of a cluster that a process can join.
+        ConfigurationError: the address is not one of a cluster that a process can join.
     """
     address = workers.options.get("address", _ANY_CLUSTER)
     if not isinstance(address, str) or not address or "://" in address:
@@ -107,31 +107,31 @@ def address_of(workers: Workers) -> str:
 
 
 def check_answer(address: str) -> None:
-    """See that somebody answers at the address of a cluster.
+    """Check that the address of a cluster responds.
 
     Raises:
-        ConfigurationError: nobody does.
+        ConfigurationError: the address does not respond.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return
     try:
-        # Ray itself goes on asking for minutes.
+        # Ray itself would retry for minutes.
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
     except (OSError, OverflowError) as error:
         raise _no_cluster(address, error) from error
 
 
 class ClusterNodes:
-    """The nodes of a cluster that is joined, those that compute as this machine does.
+    """The nodes of a joined cluster whose traits match this machine.
 
     Args:
         workers: the user's setting.
-        traits: tells those of the machine that calls it; every node does.
-        warn: takes what the user should know.
+        traits: returns the traits of the calling machine; called on every node.
+        warn: receives warnings.
 
     Attributes:
-        threads: CPUs of a slot.
+        threads: CPUs per slot.
 
     Raises:
         ConfigurationError: the cluster cannot be joined.
@@ -145,13 +145,13 @@ class ClusterNodes:
     ) -> None:
         self.threads = workers.threads or 1
         self._count, self._traits, self._warn = workers.count, traits, warn
-        #: Node → its name for people; empty for one that gets no work.
+        #: Node → its display name; empty for rejected nodes.
         self._names: dict[str, str] = {}
         self._refused: list[str] = []
         self._own = _join(address_of(workers))
 
     def slots(self) -> list[Slot]:
-        """All slots of the nodes that are alive and alike; a slot of each node first."""
+        """Return all slots of live matching nodes, one slot of each node first."""
         import ray
 
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
@@ -167,20 +167,20 @@ class ClusterNodes:
         return slots[: self._count]
 
     def name(self, node: str) -> str:
-        """What people call a node."""
+        """Return the display name of a node."""
         return self._names[node]
 
     def nobody(self, wanted: str) -> TuningError:
-        """The error where there is no slot at all.
+        """Return the error for a cluster without any slot.
 
         Args:
-            wanted: what nobody can do.
+            wanted: the action that no node can perform.
         """
         why = "; ".join(self._refused) or f"none has {counted(self.threads, 'CPU')}"
         return TuningError(f"no node of the Ray cluster can {wanted}: {why}")
 
     def _introduce(self, nodes: list[str]) -> None:
-        """Have nodes say what they are, and warn of those that are not like this machine."""
+        """Query the traits of nodes, and warn of those that differ from this machine."""
         import ray
 
         here, done = self._traits(), []
@@ -195,7 +195,7 @@ class ClusterNodes:
                     raise TimeoutError(f"no answer within {_INTRODUCTION:g} s")
                 host, traits = ray.get(reference)
             except Exception as error:
-                # A node that lacks a package raises whatever its import raises.
+                # Nodes without a package raise arbitrary import errors.
                 logger.debug("a node did not introduce itself", exc_info=True)
                 words = next(iter(str(getattr(error, "cause", error)).splitlines()), "no reason")
                 self._refuse(f"node {short} of the Ray cluster gets no work: {words}")
@@ -212,7 +212,7 @@ class ClusterNodes:
         self._warn(words)
 
     def leave(self) -> None:
-        """Leave the cluster, if it was joined here."""
+        """Leave the cluster, if joined here."""
         import ray
 
         if self._own:
@@ -220,7 +220,7 @@ class ClusterNodes:
 
 
 def remote(subject: Any, node: str, cpus: int, **options: Any) -> Any:
-    """A function or class that runs on one node, and nowhere else."""
+    """Return a function or class that runs on one node only."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -229,7 +229,7 @@ def remote(subject: Any, node: str, cpus: int, **options: Any) -> Any:
 
 
 def _join(address: str) -> bool:
-    """Connect to the cluster; whether that was done here, and not before."""
+    """Connect to the cluster; return False if already connected."""
     import ray
 
     if ray.is_initialized():
@@ -242,7 +242,7 @@ def _join(address: str) -> bool:
     try:
         ray.init(address=address, **quiet)
     except Exception as error:
-        # Ray raises ConnectionError, RuntimeError, ValueError and its own.
+        # Ray raises ConnectionError, RuntimeError, ValueError and its own errors.
         raise _no_cluster(address, error) from error
     return True
 
