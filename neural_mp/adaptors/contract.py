@@ -50,7 +50,7 @@ class ConversionCounts:
 
     @classmethod
     def from_dict(cls, data: Any) -> ConversionCounts:
-        """Read back the dict of the attributes; raise `NeuralMPError` if `data` is not one."""
+        """Read back the dict of the attributes; raise `NeuralMPError` if malformed."""
         others = dict.fromkeys(cls.__dataclass_fields__, non_negative_integer)
         return cls(**record({}, others)(data))
 
@@ -108,8 +108,8 @@ class Adaptor(ABC, Generic[M]):
             inputs: names of the inputs, or example inputs, from the user.
             outputs: names of the outputs to keep.
             example: the inputs of one batch, if data is available.
-            capture: with `modules`, a model without a single graph is split into modules that have
-                one; for frameworks whose models are code.
+            capture: with `modules`, a model that has no single graph is split into modules that
+                have a graph; for frameworks whose models are code.
 
         Raises:
             ModelLoadError: the model cannot be read, or only by running code from a file.
@@ -214,9 +214,9 @@ class Adaptor(ABC, Generic[M]):
         return nullcontext()
 
     def int8_accumulation(self, hardware: Hardware) -> Products:
-        """Return how the integer kernels accumulate INT8 products on the target machine.
+        """Return the INT8 accumulation of each kind of integer kernel on the target machine.
 
-        By default from the CPU flags; frameworks whose runtime can be probed override this method.
+        By default from the CPU flags; overridden by frameworks whose runtime can be probed.
         """
         return dict.fromkeys(KernelKind, hardware.byte_products)
 

@@ -30,8 +30,8 @@ _CLIP_FRACTIONS = np.linspace(1.0, 0.05, 96)
 #: Stride of the coarse search over these fractions; a full search costs too much time.
 _COARSE_STEP = 8
 _KL_BINS = 2048
-#: Channels are kept only for tensors with an NSR above the first value, at most this many:
-#: observations are stored in files, with thousands of numbers per tensor.
+#: Minimum NSR and maximum number of tensors whose channels are kept: observations are stored in
+#: files, with thousands of numbers per tensor.
 _WORTH_REPAIR, _REPAIRED = 0.01, 32
 #: Floor against the infinite logarithm of an empty level.
 _LEAST_SHARE = 1e-12

@@ -27,7 +27,7 @@ AGNOSTIC = "moves INT8 values where the ops around it run in INT8, computes noth
 NO_FLOATS = "its result holds no floating-point numbers"
 SEVERAL_RESULTS = "it has several results"
 
-#: The 16-bit precisions, for which a framework gives reasons of missing kernels.
+#: The 16-bit precisions; frameworks give a reason for each missing kernel.
 SIXTEEN_BITS = tuple(precision for precision in Precision if precision.is_16_bit)
 
 
@@ -99,7 +99,7 @@ class OpKernels:
 
     @classmethod
     def none(cls, reason: str) -> OpKernels:
-        """Return FP32 kernels only, for one reason."""
+        """Return no kernels except FP32, with a single reason."""
         return cls(reason, dict.fromkeys(SIXTEEN_BITS, reason))
 
 

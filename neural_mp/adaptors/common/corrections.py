@@ -229,7 +229,7 @@ def rescaled_ops(
 
 
 def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[ScalingGroup, str]:
-    """Return scaling group → its correction: the first that one of its consumers asks for."""
+    """Return scaling group → its correction: the first in the configs of its consumers."""
     found: dict[ScalingGroup, str] = {}
     for op, config in asked.items():
         repair = next((name for name in config.corrections if name in _RESCALING), None)

@@ -83,15 +83,15 @@ class FusionRules(ABC, Generic[N, T]):
     """
 
     def bias(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
-        """Return the constant added to every channel, if the kernel supports it."""
+        """Return the addition of a constant to every channel, or None if unsupported."""
         return None
 
     def residual_sum(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
-        """Return the addition of another computed tensor, if the kernel supports it."""
+        """Return the addition of another computed tensor, or None if unsupported."""
         return None
 
     def activation(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
-        """Return the activation, if the kernel supports it."""
+        """Return the activation, or None if unsupported."""
         return None
 
 

@@ -15,7 +15,7 @@ from neural_mp.util.validators import Validator, mapping_of, string
 
 T = TypeVar("T")
 
-#: Entries of a converted graph that several frameworks share.
+#: Common entries of converted graphs, whatever the framework.
 CONVERTED: Mapping[str, Validator[Any]] = {
     "counts": ConversionCounts.from_dict,
     "ops": mapping_of(string),

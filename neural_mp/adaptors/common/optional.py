@@ -65,8 +65,8 @@ class OpOutputs(Generic[M]):
 
     Attributes:
         results: model → the ops whose results a run can return, by their unconverted names: for an
-            unconverted model, those of its graph; for a converted model without the ops fused into
-            others, which edges bypass.
+            unconverted model, the ops of its graph; for a converted model, fused ops are omitted
+            and bypassed by edges.
         values: model, some of its `results` → a function that runs one batch and returns the
             results of these ops. Quantized results are dequantized; results that are not float, or
             in a branch not taken, are omitted.

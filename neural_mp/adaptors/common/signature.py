@@ -220,7 +220,7 @@ class Signature:
         return unflatten(self.returns, values)
 
     def choosing(self: _S, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _S:
-        """Return the signature with these inputs and outputs, in this order; () for all.
+        """Return the signature with the named inputs and outputs, in this order; () for all.
 
         Raises:
             ConfigurationError: a name is unknown, or an input is missing.

@@ -25,7 +25,7 @@ from neural_mp.core.quantization_flow import QuantizationFlow
 def cast_saturating(values: Array, dtype: np.dtype[Any]) -> Array:
     """Cast values to a 16-bit dtype, saturating at its largest finite value.
 
-    Many masks use the lowest float32 in place of minus infinity; it must not become infinite.
+    Many masks use the lowest float32 in place of minus infinity, which must not become infinite.
     """
     with np.errstate(over="ignore"):
         low = values.astype(dtype)

@@ -50,8 +50,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     """The adaptor of ONNX files, messages and serialized messages.
 
     Args:
-        provider: the execution provider, by its ONNX Runtime name; by default
-            `NEURAL_MP_ONNX_PROVIDER`, or else the CPU provider.
+        provider: name of the execution provider; by default `NEURAL_MP_ONNX_PROVIDER`, else CPU.
     """
 
     framework = "onnxrt"
@@ -119,5 +118,5 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         return storage.digest(model.runs)
 
     def restore(self, folder: Path) -> OnnxModel:
-        """Read back what `save` wrote."""
+        """Read back the files of `save`."""
         return storage.restore(folder, self.provider)

@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     """Canonicalize a graph, in place.
 
-    Functions are inlined, the opset is converted if it does not support conversions, constants are
-    collected, names made unique, shapes inferred, identities removed, batch norms folded, and long
-    convolutions of one channel become matrix products.
+    Functions are inlined, unsupported opsets changed, constants collected, names made unique,
+    shapes inferred, identities removed, batch norms folded, and long convolutions of one channel
+    become matrix products.
 
     Args:
         program: the graph.

@@ -138,7 +138,7 @@ class _Judge:
     def _loses_cast(self, node: ir.Node) -> bool:
         """Whether ONNX Runtime removes the cast of a tensor before a body that reads it.
 
-        This happens if the consumer has no FP16 kernel, so that the body casts back.
+        The case if the consumer has no FP16 kernel, so that the body casts back.
         """
         outside = (
             value.graph is not node.graph and value.const_value is None

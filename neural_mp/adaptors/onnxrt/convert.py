@@ -46,7 +46,7 @@ RECURRENT_WEIGHTS = ((1, 9), (2, 11))
 def write_table(forms: Forms, node: ir.Node, config: OpConfig) -> None:
     """Convert an op that reads rows of a constant table: INT8 rows, each with its own scale.
 
-    The standard ops together are about as fast as the original, which is bound by memory.
+    Memory bounds such an op, so several standard ops are about as fast as the original.
     """
     assert config.weight is not None
     rows = node.inputs[1]
@@ -124,8 +124,8 @@ def rounded_by_runtime(node: ir.Node) -> tuple[int, int]:
 
     From a float op with a constant weight between a DequantizeLinear of one scale and a
     QuantizeLinear, ONNX Runtime makes an integer kernel and rounds the weight with a single scale
-    (`WeightBiasQuantization`, since 1.21). Plans keep such ops in FP32 mostly for accuracy. A scale
-    per channel prevents this rewrite.
+    (`WeightBiasQuantization`, since 1.21). Plans keep such ops in FP32 mostly for accuracy. A
+    DequantizeLinear with a scale per channel is not rewritten.
     """
     weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] else None
     if node.domain or weight is None:
@@ -245,9 +245,9 @@ class _Writer:
         sink_constants(self.program)
         if any(node.domain == CONTRIB for node in in_order(graph)):
             graph.opset_imports[CONTRIB] = 1
-        # Many types have changed. And if ONNX Runtime knows that both summands before a layer norm
-        # have the same shape, it fuses them into one kernel that is slower than the two: a
-        # BERT-base in INT8 at 2.2 times the speed of FP32 instead of 2.8.
+        # Many types have changed. And if ONNX Runtime can infer that both summands before a layer
+        # norm have equal shapes, it fuses sum and norm into a slower kernel: a BERT-base in INT8 at
+        # 2.2 times the speed of FP32 instead of 2.8.
         forget_types(graph)
 
     def results(self) -> dict[str, OutputLocation]:

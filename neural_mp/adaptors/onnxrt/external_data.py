@@ -2,9 +2,9 @@
 
 Parsing a whole file costs twice its size in memory, and ONNX Runtime copies a parsed model.
 Therefore every large initializer becomes external data of the same file: a file offset instead of
-bytes. The files use the wire format of Protocol Buffers
+bytes. Files use the wire format of Protocol Buffers
 (https://protobuf.dev/programming-guides/encoding); field numbers are those of `onnx.proto`. On
-writing, weights are copied one after another.
+writing, weights are copied one by one.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Step = fusion.Step[ir.Node, ir.Value]
 
 #: Layers with a constant weight as second input.
 LAYERS = ("Conv", "MatMul", "Gemm")
-#: Ops with an integer kernel that requantizes, e.g. `QLinearAdd`.
+#: Ops whose integer kernel has scales for inputs and output, e.g. `QLinearAdd`.
 JOINERS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu")
 #: Ops that only move or select values; ONNX Runtime has uint8 kernels of most.
 _AGNOSTIC = (

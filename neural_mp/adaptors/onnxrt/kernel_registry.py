@@ -84,7 +84,7 @@ def has_kernel_of(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
 def quantizes(opset: int) -> bool:
     """Whether tensors can be quantized in an opset; assumed without a registry.
 
-    All providers fall back to CPU kernels, so these count.
+    All providers fall back to the CPU, so CPU kernels decide.
     """
     kernels = _kernels(_CPU)
     return kernels is None or all(
@@ -96,7 +96,7 @@ def quantizes(opset: int) -> bool:
 def moves_bytes(node: ir.Node, opset: int) -> bool:
     """Whether a quantize-agnostic op supports uint8; assumed without a registry.
 
-    All providers fall back to CPU kernels, so these count.
+    All providers fall back to the CPU, so CPU kernels decide.
     """
     return _kernels(_CPU) is None or has_kernel_of(_CPU, node, opset, "uint8")
 

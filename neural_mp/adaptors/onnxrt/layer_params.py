@@ -61,7 +61,7 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
 
 
 def _has_plain_bias(node: ir.Node, channels: object) -> bool:
-    """Whether the bias of a layer is omitted, or constant with one value per channel or in all."""
+    """Whether the bias of a layer is omitted, or a constant per channel or for all channels."""
     value = input_of(node, 2)
     bias = array_of(value)
     if bias is None:

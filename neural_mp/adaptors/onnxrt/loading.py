@@ -176,7 +176,7 @@ def _prepared(
     folder: Path | None,
     provider: str,
 ) -> list[str]:
-    """Canonicalize a graph, in place, and check that it still runs and computes the same.
+    """Canonicalize a graph, in place, and check that results stay equal.
 
     Returns:
         Notes to the user.

@@ -73,7 +73,7 @@ def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
 
 
 def _zero_points(read: _Read, integers: Array) -> Array:
-    """Return the existing zero points, or zeros: one per scale."""
+    """Return the zero points; if there are none, zeros of the shape of the scales."""
     node = read.node
     array = array_of(input_of(node, read.zero_point))
     if array is not None:
@@ -109,7 +109,7 @@ def _reads_bytes(node: ir.Node) -> bool:
 def kernel_of(node: ir.Node, weight: ir.Value | None) -> KernelKind:
     """Return the kind of integer kernel that multiplies by a weight.
 
-    Depthwise means one input and output channel per group, on images: others use another kernel.
+    Depthwise means one input and output channel per group, with images as input.
     """
     if "Conv" not in node.op_type:
         return KernelKind.DENSE

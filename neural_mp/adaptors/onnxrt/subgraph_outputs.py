@@ -61,7 +61,7 @@ def values_in(program: ir.Model) -> dict[str, ir.Value]:
 
 
 def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-    """Return those of the values that a run can return, at any depth of bodies.
+    """Return the values that a run can return, at any depth of bodies.
 
     A Scan returns values of its own body, but no sequences from deeper bodies; strings and
     sequences cannot be returned.
@@ -91,7 +91,7 @@ def _is_numbers(value: ir.Value) -> bool:
 
 
 def arrays_in(found: object) -> list[Array]:
-    """Return the arrays of an output: one of a tensor; of a sequence, one if shapes agree."""
+    """Return the arrays of an output; those of a sequence are concatenated if shapes agree."""
     if not isinstance(found, list):
         return [np.asarray(found)]
     arrays = [array for array in map(np.asarray, found) if array.dtype != object]
@@ -114,7 +114,7 @@ def _with_results_of_bodies(program: ir.Model, wanted: Collection[str]) -> ir.Mo
 
 
 class _Recorder:
-    """Sequences through all bodies around a tensor, which collect its values."""
+    """Sequences that collect a tensor's values through all bodies around the tensor."""
 
     def __init__(self, program: ir.Model) -> None:
         self._graph, self._names = program.graph, GraphNames(program.graph)

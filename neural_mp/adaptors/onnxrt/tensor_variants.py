@@ -146,7 +146,7 @@ class Forms(TensorVariants[ir.Value]):
     def _beside(self, tensor: ir.Value) -> Iterator[None]:
         """Insert into the tensor's graph; for bodies, that of their outer inputs.
 
-        This yields one conversion for all bodies that read the tensor and all steps of a loop.
+        A single conversion then serves all bodies that read the tensor and all steps of a loop.
         """
         before, graph = (self.place, self._end), self._graph_of(tensor)
         self.place, self._end = spot_in(graph, self.place, self._runners), graph
