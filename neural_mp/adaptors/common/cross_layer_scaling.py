@@ -17,9 +17,9 @@ from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
 
-#: Kinds of op (`neural_mp.amp.KINDS`) that map f·x to f·y, for any f > 0 per channel.
+#: Kinds of op (`neural_mp.amp.KINDS`) with op(f·x) = f·op(x), for any f > 0 per channel.
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")
-#: Homogeneous kinds if they pass on or join integers, which they do channel by channel.
+#: Kinds that are homogeneous if they pass on or join integers, channel by channel.
 _POOLING = ("max_pool", "avg_pool")
 #: Op types of these kinds that are not homogeneous.
 _THRESHOLDS = ("threshold", "ThresholdedRelu")
@@ -198,7 +198,7 @@ def _undoes(reader: LayerParams, writer: LayerParams) -> bool:
 
 
 def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:
-    """Whether an op maps f·x to f·y, channel by channel.
+    """Whether op(f·x) = f·op(x) for any f > 0, channel by channel.
 
     Args:
         op: the op.

@@ -205,7 +205,7 @@ class Signature:
         return tuple(sized[port.tensor] for port in self.inputs)
 
     def samples(self, feeds: Mapping[str, Array]) -> int:
-        """Return the samples per batch; 1 unless every tensor has a dynamic first axis."""
+        """Return the samples a batch can be split into; 1 unless all share a dynamic axis 0."""
         ports = (*self.inputs, *self.outputs)
         if not all(p.shape and p.shape[0] is None for p in ports):
             return 1  # non-tensors, e.g. sequences, have no shape

@@ -160,7 +160,7 @@ class _Writer:
     within: set[str] = field(default_factory=set)
 
     def write(self, name: str, node: ir.Node) -> None:
-        """Rewrite one node of the original graph."""
+        """Rewrite one node of the unconverted graph."""
         if name in self.done:
             return
         self.forms.place, self.forms.owner = node, name
@@ -251,7 +251,7 @@ class _Writer:
         forget_types(graph)
 
     def results(self) -> dict[str, OutputLocation]:
-        """Return op of the original graph → location of its result."""
+        """Return op of the unconverted graph → location of its result."""
         untouched, graph = self.model.structure, self.program.graph
         there = {id(value) for node in in_order(graph) for value in node.outputs}
         found = {}

@@ -86,10 +86,10 @@ class OnnxModel:
         example: name → array, inputs for a run.
         given: the user's graph; None for a converted model.
         origin: the files of weights that were not loaded.
-        ops: for a converted model, node → the op of the original graph that its time counts
+        ops: for a converted model, node → the op of the unconverted graph that its time counts
             towards, if the names differ.
-        results: for a converted model, op of the original graph → location of its result; ops fused
-            into others have none.
+        results: for a converted model, op of the unconverted graph → location of its result; ops
+            fused into others have none.
         warnings: notes to the user.
         counts: the inserted conversions.
         opset: the ai.onnx opset of the canonicalized graph.

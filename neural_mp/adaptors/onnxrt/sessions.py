@@ -25,7 +25,7 @@ VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 #: ignore unknown settings.
 FINDS_WEIGHTS = VERSION >= (1, 21)
 #: Whether convolutions whose result is read within a branch can run. Before 1.23, ONNX Runtime's
-#: optimizer crashes the process on them, even with the original model.
+#: optimizer crashes the process on them, even in the unconverted model.
 RUNS_LAYERS_BEFORE_BRANCHES = VERSION >= (1, 23)
 
 

@@ -34,7 +34,7 @@ class Forms(TensorVariants[ir.Value]):
     """The variants of tensors, and the nodes inserted for them.
 
     Args:
-        graph: the graph being converted, a copy of the original.
+        graph: the graph being converted, a copy of the unconverted one.
         structure: its structure.
         flow: the quantized tensors of the plan.
         ranges: scale owner → the range that its scale must cover.
