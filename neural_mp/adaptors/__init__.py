@@ -1,1 +1,1 @@
-"""One package per framework, each behind the same contract (`neural_mp.adaptors.contract`)."""
+"""One package per framework, all behind one contract (`neural_mp.adaptors.contract`)."""

@@ -1,4 +1,4 @@
-"""The contract of an adaptor: all that knows a framework, and nothing that chooses."""
+"""The contract of an adaptor: everything specific to a framework, and no tuning decisions."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.util.validators import non_negative_integer, record
 
-#: A model as its adaptor holds it; nobody else looks into it, but for `warnings` and `counts`.
+#: A model as its adaptor represents it: opaque to others, except for `warnings` and `counts`.
 M = TypeVar("M")
 
 
 @dataclass(frozen=True)
 class ConversionCounts:
-    """How many conversions a model makes on every run."""
+    """The number of conversions that a model runs per inference."""
 
     casts: int = 0
     quantize: int = 0
@@ -50,35 +50,34 @@ class ConversionCounts:
 
     @classmethod
     def from_dict(cls, data: Any) -> ConversionCounts:
-        """Read back the dict of its attributes; `NeuralMPError` where that is none."""
+        """Read back the dict of the attributes; raise `NeuralMPError` if malformed."""
         others = dict.fromkeys(cls.__dataclass_fields__, non_negative_integer)
         return cls(**record({}, others)(data))
 
 
 class Adaptor(ABC, Generic[M]):
-    """A framework, generic in the model that it holds.
+    """A framework, generic in its type of model.
 
-    A framework gives what only it knows: how to read, run, watch and write its models, and which
-    kernels there are. The roads of a plan, of calibration and of capabilities are the same for all
-    (`neural_mp.adaptors.common.conversion`), and end in these methods. All else is optional, and
-    stands in `neural_mp.adaptors.common.optional`.
+    An adaptor provides only framework-specific parts: loading, running, observing and converting
+    models, and the available kernels. The pipelines of conversion, calibration and capabilities are
+    shared (`neural_mp.adaptors.common.conversion`) and call these methods. Everything else is
+    optional: see `neural_mp.adaptors.common.optional`.
 
-    A model may have `warnings`, what the user should know of how it was taken in, and `counts`, a
-    `ConversionCounts`.
+    A model may have `warnings`, notes to the user from loading, and `counts`, a `ConversionCounts`.
 
     An adaptor never chooses a precision and never evaluates accuracy. Conversion is deterministic:
-    the same model, plan and observations give the same result.
+    equal models, plans and observations yield equal results.
     """
 
     framework: ClassVar[str]
-    #: The packages whose versions decide what its models run like.
+    #: Packages whose versions affect how models run.
     packages: ClassVar[tuple[str, ...]] = ()
-    #: Whether `inputs` of `load` may be shapes, with None for axes that are to be free.
+    #: Whether `inputs` of `load` may be shapes, with None for dynamic axes.
     frees_axes: ClassVar[bool] = False
-    #: Kind of op (see `neural_mp.amp.KINDS`) → what the framework calls ops of that kind.
+    #: Kind of op (see `neural_mp.amp.KINDS`) → op types of the framework.
     op_kinds: ClassVar[Mapping[str, Collection[str]]] = {}
 
-    # What a framework may offer besides; None where it does not
+    # Optional parts; None if not offered
     op_timing: OpTiming[M] | None = None
     kernel_trace: KernelTrace[M] | None = None
     op_outputs: OpOutputs[M] | None = None
@@ -90,7 +89,7 @@ class Adaptor(ABC, Generic[M]):
     compiler: Compiler[M] | None = None
     drawing: Drawing[M] | None = None
 
-    # What every framework gives
+    # Required methods
 
     @abstractmethod
     def load(
@@ -102,32 +101,32 @@ class Adaptor(ABC, Generic[M]):
         example: Any = None,
         capture: Capture = Capture.WHOLE,
     ) -> M:
-        """Take in a model, from a path or as the framework's object; the object stays untouched.
+        """Load a model from a path or from an object of the framework, which stays unchanged.
 
         Args:
-            source: what the user gave.
-            inputs: names of the inputs, or example inputs, as the user gave them.
+            source: the path or object from the user.
+            inputs: names of the inputs, or example inputs, from the user.
             outputs: names of the outputs to keep.
-            example: the inputs of one batch, where data is at hand.
-            capture: `modules` takes a model in whose code there is no single graph to be found
-                apart into modules that have one; for frameworks whose models are code.
+            example: the inputs of one batch, if data is available.
+            capture: with `modules`, a model that has no single graph is split into modules that
+                have a graph; for frameworks whose models are code.
 
         Raises:
-            ModelLoadError: it cannot be read, or not without running code from a file.
-            CaptureError: its graph cannot be captured.
+            ModelLoadError: the model cannot be read, or only by running code from a file.
+            CaptureError: the graph of the model cannot be captured.
         """
 
     @abstractmethod
     def graph(self, model: M) -> OpGraph:
-        """Every op, its type, its data edges, its fusion group."""
+        """Return all ops with their types, data edges and fusion groups."""
 
     @abstractmethod
     def predict(self, model: M, inputs: Any) -> Any:
-        """Run one batch. Outputs come as numpy arrays where the inputs were numpy arrays."""
+        """Run one batch; outputs are numpy arrays if the inputs are numpy arrays."""
 
     @abstractmethod
     def example_inputs(self, model: M, batch_size: int | None = None) -> Any:
-        """Inputs the model can be run on, as `predict` takes them: those it was captured with.
+        """Return the inputs that the model was captured with, in the form that `predict` accepts.
 
         Args:
             model: the model.
@@ -136,100 +135,100 @@ class Adaptor(ABC, Generic[M]):
 
     @abstractmethod
     def native(self, model: M) -> Any:
-        """The framework's own object; of an untouched model, the user's own."""
+        """Return the framework's own object; for an unconverted model, the user's object."""
 
     @abstractmethod
     def weight_bytes(self, model: M) -> int:
-        """Bytes the weights take."""
+        """Return the size of the weights in bytes."""
 
     @abstractmethod
     def fingerprint(self, model: M) -> str:
-        """A digest of the ops and weights: equal for equal models, also in another process."""
+        """Return a digest of ops and weights, equal for equal models, also across processes."""
 
     @abstractmethod
     def kernels(self, model: M, hardware: Hardware) -> Mapping[str, OpKernels]:
-        """For every op of the graph its kernels, or why there is none, asked of the runtime.
+        """Return the kernels of every op, or the reason for a missing kernel, from the runtime.
 
         Args:
             model: the model.
-            hardware: the machine that is converted for.
+            hardware: the target machine.
         """
 
     @abstractmethod
     def observe_tensors(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]
     ) -> Iterator[tuple[str, BatchStats]]:
-        """Run batches, and say what every part of a batch held in the tensors that are named.
+        """Run batches and yield the statistics of the named tensors for every part of a batch.
 
         Args:
             model: the model.
-            batches: inputs, as `predict` takes them.
-            tensors: names of ops and graph inputs; what they hold is reduced at once, so that
-                memory does not grow with the data.
+            batches: inputs, in the form that `predict` accepts.
+            tensors: names of ops and graph inputs; values are reduced immediately, so memory does
+                not grow with the data.
         """
 
     @abstractmethod
     def convert_graph(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
-        """A new model in the precisions of a plan that lowers something.
+        """Return a new model in the precisions of a plan with at least one lower precision.
 
         Args:
-            model: the model, its layers repaired already; it stays untouched.
-            plan: the plan, and the flow of INT8 and 16 bits that follows from it.
-            ranges: quantized tensor (`plan.flow.root`) → the range that its scale has to hold.
+            model: the model with corrections applied; stays unchanged.
+            plan: the plan and its propagation of INT8 and 16 bits.
+            ranges: scale owner (`plan.flow.scale_owner`) → the range that its scale must cover.
 
         Raises:
-            ConversionError: the framework refuses.
+            ConversionError: the framework rejects the conversion.
         """
 
     @abstractmethod
     def save(self, model: M, folder: Path) -> None:
-        """Write the model into a folder that exists and is empty."""
+        """Write the model into an existing empty folder."""
 
     @abstractmethod
     def restore(self, folder: Path) -> M:
-        """Read back what `save` wrote; never runs code from a file.
+        """Read back the files of `save`, without running code from them.
 
         Raises:
             ModelLoadError: the files are missing, truncated or tampered with.
         """
 
-    # What has a default
+    # Methods with a default
 
     @classmethod
     def accepts(cls, source: Any) -> bool:
         """Whether `source` (object or path) looks like a model of this framework.
 
-        Asked of adaptors that come from elsewhere; must answer without importing the framework.
+        Called on third-party adaptors only; must not import the framework.
         """
         return False
 
     def copied(self, model: M) -> M | None:
-        """A model that can be sent to another process as it is; None where it is loaded anew there.
+        """Return a picklable copy for another process; None if the model is reloaded there.
 
-        For frameworks that do not name the ops of a model alike whenever it is loaded.
+        For frameworks that do not name ops identically on every load.
         """
         return None
 
     def threads(self, count: int | None) -> AbstractContextManager[None]:
-        """For a while, let the framework use `count` threads; None leaves it as it is."""
+        """Let the framework use `count` threads within this context; None changes nothing."""
         return nullcontext()
 
     def int8_accumulation(self, hardware: Hardware) -> Products:
-        """How the integer kernels multiply bytes on the machine that is converted for.
+        """Return the INT8 accumulation of each kind of integer kernel on the target machine.
 
-        By the flags of its CPU; a framework whose runtime can be asked is asked.
+        By default from the CPU flags; overridden by frameworks whose runtime can be probed.
         """
         return dict.fromkeys(KernelKind, hardware.byte_products)
 
     def op_types(self) -> Collection[str]:
-        """Every op type that the framework has: by default those of its `kinds`."""
+        """Return the op types of the framework: by default those in `op_kinds`."""
         return frozenset(chain.from_iterable(self.op_kinds.values()))
 
     def amp_lists(self, precision: Precision) -> FourLists:
-        """The four lists of a 16-bit precision, by the framework's op types, before any edits."""
+        """Return the unedited four lists of a 16-bit precision, by op types of the framework."""
         return canonical_lists(precision).translated(self.op_kinds)
 
-    # The roads, the same for all
+    # Pipelines shared by all frameworks
 
     def space(
         self,
@@ -237,11 +236,11 @@ class Adaptor(ABC, Generic[M]):
         hardware: Hardware,
         lists: Mapping[Precision, FourLists] | None = None,
     ) -> TuningSpace:
-        """The graph with the capabilities of every op.
+        """Return the graph with the capabilities of every op.
 
         Args:
             model: the model.
-            hardware: the machine.
+            hardware: the target machine.
             lists: the four lists of the 16-bit precisions; the framework's own by default.
         """
         if lists is None:
@@ -250,16 +249,16 @@ class Adaptor(ABC, Generic[M]):
         return TuningSpace(self.graph(model), found, lists)
 
     def observe(self, model: M, batches: Iterable[Any], space: TuningSpace) -> Observations:
-        """One pass over calibration inputs, in memory that does not grow with their number."""
+        """Calibrate in one pass over the inputs, in memory that does not grow with their number."""
         return conversion.observe(self, model, batches, space)
 
     def convert(
         self, model: M, plan: ResolvedPlan, observations: Observations, space: TuningSpace
     ) -> M:
-        """The model in the precisions of a plan; itself where the plan lowers nothing.
+        """Return the model in the precisions of a plan; `model` itself for an all-FP32 plan.
 
         Raises:
-            ConversionError: a quantized tensor was never observed, or the framework refuses.
-            PlanError: an op cannot be repaired as the plan says.
+            ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
+            PlanError: a correction in the plan cannot be applied.
         """
         return conversion.convert(self, model, plan, observations, space)

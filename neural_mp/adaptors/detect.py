@@ -1,4 +1,4 @@
-"""Whose model is this? Told from names alone, without importing a framework."""
+"""Detection of a model's framework by names alone, without importing a framework."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class DetectionRule:
-    """What the models of a framework are recognised by.
+    """Features that identify the models of a framework.
 
     Attributes:
-        suffixes: endings of its files.
-        members: names of files, one of which lies in the folder of a model.
-        packages: the packages that its classes come from.
-        classes: the names of those classes, or of classes that they are derived from.
-        types: types of Python's own that hold a model.
+        suffixes: file suffixes.
+        members: file names, one of which a model folder contains.
+        packages: top-level packages of the model classes.
+        classes: names of these classes or of their base classes.
+        types: built-in types that hold a serialized model.
     """
 
     suffixes: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class DetectionRule:
     types: tuple[type, ...] = ()
 
     def fit(self, source: object) -> bool:
-        """Whether an object, or what lies at a path, looks like a model of the framework."""
+        """Whether an object, or the content of a path, looks like a model of the framework."""
         if isinstance(source, str | Path):
             path = Path(source)
             return path.suffix in self.suffixes or any(
@@ -40,14 +40,14 @@ class DetectionRule:
 
 @dataclass(frozen=True)
 class FrameworkEntry:
-    """A framework that an adaptor comes with this package for.
+    """A framework with an adaptor in this package.
 
     Attributes:
-        adaptor: the name of the adaptor's class, in the module `adaptor` of `home`.
-        home: the package that holds all that knows the framework.
-        marks: what its models are recognised by.
-        package: what must be installed.
-        extra: the extra of this package that installs it.
+        adaptor: class name of the adaptor, in the module `adaptor` of `home`.
+        home: the package with all code specific to the framework.
+        marks: features that identify the models.
+        package: the package that must be installed.
+        extra: the extra of neural-mp that installs the package.
     """
 
     adaptor: str
@@ -57,7 +57,7 @@ class FrameworkEntry:
     extra: str
 
 
-#: Framework → where its adaptor is and whose models it takes.
+#: Framework → its adaptor and the rule that detects its models.
 FRAMEWORKS: Mapping[str, FrameworkEntry] = {
     "onnxrt": FrameworkEntry(
         "OnnxRuntimeAdaptor",

@@ -1,4 +1,4 @@
-"""A model together with all that belongs to it, so that nobody carries the parts by hand."""
+"""Models bundled with their adaptor, tuning space and observations."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel(Generic[M]):
-    """A model that can be run: as it was, or converted.
+    """An executable model, original or converted.
 
     Attributes:
-        adaptor: the framework.
-        held: the model as the adaptor holds it.
+        adaptor: the adaptor of the framework.
+        held: the model as the adaptor represents it.
     """
 
     adaptor: Adaptor[M]
     held: M
 
     def __call__(self, inputs: Any) -> Any:
-        """The outputs for one batch: numpy arrays where the inputs were numpy arrays."""
+        """Return the outputs for one batch: numpy arrays if the inputs are numpy arrays."""
         return self.adaptor.predict(self.held, inputs)
 
     def float_outputs(self, inputs: Any) -> list[np.ndarray]:
-        """The arrays of floating-point numbers among the outputs for one batch."""
+        """Return the floating-point arrays among the outputs for one batch."""
         return float_arrays(self(inputs))
 
     def example_inputs(self, batch_size: int | None = None) -> Any:
-        """Inputs that the model can be run on; see `Adaptor.example_inputs`.
+        """Return inputs that the model can run on; see `Adaptor.example_inputs`.
 
         Raises:
-            ConfigurationError: a batch of that size would fill the memory.
+            ConfigurationError: a batch of that size exceeds the memory limit.
         """
         if batch_size is not None:
             validate_option("batch_size", integer_between(1), batch_size)
@@ -60,7 +60,7 @@ class LoadedModel(Generic[M]):
         return self.adaptor.example_inputs(self.held, batch_size)
 
     def profile(self, inputs: Any) -> Mapping[str, float]:
-        """Op → seconds of one run.
+        """Return op → seconds of one run.
 
         Raises:
             ConversionError: the framework does not time single ops.
@@ -69,7 +69,7 @@ class LoadedModel(Generic[M]):
         return profile(timing, self.held, inputs)
 
     def first_non_finite(self, inputs: Any) -> str | None:
-        """The first op whose result holds NaN or Inf; None if there is none, or it is not known."""
+        """Return the first op with NaN or Inf in its result; None if there is none or unknown."""
         offered = self.adaptor.op_outputs
         return None if offered is None else offered.first_non_finite(self.held, inputs)
 
@@ -79,25 +79,25 @@ class LoadedModel(Generic[M]):
 
     @cached_property
     def results(self) -> OpGraph:
-        """The ops whose results a run has; see `OpOutputs`.
+        """The ops whose results a run can return; see `OpOutputs`.
 
         Raises:
-            ConversionError: the framework does not show results of single ops.
+            ConversionError: the framework does not expose results of single ops.
         """
         return self._op_outputs.results(self.held)
 
     def values(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpOutput]]:
-        """A function that runs one batch and gives the results of ops; see `OpOutputs`."""
+        """Return a function from a batch to the results of ops; see `OpOutputs`."""
         return self._op_outputs.values(self.held, ops)
 
     @property
     def wide_kernels(self) -> frozenset[KernelKind]:
-        """The kinds of integer kernels that are right only where products are exact."""
+        """The kinds of integer kernels that are correct only with exact accumulation."""
         offered = self.adaptor.portability
         return frozenset() if offered is None else offered.wide_kernels(self.held)
 
     def rescaled_by(self, plan: PrecisionPlan) -> frozenset[str]:
-        """The ops whose channels have other scales where repairs of a plan are in the model."""
+        """Return the ops whose channel scales change under the corrections of a plan."""
         return rescaled_ops(self.adaptor, self.held, plan, self.adaptor.graph(self.held))
 
     @property
@@ -107,27 +107,27 @@ class LoadedModel(Generic[M]):
 
     @cached_property
     def size(self) -> int:
-        """Bytes the weights take."""
+        """Size of the weights in bytes."""
         return self.adaptor.weight_bytes(self.held)
 
     @property
     def conversions(self) -> ConversionCounts:
-        """The casts, quantizations and dequantizations of one run."""
+        """The number of casts, quantizations and dequantizations per run."""
         counts: ConversionCounts = getattr(self.held, "counts", ConversionCounts())
         return counts
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know of how the model was taken in."""
+        """Notes to the user from loading the model."""
         return tuple(getattr(self.held, "warnings", ()))
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the ops and weights, which are read for it once."""
+        """A digest of ops and weights, computed once."""
         return self.adaptor.fingerprint(self.held)
 
     def in_space(self, space: TuningSpace) -> TunableModel[M]:
-        """The model with what its ops may run in."""
+        """Return the model with a tuning space."""
         return TunableModel(self.adaptor, self.held, space)
 
 
@@ -136,15 +136,15 @@ class TunableModel(LoadedModel[M]):
     """An FP32 model that can be converted.
 
     Attributes:
-        space: what every op may run in.
-        observations: what calibration saw; nothing before `calibrated`.
+        space: the capabilities of every op.
+        observations: the calibration results; empty before `calibrated`.
     """
 
     space: TuningSpace
     observations: Observations = field(default_factory=Observations)
 
     def calibrated(self, batches: Iterable[Any]) -> TunableModel[M]:
-        """The model with what one pass over calibration inputs saw, and what repairs would bring.
+        """Return the model with observations of one calibration pass and scored corrections.
 
         Raises:
             ConversionError: a tensor held NaN or Inf.
@@ -153,21 +153,21 @@ class TunableModel(LoadedModel[M]):
         return self.observed(score_corrections(self.adaptor, self.held, self.space, seen))
 
     def observed(self, observations: Observations) -> TunableModel[M]:
-        """The model with what an earlier calibration saw."""
+        """Return the model with earlier calibration results."""
         return replace(self, observations=observations)
 
     def converted(self, plan: ResolvedPlan) -> LoadedModel[M]:
-        """The model in the precisions of a plan; itself where the plan lowers nothing.
+        """Return the model in the precisions of a plan; `self` for an all-FP32 plan.
 
         Raises:
-            ConversionError: a quantized tensor was never observed, or the framework refuses.
-            PlanError: an op cannot be repaired as the plan says.
+            ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
+            PlanError: a correction in the plan cannot be applied.
         """
         held = self.adaptor.convert(self.held, plan, self.observations, self.space)
         return self if held is self.held else LoadedModel(self.adaptor, held)
 
     def tensor_values(self, inputs: Any) -> dict[str, float]:
-        """Op or graph input → how many floating-point numbers it holds in a run of one batch."""
+        """Return op or graph input → its number of floating-point elements for one batch."""
         graph = self.space.graph
         names = [*graph.inputs, *(op.name for op in graph)]
         found: dict[str, float] = {}
@@ -176,7 +176,7 @@ class TunableModel(LoadedModel[M]):
         return found
 
     def weight_sensitivity(self, batches: Iterable[Any]) -> dict[str, float]:
-        """Op with an INT8 weight → harm of rounding it, by second derivatives.
+        """Return op with an INT8 weight → sensitivity, from second derivatives.
 
         Raises:
             ConversionError: the framework has no gradients.
@@ -184,6 +184,6 @@ class TunableModel(LoadedModel[M]):
         return weight_sensitivity(self.adaptor, self.held, batches, self.space)
 
 
-#: Models of any framework, for what does not look into them.
+#: Models of any framework, for code that treats them as opaque.
 AnyModel = LoadedModel[Any]
 AnyTunableModel = TunableModel[Any]

@@ -1,4 +1,4 @@
-"""Which adaptors there are, and which one a model needs."""
+"""The registry of adaptors and the choice of an adaptor for a model."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
 
-#: Where third parties announce adaptors of their own.
+#: Entry points of third-party adaptors.
 ENTRY_POINT_GROUP = "neural_mp.adaptors"
 
 AnyAdaptor = Adaptor[Any]
 
 
 def framework_names() -> list[str]:
-    """The frameworks that there are adaptors for; a framework need not be installed."""
+    """Return the frameworks with an adaptor, whether or not they are installed."""
     return sorted({*FRAMEWORKS, *_third_party()})
 
 
 def installed_products(hardware: Hardware) -> dict[str, Products]:
-    """Framework that is installed → how its integer kernels multiply bytes; imports none of them.
+    """Return installed framework → its INT8 accumulation, without importing the framework.
 
     Args:
-        hardware: the machine that is converted for.
+        hardware: the target machine.
     """
     found = {}
     for name, entry in FRAMEWORKS.items():
@@ -45,14 +45,14 @@ def installed_products(hardware: Hardware) -> dict[str, Products]:
 
 
 def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
-    """The adaptor for a model.
+    """Return the adaptor for a model.
 
     Args:
         source: the model object or path.
-        framework: its name, where the user says it.
+        framework: name of the framework, if given by the user.
 
     Raises:
-        UnknownFrameworkError: no adaptor of that name, or none that takes the model.
+        UnknownFrameworkError: no adaptor has that name, or none accepts the model.
         MissingFrameworkError: the framework is not installed.
     """
     known = framework_names()
@@ -80,7 +80,7 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
 
 
 def adaptor_named(name: str) -> AnyAdaptor:
-    """The adaptor of a framework, by one of `framework_names`.
+    """Return the adaptor of a framework in `framework_names`.
 
     Raises:
         MissingFrameworkError: the framework is not installed.
@@ -93,14 +93,14 @@ def adaptor_named(name: str) -> AnyAdaptor:
 
 
 def require_framework(name: str, what: str) -> None:
-    """Make sure that one of our frameworks is installed.
+    """Raise unless a built-in framework is installed.
 
     Args:
-        name: its name.
-        what: what needs it, in words, more than one thing.
+        name: the framework.
+        what: what needs the framework, as a plural for the message.
 
     Raises:
-        MissingFrameworkError: it is not.
+        MissingFrameworkError: the framework is not installed.
     """
     ours = FRAMEWORKS[name]
     if importlib.util.find_spec(ours.package) is None:
@@ -111,7 +111,7 @@ def require_framework(name: str, what: str) -> None:
 
 
 def _third_party() -> dict[str, type[AnyAdaptor]]:
-    """Framework name → adaptor class of somebody else's."""
+    """Return framework name → third-party adaptor class."""
     found = {}
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if entry.name in FRAMEWORKS:
@@ -119,7 +119,7 @@ def _third_party() -> dict[str, type[AnyAdaptor]]:
         try:
             found[entry.name] = _loaded(entry.value)
         except Exception:
-            # A plug-in of somebody else's may break in any way; the others must go on.
+            # A broken plug-in must not disable the others.
             logger.warning("the adaptor %r cannot be loaded", entry.value, exc_info=True)
     return found
 

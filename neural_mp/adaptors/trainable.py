@@ -1,7 +1,7 @@
-"""What advice on training needs of a model, whatever framework it is of.
+"""The framework-independent interface of models for training advice.
 
-The package `training.gradients` of an adaptor has `opened(model, batch, loss, precision,
-optimizer)`, a context manager that gives a `Trainee` and leaves the model as it was.
+The module `training.gradients` of an adaptor has `open_trainable(model, batch, loss, precision,
+optimizer)`, a context manager that yields a `TrainableModel` and restores the model.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from neural_mp.core.numerics_trace import ModelTrace
 
 @dataclass(frozen=True)
 class TrainedLayer:
-    """A layer that can be put into 16 bits, or kept out, by itself.
+    """A layer whose precision can be set to 16 bits independently.
 
     Attributes:
-        name, kind: what it is called, and its class.
-        fixed: why it must stay in float32; empty where it need not.
+        name, kind: the name of the layer and its class.
+        fixed: the reason to stay in float32; empty if there is none.
     """
 
     name: str
@@ -31,7 +31,7 @@ class TrainedLayer:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of a loss for all weights, divided by the loss scale: float32 arrays."""
+    """Gradients of a loss for all weights, divided by the loss scale: float32 arrays."""
 
     loss: float
     arrays: Sequence[np.ndarray]
@@ -42,7 +42,7 @@ class Gradients:
         return bool(np.isfinite(self.loss)) and all(np.isfinite(a).all() for a in self.arrays)
 
     def noise(self, reference: Gradients) -> float:
-        """‖g − r‖² / ‖r‖² against the gradients r of a reference; infinite if not finite."""
+        """Return the NSR ‖g − r‖² / ‖r‖² against reference gradients r; infinite if not finite."""
         if not self.finite:
             return float("inf")
         pairs = zip(self.arrays, reference.arrays, strict=True)
@@ -54,7 +54,7 @@ class Gradients:
 
 
 class TrainableModel(Protocol):
-    """A model that is trained in float32, and shows its gradients with some layers in 16 bits."""
+    """A model trained in float32 that also computes gradients with some layers in 16 bits."""
 
     @property
     def layers(self) -> Sequence[TrainedLayer]:
@@ -63,21 +63,21 @@ class TrainableModel(Protocol):
     def gradients(
         self, batch: object, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
-        """The gradients of a batch, without dropout.
+        """Return the gradients of a batch, without dropout.
 
         Args:
             batch: inputs and targets.
-            low: the layers in 16 bits; all others are in float32.
-            scale: what the loss is multiplied by.
-            singly: whether each of them is looked at for itself: what it reads is in 16 bits, too,
-                whatever it comes from.
+            low: the layers in 16 bits; all others stay in float32.
+            scale: the loss scale.
+            singly: whether each layer is treated in isolation: its inputs are in 16 bits, too,
+                whatever their origin.
 
         Returns:
-            The gradients; a loss of NaN and none where the model does not run in 16 bits.
+            The gradients; a loss of NaN and no arrays if the model does not run in 16 bits.
         """
 
     def seen(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
-        """The same pass, singly, as it went through the layers."""
+        """Return the trace of the layers for such a pass with `singly`."""
 
     def step(self, batch: object) -> float:
-        """One step of training in float32; the loss before it."""
+        """Run one training step in float32 and return the loss before the step."""

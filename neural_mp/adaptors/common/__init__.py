@@ -1,1 +1,1 @@
-"""What is true of all frameworks, written once."""
+"""Code shared by all adaptors."""

@@ -1,4 +1,4 @@
-"""What the roads that are the same for all ask of a framework; `Adaptor` has all of it."""
+"""The members of `Adaptor` that the shared pipelines require."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = TypeVar("M")
 
 
 class Framework(Protocol[M]):
-    """The members are those of `neural_mp.adaptors.contract.Adaptor`, which describes them."""
+    """The required members; `neural_mp.adaptors.contract.Adaptor` documents them."""
 
     framework: ClassVar[str]
     op_kinds: ClassVar[Mapping[str, Collection[str]]]
@@ -24,7 +24,7 @@ class Framework(Protocol[M]):
     def observe_tensors(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]
     ) -> Iterator[tuple[str, BatchStats]]:
-        """What tensors hold while the model runs."""
+        """Yield statistics of tensors while the model runs."""
 
     def convert_graph(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
-        """A new model in the precisions of a plan."""
+        """Return a new model in the precisions of a plan."""

@@ -1,4 +1,4 @@
-"""Scalings and shifts behind a layer, gathered to be folded into the layer's constants."""
+"""Scalings and shifts after a layer, combined to be folded into its constants."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from neural_mp.adaptors.common.quant_params import Array
 
 @dataclass
 class Affine:
-    """scale · x + shift, per channel, in float64 so that a chain rounds once."""
+    """scale · x + shift per channel, in float64 so that a chain rounds once."""
 
     scale: NDArray[np.float64]
     shift: NDArray[np.float64]
 
     @classmethod
     def identity(cls, channels: int) -> Affine:
-        """The map that changes no channel."""
+        """Return the identity map."""
         return cls(np.ones(channels), np.zeros(channels))
 
     def then_scale(self, factor: Array) -> None:
-        """Multiply the channels."""
+        """Multiply the channels by `factor`."""
         self.scale, self.shift = self.scale * factor, self.shift * factor
 
     def then_add(self, value: Array) -> None:
-        """Add to the channels."""
+        """Add `value` to the channels."""
         self.shift = self.shift + value
 
     def then_normalize(self, parameters: Sequence[Array | None], epsilon: float) -> None:
-        """Do as a batch norm in inference does.
+        """Apply a batch norm in inference mode.
 
         Args:
-            parameters: scale, shift, mean and variance; None for a scale or a shift it has not.
-            epsilon: what is added to the variance.
+            parameters: scale, shift, mean and variance; None for a missing scale or shift.
+            epsilon: the constant added to the variance.
         """
         scale, shift, mean, variance = (
             None if value is None else value.astype(np.float64) for value in parameters

@@ -1,7 +1,7 @@
-"""From what calibration sees of a tensor to the range it is quantized with; no framework.
+"""Calibration ranges of tensors from their observed statistics, independent of frameworks.
 
-Memory is bounded: extremes and channel powers are running values, and the algorithms that clip
-work on a fixed-size, evenly spread sample.
+Memory is bounded: extremes and channel powers are running values, and the algorithms that clip use
+a fixed-size, evenly spread sample.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from neural_mp.core.observations import ChannelStats, Observations, Range
 from neural_mp.core.precision import RANGE_ALGORITHMS
 from neural_mp.errors import ConversionError
 
-#: Values kept of one tensor, over all batches.
+#: Sampled values of one tensor over all batches.
 SAMPLE_LIMIT = 32768
-#: Values to take from one batch.
+#: Sampled values of one batch.
 SAMPLES_PER_BATCH = 4096
 #: Steps of an 8-bit scale.
 LEVELS = 255
-#: A range narrower than this counts as empty: float32 cannot divide by its steps.
+#: Narrower ranges count as empty: float32 cannot divide by their step.
 MIN_RANGE_WIDTH = 1e-30
-#: Shares of the largest magnitude tried by the algorithms that clip.
+#: Fractions of the largest magnitude tried as clipping limits.
 _CLIP_FRACTIONS = np.linspace(1.0, 0.05, 96)
-#: Of those, every how many-th is tried first where all would take too long.
+#: Stride of the coarse search over these fractions; a full search costs too much time.
 _COARSE_STEP = 8
 _KL_BINS = 2048
-#: Of tensors with more noise than this, but of so many at most, the channels are kept: numbers by
-#: the thousand, in every file that holds observations.
+#: Minimum NSR and maximum number of tensors whose channels are kept: observations are stored in
+#: files, with thousands of numbers per tensor.
 _WORTH_REPAIR, _REPAIRED = 0.01, 32
-#: The logarithm of an empty level would be infinite.
+#: Floor against the infinite logarithm of an empty level.
 _LEAST_SHARE = 1e-12
 
 Floats = NDArray[np.floating]
@@ -41,40 +41,39 @@ Floats = NDArray[np.floating]
 
 @lru_cache(maxsize=1)
 def sample_shares() -> Floats:
-    """At which shares of the length of a flattened tensor to take samples.
+    """Return sample positions as fractions of the length of a flattened tensor.
 
-    One out of each of as many parts of it as there are samples, so that all of a small tensor is
-    taken; anywhere in its part, for a stride would fall into step with an axis and see some
-    channels only.
+    One position per sample, jittered within equal parts of the tensor: small tensors are sampled
+    completely, and a fixed stride could alias with an axis and hit only some channels.
     """
     parts = np.arange(SAMPLES_PER_BATCH) + np.random.default_rng(0).random(SAMPLES_PER_BATCH)
     return np.asarray(parts / SAMPLES_PER_BATCH)
 
 
 def affine_parameters(low: float, high: float) -> tuple[float, int]:
-    """Scale and zero point of uint8 for the range [low, high], widened to hold 0.
+    """Return scale and zero point of uint8 for the range [low, high], widened to include 0.
 
-    Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-
-    Only Inference", 2018, section 2.1.
+    Jacob et al., "Quantization and Training of Neural Networks for Efficient
+    Integer-Arithmetic-Only Inference", 2018, section 2.1.
     """
     low, high = min(low, 0.0), max(high, 0.0)
-    # Of a tensor that is zero everywhere the scale is anyone's guess.
+    # For an all-zero tensor, any scale is correct.
     scale = (high - low) / LEVELS if high - low > MIN_RANGE_WIDTH else 1.0
     return scale, int(np.clip(round(-low / scale), 0, LEVELS))
 
 
 @dataclass(frozen=True)
 class BatchStats:
-    """What a part of a batch held in one tensor.
+    """Statistics of one tensor for a part of a batch.
 
     Attributes:
-        low: the smallest value, of all or of every channel, shape [channels].
-        high: the largest value, likewise.
+        low: the minimum, overall or of every channel, shape [channels].
+        high: the maximum, likewise.
         power: mean square of every channel, shape [channels].
-        count: how many values a channel has.
-        sample: at most `SAMPLES_PER_BATCH` values, drawn as `sample_shares` says.
-        mean: mean of every channel, shape [channels]; without it, and the extremes of every
-            channel, nothing of the tensor can be repaired.
+        count: number of values per channel.
+        sample: at most `SAMPLES_PER_BATCH` values, at the positions of `sample_shares`.
+        mean: mean of every channel, shape [channels]; corrections require the mean and the extremes
+            of every channel.
     """
 
     low: float | Floats
@@ -86,11 +85,11 @@ class BatchStats:
 
 
 def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
-    """What numpy finds in a tensor; None for an empty one.
+    """Return the statistics of a numpy array; None for an empty one.
 
     Args:
         values: the tensor, of any shape.
-        channels: the axis of its channels; a tensor of one axis or none has one channel.
+        channels: the channel axis; a tensor with fewer than two axes has one channel.
     """
     if not values.size:
         return None
@@ -104,7 +103,7 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
             np.moveaxis(values, axis, -1),
         )
         if moved.flags.c_contiguous:
-            # Channels come last in memory: read as they lie there, as a copy would take longer.
+            # Channels are last in memory: a view avoids the cost of a copy.
             values, axis = moved, values.ndim - 1
     if values.ndim < 2 or axis == values.ndim - 1:
         shaped: Floats = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
@@ -119,7 +118,7 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
 
 @dataclass
 class Observer:
-    """Running statistics of one tensor over calibration batches; `values` is how many it held."""
+    """Running statistics of one tensor over batches; `values` is its total number of elements."""
 
     low: float = np.inf
     high: float = -np.inf
@@ -133,7 +132,7 @@ class Observer:
     _batches: int = 0
 
     def take(self, seen: BatchStats) -> None:
-        """Take in what a part of a batch held."""
+        """Update with the statistics of a part of a batch."""
         low, high, channel_power, mean = seen.low, seen.high, seen.power, seen.mean
         count, sample = seen.count, seen.sample
         self.values += count * len(channel_power)
@@ -158,34 +157,34 @@ class Observer:
         if self._batches % self._stride == 0:
             self._sample = np.concatenate([self._sample, np.ravel(sample)])
             if len(self._sample) > SAMPLE_LIMIT:
-                # Keep half of the values, and every second batch from here on.
+                # Keep half of the values, and only every second batch from now on.
                 kept = np.random.default_rng(0).permutation(len(self._sample))[::2]
                 self._sample, self._stride = self._sample[kept], self._stride * 2
         self._batches += 1
 
     @property
     def noise(self) -> float:
-        """Noise-to-signal ratio of full-range 8-bit quantization, averaged over channels.
+        """NSR of full-range 8-bit quantization, averaged over channels.
 
-        A rounding error is spread evenly over one step, so its power is step²/12; a channel much
-        smaller than a step is lost whole, which counts as 1. Averaging ratios, not energies,
-        keeps one large channel from hiding the many it drowns.
+        Rounding errors are uniform within one step, so their power is step²/12; a channel much
+        smaller than a step is lost entirely and counts as 1. The average is over ratios, not
+        energies: one large channel must not hide many small channels.
         """
         return 0.0 if self._power is None else channel_nsr(self.low, self.high, self._power)
 
     @property
     def channels(self) -> ChannelStats | None:
-        """What every channel held; None where it was not looked at."""
+        """Statistics of every channel; None if they were not recorded."""
         if self._power is None or self._extremes is None or self._mean is None:
             return None
         values = (*self._extremes, self._power, self._mean)
-        # Values beyond 1e19 have a power beyond float32: of those no channel can be repaired.
+        # Squares of values beyond 1e19 overflow float32, which rules out corrections.
         if not all(np.isfinite(array).all() for array in values):
             return None
         return ChannelStats(*(tuple(map(_rounded, array.tolist())) for array in values))
 
     def ranges(self) -> dict[str, Range]:
-        """The range every calibration algorithm chooses."""
+        """Return calibration algorithm → the range that it chooses."""
         full = (min(float(self.low), 0.0), max(float(self.high), 0.0))
         choosers = {
             "minmax": lambda: full,
@@ -197,11 +196,11 @@ class Observer:
 
 
 def channel_nsr(low: float, high: float, power: Floats) -> float:
-    """Noise-to-signal ratio of 8-bit quantization over [low, high], averaged over channels.
+    """Return the NSR of 8-bit quantization over [low, high], averaged over channels.
 
     Args:
-        low: where the range begins.
-        high: where it ends.
+        low: lower bound of the range.
+        high: upper bound of the range.
         power: mean square of every channel, shape [channels].
     """
     live = power[power > 0]
@@ -212,12 +211,12 @@ def channel_nsr(low: float, high: float, power: Floats) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Six digits, for files."""
+    """Round to six significant digits, for files."""
     return float(f"{value:.6g}")
 
 
 def summarize(statistics: dict[str, Observer], samples: int) -> Observations:
-    """What strategies and conversions need of the statistics of all tensors.
+    """Return the observations for strategies and conversion from all tensor statistics.
 
     Raises:
         ConversionError: a tensor held NaN or Inf.
@@ -246,13 +245,13 @@ def _percentile(sample: Floats, tail: float = 0.01) -> Range:
 
 
 def _clipped(full: Range, share: float) -> Range:
-    """The full range, cut to this share of its largest magnitude on either side."""
+    """Return the range cut to a fraction of its largest magnitude on either side."""
     limit = share * max(-full[0], full[1])
     return max(full[0], -limit), min(full[1], limit)
 
 
 def _mse(sample: Floats, full: Range) -> Range:
-    """The clipping of the full range whose quantization error is least on the sample."""
+    """Return the clipped range with the least squared quantization error on the sample."""
 
     def error(index: int) -> float:
         scale, zero = affine_parameters(*_clipped(full, _CLIP_FRACTIONS[index]))
@@ -263,7 +262,7 @@ def _mse(sample: Floats, full: Range) -> Range:
         stored -= sample
         return float(np.dot(stored, stored))
 
-    # The error falls as rounding gets finer, then rises as more is cut off: it has one bottom.
+    # The error is unimodal: it falls with finer steps, then rises with more clipping.
     coarse = min(range(0, len(_CLIP_FRACTIONS), _COARSE_STEP), key=error)
     around = range(
         max(coarse - _COARSE_STEP + 1, 0), min(coarse + _COARSE_STEP, len(_CLIP_FRACTIONS))
@@ -272,12 +271,12 @@ def _mse(sample: Floats, full: Range) -> Range:
 
 
 def _kl(sample: Floats, full: Range) -> Range:
-    """The clipping of the full range that loses least information, by Kullback-Leibler divergence.
+    """Return the clipped range with the least Kullback-Leibler divergence.
 
-    Migacz, "8-bit Inference with TensorRT", GTC 2017: the clipped histogram, its outliers moved
-    to the edge bins, against itself quantized to 256 levels. Zeros are left out, as its
-    implementations do: they are exact at every scale, and after a ReLU there are so many of them
-    that nothing else would count.
+    Migacz, "8-bit Inference with TensorRT", GTC 2017: the clipped histogram, with outliers moved to
+    the edge bins, against its quantization to 256 levels. Zeros are excluded, as in its
+    implementations: they are exact at every scale, and after a ReLU they would dominate all other
+    values.
     """
     sample = sample[sample != 0]
     counts, edges = np.histogram(sample, bins=_KL_BINS, range=full if full[0] < full[1] else None)
@@ -293,15 +292,15 @@ def _kl(sample: Floats, full: Range) -> Range:
 
 
 def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.integer]) -> Floats:
-    """The divergence of a histogram cut to [start, stop) bins from its 256 levels, for each cut.
+    """Return, for each cut [start, stop) of a histogram, the divergence from its 256 levels.
 
-    What is cut off counts as in the first and the last bin that is kept; but the levels, that is
-    the average of the bins of a level that hold anything, are made of the kept bins alone.
+    Clipped values count in the first and last kept bin. A level is the average of its non-empty
+    bins, computed from the kept bins only.
 
     Args:
         counts: shape [bins].
         start: the first bin kept, shape [cuts].
-        stop: the bin after the last one kept, shape [cuts]; at least 256 are kept.
+        stop: the bin after the last one kept, shape [cuts]; at least 256 bins are kept.
 
     Returns:
         Σ p·ln(p / q) over the kept bins, shape [cuts].
@@ -320,14 +319,14 @@ def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.in
     own = _sums(_x_log_x(counts), start, stop)
     own += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
     crossed = (kept * cost).sum(axis=1)
-    # An edge bin that held nothing of its own has no part in its level.
+    # An edge bin that was empty before clipping is not part of its level.
     crossed += below * np.where(first > 0, cost[:, 0], np.log(_LEAST_SHARE))
     crossed += above * np.where(last > 0, cost[:, -1], np.log(_LEAST_SHARE))
     return np.asarray((own - crossed) / total - np.log(total))
 
 
 def _sums(values: NDArray[Any], start: int | NDArray[Any], stop: int | NDArray[Any]) -> Floats:
-    """The sums of values[start:stop] for every pair of bounds."""
+    """Return the sums of values[start:stop] for every pair of bounds."""
     running = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
     return np.asarray(running[stop] - running[start])
 

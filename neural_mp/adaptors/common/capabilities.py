@@ -1,4 +1,4 @@
-"""From the kernels that a framework has for an op to what the op can run in here, with reasons."""
+"""Capabilities of ops, with reasons, from the kernels of a framework and the hardware."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability
 from neural_mp.util.pytree import Array
 
-#: Why an op has no kernel, in words that all frameworks share.
+#: Reasons for a missing kernel, worded alike for all frameworks.
 NO_INTEGER_KERNEL = "no integer kernel"
 BOTH_FACTORS_COMPUTED = "both factors are computed; no integer kernel"
 COMPUTED_WEIGHT = "its weight is computed, not constant"
@@ -27,41 +27,40 @@ AGNOSTIC = "moves INT8 values where the ops around it run in INT8, computes noth
 NO_FLOATS = "its result holds no floating-point numbers"
 SEVERAL_RESULTS = "it has several results"
 
-#: The precisions of which a framework says why it has no kernel in them.
+#: The 16-bit precisions; frameworks give a reason for each missing kernel.
 SIXTEEN_BITS = tuple(precision for precision in Precision if precision.is_16_bit)
 
 
-#: A row of fewer numbers than these takes about as much in bytes, with a scale of its own.
+#: Shorter rows would hardly shrink in INT8, as each has a scale of its own.
 _MIN_ROW_LENGTH = 8
 
 
 def is_usable(weight: Array) -> bool:
-    """Whether a weight holds numbers that can be rounded."""
+    """Whether a weight is non-empty and finite, so that it can be rounded."""
     return bool(weight.size and np.isfinite(weight).all())
 
 
 def table_obstacle(table: Array) -> str | None:
-    """Why the rows of a table are not stored in bytes; None if they can be."""
+    """Return the reason why the rows of a table cannot be stored in INT8; None if they can."""
     if not is_usable(table):
         return UNUSABLE_WEIGHT
     return "its rows are so short that it would grow" if table.shape[1] < _MIN_ROW_LENGTH else None
 
 
 def activation_spec(algorithm: CalibrationAlgorithm) -> QuantSpec:
-    """How the integer kernels of all frameworks read a tensor; its range is found so."""
+    """Return the activation quantization of all integer kernels, calibrated by `algorithm`."""
     return QuantSpec(QuantDType.UINT8, Scheme.ASYMMETRIC, Granularity.PER_TENSOR, algorithm)
 
 
 @dataclass(frozen=True)
 class IntegerKernel:
-    """An integer kernel that an op has, and how the op may be quantized for it.
+    """The integer kernel of an op and the quantization that it supports.
 
     Attributes:
-        weight: how the weight is stored; None for an op without a weight.
-        algorithms: what may choose the range of what the op reads, best first.
-        weight_alone: how the weight is stored where the weight alone is in INT8; None where the op
-            cannot run so.
-        other_weights: how the weight may be stored beside that, where a plan asks.
+        weight: quantization of the weight; None for an op without a weight.
+        algorithms: calibration algorithms for the op's input, best first.
+        weight_alone: weight-only quantization; None if the op does not support it.
+        other_weights: further weight quantizations that a plan may request.
     """
 
     weight: QuantSpec | None = None
@@ -70,7 +69,7 @@ class IntegerKernel:
     other_weights: tuple[QuantSpec, ...] = ()
 
     def configs(self) -> list[OpConfig]:
-        """The INT8 forms of the op, best first; most differ in how the range is chosen only."""
+        """Return the INT8 configs of the op, best first; most differ only in calibration."""
         found = [
             OpConfig(Precision.INT8, self.weight, activation_spec(way)) for way in self.algorithms
         ]
@@ -80,18 +79,18 @@ class IntegerKernel:
 
 
 def table_in_bytes() -> IntegerKernel:
-    """The INT8 form of a table whose rows are read; of no products of bytes, so in full range."""
+    """Return the INT8 kernel of a lookup table: full range, as nothing is accumulated."""
     return IntegerKernel(weight_alone=weight_quant_spec(Int8Accumulation.EXACT))
 
 
 @dataclass(frozen=True)
 class OpKernels:
-    """The kernels that a framework has for one op, or why it has none.
+    """The kernels of one op, or the reasons for missing kernels.
 
     Attributes:
-        int8: the integer kernel, or the reason why there is none.
-        missing: 16-bit precision → why the framework has no kernel of it; the others it has.
-        emulated: 16-bit precisions whose kernel computes in FP32 and rounds, whatever the hardware.
+        int8: the integer kernel, or the reason for its absence.
+        missing: 16-bit precision → the reason for a missing kernel; kernels exist for the others.
+        emulated: 16-bit precisions whose kernel computes in FP32 and rounds on any hardware.
     """
 
     int8: IntegerKernel | str = NO_INTEGER_KERNEL
@@ -100,14 +99,14 @@ class OpKernels:
 
     @classmethod
     def none(cls, reason: str) -> OpKernels:
-        """No kernels but those of FP32, for one reason."""
+        """Return no kernels except FP32, with a single reason."""
         return cls(reason, dict.fromkeys(SIXTEEN_BITS, reason))
 
 
 def built_capabilities(
     kernels: Mapping[str, OpKernels], hardware: Hardware
 ) -> dict[str, Capability]:
-    """Op → what it can run in: what the framework has a kernel for and the hardware can compute."""
+    """Return op → its capability: precisions with a kernel that the hardware can compute."""
     supports = {precision: hardware.support(precision) for precision in SIXTEEN_BITS}
     return {op: _capability(found, supports) for op, found in kernels.items()}
 
@@ -117,7 +116,7 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
     reasons: dict[Precision, str] = {}
     emulated = set()
     other_weights: tuple[QuantSpec, ...] = ()
-    # Every CPU computes in INT8, so that the hardware is asked for the 16 bits only.
+    # Every CPU computes in INT8, so only 16-bit support depends on the hardware.
     if isinstance(kernels.int8, str):
         reasons[Precision.INT8] = kernels.int8
     else:
@@ -135,12 +134,12 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
 
 
 def stays_in_fp32(layers: Iterable[str], where: str, why: str) -> tuple[str, ...]:
-    """One sentence for a user, such as `2 LSTM within the op 'a' stay in FP32: …`.
+    """Return one sentence for the user, e.g. `2 LSTM within the op 'a' stay in FP32: …`.
 
     Args:
-        layers: the type of every layer that stays; none, and nothing is said.
-        where: where they are, as it follows their names; may be empty.
-        why: why they stay.
+        layers: the type of every layer that stays; no sentence if empty.
+        where: the location, placed after the types; may be empty.
+        why: the reason.
     """
     counts = Counter(layers)
     if not counts:

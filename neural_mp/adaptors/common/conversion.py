@@ -1,6 +1,6 @@
-"""The road of a resolved plan, the same for every framework: repair, ranges, write.
+"""The framework-independent pipeline of a resolved plan: corrections, ranges, conversion.
 
-Beside it stand the two shorter roads: what calibration sees, and how long every op takes.
+Also the two shorter pipelines of calibration and of timing ops.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from neural_mp.util.pytree import batch_size_of
 
 
 def first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpConfig]:
-    """Quantized tensor → the config of the first op that reads it and says how.
+    """Return quantized tensor → the config of its first consumer with an activation config.
 
-    Tensors that share a scale stand under the one whose scale it is (`QuantizationFlow.root`).
+    Tensors with a shared scale are listed under its owner (`QuantizationFlow.scale_owner`).
     """
     found: dict[str, OpConfig] = {}
     for op, sources in flow.int8_reads.items():
@@ -40,13 +40,13 @@ def first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpCo
 def quantized_ranges(
     graph: OpGraph, plan: ResolvedPlan, observations: Observations
 ) -> dict[str, Range]:
-    """Quantized tensor → the range that its scale has to hold.
+    """Return quantized tensor → the range that its scale must cover.
 
-    Where several tensors share a scale, their ranges are joined. The algorithm is the one that
-    the first reader asks for, or else the op that writes the tensor.
+    Ranges of tensors with a shared scale are joined. The first consumer decides on the calibration
+    algorithm, or else the producer of the tensor.
 
     Raises:
-        ConversionError: a tensor that must be quantized was never observed.
+        ConversionError: a tensor to be quantized was not observed.
     """
     flow, readers = plan.flow, first_readers(plan.flow, plan.plan)
     found = {}
@@ -60,7 +60,7 @@ def quantized_ranges(
 
 
 def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
-    """Raises `PlanError` where a plan cuts apart what one integer kernel runs."""
+    """Raise `PlanError` if a plan splits ops that one integer kernel runs."""
     if tensor not in graph or not graph[tensor].writes_int8:
         return
     for op in graph.consumers(tensor):
@@ -90,7 +90,7 @@ def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:
 
 M = TypeVar("M")
 
-#: How often ops are timed, after so many runs to warm up.
+#: Timed runs of an op, and warm-up runs before them.
 TIMED_RUNS, WARM_UP_RUNS = 5, 2
 
 
@@ -101,11 +101,11 @@ def convert(
     observations: Observations,
     space: TuningSpace,
 ) -> M:
-    """The model in the precisions of a plan; the model itself where the plan lowers nothing.
+    """Return the model in the precisions of a plan; `model` itself for an all-FP32 plan.
 
     Raises:
-        ConversionError: a quantized tensor was never observed, or the framework refuses.
-        PlanError: an op cannot be repaired as the plan says.
+        ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
+        PlanError: a correction in the plan cannot be applied.
     """
     if not plan.has_low_precision:
         return model
@@ -117,7 +117,7 @@ def convert(
 def observe(
     adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
 ) -> Observations:
-    """What one pass over calibration inputs sees of every tensor that may be quantized.
+    """Observe every tensor that may be quantized in one pass over calibration inputs.
 
     Raises:
         ConversionError: a tensor held NaN or Inf.
@@ -138,9 +138,9 @@ def observe(
 
 
 def profile(timing: OpTiming[M], model: M, inputs: Any) -> dict[str, float]:
-    """Op, or conversion by a name of its own → seconds of its fastest run, after a few to warm up.
+    """Return op, or conversion under its own name → seconds of its fastest run after warm-up.
 
-    What else the machine does only ever adds to a run.
+    The fastest, as other load on the machine only adds time.
     """
     taken = timing.time_ops(model, inputs, WARM_UP_RUNS + TIMED_RUNS)
     return {op: min(seconds[-TIMED_RUNS:]) for op, seconds in taken.items()}

@@ -1,7 +1,7 @@
-"""Repairs: what can be mended in the numbers of an INT8 layer instead of giving up the precision.
+"""Corrections of INT8 layers, which reduce quantization noise without a fallback.
 
-The mathematics is the same for all frameworks; an adaptor says what its layers are made of
-and puts changed constants into a model (`optional.Corrections`).
+The mathematics is shared by all frameworks; an adaptor provides the constants of its layers and
+inserts changed constants into a model (`optional.Corrections`).
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from neural_mp.space import TuningSpace
 
 M = TypeVar("M")
 
-#: How much of the difficulty is moved from values to weights: SmoothQuant's alpha.
+#: Fraction of the difficulty moved from activations to weights: SmoothQuant's alpha.
 _SMOOTHQUANT_ALPHA = 0.5
-#: A channel's scale beyond these limits would take it out of the range of float32.
+#: Limits of a channel scale, to stay within the range of float32.
 _LEAST, _MOST = 1e-12, 1e12
-#: The repairs that scale channels.
+#: The corrections that rescale channels.
 _RESCALING = ("equalize", "smooth")
-#: Of a framework that offers none: no layers, and so nothing to change.
+#: For adaptors without corrections: no layers, hence no changes.
 _NONE: Corrections[Any] = Corrections(lambda model: {}, lambda model, changes: model)
 
 
 @dataclass(frozen=True)
 class _Network:
-    """A model as far as repairs go.
+    """The parts of a model that corrections need.
 
     Attributes:
         layers: op → its constants.
-        links: reader → what it is linked by.
-        passing: the ops that leave every channel where it is.
+        links: consumer → its scaling group.
+        passing: the ops that keep channels separate and in place.
     """
 
     layers: Mapping[str, LayerParams]
@@ -72,11 +72,11 @@ class _Network:
     def factors(
         self, link: ScalingGroup, repair: str, channels: ChannelStats | None
     ) -> Array | None:
-        """What the readers' input channels are multiplied by; None where that cannot be told.
+        """Return the factors of the consumers' input channels; None if they cannot be derived.
 
         `equalize`: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
-        Correction", 2019, equation 11. `smooth`: Xiao et al., "SmoothQuant", 2023, equation 4.
-        Where every output reads one channel, and has steps of its own, weights take all.
+        Correction", 2019, equation 11. `smooth`: Xiao et al., "SmoothQuant", 2023, equation 4; with
+        depthwise consumers only, alpha is 1, as their weights have one scale per channel.
         """
         writer = self.layers[link.producer]
         read = [self.layers[name].input_limits() for name in link.consumers]
@@ -101,7 +101,7 @@ class _Network:
         dead = (written == 0) | (weights == 0) | (found == 0) | ~np.isfinite(found)
         if dead.all():
             return None
-        # A channel that says nothing, or is not heard, is left alone.
+        # A zero or unread channel defines no factor; the median is neutral.
         found[dead] = np.median(found[~dead])
         return np.clip(found, _LEAST, _MOST)
 
@@ -109,7 +109,7 @@ class _Network:
 def score_corrections(
     adaptor: Framework[M], model: M, space: TuningSpace, observations: Observations
 ) -> Observations:
-    """Observations that say of every noisy tensor what repairs would make of its noise."""
+    """Return observations with the NSR of every noisy tensor after each correction."""
     if not observations.channels:
         return observations
     network = _Network.of(adaptor, model, space.graph)
@@ -131,13 +131,13 @@ def score_corrections(
 def _noise(
     network: _Network, readers: Mapping[str, int], factors: Array, channels: ChannelStats
 ) -> float:
-    """The noise of a rescaled tensor, and of the weights that have to make up for it.
+    """Return the NSR of a rescaled tensor plus that of the weights that compensate for it.
 
     Args:
         network: the model.
-        readers: the layers that read the tensor, with the largest integer of their weights.
-        factors: what the channels are divided by.
-        channels: what calibration saw of them.
+        readers: the layers that consume the tensor → the largest integer of their weights.
+        factors: divisors of the channels.
+        channels: their statistics from calibration.
     """
     low, high, power = (
         np.asarray(values) for values in (channels.low, channels.high, channels.power)
@@ -150,9 +150,9 @@ def _noise(
 
 
 def _weight_noise(layer: LayerParams, factors: Array, power: Array, limit: int) -> float:
-    """Noise-to-signal ratio of what a layer computes from rounded weights, averaged over outputs.
+    """Return the NSR of a layer's result due to its rounded weight, averaged over outputs.
 
-    Errors and values of different channels are taken to have nothing to do with each other.
+    Errors and values of different channels are assumed to be uncorrelated.
     """
     matrix = LayerRescale(inputs=factors).weight(layer)
     scaled = replace(layer, weight=lambda: matrix).matrix().astype(np.float64)
@@ -171,10 +171,10 @@ def apply_corrections(
     observations: Observations,
     space: TuningSpace,
 ) -> tuple[M, Observations]:
-    """The model with the repairs of a plan, and what calibration would have seen of it.
+    """Return the model with the corrections of a plan, and its adapted observations.
 
     Raises:
-        PlanError: an op cannot be repaired as the plan says.
+        PlanError: a correction in the plan cannot be applied.
     """
     asked = {op: config for op, config in plan.items() if config.corrections}
     if not asked:
@@ -212,13 +212,13 @@ def apply_corrections(
 def rescaled_ops(
     adaptor: Framework[M], model: M, plan: PrecisionPlan, graph: OpGraph
 ) -> frozenset[str]:
-    """The ops whose results have other scales, channel by channel, under the repairs of a plan.
+    """Return the ops whose per-channel result scales change under the corrections of a plan.
 
     Args:
         adaptor: the framework.
-        model: the untouched model.
-        plan: a plan of it.
-        graph: the graph of it.
+        model: the unconverted model.
+        plan: a plan for the model.
+        graph: the graph of the model.
     """
     asked = {op: config for op, config in plan.items() if config.corrections}
     if not asked:
@@ -229,7 +229,7 @@ def rescaled_ops(
 
 
 def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[ScalingGroup, str]:
-    """Link → how it is rescaled: as the first of its readers says that says anything."""
+    """Return scaling group → its correction: the first in the configs of its consumers."""
     found: dict[ScalingGroup, str] = {}
     for op, config in asked.items():
         repair = next((name for name in config.corrections if name in _RESCALING), None)
@@ -245,7 +245,7 @@ def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[ScalingG
 
 
 def _seen(link: ScalingGroup, observations: Observations) -> ChannelStats | None:
-    """The channels of what the readers read: all that its tensors hold, where these were kept."""
+    """Return the channel statistics of the consumers' input, merged over recorded tensors."""
     kept = [observations.channels[name] for name in link.tensors if name in observations.channels]
     if not kept or len({len(channels.low) for channels in kept}) > 1:
         return None
@@ -264,9 +264,9 @@ def _change(changes: dict[str, LayerRescale], op: str, **parts: Array) -> None:
 def _rescaled_observations(
     observations: Observations, link: ScalingGroup, factors: Array, seen: ChannelStats
 ) -> Observations:
-    """What calibration would have seen: exactly, but that clipping has to be learnt anew.
+    """Return the observations of the rescaled model: exact, except that no range is clipped.
 
-    Of a tensor whose own channels were not kept, the least range is taken that holds it for sure.
+    A tensor without channel statistics gets the smallest range that is guaranteed to cover it.
     """
     ranges, channels = dict(observations.ranges), dict(observations.channels)
     for name in link.tensors:
@@ -288,7 +288,7 @@ def _rescaled_observations(
 def _mean_read(
     network: _Network, graph: OpGraph, op: str, observations: Observations
 ) -> Array | None:
-    """The mean of every channel that an op reads, past ops that pass integers on."""
+    """Return the mean of every input channel of an op, looked up past quantize-agnostic ops."""
     name = next(iter(graph[op].inputs), "")
     while name not in observations.channels:
         if name not in network.passing or not graph[name].quantize_agnostic:
@@ -300,9 +300,9 @@ def _mean_read(
 def _correction(
     layer: LayerParams, change: LayerRescale | None, mean: Array, limit: int
 ) -> Array | None:
-    """The mean of what rounding the weight takes off the result (Nagel et al., section 4.2).
+    """Return the mean result lost by rounding the weight (Nagel et al., section 4.2).
 
-    None where the mean is that of other channels.
+    None if the channels of `mean` do not match.
     """
     weight = (change or LayerRescale()).weight(layer)
     matrix = replace(layer, weight=lambda: weight).matrix().astype(np.float64)

@@ -1,9 +1,9 @@
-"""Layers whose channels can be scaled, and undone where they are read, with nothing changed.
+"""Layers whose channels can be rescaled, with the inverse in their consumers.
 
-Between a layer and those that read it, through ops that give x times as much for x times the input
-(ReLU, pooling), every channel can be given a scale of its own: the weights of the writer are
-multiplied by it, those of the readers divided. In FP32 the model computes the same; what is stored
-in INT8 between them can be made to fill its range in every channel.
+Between a layer and its consumers, through positively homogeneous ops (ReLU, pooling), every channel
+can have its own scale: the weights of the producer are multiplied by the scale, those of the
+consumers divided. The FP32 function stays the same, but INT8 tensors in between can fill their
+range in every channel.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
 
-#: Kinds of op (`neural_mp.amp.KINDS`) that give f·y for f·x, for any f > 0 a channel.
+#: Kinds of op (`neural_mp.amp.KINDS`) with op(f·x) = f·op(x), for any f > 0 per channel.
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")
-#: Those that do so where they can pass on or join integers, which they do one by one channel.
+#: Kinds that are homogeneous if they pass on or join integers, channel by channel.
 _POOLING = ("max_pool", "avg_pool")
-#: Of these kinds, and yet not homogeneous.
+#: Op types of these kinds that are not homogeneous.
 _THRESHOLDS = ("threshold", "ThresholdedRelu")
 
 
@@ -30,13 +30,13 @@ class LayerParams:
     """The constants of a layer, or of a normalization that scales its channels.
 
     Attributes:
-        result: the op that has its result: itself, or the one that adds its bias.
+        result: the op with the result: the layer itself, or the op that adds its bias.
         weight: reads the weight.
-        outputs: its axis of output channels.
-        inputs: its axis of input channels, of one group; None where inputs are not scaled by it.
-        groups: groups of channels that have nothing to do with each other.
-        axis: the axis of the channels in what it reads and writes, from the end.
-        pooled: whether pooling of what it writes keeps channels apart.
+        outputs: the output channel axis of the weight.
+        inputs: the input channel axis of the weight, within a group; None if not rescalable.
+        groups: number of independent channel groups.
+        axis: the channel axis of input and output, from the end.
+        pooled: whether pooling of the result keeps channels separate.
     """
 
     result: str
@@ -48,7 +48,7 @@ class LayerParams:
     pooled: bool = False
 
     def matrix(self) -> Array:
-        """The weight as [groups, outputs of a group, inputs of a group, taps]."""
+        """Return the weight as [groups, outputs of a group, inputs of a group, taps]."""
         weight = np.asarray(self.weight(), np.float32)
         if self.inputs is None:
             return weight.reshape(-1, 1, 1, 1)
@@ -58,14 +58,14 @@ class LayerParams:
 
     @property
     def depthwise(self) -> bool:
-        """Whether every output reads one input channel."""
+        """Whether every output depends on one input channel."""
         return self.inputs is not None and np.shape(self.weight())[self.inputs] == 1
 
     def input_limits(self) -> Array:
-        """The largest weight that every input channel meets, shape [channels].
+        """Return the largest weight of every input channel, shape [channels].
 
-        As shares of the largest weight of the same output, which has steps of its own: how large
-        an output is says nothing about what it reads.
+        As a fraction of the largest weight of the same output: outputs have scales of their own, so
+        their magnitude is irrelevant to the inputs.
         """
         sizes = np.abs(self.matrix())
         largest = sizes.max(axis=(2, 3), keepdims=True)
@@ -73,18 +73,18 @@ class LayerParams:
         return np.asarray(shares.max(axis=(1, 3)).reshape(-1))
 
     def output_limits(self) -> Array:
-        """The largest weight of every output channel, shape [channels]."""
+        """Return the largest weight of every output channel, shape [channels]."""
         return np.asarray(np.abs(self.matrix()).max(axis=(2, 3)).reshape(-1))
 
 
 @dataclass(frozen=True)
 class LayerRescale:
-    """What is done to the constants of a layer.
+    """A change to the constants of a layer.
 
     Attributes:
-        outputs: what weight and bias are multiplied by, shape [output channels]; None for nothing.
-        inputs: what the weight is multiplied by, shape [input channels].
-        shift: what is added to the bias then, shape [output channels].
+        outputs: factors of weight and bias, shape [output channels]; None for no change.
+        inputs: factors of the weight, shape [input channels].
+        shift: added to the bias afterwards, shape [output channels].
     """
 
     outputs: Array | None = None
@@ -92,7 +92,7 @@ class LayerRescale:
     shift: Array | None = None
 
     def weight(self, layer: LayerParams) -> Array:
-        """The weight with it, in its own shape."""
+        """Return the changed weight, in its original shape."""
         weight = np.asarray(layer.weight())
         changed = weight.astype(np.float64)
         if self.outputs is not None:
@@ -105,13 +105,13 @@ class LayerRescale:
     def _inputs_scaled(self, weight: Array, outputs: int, inputs: int, groups: int) -> Array:
         assert self.inputs is not None
         moved = np.moveaxis(weight, (outputs, inputs), (0, 1))
-        # Row g of the factors is for the outputs of group g.
+        # Row g of the factors applies to the outputs of group g.
         rows = self.inputs.reshape(groups, -1).repeat(moved.shape[0] // groups, axis=0)
         scaled = moved * rows.reshape(*rows.shape, *[1] * (weight.ndim - 2))
         return np.moveaxis(scaled, (0, 1), (outputs, inputs))
 
     def bias(self, bias: Array | None, channels: int) -> Array:
-        """The bias with it; of a layer that has none, what takes its place."""
+        """Return the changed bias; for a layer without bias, the new bias."""
         changed = np.zeros(channels) if bias is None else np.asarray(bias, np.float64)
         if self.outputs is not None:
             changed = changed * self.outputs
@@ -125,7 +125,7 @@ def _along(factors: Array, axis: int, ndim: int) -> Array:
 
 
 def rounded_weight(matrix: Array, limit: int) -> Array:
-    """A weight rounded to INT8, symmetric, with one scale an output channel, as real numbers.
+    """Return a weight rounded to symmetric INT8, one scale per output channel, as float.
 
     Args:
         matrix: shape [groups, outputs, inputs, taps].
@@ -137,12 +137,12 @@ def rounded_weight(matrix: Array, limit: int) -> Array:
 
 @dataclass(frozen=True)
 class ScalingGroup:
-    """A writer and its readers, with nothing between them that minds the scale of a channel.
+    """A producer and its consumers, with only homogeneous ops in between.
 
     Attributes:
         producer: the layer or normalization.
-        consumers: the layers that read it.
-        tensors: the ops between them whose results are scaled along, the writer's first.
+        consumers: the layers that read its result.
+        tensors: the ops in between whose results are rescaled, the producer's first.
     """
 
     producer: str
@@ -156,13 +156,13 @@ def find_links(
     layers: Mapping[str, LayerParams],
     keepers: Collection[str] = (),
 ) -> Iterator[ScalingGroup]:
-    """Everything in a graph whose channels can be scaled.
+    """Yield every scaling group of a graph.
 
     Args:
         graph: the model.
         kinds: op type → kind (`neural_mp.amp.KINDS`).
         layers: op → its constants.
-        keepers: ops that only move values, and leave every channel where it is.
+        keepers: ops that only move values and leave every channel in place.
     """
     outputs = set(graph.outputs)
     for writer, layer in layers.items():
@@ -188,7 +188,7 @@ def find_links(
 
 
 def _leads_to(graph: OpGraph, writer: str, layer: LayerParams) -> bool:
-    """Whether nothing but its bias reads a layer."""
+    """Whether a layer is consumed by its bias only."""
     return [op.name for op in graph.consumers(writer)] == [layer.result]
 
 
@@ -198,12 +198,12 @@ def _undoes(reader: LayerParams, writer: LayerParams) -> bool:
 
 
 def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:
-    """Whether an op gives f·y for f·x, channel by channel.
+    """Whether op(f·x) = f·op(x) for any f > 0, channel by channel.
 
     Args:
         op: the op.
         kind: its kind.
-        pooled: whether pooling keeps the channels apart.
+        pooled: whether pooling keeps channels separate.
     """
     pools = kind in _POOLING and pooled and (op.quantize_agnostic or op.joins_int8)
     return pools or (kind in HOMOGENEOUS and op.type not in _THRESHOLDS)

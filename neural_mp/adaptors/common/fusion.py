@@ -1,7 +1,7 @@
-"""Which ops one integer kernel runs: a layer, its bias, a residual sum, an activation.
+"""Fusion groups: the ops of one integer kernel, i.e. layer, bias, residual sum, activation.
 
-A framework says what its kernels can do behind a layer (`FusionRules`); which layer an op goes to,
-where two could take it, is the same for all.
+A framework defines the epilogues of its kernels (`FusionRules`); the choice between two layers that
+could fuse an op is shared by all frameworks.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Generic, TypeVar
 
-#: An op as its framework has it; hashable.
+#: A framework's op; hashable.
 N = TypeVar("N")
-#: A tensor as its framework has it.
+#: A framework's tensor.
 T = TypeVar("T")
 
 
-#: The kinds of step that are no activation.
+#: The kinds of step other than activations.
 BIAS, SUM = "bias", "sum"
 
 
 @dataclass(frozen=True)
 class Step(Generic[N, T]):
-    """One thing that a kernel does behind the product.
+    """One epilogue step of a kernel.
 
     Attributes:
-        kind: `BIAS`, `SUM`, or the framework's word for an activation.
-        ops: the ops it stands for, the last of which has the result.
-        operand: what it takes beside the product: the bias, or the other term of the sum.
+        kind: `BIAS`, `SUM`, or the framework's name of an activation.
+        ops: the ops that the step replaces; the last has the result.
+        operand: the second input: the bias, or the other term of the sum.
     """
 
     kind: str
@@ -39,29 +39,29 @@ class Step(Generic[N, T]):
 
 @dataclass(frozen=True)
 class FusionGroup(Generic[N, T]):
-    """A layer and what its kernel can do behind it, in the order in which it does so."""
+    """A layer and the epilogue steps of its kernel, in execution order."""
 
     head: N
     steps: tuple[Step[N, T], ...] = ()
 
     @property
     def bias(self) -> Step[N, T] | None:
-        """The addition of a constant to every channel, if there is one."""
+        """The addition of a constant to every channel, or None."""
         return next((step for step in self.steps if step.kind == BIAS), None)
 
     @property
     def residual_sum(self) -> Step[N, T] | None:
-        """The addition of another computed tensor, if there is one."""
+        """The addition of another computed tensor, or None."""
         return next((step for step in self.steps if step.kind == SUM), None)
 
     @property
     def activation(self) -> Step[N, T] | None:
-        """The activation, if there is one."""
+        """The activation, or None."""
         return next((step for step in self.steps if step.kind not in (BIAS, SUM)), None)
 
     @property
     def members(self) -> tuple[N, ...]:
-        """The ops that run along with the layer."""
+        """The ops fused into the layer."""
         return tuple(op for step in self.steps for op in step.ops)
 
     @property
@@ -70,39 +70,39 @@ class FusionGroup(Generic[N, T]):
         return (self.head, *self.members)[-1]
 
     def reduced(self, runs_along: Callable[[N], bool]) -> FusionGroup[N, T]:
-        """The group up to the first step of which an op does not run along under a plan."""
+        """Return the group up to the first step with an op that is not fused under a plan."""
         kept = takewhile(lambda step: all(map(runs_along, step.ops)), self.steps)
         return FusionGroup(self.head, tuple(kept))
 
 
 class FusionRules(ABC, Generic[N, T]):
-    """What the integer kernels of a framework can do behind a layer, asked in their order.
+    """The epilogues of a framework's integer kernels; the methods are called in their order.
 
-    Every method is given the layer with the steps found so far, and looks at what reads the last
-    result (`FusionGroup.tail`); where several ops do, none of them can run along.
+    Every method gets the layer with the steps found so far and examines the consumer of the last
+    result (`FusionGroup.tail`); if there are several consumers, none can be fused.
     """
 
     def bias(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
-        """A constant that is added to every channel, if the kernel can do that."""
+        """Return the addition of a constant to every channel, or None if unsupported."""
         return None
 
     def residual_sum(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
-        """Another computed tensor that is added, if the kernel can do that."""
+        """Return the addition of another computed tensor, or None if unsupported."""
         return None
 
     def activation(self, group: FusionGroup[N, T]) -> Step[N, T] | None:
-        """An activation, if the kernel can do it."""
+        """Return the activation, or None if unsupported."""
         return None
 
 
 def find_fusion_groups(layers: Sequence[N], rules: FusionRules[N, T]) -> dict[N, FusionGroup[N, T]]:
-    """Layer → its fusion group.
+    """Return layer → its fusion group.
 
-    Of two layers that meet in a sum, the later one takes it: the other's result is ready by then.
+    If two layers meet in a sum, the later one fuses it: the other result is ready by then.
 
     Args:
-        layers: the layers that have an integer kernel, in the order in which they run.
-        rules: what these kernels can do.
+        layers: the layers that have an integer kernel, in execution order.
+        rules: the epilogues of these kernels.
     """
     taken: set[N] = set()
     found: dict[N, FusionGroup[N, T]] = {}
@@ -118,5 +118,5 @@ def find_fusion_groups(layers: Sequence[N], rules: FusionRules[N, T]) -> dict[N,
 
 
 def fused_into(groups: Iterable[FusionGroup[N, T]]) -> dict[N, N]:
-    """Op that a layer's kernel can run along → that layer."""
+    """Return op that a layer's kernel can fuse → that layer."""
     return {op: group.head for group in groups for op in group.members}

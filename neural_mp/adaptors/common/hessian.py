@@ -1,4 +1,4 @@
-"""How much rounding a weight harms, by second derivatives: the scores of HAWQ-V2."""
+"""Sensitivity of weights to rounding, from second derivatives: HAWQ-V2 scores."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from neural_mp.space import TuningSpace
 
 M = TypeVar("M")
 
-#: Directions at the outputs r → op and the squared length of its gradient, |Jᵀr|².
+#: Directions r at the outputs → op → squared norm of its gradient, |Jᵀr|².
 Squares = Callable[[list[Array]], Mapping[str, float]]
-#: Random directions at the outputs, of which the mean estimates a trace.
+#: Number of random directions at the outputs, averaged to estimate a trace.
 DIRECTIONS = 8
 _SIGNS = np.array([-1, 1], np.float32)
 
@@ -25,12 +25,12 @@ _SIGNS = np.array([-1, 1], np.float32)
 def weight_sensitivity(
     adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
 ) -> dict[str, float]:
-    """Op with an INT8 weight → harm of rounding it.
+    """Return op with an INT8 weight → sensitivity to rounding the weight.
 
-    Dong et al., "HAWQ-V2: Hessian Aware trace-Weighted Quantization", 2020, equation 9: the mean
-    of the diagonal of the Hessian by the weight, times the squared distance of the weight from its
-    rounded self. The loss is half the squared distance of the outputs from what they are, so that
-    no labels are needed; at its minimum its Hessian is JᵀJ.
+    Dong et al., "HAWQ-V2: Hessian Aware trace-Weighted Quantization", 2020, equation 9: the mean of
+    the Hessian's diagonal by the weight, times the squared distance of the weight from its
+    rounding. The loss is half the squared distance of the outputs from their FP32 values, so no
+    labels are needed; at its minimum, its Hessian is JᵀJ.
 
     Raises:
         ConversionError: the framework has no gradients.
@@ -51,11 +51,11 @@ def weight_sensitivity(
 def summed_traces(
     ops: Iterable[str], batches: Iterable[tuple[Sequence[Sequence[int]], Squares]]
 ) -> dict[str, float]:
-    """Op → trace of JᵀJ by its weight, the sum over batches (Hutchinson's estimator).
+    """Return op → trace of JᵀJ by its weight, summed over batches (Hutchinson's estimator).
 
     Args:
         ops: the ops.
-        batches: of every batch the shapes of the outputs, and a function of directions at the
+        batches: for every batch, the shapes of the outputs and a function of directions at the
             outputs.
     """
     traces = dict.fromkeys(ops, 0.0)

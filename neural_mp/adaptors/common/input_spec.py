@@ -1,4 +1,4 @@
-"""What a user gives beside a model, read the same way for every framework."""
+"""Input and output options of a model, read identically for all frameworks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from neural_mp.util.pytree import tree_leaves
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What is known of the inputs and outputs that a user wants.
+    """The inputs and outputs that a user asks for.
 
     Attributes:
-        names: the inputs in the order in which the data has them; none for the model's own order.
-        outputs: the outputs to keep; none for all.
-        example: the inputs of one batch; None where there is no data.
-        shapes: shapes of the inputs, None in them for axes that are to be free; None for those of
-            the example.
+        names: the inputs in the order of the data; empty for the model's own order.
+        outputs: the outputs to keep; empty for all.
+        example: the inputs of one batch; None without data.
+        shapes: shapes of the inputs, with None for dynamic axes; None for those of the example.
     """
 
     names: tuple[str, ...] = ()
@@ -32,10 +31,11 @@ class InputSpec:
 
     @classmethod
     def read(cls, inputs: object, outputs: object, example: object) -> InputSpec:
-        """What the arguments of `Adaptor.load` say.
+        """Parse the arguments of `Adaptor.load`.
 
         Raises:
-            ConfigurationError: inputs are no names, example tensors or shapes, or outputs no names.
+            ConfigurationError: `inputs` is not names, example tensors or shapes, or `outputs` not
+                names.
         """
         shapes = given_shapes(inputs)
         names, shown = ((), None) if shapes is not None else _names_or_example(inputs)
@@ -43,13 +43,13 @@ class InputSpec:
         return cls(names, outputs, example if shown is None else shown, shapes)
 
     def without_shapes(self, what: str) -> InputSpec:
-        """Return the same, where shapes are of no use.
+        """Return the spec unchanged, for models that do not support shapes.
 
         Args:
-            what: what it is that the shapes are of no use for, such as "a SavedModel".
+            what: the type of model without support for shapes, e.g. "a SavedModel".
 
         Raises:
-            ConfigurationError: there are shapes.
+            ConfigurationError: shapes were given.
         """
         if self.shapes is None:
             return self
@@ -59,7 +59,7 @@ class InputSpec:
         )
 
     def feeds(self, signature: Signature) -> tuple[dict[str, Array], list[str]]:
-        """Inputs that a model can be run on, made up where there is no data, and what to say then.
+        """Return inputs for a run, synthetic without data, and warnings about assumed sizes.
 
         Raises:
             DataError: the example does not fit the model.
@@ -76,14 +76,14 @@ class InputSpec:
 
 
 def unused_capture(framework: str, capture: Capture) -> tuple[str, ...]:
-    """What to say where modules are asked for of a framework whose models are graphs already."""
+    """Return a warning if capture by modules is requested for a graph framework."""
     if capture is Capture.WHOLE:
         return ()
     return (f"capture = {str(capture)!r} is not used for {framework}: every model is one graph",)
 
 
 def _names_in(value: object, option: str) -> tuple[str, ...]:
-    """Names given as `"a, b"` or as a list; none for None. `option` is what a message calls it."""
+    """Return names given as `"a, b"` or a list; () for None. `option` is named in errors."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -96,7 +96,7 @@ def _names_in(value: object, option: str) -> tuple[str, ...]:
 
 
 def _names_or_example(inputs: object) -> tuple[tuple[str, ...], Any]:
-    """Whether a user's `inputs` are names or example tensors: one of the two, the other empty."""
+    """Return `inputs` as names or as example tensors; the other is empty."""
     if isinstance(inputs, str):
         return _names_in(inputs, "inputs"), None
     found = [] if inputs is None else tree_leaves(inputs)

@@ -1,8 +1,8 @@
-"""How the integer kernels of a runtime multiply bytes, asked of the runtime.
+"""Accumulation of INT8 products in the kernels of a runtime, determined by running them.
 
-CPU flags alone do not tell: a runtime may have been told to leave instructions unused, and some of
-its kernels add up in 32 bits on every processor. So kernels are run with the largest bytes there
-are, in a child process, and compared with whole numbers.
+CPU flags alone are not sufficient: a runtime may be configured to leave instructions unused, and
+some kernels accumulate in 32 bits on every CPU. Therefore kernels run with the largest 8-bit
+values, in a child process, and are compared with exact integer results.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 Products = Mapping[KernelKind, Int8Accumulation]
 Shape = tuple[int, ...]
-#: The types of inputs and weights, and the largest numbers in them.
+#: The types of inputs and weights, and their largest values.
 _BYTES, _LARGEST = (np.uint8, np.int8), (255, 127)
-#: The share of a number up to which float32 does not tell it from another.
+#: Relative tolerance for float32 rounding.
 _FLOAT32 = 2.0**-22
 
-#: What is converted for → the limits that oneDNN is asked under: none, or those of the processors
-#: that the result has to be right on.
+#: Target → oneDNN limits to probe under: none, or those of the CPUs on which the result must be
+#: correct.
 ASKED_UNDER: Mapping[str, tuple[str | None, ...]] = {
     HOST_TARGET: (None,),
     "avx2": ("AVX2",),
@@ -39,14 +39,14 @@ ASKED_UNDER: Mapping[str, tuple[str | None, ...]] = {
 
 
 def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> Products:
-    """How the kernels multiply bytes on the machine that is converted for.
+    """Return the accumulation of every kind of kernel on the target machine.
 
-    A kernel is exact where the runtime says so and the processor can be; one that adds up in 32
-    bits on every processor, where the runtime says so.
+    A kernel is exact if the runtime is exact under every limit and the CPU can be; kinds that
+    accumulate in 32 bits on every CPU depend on the runtime only.
 
     Args:
-        hardware: the machine that is converted for.
-        ask: limit of oneDNN → how the kernels of the runtime multiply under it.
+        hardware: the target machine.
+        ask: oneDNN limit → accumulation of the runtime's kernels under the limit.
     """
     answers = [ask(limit) for limit in ASKED_UNDER.get(hardware.target, ())]
     found = {}
@@ -61,14 +61,14 @@ def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> P
 def tried_products(
     hardware: Hardware, module: str, version: str, cases: Iterable[str], minds_onednn: bool = True
 ) -> Products:
-    """How the kernels multiply bytes, found by a module that runs `try_products` on these cases.
+    """Return the accumulation of every kind of kernel, probed by a module with `try_products`.
 
     Args:
-        hardware: the machine that is converted for.
-        module: what is run as a child process.
-        version: that of the runtime, and of what is tried.
+        hardware: the target machine.
+        module: the module to run as a child process.
+        version: version of the runtime and of the probe.
         cases: the names of the cases.
-        minds_onednn: whether the kernels are oneDNN's, and mind a limit of its.
+        minds_onednn: whether the kernels are oneDNN's and obey its limit.
     """
 
     def asked_under(onednn_limit: str | None) -> Products:
@@ -80,11 +80,11 @@ def tried_products(
 
 
 def from_facts(found: Iterable[str], cases: Iterable[str]) -> Products:
-    """A kind of kernel is exact if it was so in all of its cases.
+    """Return the accumulation per kind of kernel: exact if exact in all of its cases.
 
     Args:
         found: the cases that were exact.
-        cases: all cases: the kind of kernel, a space, what tells it from others of the kind.
+        cases: all cases: the kind of kernel, a space and a label.
     """
     exact = frozenset(found)
     kinds: dict[KernelKind, bool] = dict.fromkeys(KernelKind, True)
@@ -99,7 +99,7 @@ def from_facts(found: Iterable[str], cases: Iterable[str]) -> Products:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution to try: channels in and out, groups, and the rest of its geometry."""
+    """A convolution to probe: channels in and out, groups and geometry."""
 
     inputs: int
     outputs: int
@@ -111,7 +111,7 @@ class Convolution:
 
     @property
     def shapes(self) -> tuple[Shape, Shape]:
-        """Of the input, [batch, channels, …], and of the weight, [outputs, inputs, …]."""
+        """Shapes of input [batch, channels, …] and weight [outputs, inputs, …]."""
         window = (self.window,) * self.axes
         return (2, self.inputs, *[11] * self.axes), (
             self.outputs,
@@ -122,7 +122,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Dense:
-    """A product of matrices to try."""
+    """A matrix product to probe."""
 
     rows: int
     inputs: int
@@ -130,13 +130,13 @@ class Dense:
 
     @property
     def shapes(self) -> tuple[Shape, Shape]:
-        """Of the input, [rows, inputs], and of the weight, [outputs, inputs]."""
+        """Shapes of input [rows, inputs] and weight [outputs, inputs]."""
         return (self.rows, self.inputs), (self.outputs, self.inputs)
 
 
 Case = Convolution | Dense
-#: Kind of kernel and a word → what is tried in every runtime: there are other kernels for few
-#: channels, for one position of the window, and for groups.
+#: Kind of kernel and label → case for every runtime: few channels, 1×1 windows and groups have
+#: kernels of their own.
 COMMON_CASES: Mapping[str, Case] = {
     f"{KernelKind.CONVOLUTION} usual": Convolution(16, 16),
     f"{KernelKind.CONVOLUTION} pointwise": Convolution(64, 32, window=1),
@@ -157,27 +157,27 @@ def try_products(
     multiply: Callable[[Case, Array, Array], Array],
     refusal: type[Exception],
 ) -> None:
-    """In a child: say of every case whether its kernel is exact.
+    """Report every case with an exact kernel; runs in a child process.
 
-    The bytes are the largest there are: if any sum of two products saturates, theirs do.
+    With the largest 8-bit values, kernels saturate if any sum of two products can.
 
     Args:
-        cases: kind of kernel and a word → what is tried.
-        multiply: runs a kernel on a case, its input in uint8 and its weight in int8, without
-            padding, and gives the sums of products as real numbers.
-        refusal: what is raised where the runtime has no such kernel.
+        cases: kind of kernel and label → case.
+        multiply: runs a kernel on a case, with uint8 input and int8 weight, without padding, and
+            returns the sums of products as floats.
+        refusal: the exception of the runtime for a missing kernel.
     """
 
     def exact(name: str) -> Iterator[str]:
         case = cases[name]
         x, weight = (np.full(*of) for of in zip(case.shapes, _LARGEST, _BYTES, strict=True))
-        # All results are alike: each holds the sum of the products of all that an output reads.
+        # All results are equal, as all inputs and weights are.
         whole = math.prod((*_LARGEST, *weight.shape[1:]))
         try:
             found = multiply(case, x, weight)
         except refusal:
             logger.info("%s is refused", name, exc_info=True)
-            yield name  # what is refused gives no wrong numbers
+            yield name  # a missing kernel cannot saturate
             return
         if np.allclose(np.float64(found), whole, rtol=_FLOAT32, atol=0.5):
             yield name

@@ -1,4 +1,4 @@
-"""The details of a saved model: a JSON file beside the framework's own, in the same folder."""
+"""The metadata of a saved model: a JSON file next to the framework's own files."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from neural_mp.util.validators import Validator, mapping_of, string
 
 T = TypeVar("T")
 
-#: What the details of a converted graph hold in several frameworks alike.
+#: Common entries of converted graphs, whatever the framework.
 CONVERTED: Mapping[str, Validator[Any]] = {
     "counts": ConversionCounts.from_dict,
     "ops": mapping_of(string),
 }
-#: What earlier versions did not write.
+#: Optional entries, absent from files of earlier versions.
 LATER: Mapping[str, Validator[Any]] = {"results": mapping_of(OutputLocation.from_list)}
 
 
 def write_details(file: Path, details: Mapping[str, Any]) -> None:
-    """Write plain dicts, lists, texts and numbers."""
+    """Write dicts, lists, strings and numbers as JSON."""
     file.write_text(json.dumps(details, indent=1), encoding="utf-8")
 
 
 def read_details(file: Path, kind: Validator[T]) -> T:
-    """The details.
+    """Return the metadata in a file.
 
     Args:
-        file: theirs.
-        kind: what the adaptor expects in it.
+        file: the metadata file.
+        kind: the validator of its content.
 
     Raises:
-        ModelLoadError: there is no such file, or it holds something else.
+        ModelLoadError: the file is missing or invalid.
     """
     return read_json(file, kind, ModelLoadError)

@@ -1,4 +1,4 @@
-"""Names for what is put into a graph beside what it holds already."""
+"""Names of ops and tensors that are inserted into a graph."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from itertools import chain, count
 
 
 def in_camel_case(kinds: str) -> dict[str, tuple[str, ...]]:
-    """Kind → the op type that is the same word: `log_softmax` → `LogSoftmax`.
+    """Return kind → op type in camel case: `log_softmax` → `LogSoftmax`.
 
     Args:
-        kinds: the kinds, with spaces between.
+        kinds: the kinds, separated by spaces.
     """
     return {kind: ("".join(map(str.capitalize, kind.split("_"))),) for kind in kinds.split()}
 
 
 def unique_name(name: str, taken: Container[str], first: int = 1) -> str:
-    """The name, or the first of its numbered forms, from `first` on, that is not taken."""
+    """Return the name, or its first numbered variant from `first` on, that is not taken."""
     forms = chain([name], (f"{name}_{number}" for number in count(first)))
     return next(form for form in forms if form not in taken)

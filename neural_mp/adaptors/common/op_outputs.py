@@ -1,7 +1,7 @@
-"""What the ops of a model compute in a run, under the names of the untouched model.
+"""Results of ops in a run, under the op names of the unconverted model.
 
-A converted model has the result of an op under another name, stored in integers or 16 bits, or not
-at all where the op runs within the kernel of another.
+In a converted model, the result of an op has another name, is quantized or in 16 bits, or does not
+exist if the op is fused into another.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class OpOutput:
     """The result of an op in one run.
 
     Attributes:
-        real: the real numbers, float32.
-        stored: the type that the model has them in, such as `float32` or `uint8`.
+        real: the result as float32.
+        stored: the dtype in the model, e.g. `float32` or `uint8`.
     """
 
     real: NDArray[np.float32]
@@ -34,12 +34,12 @@ class OpOutput:
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """Where a converted model has the result of an op.
+    """The location of an op's result in a converted model.
 
     Attributes:
         tensor: the name of the tensor.
-        type: the type of the op in the untouched model.
-        encoding: how the result is stored in uint8; None where it is stored as real numbers.
+        type: the type of the op in the unconverted model.
+        encoding: the quantization parameters of a uint8 tensor; None for a float tensor.
     """
 
     tensor: str
@@ -47,16 +47,16 @@ class OutputLocation:
     encoding: QuantParams | None = None
 
     def to_list(self) -> list[Any]:
-        """Plain strings and numbers, as written to JSON."""
+        """Return strings and numbers for JSON."""
         stored = self.encoding
         return [self.tensor, self.type, *([stored.scale, stored.zero_point] if stored else ())]
 
     @classmethod
     def from_list(cls, data: object) -> OutputLocation:
-        """Read back what `to_list` wrote.
+        """Read back the result of `to_list`.
 
         Raises:
-            NeuralMPError: it was not written so.
+            NeuralMPError: the data is malformed.
         """
         bare = isinstance(data, list) and len(data) == len(_BARE)
         tensor, kind, *stored = tuple_of(*_BARE, *(() if bare else (non_negative_float, integer)))(
@@ -69,11 +69,11 @@ _BARE = (string, string)
 
 
 def op_value(found: Array, encoding: QuantParams | None) -> OpOutput | None:
-    """The value that was found in a tensor; None where it holds no real numbers, or nothing.
+    """Return a tensor's value as float32; None if the tensor is empty or not float.
 
     Args:
-        found: as the model stores it.
-        encoding: how it is stored in uint8.
+        found: the value in the model.
+        encoding: its quantization parameters if quantized.
     """
     name = found.dtype.name
     if not found.size:
@@ -89,12 +89,12 @@ def op_value(found: Array, encoding: QuantParams | None) -> OpOutput | None:
 def results_graph(
     written: OpGraph, results: Mapping[str, OutputLocation], op_of: Mapping[str, str]
 ) -> OpGraph:
-    """The ops of which a converted model has the results, as the untouched model calls them.
+    """Return the ops whose results a converted model has, by their unconverted names.
 
     Args:
         written: the graph of the converted model.
-        results: op of the untouched model → where the converted one has its result.
-        op_of: tensor of the converted model → the op of `written` whose result it is.
+        results: op of the unconverted model → location of its result in the converted model.
+        op_of: tensor of the converted model → the op of `written` that computes it.
     """
     kept = {
         op_of[result.tensor]: Op(name, result.type)

@@ -1,4 +1,4 @@
-"""What an adaptor may offer beyond its contract: each part is an object of functions, or None."""
+"""Optional parts of an adaptor: each is an object of functions, or None."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ P = TypeVar("P")
 
 
 def needed(part: P | None, framework: str, what: str) -> P:
-    """A part that something cannot do without.
+    """Return a required part.
 
     Args:
-        part: what an adaptor offers.
+        part: the part of the adaptor, or None.
         framework: its framework.
-        what: the part in words.
+        what: the part as text.
 
     Raises:
-        ConversionError: the adaptor does not offer it.
+        ConversionError: the adaptor does not offer the part.
     """
     if part is None:
         raise ConversionError(f"the adaptor of {framework} offers no {what}")
@@ -36,11 +36,11 @@ def needed(part: P | None, framework: str, what: str) -> P:
 
 @dataclass(frozen=True)
 class OpTiming(Generic[M]):
-    """How long single ops take.
+    """Timing of single ops.
 
     Attributes:
-        time_ops: model, inputs, number of runs → op, or conversion by a name of its own → seconds
-            of each run, in order. What runs along with another op is counted with that op.
+        time_ops: model, inputs, number of runs → op, or conversion under its own name → seconds of
+            each run, in order. Fused ops count towards the op that they are fused into.
     """
 
     time_ops: Callable[[M, Any, int], Mapping[str, Sequence[float]]]
@@ -48,12 +48,12 @@ class OpTiming(Generic[M]):
 
 @dataclass(frozen=True)
 class KernelTrace(Generic[M]):
-    """The kernels that a run is made of, for audits.
+    """The kernels executed in a run, for audits.
 
     Attributes:
-        trace: model, inputs → op → what ran for it in one run, by the runtime's own account. An op
-            of which nothing is found ran along in the kernel of another, or needed none. One that
-            the run did not come to has no kernels.
+        trace: model, inputs → op → its kernels in one run, from the runtime's own trace. An op
+            without an entry is fused into another or needs no kernel; an op that was not reached
+            has no kernels.
     """
 
     trace: Callable[[M, Any], Mapping[str, OpTrace]]
@@ -61,15 +61,15 @@ class KernelTrace(Generic[M]):
 
 @dataclass(frozen=True)
 class OpOutputs(Generic[M]):
-    """What single ops compute, for comparisons, and to find where NaN begins.
+    """Results of single ops, for comparisons and to locate the origin of NaN.
 
     Attributes:
-        results: model → the ops whose results a run has, as the untouched model calls them: of
-            that, those of its graph; of a converted one, ops that run within the kernel of another
-            are left out, and edges lead past them.
-        values: model, some of its `results` → a function that runs one batch and gives the results
-            of these ops. What is stored in integers comes as the real numbers that they stand for;
-            what holds no real numbers, or lies in a branch that is not taken, is left out.
+        results: model → the ops whose results a run can return, by their unconverted names: for an
+            unconverted model, the ops of its graph; for a converted model, fused ops are omitted
+            and bypassed by edges.
+        values: model, some of its `results` → a function that runs one batch and returns the
+            results of these ops. Quantized results are dequantized; results that are not float, or
+            in a branch not taken, are omitted.
         first_non_finite: model, inputs → the first op whose result holds NaN or Inf; None if there
             is none.
     """
@@ -85,14 +85,14 @@ def _no_ops(model: Any) -> Collection[str]:
 
 @dataclass(frozen=True)
 class Corrections(Generic[M]):
-    """The constants of layers and normalizations, for repairs and second derivatives.
+    """The constants of layers and normalizations, for corrections and second derivatives.
 
     Attributes:
-        layers: model → op → its constants. Layers are those with INT8 kernels and a weight;
-            weights are read only when asked for.
-        with_layers: model, op → change → the model with other constants in some of its `layers`;
-            the model given is untouched.
-        channel_keepers: model → the ops that only move values, and leave every channel where it is.
+        layers: model → op → its constants. Layers are ops with an INT8 kernel and a weight; weights
+            are read lazily.
+        with_layers: model, op → change → a model with changed constants in some of its `layers`;
+            the given model stays unchanged.
+        channel_keepers: model → the ops that only move values and leave every channel in place.
     """
 
     layers: Callable[[M], Mapping[str, LayerParams]]
@@ -102,7 +102,7 @@ class Corrections(Generic[M]):
 
 @dataclass(frozen=True)
 class Hessian(Generic[M]):
-    """Second derivatives, where there are gradients.
+    """Second derivatives, if the framework has gradients.
 
     Attributes:
         hessian_traces: model, batches, ops → op → trace of the Hessian by its weight, of the loss
@@ -114,13 +114,13 @@ class Hessian(Generic[M]):
 
 @dataclass(frozen=True)
 class Portability(Generic[M]):
-    """Integer weights, where kernels that multiply bytes saturate on some processors.
+    """Integer weights for CPUs with saturating accumulation.
 
     Attributes:
-        wide_kernels: model → the kinds of its integer kernels that are right only where products
-            are exact: those with weights beyond ±63.
-        right_everywhere: converted model → the model with weights that are right on every
-            processor; `ConversionError` where that cannot be made of it.
+        wide_kernels: model → the kinds of its integer kernels that are correct only with exact
+            accumulation: those with weights beyond ±63.
+        right_everywhere: converted model → the model with weights that are correct on every CPU;
+            `ConversionError` if impossible.
     """
 
     wide_kernels: Callable[[M], frozenset[KernelKind]]
@@ -129,12 +129,12 @@ class Portability(Generic[M]):
 
 @dataclass(frozen=True)
 class SingleFile(Generic[M]):
-    """Single files of the framework's own, for use without this package.
+    """Single files in the framework's own format, for use without this package.
 
     Attributes:
-        suffixes: their endings.
-        save_file: model, file, metadata → nothing; what does not fit goes into files beside it,
-            and metadata where such files have room for that.
+        suffixes: the file suffixes.
+        save_file: model, file, metadata → None; excess data goes into files next to it, and
+            metadata into files that support it.
     """
 
     suffixes: tuple[str, ...]
@@ -143,11 +143,11 @@ class SingleFile(Generic[M]):
 
 @dataclass(frozen=True)
 class OnnxExport(Generic[M]):
-    """A way to ONNX.
+    """Export to ONNX.
 
     Attributes:
-        export_onnx: model, file, metadata → nothing; metadata is among the file's properties.
-            `ConversionError` where the model has ops that ONNX lacks.
+        export_onnx: model, file, metadata → None; metadata becomes properties of the file.
+            `ConversionError` if the model has ops that ONNX lacks.
     """
 
     export_onnx: Callable[[M, Path, Mapping[str, str]], None]
@@ -155,7 +155,7 @@ class OnnxExport(Generic[M]):
 
 @dataclass(frozen=True)
 class Compiler(Generic[M]):
-    """A compiler that models are run through.
+    """Compilation of models.
 
     Attributes:
         compiled: model → the framework's own object, compiled.
@@ -166,11 +166,11 @@ class Compiler(Generic[M]):
 
 @dataclass(frozen=True)
 class Drawing(Generic[M]):
-    """Graphs for people to look at.
+    """Graph dumps for inspection.
 
     Attributes:
-        draw: model, path without an ending → the files written: in the framework's binary form,
-            and as text, without large weights.
+        draw: model, path without suffix → the files written: in the framework's binary format, and
+            as text without large weights.
     """
 
     draw: Callable[[M, Path], tuple[Path, ...]]

@@ -1,4 +1,4 @@
-"""How real numbers are stored as integers: activations as uint8, weights as int8."""
+"""Quantization of tensors: activations to uint8, weights to int8."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from neural_mp.util.pytree import Array
 
 @dataclass(frozen=True)
 class QuantParams:
-    """How a tensor is stored in uint8: real = scale · (stored - zero_point)."""
+    """uint8 parameters of a tensor: float = scale · (quantized - zero_point)."""
 
     scale: float
     zero_point: int
 
     @classmethod
     def of(cls, span: Range) -> QuantParams:
-        """The encoding that holds a range, and zero exactly."""
+        """Return the parameters that cover a range, with an exact zero."""
         return cls(*affine_parameters(*span))
 
     @property
     def low(self) -> float:
-        """The least real number that can be stored."""
+        """The smallest representable number."""
         return -self.zero_point * self.scale
 
     @property
     def high(self) -> float:
-        """The greatest real number that can be stored."""
+        """The largest representable number."""
         return (LEVELS - self.zero_point) * self.scale
 
     def clamps(self, low: float, high: float) -> bool:
-        """Whether nothing outside of limits can be stored, but for half a step."""
+        """Whether all representable numbers are within limits, up to half a step."""
         slack = self.scale * (0.5 + 1e-3)
         return self.low >= low - slack and self.high <= high + slack
 
 
 def exceeds_reduced_range(integers: Array) -> bool:
-    """Whether a weight in int8 goes beyond ±63, so that saturating products make it wrong."""
+    """Whether an int8 weight exceeds ±63, so that saturation makes results wrong."""
     return bool((np.abs(integers.astype(np.int16)) > WEIGHT_LIMITS[REDUCED_RANGE]).any())
 
 
 def weight_scales(weight: Array, axes: tuple[int, ...], limit: int) -> Array:
-    """The step of every output channel, symmetric: the largest magnitude over `limit`.
+    """Return the symmetric scale of every output channel: largest magnitude / `limit`.
 
     Args:
         weight: the weight.
@@ -65,23 +65,23 @@ def weight_scales(weight: Array, axes: tuple[int, ...], limit: int) -> Array:
         limit: the largest integer, 127 or 63.
 
     Returns:
-        Float32 with the axes of the weight, of length 1 where they are in `axes`. A channel that
-        is zero everywhere may have any step, and has 1.
+        Float32 with the axes of the weight, of length 1 for those in `axes`. The scale of an
+            all-zero channel is arbitrary: 1.
     """
-    # Without a copy of all magnitudes, for weights of hundreds of megabytes.
+    # No copy of all magnitudes, as weights can have hundreds of megabytes.
     highest = weight.max(axis=axes, keepdims=True, initial=0)
     largest = np.maximum(highest, -weight.min(axis=axes, keepdims=True, initial=0))
     return np.where(largest > MIN_RANGE_WIDTH, largest / limit, 1).astype(np.float32)
 
 
 def weight_limit_of(space: TuningSpace, op: str) -> int:
-    """The largest integer that the weight of an op is stored with, unless a plan says otherwise."""
+    """Return the largest integer of an op's weight, unless a plan overrides it."""
     config = space.capabilities[op].config(Precision.INT8)
     return weight_qmax(config.weight if config is not None else None)
 
 
 def round_to_int8(weight: Array, scales: Array, limit: int) -> NDArray[np.int8]:
-    """A weight in steps of `scales`, cut off at ±`limit`."""
+    """Return a weight in steps of `scales`, clipped at ±`limit`."""
     steps = weight / scales
     np.rint(steps, out=steps)
     return np.clip(steps, -limit, limit, out=steps).astype(np.int8)
@@ -92,10 +92,10 @@ L = TypeVar("L")
 
 @dataclass(frozen=True)
 class IntegerWeight(Generic[L]):
-    """A weight in int8 that an integer kernel multiplies by.
+    """An int8 weight of an integer kernel.
 
     Attributes:
-        layer: what reads it, as the framework has it.
+        layer: the framework's op that reads the weight.
         kernel: the kind of the kernel.
         integers: the weight.
     """
@@ -106,11 +106,11 @@ class IntegerWeight(Generic[L]):
 
 
 def wide_kinds(weights: Iterable[IntegerWeight[L]]) -> frozenset[KernelKind]:
-    """The kinds of kernel that have a weight beyond ±63."""
+    """Return the kinds of kernel that have a weight beyond ±63."""
     return frozenset(weight.kernel for weight in weights if exceeds_reduced_range(weight.integers))
 
 
 def saturating(weights: Iterable[IntegerWeight[L]]) -> list[L]:
-    """The layers with such a weight, of the kinds that are not exact on every processor."""
+    """Return the layers with weights beyond ±63 and a kernel not exact on every CPU."""
     found = (weight for weight in weights if weight.kernel not in EXACT_EVERYWHERE)
     return [weight.layer for weight in found if exceeds_reduced_range(weight.integers)]

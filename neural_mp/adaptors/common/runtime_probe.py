@@ -1,9 +1,9 @@
-"""Questions to a runtime that are answered by trying, in a child process; the answers are kept.
+"""Probes of a runtime in a child process, with cached results.
 
-A registered kernel is no proof that an op runs: some are refused, some do nothing, some end the
-process. So a module is run as a child process. It prints the name of every case before it tries it,
-and the facts it finds. Where a case ends the process, the rest is tried in another one. The answers
-are kept on disk, by version of the runtime, processor and the environment's settings.
+A registered kernel does not guarantee that an op runs: some are refused, some do nothing, some
+crash the process. Therefore a module runs as a child process. The child prints the name of every
+case before it starts, and the results. If a case crashes the process, another child runs the
+remaining cases. Results are cached on disk, by runtime version, processor and environment settings.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from neural_mp.util.validators import list_of, string
 
 logger = logging.getLogger(__name__)
 
-#: What a child prints before the name of a case, ahead of trying it, and before a fact.
+#: Prefixes in a child's output: of a case before its start, and of a result.
 STARTS, FOUND = "starts: ", "found: "
-#: Limits oneDNN to what an older processor has (oneDNN's guide, "CPU Dispatcher Control").
+#: Limits oneDNN to the ISA of an older CPU (oneDNN guide, "CPU Dispatcher Control").
 ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
-#: Settings of the environment that change which kernels there are.
+#: Environment variables that affect the available kernels.
 _SETTINGS = ("TF_ENABLE_ONEDNN_OPTS", "DNNL_MAX_CPU_ISA", ONEDNN_LIMIT)
 _LIMIT_SECONDS = 300
 
@@ -37,12 +37,12 @@ def try_each(
     find: Callable[[str], Iterable[str]],
     refusal: type[Exception] | tuple[()] = (),
 ) -> None:
-    """In a child: try the cases that no child before has begun with, and say what is found.
+    """Run the cases that no earlier child started, and print the results; for a child.
 
     Args:
         cases: the names of the cases.
-        find: tries a case, and gives the facts one by one.
-        refusal: what is raised where the runtime refuses a case, of which nothing more is found.
+        find: runs a case and yields the results.
+        refusal: raised by the runtime if it refuses a case, which ends the case.
     """
     for case in cases:
         if case in sys.argv[1:]:
@@ -56,10 +56,10 @@ def try_each(
 
 
 def version_of(*distributions: str) -> str:
-    """The version of the first of these distributions that is installed, found without importing.
+    """Return the version of the first installed distribution, without importing it.
 
     Args:
-        distributions: the names under which a package may have been installed.
+        distributions: alternative names of a package.
     """
     for name in distributions:
         try:
@@ -71,16 +71,16 @@ def version_of(*distributions: str) -> str:
 
 @lru_cache(maxsize=32)
 def probe_results(module: str, version: str, onednn_limit: str | None = None) -> frozenset[str]:
-    """What a module finds when it is run as a child process.
+    """Return the results of a module that runs as a child process.
 
     Args:
         module: the module.
-        version: what the answers depend on beside processor and environment; another one for
-            another version of the runtime, or of the module.
-        onednn_limit: the value of `ONEDNN_MAX_CPU_ISA` for the child; the process's by default.
+        version: cache key besides processor and environment; must change with the version of the
+            runtime or the module.
+        onednn_limit: the value of `ONEDNN_MAX_CPU_ISA` for the child; inherited by default.
 
     Returns:
-        The facts; no fact where the child cannot be run, which is not kept.
+        The results; empty if the child cannot run, which is not cached.
     """
     environment = dict(os.environ)
     if onednn_limit is not None:
@@ -98,7 +98,7 @@ def probe_results(module: str, version: str, onednn_limit: str | None = None) ->
 
 
 def _run(module: str, environment: dict[str, str]) -> frozenset[str]:
-    """Run the child, and again without the cases that it began with where one ended it."""
+    """Run the child; after a crash, again without the cases already started."""
     found: set[str] = set()
     tried: set[str] = set()
     while True:

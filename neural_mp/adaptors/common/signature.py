@@ -1,4 +1,4 @@
-"""How a model is called: which tensors its inputs and outputs are, and in what form they come."""
+"""Signatures of models: the tensors of inputs and outputs and their structure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from neural_mp.util.validators import (
     string,
 )
 
-#: Sizes of a tensor, None for those not known before it runs; None where not even the rank is.
+#: Sizes of a tensor, None if unknown before a run; None if the rank is unknown.
 Shape = tuple[int | None, ...] | None
 _S = TypeVar("_S", bound="Signature")
 
@@ -37,11 +37,11 @@ class TensorSpec:
     """An input or output.
 
     Attributes:
-        name: what a caller calls it.
+        name: the name for callers.
         tensor: the tensor of the graph.
-        dtype: its element type; that of objects for strings, None for what is no tensor.
-        shape: its sizes, as far as they are known.
-        alias: another name a caller may use.
+        dtype: the element type; object for strings, None for non-tensors.
+        shape: the known sizes.
+        alias: another name for callers.
     """
 
     name: str
@@ -51,27 +51,27 @@ class TensorSpec:
     alias: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain strings and numbers, as written to JSON."""
+        """Return strings and numbers for JSON."""
         shape = None if self.shape is None else list(self.shape)
         dtype = None if self.dtype is None else self.dtype.name
         return {**vars(self), "dtype": dtype, "shape": shape}
 
     @classmethod
     def from_dict(cls, data: object) -> TensorSpec:
-        """Read back what `to_dict` wrote.
+        """Read back the result of `to_dict`.
 
         Raises:
-            NeuralMPError: it was not written so, or an array for it would fill the memory.
+            NeuralMPError: the data is malformed, or a matching array would exceed the memory limit.
         """
         return cls(**_PORT(data))
 
     @property
     def has_unknown_sizes(self) -> bool:
-        """Whether an array for it can have sizes, but for that of the batch, that are not known."""
+        """Whether sizes other than the batch size are unknown."""
         return self.dtype is not None and (self.shape is None or None in self.shape[1:])
 
     def answers_to(self, name: str) -> bool:
-        """Whether a caller may call it so."""
+        """Whether callers may use this name."""
         return name in (self.name, self.alias, self.tensor, f"{self.tensor}:0")
 
     def __str__(self) -> str:
@@ -91,9 +91,9 @@ class Signature:
     """The inputs and outputs of a model.
 
     Attributes:
-        inputs: in the order in which positional inputs come.
+        inputs: in the order of positional inputs.
         outputs: in the order in which they are returned.
-        returns: where each of them stands in what the model returns.
+        returns: the structure of the returned value, with indices of outputs as leaves.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -102,16 +102,16 @@ class Signature:
 
     @cached_property
     def input_tensors(self) -> list[str]:
-        """The tensors that are fed."""
+        """The tensors of the inputs."""
         return [port.tensor for port in self.inputs]
 
     @cached_property
     def output_tensors(self) -> list[str]:
-        """The tensors whose values are returned."""
+        """The tensors of the outputs."""
         return [port.tensor for port in self.outputs]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain strings and numbers, as written to JSON."""
+        """Return strings, numbers and containers for JSON."""
         return {
             "inputs": [port.to_dict() for port in self.inputs],
             "outputs": [port.to_dict() for port in self.outputs],
@@ -120,10 +120,10 @@ class Signature:
 
     @classmethod
     def from_dict(cls: type[_S], data: object) -> _S:
-        """Read back what `to_dict` wrote.
+        """Read back the result of `to_dict`.
 
         Raises:
-            NeuralMPError: it was not written so.
+            NeuralMPError: the data is malformed.
         """
         said = _SIGNATURE(data)
         for position in tree_leaves(said["returns"]):
@@ -132,13 +132,13 @@ class Signature:
         return cls(**said)
 
     def bind(self, inputs: object) -> dict[str, Array]:
-        """Tensor → array, for the inputs of one batch.
+        """Return tensor → array for the inputs of one batch.
 
-        A dict is taken by name, without labels that the model does not take; a tuple or list by
-        position; anything else as the only input.
+        A dict is matched by name, without labels that the model does not accept; a tuple or list by
+        position; anything else is the only input.
 
         Raises:
-            DataError: they are not as many, not so named, or not of the kind the model takes.
+            DataError: the number, names, dtypes or shapes do not match the model.
         """
         if type(inputs) is np.ndarray and len(self.inputs) == 1:
             port = self.inputs[0]
@@ -150,10 +150,10 @@ class Signature:
         }
 
     def assigned(self, inputs: object) -> list[Any]:
-        """What `bind` takes for every input, as it was given.
+        """Return the value for every input of `bind`, unconverted.
 
         Raises:
-            DataError: they are not as many, or not so named.
+            DataError: the number or names do not match the model.
         """
         if isinstance(inputs, Mapping):
             names = {str(key) for key in inputs}
@@ -178,7 +178,7 @@ class Signature:
         return values
 
     def _takes(self, name: str) -> bool:
-        """Whether an input is called so, or lies under this name in what a model takes."""
+        """Whether a name is an input, or a prefix of nested inputs."""
         return any(p.answers_to(name) or p.name.startswith(f"{name}_") for p in self.inputs)
 
     def _by_name(self, inputs: Mapping[Any, Any]) -> list[Any]:
@@ -200,30 +200,30 @@ class Signature:
     def in_order(
         self, feeds: Mapping[str, Array], batch_size: int | None = None
     ) -> tuple[Any, ...]:
-        """What `bind` gave, by position; repeated or cut to a batch of another size if given."""
+        """Return the result of `bind` by position, repeated or cut to `batch_size` if given."""
         sized = feeds if batch_size is None else resized(feeds, batch_size)
         return tuple(sized[port.tensor] for port in self.inputs)
 
     def samples(self, feeds: Mapping[str, Array]) -> int:
-        """How many samples a batch can be parted into: 1 unless all has one open first axis."""
+        """Return the samples a batch can be split into; 1 unless all share a dynamic axis 0."""
         ports = (*self.inputs, *self.outputs)
         if not all(p.shape and p.shape[0] is None for p in ports):
-            return 1  # sequences and the like have no shape
+            return 1  # non-tensors, e.g. sequences, have no shape
         lengths = {len(array) if np.ndim(array) else None for array in feeds.values()}
         return (lengths.pop() or 1) if len(lengths) == 1 else 1
 
     def packed(self, values: Sequence[Any]) -> Any:
-        """The outputs, in the form the model returns them; those of a list keep their names."""
+        """Return the outputs in the model's structure; a list keeps their names."""
         if isinstance(self.returns, list) and all(isinstance(i, int) for i in self.returns):
             names = [self.outputs[i].name for i in self.returns]
             return NamedList.of([values[i] for i in self.returns], names)
         return unflatten(self.returns, values)
 
     def choosing(self: _S, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _S:
-        """With these inputs, in this order, and these outputs only; all of them for no names.
+        """Return the signature with the named inputs and outputs, in this order; () for all.
 
         Raises:
-            ConfigurationError: a name is none of the model's, or an input is left out.
+            ConfigurationError: a name is unknown, or an input is missing.
         """
         chosen = replace(
             self,
@@ -247,10 +247,10 @@ class Signature:
 
 
 def shape_of(value: object) -> Shape:
-    """Sizes as a file holds them.
+    """Validate the sizes of a tensor in a file.
 
     Raises:
-        NeuralMPError: they are none, or an array of them would fill the memory.
+        NeuralMPError: the sizes are malformed or exceed the memory limit.
     """
     sizes = optional(list_of(optional(non_negative_integer)))(value)
     if math.prod(size or 1 for size in sizes or ()) > MAX_EXAMPLE_ELEMENTS:
@@ -290,7 +290,7 @@ _SIGNATURE = record({"inputs": _PORTS, "outputs": _PORTS, "returns": _structure}
 
 
 def example_for(signature: Signature) -> dict[str, Array]:
-    """Made-up inputs: floats drawn from 0…1, integers zero, unknown sizes 1."""
+    """Return synthetic inputs: floats drawn from 0…1, integers zero, unknown sizes 1."""
     return {port.tensor: _made_up(port) for port in signature.inputs}
 
 
@@ -300,13 +300,13 @@ def _made_up(port: TensorSpec) -> Array:
         return np.zeros(shape)
     if port.dtype.hasobject:
         return np.full(shape, b"", object)
-    if port.dtype.kind in "fV":  # to numpy, bfloat16 is of kind V
+    if port.dtype.kind in "fV":  # bfloat16 is of kind V in numpy
         return np.random.default_rng(0).random(shape).astype(port.dtype)
     return np.zeros(shape, port.dtype)
 
 
 def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
-    """The same inputs, repeated or cut to a batch of another size."""
+    """Return the inputs, repeated or cut to another batch size."""
     return {
         tensor: np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]
         if getattr(array, "ndim", 0) and len(array)
@@ -316,12 +316,12 @@ def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
 
 
 def in_parts(feeds: dict[str, Array], samples: int, most: int) -> Iterator[dict[str, Array]]:
-    """A batch in parts of at most so many samples.
+    """Yield a batch in parts of at most `most` samples.
 
     Args:
-        feeds: what `bind` gave.
-        samples: how many samples it holds (`Signature.samples`).
-        most: the most of a part.
+        feeds: the result of `bind`.
+        samples: the number of samples (`Signature.samples`).
+        most: the maximum size of a part.
     """
     if samples <= most:
         yield feeds
@@ -346,12 +346,12 @@ def _chosen(
 
 
 def _holds_arrays(inputs: Sequence[Any]) -> bool:
-    """Whether a list is one of inputs, not one of numbers that are an input."""
+    """Whether a list holds arrays, as opposed to numbers that form one input."""
     return any(hasattr(leaf, "__array__") for leaf in tree_leaves(inputs))
 
 
 def _fits_at_once(port: TensorSpec, value: object) -> bool:
-    """Whether a value is already the array that an input takes."""
+    """Whether a value already matches the dtype and shape of an input."""
     return (
         type(value) is np.ndarray
         and value.dtype == port.dtype
@@ -361,9 +361,9 @@ def _fits_at_once(port: TensorSpec, value: object) -> bool:
 
 
 def _fitting(port: TensorSpec, value: Any) -> Array:
-    """An array of the element type and rank that an input has."""
+    """Return an array with the dtype of an input; raise `DataError` on a mismatch."""
     if port.dtype is None:
-        return value  # sequences and the like, for which only the runtime knows what fits
+        return value  # only the runtime can validate non-tensors, e.g. sequences
     if any(leaf is None for leaf in tree_leaves(value)):
         raise DataError(f"a batch's inputs hold None; expected {port}")
     try:

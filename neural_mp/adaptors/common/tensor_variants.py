@@ -1,7 +1,7 @@
-"""The forms in which a tensor is there while a graph is written in the precisions of a plan.
+"""The dtype variants of a tensor while a graph is converted to the precisions of a plan.
 
-A form is made the first time that an op asks for it, and once only: so there is one conversion for
-every tensor and direction, and none where no op asks.
+A variant is created once, on first use: one conversion for every tensor and direction, and none
+without a consumer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from neural_mp.core.quantization_flow import QuantizationFlow
 
 
 def cast_saturating(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Values in a 16-bit dtype, those beyond its range as the largest that it has.
+    """Cast values to a 16-bit dtype, saturating at its largest finite value.
 
-    The lowest float32 stands for minus infinity in many a mask, but must not become it.
+    Many masks use the lowest float32 in place of minus infinity, which must not become infinite.
     """
     with np.errstate(over="ignore"):
         low = values.astype(dtype)
@@ -36,27 +36,27 @@ def cast_saturating(values: Array, dtype: np.dtype[Any]) -> Array:
     return np.where(lost, np.copysign(largest, values).astype(dtype), low)
 
 
-#: The forms of a tensor, and what is put behind its name for them.
+#: The variants of a tensor, also used as name suffixes.
 FP32, BF16, FP16, UINT8 = "fp32", "bf16", "fp16", "uint8"
 FORM_OF: Mapping[Precision, str] = {Precision.BF16: BF16, Precision.FP16: FP16}
-#: The types that constants are stored in.
+#: The dtypes of constants.
 _NARROW = {BF16: ml_dtypes.bfloat16, FP16: np.float16}
-#: What a framework has for a tensor of a graph: its name, or an object.
+#: A framework's tensor: its name, or an object.
 T = TypeVar("T")
 
 
 class TensorVariants(ABC, Generic[T]):
-    """Where every tensor of the untouched graph is to be found in the graph being written.
+    """The variants in the converted graph of every tensor of the unconverted graph.
 
-    A tensor that was not `put` here is there in FP32, as in the untouched graph. A framework says
-    how conversions are written, and counts them.
+    A tensor without a `put` call exists in FP32, as in the unconverted graph. A framework inserts
+    the conversions and counts them.
 
     Args:
-        flow: what is stored in INT8 under the plan.
-        ranges: quantized tensor (`flow.root`) → the range that its scale has to hold.
+        flow: the quantized tensors of the plan.
+        ranges: scale owner (`flow.scale_owner`) → the range that its scale must cover.
     """
 
-    #: The forms that a dequantization can write.
+    #: The variants that a dequantization can produce.
     dequantized_to: ClassVar[tuple[str, ...]] = (FP32,)
 
     def __init__(self, flow: QuantizationFlow, ranges: Mapping[str, Range]) -> None:
@@ -68,43 +68,43 @@ class TensorVariants(ABC, Generic[T]):
 
     @property
     def counts(self) -> ConversionCounts:
-        """How many conversions were put in."""
+        """The number of inserted conversions."""
         return ConversionCounts(**self._counted)
 
     def count(self, conversion: str) -> None:
-        """Say that one of `ConversionCounts` was put in."""
+        """Count an inserted conversion, a field of `ConversionCounts`."""
         self._counted[conversion] += 1
 
     def encoding_of(self, tensor: T) -> QuantParams:
-        """How a tensor is stored in uint8."""
+        """Return the uint8 quantization parameters of a tensor."""
         return self._encodings[self.name_of(tensor)]
 
     def found(self, tensor: T) -> dict[str, T]:
-        """Form → where the tensor is there in it."""
+        """Return the existing variants of a tensor."""
         return self._found.setdefault(tensor, {FP32: tensor})
 
     def put(self, tensor: T, form: str, value: T) -> None:
-        """Say that a tensor is there in a form, and in no other yet."""
+        """Set a variant as the only one of a tensor."""
         self._found[tensor] = {form: value}
 
     def result_of(self, tensor: T) -> tuple[T, QuantParams | None]:
-        """Where a tensor is as it was computed, and how it is stored if that is in uint8."""
+        """Return a tensor as computed, and its quantization parameters if in uint8."""
         form, value = next(iter(self.found(tensor).items()))
         return value, self.encoding_of(tensor) if form == UINT8 else None
 
     def is_stored(self, tensor: T) -> bool:
-        """Whether a tensor is there in uint8 already."""
+        """Whether the uint8 variant of a tensor exists."""
         return UINT8 in self.found(tensor)
 
     def real(self, tensor: T, form: str = FP32) -> T:
-        """A tensor in FP32, BF16 or FP16."""
+        """Return a tensor in FP32, BF16 or FP16."""
         found = self.found(tensor)
         if form not in found:
             found[form] = self._made(tensor, form, found)
         return found[form]
 
     def stored(self, tensor: T) -> T:
-        """A tensor in uint8."""
+        """Return a tensor in uint8."""
         found = self.found(tensor)
         if UINT8 not in found:
             found[UINT8] = self.quantized(tensor, self.real(tensor))
@@ -121,24 +121,24 @@ class TensorVariants(ABC, Generic[T]):
 
     @abstractmethod
     def name_of(self, tensor: T) -> str:
-        """What plans call a tensor."""
+        """Return the name of a tensor in plans."""
 
     @abstractmethod
     def value_of(self, tensor: T) -> Array | None:
-        """The value of a constant; None for what is computed."""
+        """Return the value of a constant; None for a computed tensor."""
 
     @abstractmethod
     def constant_in(self, tensor: T, form: str, values: Array) -> T:
-        """Put in a constant of 16 bits, in the place of another constant."""
+        """Insert a 16-bit copy of a constant."""
 
     @abstractmethod
     def cast(self, tensor: T, source: str, form: str) -> T:
-        """Put in a cast of a tensor, from one form that it is `real` in to another."""
+        """Insert a cast of a tensor from one float variant to another."""
 
     @abstractmethod
     def quantized(self, tensor: T, real: T) -> T:
-        """Put in a quantization with the scale of a tensor, of its FP32 form."""
+        """Insert a quantization of a tensor's FP32 variant."""
 
     @abstractmethod
     def dequantized(self, tensor: T, form: str) -> T:
-        """Put in a dequantization of a tensor that is `stored`, to one of `dequantized_to`."""
+        """Insert a dequantization of a uint8 tensor to one of `dequantized_to`."""

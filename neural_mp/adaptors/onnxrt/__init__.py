@@ -1,1 +1,1 @@
-"""All that knows ONNX Runtime."""
+"""The ONNX Runtime adaptor."""

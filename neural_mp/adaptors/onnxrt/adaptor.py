@@ -42,16 +42,15 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 
-#: Where a user names the execution provider that the model will run on.
+#: Environment variable with the execution provider.
 PROVIDER_VARIABLE = "NEURAL_MP_ONNX_PROVIDER"
 
 
 class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
-    """ONNX files, messages and their bytes.
+    """The adaptor of ONNX files, messages and serialized messages.
 
     Args:
-        provider: the execution provider, as ONNX Runtime calls it; by default what
-            `NEURAL_MP_ONNX_PROVIDER` says, else the CPU's.
+        provider: name of the execution provider; by default `NEURAL_MP_ONNX_PROVIDER`, else CPU.
     """
 
     framework = "onnxrt"
@@ -86,38 +85,38 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         example: object = None,
         capture: Capture = Capture.WHOLE,
     ) -> OnnxModel:
-        """Read and prepare a model. `inputs` are names, or example arrays."""
+        """Read and canonicalize a model. `inputs` are names, or example arrays."""
         wanted = InputSpec.read(inputs, outputs, example).without_shapes("ONNX")
         model = loading.load(source, wanted, self.provider)
         return replace(model, warnings=(*model.warnings, *unused_capture("ONNX", capture)))
 
     def kernels(self, model: OnnxModel, hardware: Hardware) -> Mapping[str, OpKernels]:
-        """From the kernel registry of the execution provider, and from ONNX's schemas."""
-        if model.provider != CPU:  # what is tried are the CPU's kernels
+        """Return kernels from the provider's kernel registry and ONNX's schemas."""
+        if model.provider != CPU:  # the probe covers CPU kernels only
             return kernels(model, dict.fromkeys(KernelKind, Int8Accumulation.EXACT))
         return kernels(model, self.int8_accumulation(hardware))
 
     def op_types(self) -> Collection[str]:
-        """Those of ONNX, and of ONNX Runtime's own."""
+        """Return the op types of ONNX and ONNX Runtime."""
         return every_op_type(self.provider)
 
     def predict(self, model: OnnxModel, inputs: Any) -> Any:
-        """Outputs as arrays."""
+        """Return outputs as arrays."""
         results = model.run(model.signature.bind(inputs))
         return model.signature.packed(results)
 
     def example_inputs(self, model: OnnxModel, batch_size: int | None = None) -> Any:
-        """A tuple in the order of the inputs: the example of the data, else made up."""
+        """Return a tuple in input order: the example of the data, or synthetic inputs."""
         return model.signature.in_order(model.example, batch_size)
 
     def weight_bytes(self, model: OnnxModel) -> int:
-        """Bytes of the constants."""
+        """Return the size of the constants in bytes."""
         return sum(map(tensor_bytes, tensors_in(model.runs)))
 
     def fingerprint(self, model: OnnxModel) -> str:
-        """Of all nodes in order, weights included."""
+        """Return a digest of all nodes and weights."""
         return storage.digest(model.runs)
 
     def restore(self, folder: Path) -> OnnxModel:
-        """Read back what `save` wrote."""
+        """Read back the files of `save`."""
         return storage.restore(folder, self.provider)

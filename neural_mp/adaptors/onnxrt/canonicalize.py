@@ -1,4 +1,4 @@
-"""Bringing a graph into the form that everything else works on, numerically equal."""
+"""Canonicalization of a graph before planning, numerically equal."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(program: ir.Model, folder: Path | None) -> list[str]:
-    """Prepare a graph, in place.
+    """Canonicalize a graph, in place.
 
-    Functions are inlined, the opset changed where it lacks what conversions need, constants
-    collected, names made unique, shapes inferred, identities removed, batch norms folded, long
-    convolutions of one channel written as products.
+    Functions are inlined, unsupported opsets changed, constants collected, names made unique,
+    shapes inferred, identities removed, batch norms folded, and long convolutions of one channel
+    become matrix products.
 
     Args:
         program: the graph.
-        folder: where its external data lies.
+        folder: the folder of its external data.
 
     Returns:
-        What the user should know.
+        Notes to the user.
 
     Raises:
-        ConversionError: the opset cannot be changed.
+        ConversionError: the opset cannot be converted.
     """
     _use_plain_domain(program)
     if program.functions:
@@ -96,7 +96,7 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
 
 
 def _use_plain_domain(program: ir.Model) -> None:
-    """Call ONNX's own operators as everyone does; `ai.onnx` is another word for no domain."""
+    """Replace the domain `ai.onnx` of operators by its alias, the empty domain."""
     version = program.graph.opset_imports.pop("ai.onnx", None)
     if version is not None:
         program.graph.opset_imports[""] = version
@@ -106,13 +106,12 @@ def _use_plain_domain(program: ir.Model) -> None:
 
 
 def _lower_opset(program: ir.Model) -> None:
-    """Write a graph in the newest opset in which ONNX Runtime quantizes tensors, in place.
+    """Lower the opset of a graph to the newest in which ONNX Runtime quantizes, in place.
 
-    ONNX may be ahead of the kernels of ONNX Runtime. Often an op changed in the element types alone
-    that it takes.
+    ONNX may be ahead of the kernels of ONNX Runtime. Often only the element types of an op changed.
 
     Raises:
-        ConversionError: an op of the graph is another one before its opset.
+        ConversionError: an op has another definition in the older opset.
     """
     before = opset_of(program)
     fitting = (opset for opset in range(before, LEAST_OPSET - 1, -1) if quantizes(opset))
@@ -127,21 +126,21 @@ def _lower_opset(program: ir.Model) -> None:
 
 
 def infer_shapes(program: ir.Model) -> None:
-    """Note element types and shapes, as far as ONNX can infer them."""
+    """Infer element types and shapes, as far as ONNX can."""
     try:
         lists = _list_types(program)
         common.ShapeInferencePass(check_type=False, strict_mode=False)(program)
         for value, kind in lists:
             value.type = kind
     except Exception:
-        # The checker behind it raises its own types; a graph without shapes is still a graph.
+        # The underlying checker raises its own types; shapes are optional.
         logger.debug("no shapes", exc_info=True)
 
 
 def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
     """Return the values that are sequences and optionals, with their types.
 
-    The pass of onnx-ir takes every value for a tensor of the elements that are in it.
+    The pass of onnx-ir treats every value as a tensor of its element type.
     """
     opset = opset_of(program)
     lists = any(value.type and not is_tensor(value) for value in program.graph.inputs)
@@ -159,9 +158,9 @@ def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
 
 
 def write_out_type(node: ir.Node) -> None:
-    """Cast to a type that is known, rather than to that of another tensor.
+    """Replace a CastLike by a Cast if the type is known.
 
-    A CastLike of a constant then is a constant: torch 2.6 writes biases of zero so.
+    The CastLike of a constant then becomes a constant: torch 2.6 exports zero biases as CastLike.
     """
     if node.op_type != "CastLike" or node.domain or node.inputs[1] is None:
         return
@@ -174,10 +173,10 @@ def write_out_type(node: ir.Node) -> None:
 
 
 def write_out_axes(node: ir.Node, names: GraphNames) -> None:
-    """Pad or resize all axes, by nothing those that are not named.
+    """Pad or resize explicitly on all axes, with no effect on the unnamed axes.
 
-    ONNX Runtime computes integer convolutions with channels last, and when it moves the
-    transposition behind such an op it forgets to move the axes.
+    ONNX Runtime runs integer convolutions with channels last; when moving the transposition past
+    such an op, ONNX Runtime does not permute `axes`.
     """
     shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
     if shape is None or not has_axes(node):
@@ -202,7 +201,7 @@ def write_out_axes(node: ir.Node, names: GraphNames) -> None:
 
 
 def has_axes(node: ir.Node) -> bool:
-    """Whether an op pads or resizes the axes that it names only."""
+    """Whether an op pads or resizes only the axes in its `axes`."""
     if node.op_type == "Pad":
         return input_of(node, 3) is not None
     return node.op_type == "Resize" and "axes" in node.attributes

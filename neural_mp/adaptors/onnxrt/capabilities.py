@@ -1,4 +1,4 @@
-"""The kernels of every op, asked of ONNX Runtime's kernel registry and ONNX's schemas."""
+"""Kernels of every op, from ONNX Runtime's kernel registry and ONNX's schemas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _RUNS_GRAPHS = "it runs a graph of its own, whose ops are decided one by one"
 
 
 def kernels(model: OnnxModel, products: Products) -> dict[str, OpKernels]:
-    """Op → its kernels on the execution provider of the model, or why there is none."""
+    """Return op → its kernels on the model's provider, or the reason for a missing kernel."""
     judge = _Judge(model, products)
     found = {name: judge.kernels(name, node) for name, node in model.structure.nodes.items()}
     part = OpKernels.none("it is a further result of an op, and has what that has")
@@ -71,11 +71,11 @@ class _Judge:
 
     @cached_property
     def confused(self) -> bool:
-        """Whether ONNX Runtime makes errors of some op of the model near integer convolutions."""
+        """Whether an op of the model is miscompiled by ONNX Runtime near integer convolutions."""
         return any(map(confuses, self.model.structure.nodes.values()))
 
     def kernels(self, name: str, node: ir.Node) -> OpKernels:
-        """The kernels of an op."""
+        """Return the kernels of an op."""
         if self.model.obstacle is not None:
             return OpKernels.none(self.model.obstacle)
         reasons = {precision: self.obstacle_16_bit(node, precision) for precision in _SIXTEEN}
@@ -91,11 +91,11 @@ class _Judge:
         )
 
     def integer_kernel(self, node: ir.Node) -> IntegerKernel:
-        """The integer kernel of an op that has one.
+        """Return the integer kernel of an op that has one.
 
-        A plan may ask for the weight to be stored unsigned: products of two unsigned bytes are made
-        of 16-bit numbers, exact everywhere, at two thirds of the speed of signed weights of ±63
-        with AVX2, and at less than half with VNNI.
+        A plan may request unsigned weights: products of two uint8 values use 16-bit factors, exact
+        on every CPU, at two thirds of the speed of signed weights of ±63 with AVX2, and at less
+        than half with VNNI.
         """
         ways: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
         if is_table(node):
@@ -113,7 +113,7 @@ class _Judge:
         return IntegerKernel(weight, ways, other_weights=(REDUCED_WEIGHT, _UNSIGNED))
 
     def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:
-        """Why an op cannot run in 16 bits; None if it can."""
+        """Return the reason why an op cannot run in 16 bits; None if it can."""
         opset = self.model.opset
         if not is_float32(node.outputs[0]):
             return "its result is not known to be float32"
@@ -136,9 +136,9 @@ class _Judge:
         return None
 
     def _loses_cast(self, node: ir.Node) -> bool:
-        """Whether ONNX Runtime takes out the cast of a tensor before a body that reads it.
+        """Whether ONNX Runtime removes the cast of a tensor before a body that reads it.
 
-        It does where it has no FP16 kernel of the reader, and so casts back within the body.
+        The case if the consumer has no FP16 kernel, so that the body casts back.
         """
         outside = (
             value.graph is not node.graph and value.const_value is None
@@ -150,10 +150,10 @@ class _Judge:
         )
 
     def _falls_apart(self, node: ir.Node) -> bool:
-        """Whether ONNX Runtime runs an op in FP16 as a function of others, that takes no FP16.
+        """Whether ONNX Runtime expands an FP16 op into a function whose ops lack FP16.
 
-        Of all such functions, those of the kinds we have lists for do (see the tests on ONNX's own
-        models), unless they read tensors of another type beside.
+        All functions of known kinds support FP16 (see the tests on ONNX's own models), unless they
+        have inputs of another type.
         """
         opset = self.model.opset
         if not is_function(node, opset):
@@ -165,7 +165,7 @@ class _Judge:
         return any(map(is_float32, others)) or not (known or has_own)
 
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
-        """Why an op has no INT8 form of its own; None if it has one."""
+        """Return the reason why an op has no integer kernel; None if it has one."""
         if name in self.model.structure.alone:
             if is_table(node):
                 return table_obstacle(known_array(node.inputs[0]))

@@ -1,4 +1,4 @@
-"""Constants computed once, identities and branches taken out, batch norms put into convolutions."""
+"""Folding of constants, batch norms and branches, and removal of identities."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a computed constant that are no matter.
+#: Constants up to this many bytes are folded in any case.
 _SMALL = 1 << 16
-#: What gives another result every time it runs, and what a model that is quantized already holds.
+#: Random ops, and the quantization ops of an already quantized model.
 _NON_FOLDABLE_OPS = (
     *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial"),
     *("Bernoulli", "Dropout", "QuantizeLinear", "DequantizeLinear"),
 )
-#: The types of constants that are computed.
+#: The types of folded constants.
 _NUMBERS = (
     *(ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL),
     *(ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64),
@@ -38,7 +38,7 @@ _NUMBERS = (
 
 
 def remove_identity(node: ir.Node) -> None:
-    """Let what reads the result of an identity read what that reads."""
+    """Bypass and remove an identity."""
     if node.domain or node.op_type not in ("Identity", "Dropout") or node.inputs[0] is None:
         return
     told = input_of(node, 2)
@@ -46,14 +46,14 @@ def remove_identity(node: ir.Node) -> None:
     same = node.op_type == "Identity" or (
         len(used_outputs(node)) == 1 and trains is not None and not trains.any()
     )
-    # Of graphs within the graph, too: such an output must be computed there.
+    # Includes outputs of bodies: they must be computed within their body.
     if same and not node.outputs[0].is_graph_output() and node.graph is not None:
         node.outputs[0].replace_all_uses_with(node.inputs[0])
         node.graph.remove(node, safe=True)
 
 
 def fold_constants(program: ir.Model, names: GraphNames, folder: Path | None) -> None:
-    """Compute, in ONNX Runtime, what depends on constants only, where that takes no more room."""
+    """Compute nodes with constant inputs in ONNX Runtime, unless the result is larger."""
     nodes = _computable(program.graph)
     inside = set(nodes)
     results = [
@@ -77,7 +77,7 @@ def fold_constants(program: ir.Model, names: GraphNames, folder: Path | None) ->
 
 
 def fold_branch(node: ir.Node, names: GraphNames) -> None:
-    """Put the branch that a constant condition chooses in the place of an If."""
+    """Replace an If with a constant condition by the chosen branch."""
     told = array_of(input_of(node, 0)) if node.op_type == "If" and not node.domain else None
     graph = node.graph
     if told is None or graph is None:
@@ -89,7 +89,7 @@ def fold_branch(node: ir.Node, names: GraphNames) -> None:
         branch.remove(inner)
         graph.insert_before(node, inner)
     for result, value in zip(node.outputs, results, strict=True):
-        if result.is_graph_output():  # keeps its name
+        if result.is_graph_output():  # keep its name
             copy = ir.node("Identity", [value], name=names.new(f"{node.name}/result"))
             graph.insert_before(node, copy)
             value, name = copy.outputs[0], result.name
@@ -102,7 +102,7 @@ def fold_branch(node: ir.Node, names: GraphNames) -> None:
 
 
 def _take_apart(node: ir.Node) -> None:
-    """Take the nodes out of all bodies of a node, so that they read nothing any more."""
+    """Remove the nodes from all bodies of a node, so that they have no inputs."""
     for body in bodies_of(node):
         body.outputs.clear()
         for inner in reversed(list(body)):
@@ -111,7 +111,7 @@ def _take_apart(node: ir.Node) -> None:
 
 
 def _computable(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes that read constants only, those of bodies included."""
+    """Return the nodes that read constants only, including nodes of bodies."""
     found: list[ir.Node] = []
     known = {value for value in graph.initializers.values() if value.const_value is not None}
     for node in in_order(graph):
@@ -129,7 +129,7 @@ def _computable(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _alone(program: ir.Model, nodes: list[ir.Node], results: list[ir.Value]) -> ir.Model:
-    """A model of copies of some nodes, wherever they lie; constants are all that they read."""
+    """Return a model of copies of nodes from any graph, with constant inputs only."""
     copies: dict[ir.Value, ir.Value] = {}
     copied = []
     for node in nodes:
@@ -138,7 +138,7 @@ def _alone(program: ir.Model, nodes: list[ir.Node], results: list[ir.Value]) -> 
                 copies[value] = ir.val(
                     value.name, value.dtype, value.shape, const_value=value.const_value
                 )
-        made = [ir.val(value.name) for value in node.outputs]  # types of sequences are wrong
+        made = [ir.val(value.name) for value in node.outputs]  # inferred sequence types are wrong
         copies.update(zip(node.outputs, made, strict=True))
         read = [None if value is None else copies[value] for value in node.inputs]
         attributes = list(node.attributes.values())
@@ -160,7 +160,7 @@ def _is_number(value: ir.Value) -> bool:
 
 
 def fold_batch_norm(node: ir.Node, names: GraphNames) -> None:
-    """Put a batch norm into the convolution whose result nobody else reads."""
+    """Fold a batch norm into a convolution with no other consumer."""
     if node.op_type != "BatchNormalization" or node.domain or len(node.inputs) != 5:
         return
     conv = node.inputs[0].producer() if node.inputs[0] is not None else None

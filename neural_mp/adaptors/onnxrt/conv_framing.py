@@ -1,10 +1,9 @@
 """Convolutions over one channel as matrix products of frames.
 
-The filter banks and short-time Fourier transforms at the start of speech models are convolutions
-of one channel with long kernels. ONNX Runtime multiplies matrices of a few columns for every
-sample there; all frames of a batch in one product took 94 µs instead of 324 µs (16 samples of 640
-values, 258 kernels of 256 values, stride 128, one thread) and 14 µs instead of 26 µs for one
-sample.
+The filter banks and short-time Fourier transforms at the start of speech models are convolutions of
+one channel with long kernels. ONNX Runtime multiplies narrow matrices for every sample; all frames
+of a batch in one product cost 94 µs instead of 324 µs (16 samples of 640 values, 258 kernels of 256
+values, stride 128, one thread) and 14 µs instead of 26 µs for one sample.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import onnx_ir as ir
 from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of, input_of, is_float32
 from neural_mp.adaptors.onnxrt.subgraphs import in_order
 
-#: Kernels shorter than this gain nothing.
+#: Shorter kernels gain nothing.
 MIN_KERNEL = 32
-#: Strides that one kernel spans at most: a frame is put together of as many parts.
+#: Maximum number of strides per kernel: a frame is concatenated from as many parts.
 MAX_PARTS = 8
 _TO_THE_END = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class _Framing:
-    """A convolution that can be written as a product.
+    """A convolution that can become a matrix product.
 
     Attributes:
         weight: float32 [kernels, 1, length of a kernel].
@@ -38,14 +37,14 @@ class _Framing:
 
     @property
     def parts(self) -> int:
-        """Strides that one kernel spans."""
+        """Number of strides per kernel."""
         return int(self.weight.shape[2]) // self.stride
 
 
 def frame_convolutions(program: ir.Model, names: GraphNames) -> bool:
-    """Write long convolutions of one channel as products; return whether there was one.
+    """Convert long convolutions of one channel to products; return whether there was one.
 
-    The product bears the name of the convolution. Results are equal but for the order of sums.
+    The product gets the name of the convolution. Results are equal up to the order of summation.
     """
     found = [(node, framing) for node in in_order(program.graph) if (framing := _framing(node))]
     for node, framing in found:
@@ -73,24 +72,24 @@ def _framing(node: ir.Node) -> _Framing | None:
 
 
 class _Writer:
-    """New nodes that take the place of one."""
+    """New nodes that replace a node."""
 
     def __init__(self, node: ir.Node, names: GraphNames) -> None:
         self.nodes: list[ir.Node] = []
         self._stem, self._names = str(node.name), names
 
     def constant(self, word: str, array: np.ndarray) -> ir.Value:
-        """A constant of the graph."""
+        """Return a constant of the graph."""
         return self._names.constant(f"{self._stem}.{word}", array)
 
     def bound(self, number: int) -> ir.Value:
-        """A position, as Slice takes it: int64 [1]."""
+        """Return a position in the format of Slice: int64 [1]."""
         return self.constant("bound", np.array([number]))
 
     def put(
         self, op: str, *inputs: ir.Value, name: str | None = None, **options: int | list[int]
     ) -> ir.Value:
-        """Return the result of a new node behind the others."""
+        """Append a new node and return its result."""
         made = ir.node(op, inputs, options, name=name or self._names.new(f"{self._stem}/{op}"))
         made.outputs[0].name = self._names.new(f"{made.name}_result")
         self.nodes.append(made)
@@ -116,7 +115,7 @@ def _replace(node: ir.Node, framing: _Framing, names: GraphNames) -> None:
 
 
 def _frames(writer: _Writer, signal: ir.Value, framing: _Framing) -> ir.Value:
-    """The frames [batch, frames, length of a kernel] of a signal [batch, 1, length]."""
+    """Return the frames [batch, frames, length of a kernel] of a signal [batch, 1, length]."""
     axis, start = writer.bound(2), writer.bound(0)
     whole = writer.put("Slice", signal, start, _whole_strides(writer, signal, framing.stride), axis)
     hops = writer.put("Reshape", whole, writer.constant("hops", np.array([0, -1, framing.stride])))
@@ -132,7 +131,7 @@ def _frames(writer: _Writer, signal: ir.Value, framing: _Framing) -> ir.Value:
 
 
 def _whole_strides(writer: _Writer, signal: ir.Value, stride: int) -> ir.Value:
-    """The length of a signal less what does not fill a stride, int64 [1]."""
+    """Return the length of a signal, rounded down to a multiple of the stride, int64 [1]."""
     size = signal.shape[2] if signal.shape is not None else None
     if isinstance(size, int):
         return writer.bound(size // stride * stride)

@@ -1,9 +1,8 @@
-"""Writing a model in the precisions of a plan.
+"""Conversion of a model to the precisions of a plan.
 
-One walk over a copy of the graph: every node is rewritten for the precision it has under the plan
-and asks for its inputs in the form it needs. A form of a tensor (FP32, BF16, FP16, uint8) is made
-the first time it is asked for, so that there is one conversion per tensor and direction, and none
-where nobody asks.
+One pass over a copy of the graph rewrites every node for its precision under the plan and requests
+its inputs in a dtype variant (FP32, BF16, FP16, uint8). A variant is created on first use: one
+conversion per tensor and direction, and none without a consumer.
 """
 
 from __future__ import annotations
@@ -37,18 +36,17 @@ from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.space import ResolvedPlan
 
-#: ONNX Runtime's LSTM that multiplies bytes, in its `ContribOperators.md`.
+#: ONNX Runtime's LSTM with INT8 products, in its `ContribOperators.md`.
 RECURRENT_KERNEL = "DynamicQuantizeLSTM"
-#: The places of its weights, which an LSTM has in the same, and of their zero points; each has its
-#: scales in the place before.
+#: Input positions of its weights, as in LSTM, and of their zero points; the scales precede the zero
+#: points.
 RECURRENT_WEIGHTS = ((1, 9), (2, 11))
 
 
 def write_table(forms: Forms, node: ir.Node, config: OpConfig) -> None:
-    """Write an op that reads rows of a constant table: rows of bytes, each with its own scale.
+    """Convert an op that reads rows of a constant table: INT8 rows, each with its own scale.
 
-    They are standard ops, and together about as fast as the one: it is memory that such an op
-    waits for.
+    Memory bounds such an op, so several standard ops are about as fast as the original.
     """
     assert config.weight is not None
     rows = node.inputs[1]
@@ -68,7 +66,7 @@ def write_table(forms: Forms, node: ir.Node, config: OpConfig) -> None:
 
 
 def write_recurrent(forms: Forms, node: ir.Node, config: OpConfig) -> None:
-    """Write a recurrent layer that finds the range of what it multiplies on every run."""
+    """Convert a recurrent layer to dynamic quantization of its inputs."""
     assert config.weight is not None
     if node.op_type == "GRU":
         write_gru(forms, node, config.weight)
@@ -79,7 +77,7 @@ def write_recurrent(forms: Forms, node: ir.Node, config: OpConfig) -> None:
     stem = str(node.name)
     for position, zero in RECURRENT_WEIGHTS:
         word = f"{stem}.weight_{position}"
-        # [directions, rows, inputs], of which the kernel wants the last two turned round.
+        # The kernel expects the last two axes of [directions, rows, inputs] transposed.
         turned = np.ascontiguousarray(known_array(node.inputs[position]).transpose(0, 2, 1))
         directions, _, columns = turned.shape
         stored = [store_weight(matrix, 1, config.weight) for matrix in turned]
@@ -96,12 +94,12 @@ def write_recurrent(forms: Forms, node: ir.Node, config: OpConfig) -> None:
 
 
 def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
-    """A model with the graph of another, written under a plan.
+    """Return the model converted to a plan.
 
     Args:
-        model: the model, which stays as it is.
-        plan: the plan and its flow.
-        ranges: quantized tensor → the range its scale has to hold.
+        model: the model; stays unchanged.
+        plan: the plan and its propagation.
+        ranges: scale owner → the range that its scale must cover.
     """
     program = model.program.clone()
     found = structure(program)
@@ -122,12 +120,12 @@ def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> 
 
 
 def rounded_by_runtime(node: ir.Node) -> tuple[int, int]:
-    """The axis of the channels that an op reads, and how many; none where that does not matter.
+    """Return the channel axis of an op's input and its size; zeros if irrelevant.
 
-    Of a float op with a constant weight between a DequantizeLinear of one scale and a
-    QuantizeLinear, ONNX Runtime makes an integer kernel, and rounds the weight itself, with one
-    scale for all of it (its `WeightBiasQuantization`, since 1.21): of an op that a plan has in
-    FP32, most often for the sake of accuracy. It does not where there is a scale for every channel.
+    From a float op with a constant weight between a DequantizeLinear of one scale and a
+    QuantizeLinear, ONNX Runtime makes an integer kernel and rounds the weight with a single scale
+    (`WeightBiasQuantization`, since 1.21). Plans keep such ops in FP32 mostly for accuracy. A
+    DequantizeLinear with a scale per channel is not rewritten.
     """
     weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] else None
     if node.domain or weight is None:
@@ -143,7 +141,7 @@ def rounded_by_runtime(node: ir.Node) -> tuple[int, int]:
     return 0, 0
 
 
-#: Ops that ONNX Runtime moves a DequantizeLinear of one scale past (its `QDQPropagation`).
+#: Ops that ONNX Runtime moves a DequantizeLinear of one scale past (`QDQPropagation`).
 _PASSED_BY_DEQUANTIZE = frozenset(
     ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 )
@@ -156,13 +154,13 @@ class _Writer:
     structure: GraphStructure
     plan: ResolvedPlan
     forms: Forms
-    #: Ops that another one's kernel has run along with it.
+    #: Ops already converted within the kernel of another.
     done: set[str] = field(default_factory=set)
-    #: Ops whose result no kernel writes: all of an integer kernel but the last.
+    #: Ops without a result: all ops of an integer kernel except the last.
     within: set[str] = field(default_factory=set)
 
     def write(self, name: str, node: ir.Node) -> None:
-        """Rewrite one node of the untouched graph, in its turn."""
+        """Rewrite one node of the unconverted graph."""
         if name in self.done:
             return
         self.forms.place, self.forms.owner = node, name
@@ -183,7 +181,7 @@ class _Writer:
                     redirect(node, value, self._real(node, value))
 
     def _real(self, node: ir.Node, value: ir.Value) -> ir.Value:
-        """What an op in FP32 reads for a tensor."""
+        """Return the input of an FP32 op for a tensor."""
         if value is node.inputs[0] and self.forms.comes_stored(value):
             axis, channels = rounded_by_runtime(node)
             if channels == 1 or self._leads_to_rounding(node):
@@ -193,7 +191,7 @@ class _Writer:
         return self.forms.real(value)
 
     def _leads_to_rounding(self, node: ir.Node) -> bool:
-        """Whether ONNX Runtime would round the weight of an op behind one that moves values."""
+        """Whether ONNX Runtime would round the weight of an op after a quantize-agnostic op."""
         if node.domain or node.op_type not in _PASSED_BY_DEQUANTIZE:
             return False
         return any(
@@ -234,7 +232,7 @@ class _Writer:
             self.forms.put_rounded(result, form)
 
     def finish(self) -> None:
-        """Put in the outputs, and take out what is no longer needed."""
+        """Insert the outputs and remove unused nodes."""
         graph = self.program.graph
         self.forms.place = None
         final: dict[ir.Value, ir.Value] = {}
@@ -247,13 +245,13 @@ class _Writer:
         sink_constants(self.program)
         if any(node.domain == CONTRIB for node in in_order(graph)):
             graph.opset_imports[CONTRIB] = 1
-        # Many types are no longer what they were. And where ONNX Runtime knows that both summands
-        # before a layer norm are of one shape, it runs them in one kernel that takes longer than
-        # the two: a BERT-base in INT8 at 2.2 times the speed of FP32 instead of 2.8.
+        # Many types have changed. And if ONNX Runtime can infer that both summands before a layer
+        # norm have equal shapes, it fuses sum and norm into a slower kernel: a BERT-base in INT8 at
+        # 2.2 times the speed of FP32 instead of 2.8.
         forget_types(graph)
 
     def results(self) -> dict[str, OutputLocation]:
-        """Op of the untouched graph → where its result is now."""
+        """Return op of the unconverted graph → location of its result."""
         untouched, graph = self.model.structure, self.program.graph
         there = {id(value) for node in in_order(graph) for value in node.outputs}
         found = {}
@@ -267,7 +265,7 @@ class _Writer:
         return found
 
     def _renamed(self, value: ir.Value, found: ir.Value) -> ir.Value:
-        """A value as an output of the graph, by the name the untouched one had."""
+        """Return a value as a graph output under its original name."""
         if found.is_graph_output() or found.is_graph_input():
             copied = ir.val(None)
             self.forms.insert(ir.node("Identity", [found], outputs=[copied]), f"{value.name}/copy")
@@ -279,7 +277,7 @@ class _Writer:
 
 
 def _wide_axis(value: ir.Value) -> tuple[int, int]:
-    """Return an axis of known size above 1, and that size; none where no axis has one."""
+    """Return an axis of known size above 1 and its size; zeros if there is none."""
     sizes = [] if value.shape is None else list(value.shape.dims)
     known = [(axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1]
     return known[0] if known else (0, 0)

@@ -1,7 +1,7 @@
-"""GRU layers in integers.
+"""Conversion of GRU layers to integer kernels.
 
-ONNX Runtime has an integer kernel of LSTM and none of GRU. So the product with what a GRU reads is
-made for all steps at once, and the one with its state step by step, in the body of a Scan.
+ONNX Runtime has an integer kernel of LSTM but not of GRU. Therefore one product covers the inputs
+of all steps, and the body of a Scan multiplies the state step by step.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from neural_mp.adaptors.onnxrt.quant_params import store_weight
 from neural_mp.adaptors.onnxrt.tensor_variants import Forms
 from neural_mp.core.precision import QuantSpec
 
-#: The product of bytes that gives real numbers, among ONNX Runtime's own ops.
+#: ONNX Runtime's INT8 matrix product with float output.
 PRODUCT = "MatMulIntegerToFloat"
 _DEFAULT_ACTIVATIONS = ("Sigmoid", "Tanh")
 
 
 def gru_obstacle(node: ir.Node) -> str | None:
-    """Return the reason why a GRU has no form in integers; None if it has one."""
+    """Return the reason why a GRU cannot run in INT8; None if it can."""
     numbers = node.attributes
     given = tuple(word.lower() for word in numbers.get_strings("activations", []))
     usual = tuple(word.lower() for word in _DEFAULT_ACTIVATIONS)
@@ -42,7 +42,7 @@ def gru_obstacle(node: ir.Node) -> str | None:
 
 
 def write_gru(forms: Forms, node: ir.Node, spec: QuantSpec) -> None:
-    """Write a GRU as products of bytes and a Scan for every direction."""
+    """Convert a GRU to INT8 products and a Scan for every direction."""
     for position, value in enumerate(node.inputs):
         if value is not None and value.const_value is None:
             node.replace_input_with(position, forms.real(value))
@@ -68,12 +68,12 @@ class _Writer:
     node: ir.Node
     name: str
     spec: QuantSpec
-    #: The nodes of the body that is being made; None outside of one.
+    #: The nodes of the current body; None outside of a body.
     body: list[ir.Node] | None = None
     _lasting: dict[str, ir.Value] = field(default_factory=dict)
 
     def direction(self, index: int, reverse: int) -> tuple[ir.Value, ir.Value]:
-        """One direction: the states of all steps, [steps, batch, hidden], and the last one."""
+        """Return the states of all steps of a direction, [steps, batch, hidden], and the last."""
         node, names = self.node, self.forms.names
         data = node.inputs[0]
         assert data is not None
@@ -83,7 +83,7 @@ class _Writer:
         bias = np.zeros(6 * hidden, np.float32) if bias is None else bias[index]
         given, kept = bias[: 3 * hidden].copy(), bias[3 * hidden :].copy()
         after = bool(node.attributes.get_int("linear_before_reset", 0))
-        # What is added to the candidate's share of the state is scaled by the reset gate.
+        # The reset gate scales the state's contribution to the candidate, including its bias.
         added = 2 * hidden if after else 3 * hidden
         given[:added] += kept[:added]
         kept[:added] = 0
@@ -102,7 +102,7 @@ class _Writer:
         return states, last
 
     def start(self, index: int, hidden: int) -> ir.Value:
-        """The state before the first step, [batch, hidden]."""
+        """Return the state before the first step, [batch, hidden]."""
         names, given = self.forms.names, input_of(self.node, 5)
         if given is not None:
             bounds = [
@@ -138,7 +138,7 @@ class _Writer:
         return self._lasting["reaches"]
 
     def step(self, step: _Step) -> ir.Graph:
-        """The body of the Scan: state, read (and within) → next state, twice."""
+        """Return the body of the Scan: state, input (and mask) → next state, twice."""
         names = self.forms.names
         limited = input_of(self.node, 4) is not None
         words = ("state", "read", "within") if limited else ("state", "read")
@@ -163,7 +163,7 @@ class _Writer:
         return ir.Graph(inputs, [following, shown], nodes=nodes, name=f"{self.name}/step")
 
     def _gates(self, step: _Step, state: ir.Value, read: ir.Value) -> ir.Value:
-        """The state after a step (ONNX's definition of GRU)."""
+        """Return the state after a step (ONNX's definition of GRU)."""
         hidden, matrix = step.hidden, step.matrix
         cut = self.forms.names.constant(f"{self.name}/gates", np.array([2 * hidden, hidden]))
         read_gates, read_candidate = self.split(read, cut)
@@ -182,7 +182,7 @@ class _Writer:
             left = self.dynamic(self.put("Mul", [reset, state]))
             own_candidate = self.product("left", left, matrix[2 * hidden :], None, step.index)
         candidate = self.put("Tanh", [self.put("Add", [own_candidate, read_candidate])])
-        # (1 − update) · candidate + update · state, in one product.
+        # (1 − update) · candidate + update · state, with one multiplication.
         kept = self.put("Mul", [update, self.put("Sub", [state, candidate])])
         return self.put("Add", [candidate, kept])
 
@@ -194,7 +194,7 @@ class _Writer:
         bias: Array | None,
         index: int,
     ) -> ir.Value:
-        """The product with a matrix, [outputs, inputs], of what is stored in bytes."""
+        """Return the product of a quantized value and a matrix, [outputs, inputs]."""
         names, stem = self.forms.names, f"{self.name}.{word}_{index}"
         stored = store_weight(np.ascontiguousarray(matrix.T), 1, self.spec)
         values, scale, zero = read
@@ -211,14 +211,14 @@ class _Writer:
         return self.put(PRODUCT, inputs, domain=CONTRIB)
 
     def dynamic(self, value: ir.Value) -> tuple[ir.Value, ...]:
-        """A value of the body in bytes: stored, scale, zero point."""
+        """Return a value, dynamically quantized: uint8, scale, zero point."""
         parts = [ir.val(self.forms.names.new(f"{self.name}/stored_{part}")) for part in range(3)]
         self._add(ir.node("DynamicQuantizeLinear", [value], outputs=parts))
         self.forms.count("quantize")
         return tuple(parts)
 
     def split(self, value: ir.Value, sizes: ir.Value) -> list[ir.Value]:
-        """The two parts of a value along its last axis."""
+        """Split a value in two along its last axis."""
         parts = [ir.val(self.forms.names.new(f"{self.name}/part")) for _ in range(2)]
         self._add(ir.node("Split", [value, sizes], {"axis": -1}, outputs=parts))
         return parts
@@ -230,7 +230,7 @@ class _Writer:
         attributes: Mapping[str, Any] | None = None,
         domain: str = "",
     ) -> ir.Value:
-        """The result of a new node, in the body that is being made or in the graph."""
+        """Return the result of a new node, in the current body or in the graph."""
         result = ir.val(self.forms.names.new(f"{self.name}/{op.lower()}"))
         self._add(ir.node(op, inputs, attributes, domain=domain, outputs=[result]))
         return result
@@ -247,13 +247,13 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Step:
-    """The weights that one direction multiplies its state by.
+    """The recurrent weights of one direction.
 
     Attributes:
         hidden: the size of the state.
-        after: whether the reset gate scales the product, rather than the state before it.
+        after: whether the reset gate scales the product instead of the state.
         matrix: shape [3 · hidden, hidden]: update, reset, candidate.
-        bias: what is added to the product, shape [3 · hidden].
+        bias: the bias of the product, shape [3 · hidden].
         index: the direction.
     """
 

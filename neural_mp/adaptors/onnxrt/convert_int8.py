@@ -1,9 +1,9 @@
-"""Ops in integers, written so that ONNX Runtime runs them in its integer kernels.
+"""Conversion of ops to forms that ONNX Runtime runs in integer kernels.
 
-Convolutions and joining ops stand between DequantizeLinear and QuantizeLinear: ONNX Runtime makes
-one kernel of the three. Products of matrices are written as that kernel itself
-(`com.microsoft.MatMulIntegerToFloat`, in ONNX Runtime's `ContribOperators.md`): from the three it
-would leave the bias outside, and of a product of known size with a bias it makes a float one.
+Convolutions and joining ops are placed between DequantizeLinear and QuantizeLinear, which ONNX
+Runtime fuses into one kernel. Matrix products are written as that kernel
+(`com.microsoft.MatMulIntegerToFloat`, in ONNX Runtime's `ContribOperators.md`): fusion would
+exclude the bias, and keeps a product of known size with a bias in float.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from neural_mp.core.precision import OpConfig
 
 
 def write_kernel(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> None:
-    """Write a convolution or joining op with what runs along.
+    """Convert a convolution or joining op with its fused ops.
 
     Args:
-        forms: the graph being written.
-        fusion_group: the op, with the activation behind it.
-        config: how it is quantized.
+        forms: the graph being converted.
+        fusion_group: the op and its activation.
+        config: its quantization.
     """
     head = fusion_group.head
     if config.weight is not None:
@@ -44,7 +44,7 @@ def write_kernel(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> N
 
 
 def _quantize_parameters(forms: Forms, head: ir.Node, config: OpConfig) -> None:
-    """Give a convolution its input, weight and bias in integers."""
+    """Quantize input, weight and bias of a convolution."""
     data, weight_value, *rest = head.inputs
     assert data is not None
     weight, bias = known_array(weight_value), array_of(rest[0]) if rest else None
@@ -62,7 +62,7 @@ def _quantize_parameters(forms: Forms, head: ir.Node, config: OpConfig) -> None:
 
 
 def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> None:
-    """Write a product with a constant matrix, its bias included."""
+    """Convert a product with a constant matrix, including its bias."""
     head = fusion_group.head
     data = head.inputs[0]
     assert data is not None
@@ -90,7 +90,7 @@ def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> 
 
 
 def _matrix(head: ir.Node) -> tuple[Array, Array | None]:
-    """The matrix, shape [inputs, outputs], and the bias of a layer, its factors multiplied in."""
+    """Return the matrix, shape [inputs, outputs], and bias of a layer, with factors applied."""
     weight = known_array(head.inputs[1])
     if head.op_type == "MatMul":
         return weight, None
@@ -104,7 +104,7 @@ def _matrix(head: ir.Node) -> tuple[Array, Array | None]:
 
 
 def write_mover(forms: Forms, node: ir.Node) -> None:
-    """Write an op that passes integers on: the op itself, on uint8."""
+    """Convert a quantize-agnostic op: the same op on uint8."""
     moved = node.inputs[0]
     assert moved is not None
     stored = forms.stored(moved)

@@ -1,10 +1,10 @@
-"""Reading and writing ONNX files without holding their weights, which stay where they are.
+"""Reading and writing of ONNX files without loading their weights.
 
-Parsing a file whole takes twice its size in memory, and ONNX Runtime copies what it gets so. Here
-every large initializer becomes external data of the file itself: its place in the file instead of
-its bytes. Files are in Protocol Buffers' wire format
-(https://protobuf.dev/programming-guides/encoding); field numbers are those of `onnx.proto`.
-Written, every weight is copied from its place when its turn comes.
+Parsing a whole file costs twice its size in memory, and ONNX Runtime copies a parsed model.
+Therefore every large initializer becomes external data of the same file: a file offset instead of
+bytes. Files use the wire format of Protocol Buffers
+(https://protobuf.dev/programming-guides/encoding); field numbers are those of `onnx.proto`. On
+writing, weights are copied one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-#: Initializers of fewer bytes are read with the rest.
+#: Smaller initializers are loaded.
 _EXTERNAL_MIN_BYTES = 1024
 _MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5
 _TENSOR_RAW_DATA = 9
@@ -28,7 +28,7 @@ _VARINT, _EIGHT_BYTES, _DELIMITED, _FOUR_BYTES = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class _Field:
-    """One field of a message: its number, where it starts, and where its value does and ends."""
+    """One field of a message: number, start, and start and end of its value."""
 
     number: int
     start: int
@@ -37,10 +37,10 @@ class _Field:
 
 
 def read_without_weights(path: Path) -> onnx.ModelProto:
-    """The model of a file; its large initializers are external data that lies in the same file.
+    """Return the model in a file, with large initializers as external data of the same file.
 
     Raises:
-        DecodeError: it is no file of ONNX's, or not whole.
+        DecodeError: the file is not a complete ONNX file.
     """
     with path.open("rb") as file:
         size = path.stat().st_size
@@ -58,10 +58,10 @@ def read_without_weights(path: Path) -> onnx.ModelProto:
 def write_with_weights(
     model: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol], path: Path
 ) -> None:
-    """Write a model into one file, its external initializers included.
+    """Write a model into one file, including its external initializers.
 
     Args:
-        model: the model; its initializers are taken out.
+        model: the model; its initializers are removed.
         weights: initializer → its value.
         path: the file.
     """
@@ -97,7 +97,7 @@ def _size_of(value: ir.TensorProtocol) -> int:
 
 
 def raw_bytes(tensor: ir.TensorProtocol) -> bytes:
-    """The bytes of a tensor; those in a file are read anew, for what is mapped stays in memory."""
+    """Return the bytes of a tensor; file data is not mapped, as mappings stay in memory."""
     if not isinstance(tensor, ir.ExternalTensor):
         return bytes(tensor.tobytes())
     with Path(tensor.path).open("rb") as file:
@@ -151,7 +151,7 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
 
 
 def _varint(file: BinaryIO, position: int) -> tuple[int, int]:
-    """A number of seven bits a byte, lowest first, and the position behind it."""
+    """Return a varint (seven bits per byte, lowest first) and the position after it."""
     file.seek(position)
     number = shift = 0
     for byte in file.read(10):

@@ -1,4 +1,4 @@
-"""What a file of ONNX may hold, seen to before anything is made of it."""
+"""Security checks of ONNX files before they are loaded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from neural_mp.errors import ModelLoadError
 from neural_mp.io.files import resolve_sibling
 from neural_mp.io.limits import MAX_DEPTH, MAX_ONNX_NODES
 
-#: Ops that read files of their own, or call Python.
+#: Ops that read files or call Python.
 _HARMFUL = ("EPContext", "PythonOp", "PythonOpGrad", "ATen", "ATenOp", "PyOp")
-#: Settings of sessions that ONNX Runtime takes from a model where a variable says so.
+#: Session settings that ONNX Runtime reads from a model if a variable enables it.
 _SETTINGS = "ort_config"
 _EXTERNAL = onnx.TensorProto.EXTERNAL
 
@@ -24,16 +24,16 @@ _Function = tuple[str, str, str]
 
 
 def check_model(model: onnx.ModelProto, path: Path) -> None:
-    """See that a model takes its weights from files beside it, which hold them, and only computes.
+    """Check that a model reads weights from sibling files only, and that its ops only compute.
 
-    Settings for ONNX Runtime that are in the model are taken out.
+    Settings for ONNX Runtime in the model are removed.
 
     Args:
-        model: the model, without the weights that are in its file.
+        model: the model, without the weights of its file.
         path: the file.
 
     Raises:
-        ModelLoadError: it names a file elsewhere, an op that does more, or more than there is.
+        ModelLoadError: a weight is outside the folder or truncated, or an op is unsafe.
     """
     kept = [item for item in model.metadata_props if item.key != _SETTINGS]
     if len(kept) < len(model.metadata_props):
@@ -54,7 +54,7 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The graph, and the graphs that its nodes and functions hold."""
+    """Yield the graph, and the graphs within its nodes and functions."""
     waiting = [model.graph]
     waiting += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
     waiting += _inner(node for function in model.functions for node in function.node)
@@ -70,7 +70,7 @@ def _inner(nodes: Iterable[onnx.NodeProto]) -> list[onnx.GraphProto]:
 
 
 def _held(attributes: Iterable[onnx.AttributeProto]) -> list[onnx.GraphProto]:
-    """The graphs that attributes hold; those of functions are what a call leaves out."""
+    """Return the graphs in attributes; a function's attributes are defaults of its calls."""
     return [graph for a in attributes for graph in ([a.g] if a.HasField("g") else []) + [*a.graphs]]
 
 
@@ -80,7 +80,7 @@ def _faults(
     nodes: Iterable[onnx.NodeProto],
     path: Path,
 ) -> Iterator[tuple[str, str]]:
-    """The names of tensors that are not as they are declared, and what is wrong, in words."""
+    """Yield the names of invalid tensors with the fault as text."""
     sizes: dict[str, int] = {}
     for tensor in (tensor for graph in graphs for tensor in graph.initializer):
         fault = _fault_of_external(tensor, path, sizes) if _external(tensor) else _fault(tensor)
@@ -95,7 +95,7 @@ def _faults(
 def _values(
     model: onnx.ModelProto, graphs: Iterable[onnx.GraphProto], nodes: Iterable[onnx.NodeProto]
 ) -> Iterator[onnx.TensorProto]:
-    """All tensors that are no initializers."""
+    """Yield all tensors other than initializers."""
     defaults = [a for function in model.functions for a in function.attribute_proto]
     attributes = [*defaults, *(a for node in nodes for a in node.attribute)]
     sparse_ones = [sparse for graph in graphs for sparse in graph.sparse_initializer]
@@ -115,7 +115,7 @@ def _external(tensor: onnx.TensorProto) -> bool:
 
 
 def _fault(tensor: onnx.TensorProto) -> str:
-    """What is wrong with a tensor, in words; empty for nothing."""
+    """Return the fault of a tensor as text; empty if there is none."""
     if any(size < 0 for size in tensor.dims):
         return f"has a size below nothing: {list(tensor.dims)}"
     needed, there = _bytes(tensor), len(tensor.raw_data)
@@ -125,7 +125,7 @@ def _fault(tensor: onnx.TensorProto) -> str:
 
 
 def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, int]) -> str:
-    """The same of one that lies in a file; `sizes` keeps those of files."""
+    """Return the fault of an external tensor; `sizes` caches file sizes."""
     if any(size < 0 for size in tensor.dims):
         return f"has a size below nothing: {list(tensor.dims)}"
     needed = _bytes(tensor)
@@ -137,7 +137,7 @@ def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, in
     location = place.get("location", "")
     if location not in sizes:
         file = resolve_sibling(path, location)
-        # One that is missing is reported by what reads it.
+        # The reader reports missing files.
         sizes[location] = file.stat().st_size if file.is_file() else -1
     size = sizes[location]
     if size < 0:
@@ -151,16 +151,16 @@ def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, in
 
 
 def _bytes(tensor: onnx.TensorProto) -> int | None:
-    """The bytes that a tensor takes by its type and sizes; None where that is not told."""
+    """Return the size of a tensor in bytes by type and shape; None if unknown."""
     try:
         kind = ir.DataType(tensor.data_type)
         return int(prod(tensor.dims) * kind.itemsize)
-    except (ValueError, TypeError, KeyError, OverflowError):  # text, or an unknown type
+    except (ValueError, TypeError, KeyError, OverflowError):  # strings, or an unknown type
         return None
 
 
 def _check_functions(model: onnx.ModelProto, what: str) -> None:
-    """See that functions do not call themselves, nor multiply without end."""
+    """Raise if functions are recursive or expand to too many nodes."""
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[_Function, int] = {}
 

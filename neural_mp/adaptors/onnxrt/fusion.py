@@ -1,4 +1,4 @@
-"""What a graph is made of: layers with what runs along, ops that join or pass on integers."""
+"""Structure of a graph: fusion groups, and ops that join or pass on INT8."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from neural_mp.adaptors.onnxrt.subgraphs import body_inputs, in_order
 FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
 Step = fusion.Step[ir.Node, ir.Value]
 
-#: Layers with constant weights, their second input.
+#: Layers with a constant weight as second input.
 LAYERS = ("Conv", "MatMul", "Gemm")
-#: Ops with an integer kernel that reads and writes scales of its own, such as `QLinearAdd`.
+#: Ops whose integer kernel has scales for inputs and output, e.g. `QLinearAdd`.
 JOINERS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu")
-#: Ops that only move or select values, as ONNX Runtime has most for uint8, too.
+#: Ops that only move or select values; ONNX Runtime has uint8 kernels of most.
 _AGNOSTIC = (
     *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"),
     *("Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "Pad", "Resize", "Identity"),
@@ -33,20 +33,19 @@ _AGNOSTIC = (
 
 @dataclass(frozen=True)
 class GraphStructure:
-    """A graph, taken apart.
+    """The structure of a graph.
 
     Attributes:
-        nodes: op → node, in the graph's order; those of bodies before the node that runs them.
+        nodes: op → node, in graph order; nodes of bodies precede the node that runs them.
         fusion_groups: layer or joining op → its fusion group.
-        layer_of: op that may run along with another → that one.
-        agnostic_ops: the ops that pass integers on.
-        alone: the ops that read and write real numbers and yet have an INT8 form: rows of constant
-            tables, as embeddings read them, and recurrent layers.
-        values: tensor → value. A tensor is called by the op or input it is the result of; further
-            results of an op stand under names of their own (`split:1`).
+        layer_of: op that may be fused → the op that it is fused into.
+        agnostic_ops: the quantize-agnostic ops.
+        alone: the ops with float inputs and outputs but INT8 weights: lookups in constant tables,
+            e.g. embeddings, and recurrent layers.
+        values: tensor → value. A tensor has the name of its op or input; further results of an op
+            have their own names (`split:1`).
         names: value → tensor.
-        given_to_bodies: the values that bodies are given for every step, as far as they are known
-            to hold float32.
+        given_to_bodies: the per-step inputs of bodies that are known to be float32.
         parts: tensor that is a further result → the op.
     """
 
@@ -62,7 +61,7 @@ class GraphStructure:
 
 
 def structure(program: ir.Model) -> GraphStructure:
-    """Take a prepared graph apart."""
+    """Return the structure of a canonicalized graph."""
     graph, opset = program.graph, opset_of(program)
     nodes = {str(node.name): node for node in in_order(graph)}
     given = tuple(filter(is_float32, body_inputs(graph)))
@@ -94,7 +93,7 @@ def structure(program: ir.Model) -> GraphStructure:
 
 
 def is_table(node: ir.Node) -> bool:
-    """Whether an op reads rows of a constant table of float32, as an embedding does."""
+    """Whether an op is a lookup in a constant float32 table, e.g. an embedding."""
     if node.domain or node.op_type != "Gather":
         return False
     (table, rows), axis = node.inputs, node.attributes.get_int("axis", 0)
@@ -106,15 +105,15 @@ def is_table(node: ir.Node) -> bool:
 
 
 def is_recurrent(node: ir.Node) -> bool:
-    """Whether an op is a recurrent layer that can be written with integer kernels."""
+    """Whether an op is a recurrent layer with integer kernels."""
     return not node.domain and node.op_type in ("LSTM", "GRU")
 
 
 def confuses(node: ir.Node) -> bool:
-    """Whether ONNX Runtime makes an error of an op where integers are around it.
+    """Whether ONNX Runtime miscompiles an op next to integer ops.
 
-    It moves transpositions over axes that are named without moving those, and makes an integer
-    kernel that knows no dilations of an average that has some.
+    Transpositions are moved past ops with `axes` without permuting the axes, and the integer kernel
+    of an average pool ignores dilations.
     """
     if node.op_type == "AveragePool":
         return set(node.attributes.get_ints("dilations", [1])) != {1}
@@ -133,7 +132,7 @@ def _heads(node: ir.Node) -> bool:
 
 
 class _Kernels(FusionRules[ir.Node, ir.Value]):
-    """What the integer kernels of ONNX Runtime can do behind a layer or joining op."""
+    """The epilogues of ONNX Runtime's integer kernels."""
 
     def bias(self, group: FusionGroup) -> Step | None:
         step = _only_reader(group.tail.outputs[0])
@@ -157,7 +156,7 @@ def _only_reader(value: ir.Value) -> ir.Node | None:
 
 
 def limits(node: ir.Node) -> tuple[float, float] | None:
-    """Between which an activation keeps its result; None where it does something else."""
+    """Return the bounds of an activation's result; None for other ops."""
     if node.op_type == "Relu":
         return 0.0, np.inf
     if node.op_type != "Clip":
@@ -176,7 +175,7 @@ def limits(node: ir.Node) -> tuple[float, float] | None:
 
 
 def _bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
-    """The constant an addition adds to every row of a product."""
+    """Return the constant that an addition adds to every row of a product."""
     if step.op_type != "Add":
         return None
     weight, result = product.inputs[1], product.outputs[0]
@@ -192,7 +191,7 @@ def _bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
 
 
 def _moves(node: ir.Node, opset: int) -> bool:
-    """Whether an op gives the same on stored numbers as on real ones."""
+    """Whether an op yields the same on quantized as on float values."""
     if node.domain or node.op_type not in _AGNOSTIC or not is_float32(node.outputs[0]):
         return False
     if node.inputs[0] is None or node.inputs[0].const_value is not None:

@@ -12,10 +12,10 @@ from neural_mp.core.precision import Precision
 
 
 def build_graph(model: OnnxModel) -> OpGraph:
-    """Every node with its edges and fusion group; further results of a node as ops behind it.
+    """Return every node with edges and fusion group; further results follow as ops.
 
-    Nodes of bodies stand before the node that runs them, which reads what the bodies give back.
-    What is given to a body for every step comes from outside.
+    Nodes of bodies precede the node that runs them, which reads the results of the bodies. Per-step
+    inputs of bodies are graph inputs.
     """
     structure = model.structure
     ops = []
@@ -43,6 +43,6 @@ def build_graph(model: OnnxModel) -> OpGraph:
 
 
 def _source_precision(node: ir.Node) -> Precision:
-    """Precision of the first 16-bit tensor that a node reads; FP32 if none does."""
+    """Return the precision of the first 16-bit input of a node; FP32 if there is none."""
     read = (value.dtype for value in node.inputs if value is not None)
     return next((SIXTEEN_BITS[dtype] for dtype in read if dtype in SIXTEEN_BITS), Precision.FP32)

@@ -1,4 +1,4 @@
-"""Reading and editing nodes, and the names and constants of what is put into a graph."""
+"""Helpers to read and edit nodes, and to insert names and constants into a graph."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SIXTEEN_BITS = {ir.DataType.BFLOAT16: Precision.BF16, ir.DataType.FLOAT16: Preci
 
 
 def input_of(node: ir.Node, position: int) -> ir.Value | None:
-    """What a node reads in a place; None where that is left out."""
+    """Return the input at a position; None if it is omitted."""
     return node.inputs[position] if position < len(node.inputs) else None
 
 
 def put_input(node: ir.Node, position: int, value: ir.Value) -> None:
-    """Let a node read a value in a place, also where there was none."""
+    """Set the input at a position, appending it if necessary."""
     node.resize_inputs(max(len(node.inputs), position + 1))
     node.replace_input_with(position, value)
 
 
 def used_outputs(node: ir.Node) -> list[ir.Value]:
-    """The results that somebody reads, the first included."""
+    """Return the results with a consumer, and always the first."""
     return [
         value
         for index, value in enumerate(node.outputs)
@@ -39,7 +39,7 @@ def used_outputs(node: ir.Node) -> list[ir.Value]:
 
 
 def is_tensor(value: ir.Value) -> bool:
-    """Whether a value is a tensor, as far as is known; others are sequences and optionals."""
+    """Whether a value is a tensor or of unknown type, not a sequence or optional."""
     return value.type is None or isinstance(value.type, ir.TensorType)
 
 
@@ -49,7 +49,7 @@ def is_float32(value: ir.Value | None) -> bool:
 
 
 def array_of(value: ir.Value | None) -> Array | None:
-    """A constant's value; None where it is computed."""
+    """Return the value of a constant; None for a computed value."""
     if value is None or value.const_value is None:
         return None
     tensor = value.const_value
@@ -59,19 +59,19 @@ def array_of(value: ir.Value | None) -> Array | None:
 
 
 def constants_of(node: ir.Node) -> Iterator[ir.TensorProtocol]:
-    """The constants that a node reads."""
+    """Yield the constants that a node reads."""
     for value in node.inputs:
         if value is not None and value.const_value is not None:
             yield value.const_value
 
 
 def parts_of(graph: ir.Graph) -> tuple[ir.Graph, ...]:
-    """A graph, and all graphs that its nodes run."""
+    """Return a graph and all graphs within its nodes."""
     return (graph, *graph.subgraphs())
 
 
 def tensors_in(program: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """All constants, in initializers and in nodes of their own, those of inner graphs included."""
+    """Yield all constants, in initializers and Constant nodes, including inner graphs."""
     for part in parts_of(program.graph):
         for value in part.initializers.values():
             if value.const_value is not None:
@@ -82,26 +82,26 @@ def tensors_in(program: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def tensor_bytes(tensor: ir.TensorProtocol) -> int:
-    """Bytes that a tensor takes; those of strings are not counted."""
+    """Return the size of a tensor in bytes; 0 for strings."""
     return 0 if tensor.dtype is ir.DataType.STRING else int(tensor.nbytes)
 
 
 def known_array(value: ir.Value | None) -> Array:
-    """The value of what is a constant for certain."""
+    """Return the value of a tensor that must be a constant."""
     array = array_of(value)
     assert array is not None
     return array
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """Return the values a node reads: its inputs, and the outputs of the graphs that it runs."""
+    """Yield the values that a node reads: its inputs, and the outputs of its bodies."""
     yield from (value for value in node.inputs if value is not None)
     for body in bodies_of(node):
         yield from body.outputs
 
 
 def redirect(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
-    """Let a node read another value in the place of one (see `read_by`)."""
+    """Replace a value that a node reads (see `read_by`)."""
     if replacement is value:
         return
     for position, read in enumerate(node.inputs):
@@ -115,7 +115,7 @@ def redirect(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
 
 
 def forget_types(graph: ir.Graph) -> None:
-    """Leave it to ONNX Runtime to infer types and shapes within a graph and its bodies."""
+    """Remove types and shapes within a graph and its bodies; ONNX Runtime infers them."""
     for node in in_order(graph):
         for value in node.outputs:
             if not value.is_graph_output():
@@ -123,7 +123,7 @@ def forget_types(graph: ir.Graph) -> None:
 
 
 def forget_negative_sizes(program: ir.Model) -> None:
-    """Take a size of -1, which some exporters write, for what it stands for: one not known."""
+    """Replace sizes of -1, written by some exporters, by unknown sizes."""
     for part in parts_of(program.graph):
         for value in (*part.inputs, *(result for node in part for result in node.outputs)):
             if value.shape is not None and any(isinstance(s, int) and s < 0 for s in value.shape):
@@ -132,7 +132,7 @@ def forget_negative_sizes(program: ir.Model) -> None:
 
 
 class GraphNames:
-    """The names in a graph, and new ones for what is put into it."""
+    """The names in a graph, and new names for insertions."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
@@ -143,17 +143,17 @@ class GraphNames:
             self._taken.update(str(named.name) for named in (*part.inputs, *part, *results))
 
     def new(self, wanted: str) -> str:
-        """A name that nothing has yet; from now on it is taken."""
+        """Reserve and return an unused name."""
         name = unique_name(wanted, self._taken)
         self._taken.add(name)
         return name
 
     def give_up(self, name: str) -> None:
-        """Say that nothing has a name any more."""
+        """Release a name."""
         self._taken.discard(name)
 
     def constant(self, name: str, value: object, dtype: ir.DataType | None = None) -> ir.Value:
-        """A new constant of the graph."""
+        """Add a constant to the graph and return it."""
         array = np.asarray(value)
         tensor = ir.tensor(array, dtype=dtype, name=self.new(name))
         made = ir.val(tensor.name, tensor.dtype, ir.Shape(array.shape), const_value=tensor)
@@ -162,9 +162,9 @@ class GraphNames:
 
 
 def name_nodes(program: ir.Model) -> None:
-    """Give every node and tensor a name of its own.
+    """Make the names of nodes and tensors unique.
 
-    No node gets that of an input: plans and ranges speak of both in one breath.
+    Nodes and inputs have distinct names, as plans and ranges use a single namespace.
     """
     common.NameFixPass()(program)
     taken = {str(value.name) for value in program.graph.inputs}

@@ -1,4 +1,4 @@
-"""How the integer kernels of the ONNX Runtime that is installed multiply bytes."""
+"""INT8 accumulation of the installed ONNX Runtime's integer kernels."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from neural_mp.adaptors.common.runtime_probe import version_of
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
 
-#: Raised when what is tried, or how, changes.
+#: Must change with the cases or the probe.
 _VERSION = 2
-#: Kind of kernel and a word → what is tried.
+#: Kind of kernel and label → case.
 CASES: Mapping[str, Case] = {
     **COMMON_CASES,
     f"{KernelKind.DEPTHWISE} wide": Convolution(64, 64, groups=64, window=5),
@@ -25,7 +25,7 @@ CASES: Mapping[str, Case] = {
 
 
 def int8_accumulation(hardware: Hardware) -> Products:
-    """How each kind of kernel multiplies on the machine that is converted for."""
+    """Return the accumulation of each kind of kernel on the target machine."""
     module = "neural_mp.adaptors.onnxrt.int8_accumulation_probe"
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
     return tried_products(hardware, module, f"{_VERSION} {version}", CASES, minds_onednn=False)

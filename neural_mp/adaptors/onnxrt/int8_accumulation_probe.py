@@ -1,4 +1,4 @@
-"""Run in a child process: integer kernels with the largest bytes, against whole numbers."""
+"""Probe of integer kernels with the largest 8-bit values; runs in a child process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.sessions import CPU
 
 _OPSET, _IR_VERSION = 17, 9
-#: What a convolution stores its largest sum as.
+#: The quantized value of a convolution's largest sum.
 _STORED = 200
 
 
 def _multiply(case: Case, x: Array, weight: Array) -> Array:
-    """The sums of products of a kernel; a convolution writes them in bytes, of larger steps."""
+    """Return the sums of products of a kernel; a convolution requantizes them to uint8."""
     if isinstance(case, Convolution):
         step = np.float32(255 * 127 * weight[0].size / _STORED)
         node = helper.make_node(
@@ -60,5 +60,5 @@ def _run(node: onnx.NodeProto, x: Array, result: int, weight: Array, step: np.fl
 
 
 if __name__ == "__main__":
-    # The bindings raise types of their own.
+    # The bindings raise their own types.
     try_products(CASES, _multiply, Exception)

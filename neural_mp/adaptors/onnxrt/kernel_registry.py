@@ -1,4 +1,4 @@
-"""Which kernels an execution provider has, asked of ONNX Runtime itself."""
+"""The kernels of an execution provider, from ONNX Runtime's registry."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ logger = logging.getLogger(__name__)
 #: The domain of ONNX Runtime's own operators.
 CONTRIB = "com.microsoft"
 _CPU = "CPUExecutionProvider"
-#: What stands for the last version where a kernel is for all versions known when it was written.
+#: The last version of a kernel definition without an upper bound.
 _WITHOUT_END = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """One definition: the versions of its op, and what each type variable may stand for."""
+    """One definition: the versions of its op, and the types of each type variable."""
 
     first: int
     last: int
     types: Mapping[str, frozenset[str]]
 
     def fits(self, version: int, wanted: Mapping[str, str]) -> bool:
-        """Whether it runs an op that changed last in a version, on tensors of some types."""
-        # A range without an end says nothing about the versions of the op to come.
+        """Whether the kernel runs an op last changed in a version, on the given types."""
+        # An unbounded range does not cover later changes of the op.
         runs = self.first == version or self.first < version <= self.last < _WITHOUT_END
         return runs and all(wanted.get(name, "") in ("", *ok) for name, ok in self.types.items())
 
 
 @lru_cache(maxsize=8)
 def _kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel, ...]] | None:
-    """(domain, op) → its kernels; None where ONNX Runtime cannot be asked."""
+    """Return (domain, op) → its kernels; None if the registry is not accessible."""
     try:
         from onnxruntime.capi import _pybind_state as bindings
 
@@ -58,23 +58,23 @@ def _kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel, ...]] | N
 
 
 def every_op_type(provider: str) -> frozenset[str]:
-    """The op types of ONNX, and those of ONNX Runtime's own, fused ones among them."""
+    """Return the op types of ONNX and ONNX Runtime, including fused ops."""
     own = {op for _, op in _kernels(provider) or ()}
     return frozenset({*own, *(str(schema.name) for schema in onnx.defs.get_all_schemas())})
 
 
 def has_kernel(provider: str, op: str, domain: str = "") -> bool:
-    """Whether there is a kernel of an op; taken to be there where it cannot be asked."""
+    """Whether an op has a kernel; assumed if the registry is not accessible."""
     kernels = _kernels(provider)
     return kernels is None or (domain, op) in kernels
 
 
 def has_kernel_of(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
-    """Whether there is a kernel of an op of ONNX's own, for an element type such as `bfloat16`.
+    """Whether an ONNX op has a kernel for an element type, e.g. `bfloat16`.
 
-    The kernel must be for the op as an opset defines it, and for the types of its other inputs:
-    newer kernels are often there for the newest version of an op alone. Where ONNX Runtime cannot
-    be asked, it is taken to have no kernels in 16 bits.
+    The kernel must match the op's definition in the opset and the types of its other inputs: newer
+    kernels often exist for the newest version of an op only. If the registry is not accessible,
+    16-bit kernels are assumed missing.
     """
     kernels = (_kernels(provider) or {}).get(("", node.op_type), ())
     version, wanted = version_of(node, opset), types_of(node, opset, dtype)
@@ -82,9 +82,9 @@ def has_kernel_of(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
 
 
 def quantizes(opset: int) -> bool:
-    """Whether tensors can be quantized in an opset; taken to where it cannot be asked.
+    """Whether tensors can be quantized in an opset; assumed without a registry.
 
-    Any provider leaves to the CPU what it has no kernel for: it is the CPU's that count.
+    All providers fall back to the CPU, so CPU kernels decide.
     """
     kernels = _kernels(_CPU)
     return kernels is None or all(
@@ -94,13 +94,13 @@ def quantizes(opset: int) -> bool:
 
 
 def moves_bytes(node: ir.Node, opset: int) -> bool:
-    """Whether an op that moves values can move uint8; taken to where it cannot be asked.
+    """Whether a quantize-agnostic op supports uint8; assumed without a registry.
 
-    Any provider leaves to the CPU what it has no kernel for: it is the CPU's that count.
+    All providers fall back to the CPU, so CPU kernels decide.
     """
     return _kernels(_CPU) is None or has_kernel_of(_CPU, node, opset, "uint8")
 
 
 def runs_natively(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
-    """Whether ONNX has an op in a 16-bit type, and the provider a kernel of it."""
+    """Whether ONNX defines an op in a 16-bit type and the provider has a kernel for it."""
     return takes(node, opset, dtype) and has_kernel_of(provider, node, opset, dtype)

@@ -1,4 +1,4 @@
-"""The constants of layers, to be scaled channel by channel."""
+"""Constants of layers, for rescaling by channel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NORM = "LayerNormalization"
 
 
 def layers(model: OnnxModel) -> dict[str, LayerParams]:
-    """Op → its constants."""
+    """Return op → its constants."""
     return _layers(model.structure)
 
 
@@ -61,7 +61,7 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
 
 
 def _has_plain_bias(node: ir.Node, channels: object) -> bool:
-    """Whether the bias of a layer is left out, or a constant for every channel, or one for all."""
+    """Whether the bias of a layer is omitted, or a constant per channel or for all channels."""
     value = input_of(node, 2)
     bias = array_of(value)
     if bias is None:
@@ -70,7 +70,7 @@ def _has_plain_bias(node: ir.Node, channels: object) -> bool:
 
 
 def with_layers(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxModel:
-    """The model with other constants in some of its layers."""
+    """Return the model with changed constants in some layers."""
     program = model.program.clone()
     found, names = structure(program), GraphNames(program.graph)
     known = _layers(found)
@@ -92,12 +92,12 @@ def _change(
     given = None if before is None else np.broadcast_to(before.reshape(-1), channels)
     bias = change.bias(given, channels)
     if before is not None and before.size == channels:
-        bias = bias.reshape(before.shape)  # what is added to a product may have more axes
+        bias = bias.reshape(before.shape)  # the bias of a product may have more axes
     put_input(addition, place, names.constant(f"{name}/repaired/bias", bias))
 
 
 def _bias_place(found: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:
-    """The node that reads the bias of a layer, and where; of a product, the addition behind it."""
+    """Return the node that reads the bias and the position; for MatMul, the Add after it."""
     if node.op_type != "MatMul":
         return node, 2
     step = found.fusion_groups[name].bias

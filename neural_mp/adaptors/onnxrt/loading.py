@@ -1,4 +1,4 @@
-"""From what a user hands over to a prepared graph with its signature."""
+"""Loading of a model: path or object → canonicalized graph with its signature."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
 
-#: Words of ONNX Runtime for element types that ONNX calls otherwise.
+#: ONNX Runtime's names of element types that differ from ONNX's.
 _CALLED = {"float": "FLOAT", "double": "DOUBLE"}
 _TENSOR = re.compile(r"tensor\((\w+)\)")
 
 
 def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) -> None:
-    """Note types and shapes that ONNX could not infer, in place: of the runtime's own ops, mostly.
+    """Set types and shapes that ONNX cannot infer, in place: mostly of ONNX Runtime's own ops.
 
     Args:
-        program: the graph; ONNX Runtime takes it.
-        folder: where its external data lies.
+        program: the graph, accepted by ONNX Runtime.
+        folder: the folder of its external data.
         provider: the execution provider.
     """
     unknown = {
@@ -68,7 +68,7 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
         word = _CALLED.get(kind[1], kind[1].upper())
         if word in ir.DataType.__members__:
             value.dtype = ir.DataType[word]
-            if found.shape:  # unknown sizes are shown as none, as those of a single number
+            if found.shape:  # unknown shapes are reported as empty, like those of scalars
                 value.shape = ir.Shape(found.shape)
 
 
@@ -76,7 +76,7 @@ _RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def left_alone(program: ir.Model) -> list[str]:
-    """A sentence for recurrent layers that have no integer kernel, wherever they lie."""
+    """Return a note about recurrent layers without an integer kernel, in any graph."""
     slow = (node for node in in_order(program.graph) if not is_recurrent(node))
     why = "ONNX Runtime has no integer kernel for it"
     return list(stays_in_fp32(_types(slow, _RECURRENT), "", why))
@@ -86,15 +86,15 @@ def _types(nodes: Iterable[ir.Node], known: tuple[str, ...]) -> Iterator[str]:
     return (node.op_type for node in nodes if node.op_type in known and not node.domain)
 
 
-#: What the runtime says of a model whose version it does not know.
+#: ONNX Runtime's error for a model with an unsupported IR version.
 _NEWEST_VERSION = re.compile(r"max supported IR version: (\d+)")
-#: Weights of this many bytes, given in memory, are put aside in a file.
+#: In-memory weights from this size on are moved to a file.
 _SPILL_MIN_BYTES = 50_000_000
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A file's message, the folder its external data lies in, and what keeps that folder."""
+    """A parsed file, the folder of its external data, and an owner of that folder."""
 
     proto: onnx.ModelProto
     folder: Path
@@ -102,17 +102,17 @@ class _Read:
 
 
 def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
-    """Take in a model.
+    """Load a model.
 
     Args:
-        source: a path, a message, or its bytes.
-        wanted: what the user says of its inputs and outputs.
-        provider: the execution provider that will run it.
+        source: a path, a message, or a serialized message.
+        wanted: the inputs and outputs given by the user.
+        provider: the execution provider to run the model.
 
     Raises:
-        ModelLoadError: it cannot be read, is not whole, or ONNX Runtime refuses it.
-        ConfigurationError: it has no input or output of a name that was given.
-        DataError: the example does not fit it.
+        ModelLoadError: the model is unreadable or incomplete, or ONNX Runtime rejects it.
+        ConfigurationError: a given name is not an input or output of the model.
+        DataError: the example does not fit the model.
     """
     read = _read(source)
     given, program = program_of(read), program_of(read)
@@ -149,14 +149,14 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
 
 
 def _check_runs(given: ir.Model, program: ir.Model, folder: Path | None, provider: str) -> None:
-    """Make sure that ONNX Runtime takes a model.
+    """Check that ONNX Runtime accepts a model.
 
-    The `onnx` package writes the number of its own newest version into every model that it makes,
-    which the runtime refuses before it looks at what is in it. So that number is lowered, in place,
-    to the newest that the runtime knows; what it then does not know, it refuses by name.
+    The `onnx` package writes its own newest IR version into every model, which an older runtime
+    rejects regardless of content. In that case, the version is lowered in place to the newest
+    supported one; the runtime then reports unsupported content by name.
 
     Raises:
-        ModelLoadError: it does not take the model.
+        ModelLoadError: ONNX Runtime rejects the model.
     """
     try:
         Runner(given, folder, provider, level=PLAIN)
@@ -176,20 +176,20 @@ def _prepared(
     folder: Path | None,
     provider: str,
 ) -> list[str]:
-    """Prepare a graph, in place, and make sure that it still runs, and computes the same.
+    """Canonicalize a graph, in place, and check that results stay equal.
 
     Returns:
-        What the user should know.
+        Notes to the user.
 
     Raises:
-        ConversionError: why nothing of the graph can be converted.
+        ConversionError: the graph cannot be converted.
     """
     try:
         warnings = prepare(program, folder)
     except ConversionError:
         raise
     except Exception as error:
-        # What the passes of onnx-ir raise depends on what they meet.
+        # The exceptions of onnx-ir passes vary.
         logger.debug("a graph cannot be prepared", exc_info=True)
         raise ConversionError(f"its graph cannot be prepared for it: {one_line(error)}") from error
     try:
@@ -203,7 +203,7 @@ def _prepared(
     try:
         expected = Runner(given, folder, provider, level=PLAIN)(feeds, names)
     except ConversionError:
-        return warnings  # it does not run on what was made up for it
+        return warnings  # the original fails on synthetic inputs
     changed = f"opset {opset_of(given)} cannot be changed to {opset_of(program)}"
     try:
         found = prepared(feeds, names)
@@ -249,7 +249,7 @@ def _read(source: object) -> _Read:
 
 
 def _put_aside(program: ir.Model) -> _Read:
-    """Write a graph with its weights to files of our own."""
+    """Write a graph with its weights to temporary files."""
     held = tempfile.TemporaryDirectory()
     path = Path(held.name) / "model.onnx"
     ir.save(program, path, external_data="model.data")
@@ -260,7 +260,7 @@ def read_file(path: Path) -> _Read:
     """Read a file without its weights.
 
     Raises:
-        ModelLoadError: it is missing, or no ONNX model, or cut off.
+        ModelLoadError: the file is missing, truncated or not an ONNX model.
     """
     if not path.is_file():
         raise ModelLoadError(f"there is no model file {str(path)!r}")
@@ -283,15 +283,15 @@ def _require_graph(proto: onnx.ModelProto, what: str) -> None:
 
 
 def program_of(read: _Read) -> ir.Model:
-    """The graph of a file that was read; raises `ModelLoadError` if it is broken."""
+    """Return the graph of a parsed file; raise `ModelLoadError` if the graph is broken."""
     dense = without_sparse(read.proto)
     try:
-        # The passes of onnx-ir rename initializers in the very message that they come from.
+        # Passes of onnx-ir rename initializers in the original message.
         proto = onnx.ModelProto()
         proto.CopyFrom(dense)
         program = ir.from_proto(proto)
     except Exception as error:
-        # What it raises depends on what is broken.
+        # Its exceptions vary.
         logger.debug("no graph", exc_info=True)
         raise ModelLoadError(f"the model's graph is broken: {one_line(error)}") from error
     for tensor in tensors_in(program):
@@ -309,7 +309,7 @@ def _signature(program: ir.Model) -> Signature:
 
 
 def _port(value: ir.Value) -> TensorSpec:
-    """How an input or output is called and what it takes."""
+    """Return the spec of an input or output."""
     name = str(value.name)
     if not isinstance(value.type, ir.TensorType) or value.dtype is None:
         return TensorSpec(name, name, None, None)

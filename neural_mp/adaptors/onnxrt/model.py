@@ -1,4 +1,4 @@
-"""An ONNX model as the adaptor holds it."""
+"""The representation of an ONNX model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from neural_mp.errors import ModelLoadError
 
 @dataclass(frozen=True)
 class Origin:
-    """Where weights lie that were not read: a folder, and its files as they were at first.
+    """The files of weights that were not loaded, with their initial state.
 
     Attributes:
-        folder: what the places of external data are relative to.
-        files: file → its size in bytes and the time it was last written.
+        folder: the base folder of external data.
+        files: file → its size in bytes and its modification time in ns.
     """
 
     folder: Path
@@ -32,10 +32,10 @@ class Origin:
 
     @classmethod
     def of(cls, folder: Path, program: ir.Model) -> Origin | None:
-        """The files that the weights of a graph lie in; None where they all lie in memory.
+        """Return the files with the weights of a graph; None if all weights are in memory.
 
         Raises:
-            ModelLoadError: one of them is missing, or lies outside of the folder.
+            ModelLoadError: a file is missing or outside of the folder.
         """
         names = {
             str(value.const_value.location)
@@ -44,7 +44,7 @@ class Origin:
         }
         root = folder.resolve()
         for name in names:
-            # Not every version of ONNX Runtime refuses it.
+            # Some versions of ONNX Runtime accept such paths.
             if not (root / name).resolve().is_relative_to(root):
                 raise ModelLoadError(
                     f"the model reads weights from {name!r}, which lies outside of its folder "
@@ -53,7 +53,7 @@ class Origin:
         return cls(folder, {name: _state(folder / name) for name in names}) if names else None
 
     def check(self) -> None:
-        """Make sure that the weights still lie where they did.
+        """Check that the weight files are unchanged.
 
         Raises:
             ModelLoadError: a file was changed.
@@ -81,21 +81,21 @@ class OnnxModel:
     """A graph that ONNX Runtime runs.
 
     Attributes:
-        program: the graph everything is decided on: prepared, or converted.
+        program: the graph for planning: canonicalized, or converted.
         signature: the inputs and outputs.
-        example: name → array, inputs it can be run on.
-        given: of a model that was not converted, the graph as the user gave it.
-        origin: where weights lie that were not read.
-        ops: of a converted model, node that may run → the op of the untouched graph that its time
-            counts for, where that has another name.
-        results: of a converted model, op of the untouched graph → where its result is; ops that run
-            within the kernel of another have none.
-        warnings: what the user should know.
-        counts: the conversions that were put in.
-        opset: the version of the ai.onnx operators that the prepared graph is written in.
-        obstacle: why nothing can be converted, if so.
-        provider: the execution provider that runs it.
-        held: what must not be thrown away as long as the model is used.
+        example: name → array, inputs for a run.
+        given: the user's graph; None for a converted model.
+        origin: the files of weights that were not loaded.
+        ops: for a converted model, node → the op of the unconverted graph that its time counts
+            towards, if the names differ.
+        results: for a converted model, op of the unconverted graph → location of its result; ops
+            fused into others have none.
+        warnings: notes to the user.
+        counts: the inserted conversions.
+        opset: the ai.onnx opset of the canonicalized graph.
+        obstacle: the reason why nothing can be converted, if any.
+        provider: the execution provider to run the model.
+        held: an object that must live as long as the model.
     """
 
     program: ir.Model
@@ -115,27 +115,27 @@ class OnnxModel:
 
     @property
     def runs(self) -> ir.Model:
-        """The graph that is run: the user's own, as long as nothing was converted."""
+        """The graph to run: the user's own, unless converted."""
         return self.program if self.given is None else self.given
 
     @cached_property
     def structure(self) -> GraphStructure:
-        """What the graph is made of."""
+        """The structure of the graph."""
         return structure(self.program)
 
     @property
     def folder(self) -> Path | None:
-        """Where external data lies."""
+        """The folder of external data."""
         return self.origin.folder if self.origin is not None else None
 
     def session(self, program: ir.Model, **settings: Any) -> Runner:
-        """A session of a graph that shares this one's weights."""
+        """Return a session of a graph that shares the weights of this model."""
         if self.origin is not None:
             self.origin.check()
         return Runner(program, self.folder, self.provider, **settings)
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """The outputs, in the order of the signature."""
+        """Return the outputs, in the order of the signature."""
         threads = allowed_threads()
         if threads not in self._runners:
             self._runners[threads] = self.session(self.runs)

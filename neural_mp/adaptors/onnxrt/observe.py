@@ -1,4 +1,4 @@
-"""One pass over calibration batches: the tensors that matter are fetched and reduced at once."""
+"""Tensors of a run: calibration statistics, results of ops and the first NaN or Inf."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from neural_mp.adaptors.onnxrt.subgraph_outputs import (
 from neural_mp.core.graph import OpGraph
 from neural_mp.errors import ConversionError
 
-#: Bytes fetched at once: what a part of a batch needs grows with it.
+#: Maximum bytes fetched per run, which bounds the memory of a part of a batch.
 _FETCHED_BYTES = 32 << 20
-#: In place of a number of samples: batches as they come.
+#: Sample limit for batches that are not split.
 _WHOLE = sys.maxsize
-#: Ops whose channels are on the second axis; of all others they are taken to be on the last.
+#: Ops with channels on axis 1; for all others, the last axis is assumed.
 _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
-#: The types of tensors that may hold NaN or Inf.
+#: Types of tensors that may hold NaN or Inf.
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
-#: How many tensors are looked at in one run for the first that is not finite.
+#: Number of tensors per run in the search for the first non-finite one.
 _LOOKED_AT = 64
 
 
 def watch(
     model: OnnxModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, BatchStats]]:
-    """Run batches, and say what every part of them held in the named tensors.
+    """Run batches and yield statistics of the named tensors for every part.
 
-    Tensors of other numbers than floats, of strings, and lists of tensors are left out.
+    Tensors that are not floating-point, and lists of tensors, are omitted.
     """
     program = typed(model.program)
     known = values_in(program)
@@ -57,7 +57,7 @@ def watch(
     fetched = [value for value in values.values() if value not in fed]
     wanted = with_outputs(program, [*fetched, *model.signature.output_tensors])
     runner = model.session(wanted, lean=True)
-    most = 0  # samples run at once; found out with the first batch that holds several
+    most = 0  # samples per run; determined with the first batch of several samples
     for feeds in map(model.signature.bind, batches):
         samples = model.signature.samples(feeds)
         if not most and samples > 1:
@@ -77,13 +77,13 @@ def watch(
 
 
 def _may_be_floating(value: ir.Value) -> bool:
-    """Whether a value may be a tensor of floats; of some, ONNX cannot infer the type."""
+    """Whether a value may be a floating-point tensor; unknown types may."""
     return is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
 
 
 def _floats(found: object) -> list[Array]:
-    """The arrays of floats in an output; none where ONNX Runtime gives anything else."""
-    # To numpy, bfloat16 is of kind V.
+    """Return the floating-point arrays in an output; empty for other outputs."""
+    # bfloat16 is of kind V in numpy.
     floats = (array for array in arrays_in(found) if array.dtype.kind in "fV")
     return [np.asarray(array, np.float32) for array in floats]
 
@@ -96,9 +96,9 @@ def _channels_second(value: ir.Value) -> bool:
 
 
 def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> bool:
-    """Whether samples have nothing to do with each other.
+    """Whether samples are independent of each other.
 
-    Two samples are run together and one by one: a first axis may be that of time as well.
+    Two samples are run together and separately, as the first axis may also be time.
     """
     names = model.signature.output_tensors
     try:
@@ -117,7 +117,7 @@ def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> boo
 
 
 def _are_close(one: Array, other: Array) -> bool:
-    # numpy 1 does not compare bfloat16, which is no type of its own.
+    # numpy 1 cannot compare bfloat16, which is not a native type.
     if other.dtype.hasobject:
         return np.array_equal(one, other)
     one, other = (a.astype(np.float32) if a.dtype.kind == "V" else a for a in (one, other))
@@ -125,7 +125,7 @@ def _are_close(one: Array, other: Array) -> bool:
 
 
 def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
-    """The first op whose result holds NaN or Inf."""
+    """Return the first op whose result holds NaN or Inf."""
     program, feeds = typed(model.program), model.signature.bind(inputs)
     can_be_had = visible(program, values_in(program))
     floating = [
@@ -146,7 +146,7 @@ def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
 
 
 def results(model: OnnxModel) -> OpGraph:
-    """The ops whose results a run has; see `OpOutputs`."""
+    """Return the ops whose results a run can return; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
         return written
@@ -155,7 +155,7 @@ def results(model: OnnxModel) -> OpGraph:
 
 
 def values(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
-    """A function that runs one batch and gives the results of some ops."""
+    """Return a function that runs one batch and returns the results of ops."""
     program = typed(model.program)
     can_be_had = visible(program, values_in(program))
     places = {op: _place(model, op) for op in ops}

@@ -1,4 +1,4 @@
-"""What ONNX calls the kinds of op that are safe or unsafe in 16 bits."""
+"""ONNX op types of the kinds of op in the four lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing a graph in a later version of ONNX's operators."""
+"""Opset conversion, and queries of ONNX's op schemas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _schema_of(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def _element_type(schema: onnx.defs.OpSchema | None) -> str | None:
-    """The type variable of an op's first result, if an input has it, too."""
+    """Return the type variable of an op's first result if it is also an input's; else None."""
     if schema is None or not schema.inputs or not schema.outputs:
         return None
     variable = str(schema.outputs[0].type_str)
@@ -35,32 +35,32 @@ def _element_type(schema: onnx.defs.OpSchema | None) -> str | None:
 
 
 def typed_inputs(node: ir.Node, opset: int) -> set[int]:
-    """Positions of the inputs that have the element type of the first result."""
+    """Return positions of the inputs that have the element type of the first result."""
     schema = _schema_of(node, opset)
     variable = _element_type(schema)
     if schema is None or variable is None:
         return set()
-    last = len(schema.inputs) - 1  # may stand for several inputs
+    last = len(schema.inputs) - 1  # may be variadic
     types = (schema.inputs[min(place, last)].type_str for place in range(len(node.inputs)))
     return {place for place, found in enumerate(types) if found == variable}
 
 
 def is_function(node: ir.Node, opset: int) -> bool:
-    """Whether ONNX defines an op by other ops."""
+    """Whether ONNX defines an op as a function of other ops."""
     schema = _schema_of(node, opset)
     words = ("has_function", "has_context_dependent_function")
     return schema is not None and any(getattr(schema, word) for word in words)
 
 
 def gives_list(node: ir.Node, opset: int) -> bool:
-    """Whether a result of an op is a sequence, an optional or a map, whatever the op reads."""
+    """Whether a result of an op is always a sequence, an optional or a map."""
     schema = _schema_of(node, opset)
     types = (item.types for item in schema.outputs) if schema is not None else ()
     return any(kinds and not any(k.startswith("tensor(") for k in kinds) for kinds in types)
 
 
 def takes(node: ir.Node, opset: int, dtype: str) -> bool:
-    """Whether ONNX defines an op for an element type such as `float16`."""
+    """Whether ONNX defines an op for an element type, e.g. `float16`."""
     schema = _schema_of(node, opset)
     variable = _element_type(schema)
     constraints = schema.type_constraints if schema is not None else ()
@@ -69,15 +69,15 @@ def takes(node: ir.Node, opset: int, dtype: str) -> bool:
 
 
 def version_in(op: str, opset: int) -> int:
-    """The version of the operators in which an op type of ONNX's own changed last; 0 for none."""
+    """Return the opset in which an ONNX op type last changed; 0 if there is none."""
     schema = _schema(op, opset)
     return 0 if schema is None else int(schema.since_version)
 
 
 def same_but_for_types(node: ir.Node, opset: int, other: int) -> bool:
-    """Whether two opsets define the op of a node alike, but for the element types it takes.
+    """Whether two opsets define the op of a node identically, except for element types.
 
-    An attribute that only one of them has must not be set.
+    Attributes that only one of them defines must not be set.
     """
     one, two = (_schema_of(node, version) for version in (opset, other))
     if one is None or two is None:
@@ -102,13 +102,13 @@ def _ports(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
 
 
 def version_of(node: ir.Node, opset: int) -> int:
-    """The version of the operators in which an op of ONNX's own changed last; 0 for others."""
+    """Return the opset in which an ONNX op last changed; 0 for other ops."""
     schema = _schema_of(node, opset)
     return 0 if schema is None else int(schema.since_version)
 
 
 def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
-    """Type variable → the tensors it stands for, for an op whose element type is `dtype`."""
+    """Return type variable → its tensor type, for an op of element type `dtype`."""
     schema = _schema_of(node, opset)
     if schema is None:
         return {}
@@ -124,25 +124,25 @@ def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
 
 logger = logging.getLogger(__name__)
 
-#: The first opset with quantization per channel and with bfloat16.
+#: The first opset with per-channel quantization and bfloat16.
 LEAST_OPSET = 13
-#: The first version of the file format that holds opset 13.
+#: The first IR version that supports opset 13.
 _LEAST_IR_VERSION = 8
-#: The last opset in which what is resized is sampled without shifting it by half a pixel.
+#: The last opset in which Resize samples without a half-pixel shift.
 _UNSHIFTED = 10
 
 
 def opset_of(program: ir.Model) -> int:
-    """The version of the operators of ai.onnx; 0 if the graph uses none."""
+    """Return the ai.onnx opset; 0 if the graph uses none."""
     imports = program.graph.opset_imports
     return imports.get("", imports.get("ai.onnx", 0))
 
 
 def raise_opset(program: ir.Model) -> None:
-    """Write a graph in the least opset that conversions need, in place.
+    """Raise the opset of a graph to the minimum for conversions, in place.
 
     Raises:
-        ConversionError: the converter cannot do it.
+        ConversionError: the converter fails.
     """
     before = opset_of(program)
     refused = f"opset {before} cannot be raised to {LEAST_OPSET}"
@@ -150,7 +150,7 @@ def raise_opset(program: ir.Model) -> None:
         with _quiet("onnxscript.version_converter"):
             version_converter.convert_version(program, LEAST_OPSET, fallback=True)
     except Exception as error:
-        # The converter asserts, and raises whatever its C++ half throws.
+        # The converter uses assertions, and its C++ part raises arbitrary types.
         logger.debug("the opset cannot be raised", exc_info=True)
         raise ConversionError(f"{refused}: {one_line(error)}") from error
     if opset_of(program) != LEAST_OPSET:
@@ -159,7 +159,7 @@ def raise_opset(program: ir.Model) -> None:
     if before <= _UNSHIFTED:
         for node in program.graph.all_nodes():
             if node.op_type == "Resize" and "coordinate_transformation_mode" not in node.attributes:
-                # The converter leaves it out, and the default is another one since opset 11.
+                # The converter omits the mode, and its default changed in opset 11.
                 mode = ir.AttrString("coordinate_transformation_mode", "asymmetric")
                 node.attributes.add(mode)
                 node.attributes.add(ir.AttrString("nearest_mode", "floor"))
@@ -167,7 +167,7 @@ def raise_opset(program: ir.Model) -> None:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Keep a library's words on how it works from the user."""
+    """Suppress log messages of a library below errors."""
     log = logging.getLogger(name)
     before = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Which kernels ran for every op, from ONNX Runtime's own profiler."""
+"""Kernels and times of ops, from ONNX Runtime's own profiler."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
-#: How the profiler calls the time of a kernel, behind the name of its node.
+#: Suffix of kernel times after the node name.
 _SUFFIX = "_kernel_time"
-#: Kernels within whose time others run.
+#: Kernels whose time includes that of others.
 _RUN_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
-#: What ONNX Runtime puts around the name of a node, or of its result, when it makes a kernel of it.
-#: The body of a function such as SequenceMap is named after that, too.
+#: Additions of ONNX Runtime to the name of a node or its result in a kernel name, also in bodies of
+#: functions, e.g. SequenceMap.
 _DECORATION = re.compile(
     r"^InsertedPrecisionFreeCast_|^(_inlfunc_[A-Za-z]+_)+|(_nchwc|_nhwc)?(_token_\d+)?$"
 )
 
 
 def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]:
-    """Op → seconds of every run; what runs along with another op is counted with that.
+    """Return op → seconds of every run; fused ops count towards their fusion group.
 
-    Where ONNX Runtime rearranges tensors between kernels, that stands under its own name for it
-    (`ReorderOutput`, `Transpose`).
+    Layout changes that ONNX Runtime inserts have entries of their own (`ReorderOutput`,
+    `Transpose`).
     """
-    # What was found no kernel for runs within that of another op.
+    # Ops without a kernel are fused into others.
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
     owners, run = _timed_owners(model), 0
     kernels: list[dict[str, Any]] = []
     for event in events(model, inputs, runs):
         if is_kernel(event):
             kernels.append(event)
-        if event.get("name") == "model_run":  # is written when the run is over
+        if event.get("name") == "model_run":  # written at the end of a run
             for kernel, microseconds in own_times(kernels):
                 op = op_of(kernel, owners) or bare_name(kernel)
                 seconds.setdefault(op, [0.0] * runs)[run] += microseconds / 1e6
@@ -48,9 +48,9 @@ def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]
 
 
 def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
-    """Every kernel with its microseconds, without those of the kernels that ran within it.
+    """Yield kernels with their microseconds, excluding kernels that ran within them.
 
-    An op that runs a graph takes as long as all that runs in that.
+    The time of an op with a body includes everything in the body.
     """
     running: list[tuple[dict[str, Any], float]] = []
     for kernel in sorted(kernels, key=lambda found: (found["ts"], -found["dur"])):
@@ -67,7 +67,7 @@ def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
 
 
 def events(model: OnnxModel, inputs: Any, runs: int) -> list[dict[str, Any]]:
-    """What the profiler says of so many runs, in order."""
+    """Return the profiler's events of `runs` runs, in order."""
     runner = model.session(model.program, profiled=True)
     feeds = model.signature.bind(inputs)
     for _ in range(runs):
@@ -77,23 +77,23 @@ def events(model: OnnxModel, inputs: Any, runs: int) -> list[dict[str, Any]]:
 
 
 def is_kernel(event: Mapping[str, Any]) -> bool:
-    """Whether an event is that of a kernel that ran."""
+    """Whether an event is an executed kernel."""
     return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_SUFFIX)
 
 
 def bare_name(event: Mapping[str, Any]) -> str:
-    """The name of the node, or of its result, that a kernel was made of."""
+    """Return the name of the node, or of its result, behind a kernel."""
     return _DECORATION.sub("", str(event["name"]).removesuffix(_SUFFIX))
 
 
 def op_of(event: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
-    """The op that a kernel is of, by the names that kernels may have; None for a foreign one."""
+    """Return the op of a kernel by its possible names; None for an unknown kernel."""
     whole = str(event["name"]).removesuffix(_SUFFIX)
     return owners.get(whole) or owners.get(bare_name(event))
 
 
 def _timed_owners(model: OnnxModel) -> dict[str, str]:
-    """What a kernel may be called, by its node or by its result → the op it counts for."""
+    """Return possible kernel name (node or result) → the op that its time counts towards."""
     found: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
         op = model.ops.get(name, name)
@@ -104,9 +104,9 @@ def _timed_owners(model: OnnxModel) -> dict[str, str]:
     return found
 
 
-#: Kernels that read and write real numbers, or stored ones, and multiply bytes inside.
+#: Kernels with INT8 products, whether their inputs are float or quantized.
 _INTEGER = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantize")
-#: What makes one form of a tensor of another.
+#: Ops that convert between variants of a tensor.
 _CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _PRECISIONS = {
     "float": Precision.FP32,
@@ -118,9 +118,9 @@ _BYTES = ("uint8", "int8")
 
 
 def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
-    """Op → what ran for it; conversions that were put in, and rearrangements, are left out.
+    """Return op → its executed kernels, excluding inserted conversions and layout changes.
 
-    A run may not come to a body at all, such as a branch that is not taken.
+    A run may not reach a body at all, e.g. a branch that is not taken.
     """
     owners = _owners(model)
     found: dict[str, list[TracedKernel]] = {}
@@ -137,9 +137,9 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
 
 
 def _owners(model: OnnxModel) -> dict[str, str]:
-    """What a kernel may be called, by its node or its result → the op that it is of.
+    """Return possible kernel name (node or result) → its op.
 
-    Not those of conversions; what ONNX Runtime makes of one bears the name of its node.
+    Without conversions: their kernels bear the node's name.
     """
     found: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
@@ -165,10 +165,10 @@ def _kernel(said: Mapping[str, Any]) -> TracedKernel:
 
 
 def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
-    """Op → the 16 bits that it has in the graph that the runtime is given.
+    """Return op → its 16-bit precision in the graph given to the runtime.
 
-    Of an op in 16 bits without such a kernel the runtime makes one in FP32, and takes out the casts
-    around it; or the graph has the op in FP32 and a cast behind it, which rounds.
+    For an op without a 16-bit kernel, the runtime uses FP32 and removes the casts around it; or the
+    graph has the op in FP32 followed by a rounding cast.
     """
     held: dict[ir.Value, Precision] = {}
     rounded: dict[ir.Value, Precision] = {}
@@ -188,6 +188,6 @@ def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
 
 
 def _stored_in(value: ir.Value) -> Precision | None:
-    """The 16 bits that a constant is in; None for any other value."""
+    """Return the 16-bit precision of a constant; None for other values."""
     constant = value.const_value
     return None if constant is None else SIXTEEN_BITS.get(ir.DataType(constant.dtype))

@@ -1,4 +1,4 @@
-"""How weights and biases are stored as integers."""
+"""Quantization of weights and biases."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from neural_mp.adaptors.common.signature import Array
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.precision import QuantSpec
 
-#: What zero is stored as where weights are unsigned.
+#: The zero point of unsigned weights.
 _MIDDLE = 128
 _INT32 = np.iinfo(np.int32)
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight in bytes.
+    """A quantized weight.
 
     Attributes:
-        integers: as stored.
+        integers: the quantized values.
         scales: of every channel, float32.
-        zero_points: of every channel, of the type of the integers.
+        zero_points: of every channel, in the dtype of the integers.
         axis: the axis of the channels.
     """
 
@@ -36,14 +36,14 @@ class StoredWeight:
 def store_weight(
     weight: Array, axis: int, spec: QuantSpec, bias: Array | None = None, input_scale: float = 1.0
 ) -> StoredWeight:
-    """Round a weight to bytes, symmetric per channel.
+    """Quantize a weight to 8 bits, symmetric per channel.
 
     Args:
         weight: the weight.
         axis: the axis of its output channels.
-        spec: the type of the bytes.
-        bias: what is stored in int32 with the product of this weight's and the input's scale; of
-            channels with so small a weight that it would not fit, the scale is made larger.
+        spec: the integer dtype.
+        bias: the bias, quantized to int32 with weight scale times input scale; if the weight of a
+            channel is too small for the bias to fit, the scale is increased.
         input_scale: the scale of the input.
     """
     limit = weight_qmax(spec)
@@ -60,11 +60,11 @@ def store_weight(
 
 
 def unsigned(integers: Array) -> Array:
-    """What is stored in int8, in uint8: the same numbers with another zero point."""
+    """Return int8 values as uint8, with a zero point of 128."""
     return (integers.astype(np.int16) + _MIDDLE).astype(np.uint8)
 
 
 def store_bias(bias: Array, scales: Array) -> Array:
-    """Round a bias to int32, one scale a channel."""
+    """Round a bias to int32, one scale per channel."""
     steps = np.rint(bias.astype(np.float64) / scales.astype(np.float64))
     return np.clip(steps, _INT32.min, _INT32.max).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Models whose weights use more of int8 than saturating products leave right, ours or not."""
+"""Detection and conversion of weights that exceed the reduced range, in any model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from neural_mp.adaptors.onnxrt.quant_params import unsigned
 from neural_mp.adaptors.onnxrt.subgraphs import in_order
 from neural_mp.core.int8_accumulation import KernelKind
 
-#: Op that multiplies bytes → the places of its weights, each with that of its zero point.
+#: Op with INT8 products → positions of its weights, each with that of its zero point.
 _KERNELS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "QLinearConv": ((3, 5),),
     "ConvInteger": ((1, 3),),
@@ -35,13 +35,13 @@ _KERNELS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "QGemm": ((3, 5),),
     RECURRENT_KERNEL: RECURRENT_WEIGHTS,
 }
-#: Ops that ONNX Runtime makes integer kernels of, together with what dequantizes their inputs.
+#: Ops that ONNX Runtime fuses with DequantizeLinear inputs into integer kernels.
 _FUSED = ("Conv", "MatMul", "Gemm")
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A node that reads a weight, with the places of the weight and of its zero point."""
+    """A node that reads a weight, with the positions of the weight and its zero point."""
 
     node: ir.Node
     weight: int
@@ -49,12 +49,12 @@ class _Read:
 
 
 def wide_kernels(model: OnnxModel) -> frozenset[KernelKind]:
-    """The kinds of the integer kernels that have a signed weight beyond ±63."""
+    """Return the kinds of integer kernels with a signed weight beyond ±63."""
     return wide_kinds(_weights(model.runs.graph))
 
 
 def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
-    """The model with weights stored unsigned where a kernel may saturate: the same numbers."""
+    """Return the model with unsigned weights in kernels that may saturate: equal results."""
     program = model.runs.clone()
     names = GraphNames(program.graph)
     for read in saturating(_weights(program.graph)):
@@ -73,7 +73,7 @@ def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
 
 
 def _zero_points(read: _Read, integers: Array) -> Array:
-    """Those that are there, else zeros: one, or one a channel where there are several scales."""
+    """Return the zero points; if there are none, zeros of the shape of the scales."""
     node = read.node
     array = array_of(input_of(node, read.zero_point))
     if array is not None:
@@ -83,7 +83,7 @@ def _zero_points(read: _Read, integers: Array) -> Array:
 
 
 def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
-    """The signed weights that bytes are multiplied by, each once for a node that reads it."""
+    """Yield the signed weights of INT8 products, once per node that reads them."""
     for node in in_order(graph):
         multiplying: ir.Node | None = node
         places = _KERNELS.get(node.op_type, ())
@@ -107,9 +107,9 @@ def _reads_bytes(node: ir.Node) -> bool:
 
 
 def kernel_of(node: ir.Node, weight: ir.Value | None) -> KernelKind:
-    """The kind of integer kernel that multiplies by a weight.
+    """Return the kind of integer kernel that multiplies by a weight.
 
-    Depthwise is one input and one output channel a group, of images: others run in another kernel.
+    Depthwise means one input and output channel per group, with images as input.
     """
     if "Conv" not in node.op_type:
         return KernelKind.DENSE

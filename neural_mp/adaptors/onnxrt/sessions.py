@@ -1,4 +1,4 @@
-"""Running graphs: sessions of ONNX Runtime, made so that weights are not copied on the way."""
+"""Sessions of ONNX Runtime that do not copy weights."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
 from neural_mp.errors import ConversionError, one_line
 
-#: The version, its first two numbers.
+#: Major and minor version.
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
-#: Whether a session can be told in which folder the weights of a model given as bytes lie. A
-#: session passes over settings that it does not know: there is nothing to ask but the version.
+#: Whether sessions accept the weight folder of a serialized model. Decided by version, as sessions
+#: ignore unknown settings.
 FINDS_WEIGHTS = VERSION >= (1, 21)
-#: Whether a convolution whose result is read within a branch is run. Before 1.23, ONNX Runtime's
-#: own optimiser ends the process there, with the untouched model as well.
+#: Whether convolutions whose result is read within a branch can run. Before 1.23, ONNX Runtime's
+#: optimizer crashes the process on them, even in the unconverted model.
 RUNS_LAYERS_BEFORE_BRANCHES = VERSION >= (1, 23)
 
 
 logger = logging.getLogger(__name__)
 
 CPU = "CPUExecutionProvider"
-#: How far ONNX Runtime optimises a graph: not at all, as far as it can.
+#: Optimization levels of ONNX Runtime: none, all.
 PLAIN, ALL = (
     ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
@@ -40,7 +40,7 @@ PLAIN, ALL = (
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _FORMAT = "session.load_model_format"
 _FATAL = 4
-#: Types of tensors that do not come as arrays by themselves.
+#: Tensor types that are not returned as arrays automatically.
 _NON_NUMPY_TYPES = (
     "tensor(bfloat16",
     "tensor(float8",
@@ -48,23 +48,23 @@ _NON_NUMPY_TYPES = (
     "tensor(int4",
     "tensor(uint4",
 )
-#: A message of Protocol Buffers cannot be larger than 2 GiB: beyond, weights go to another file.
+#: Protocol Buffers messages are limited to 2 GiB: larger weights go to another file.
 MESSAGE_LIMIT = 1_900_000_000
 
 
 class Runner:
-    """A session, and what it needs as long as it lives.
+    """A session with its resources.
 
     Args:
         program: the graph.
-        folder: where its external data lies.
+        folder: the folder of its external data.
         provider: the execution provider.
-        level: how far ONNX Runtime may optimise the graph.
-        profiled: whether to take the time of every kernel.
-        lean: whether to give memory back after every run rather than to keep it for the next.
+        level: the optimization level.
+        profiled: whether to time every kernel.
+        lean: whether to release memory after every run instead of keeping it.
 
     Raises:
-        ConversionError: ONNX Runtime refuses the graph.
+        ConversionError: ONNX Runtime rejects the graph.
     """
 
     def __init__(
@@ -99,17 +99,17 @@ class Runner:
             if folder is not None:
                 options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
             source = b""
-            # A message may begin as the runtime's own format does, which it would be taken for.
+            # Otherwise a message may be mistaken for the runtime's own format.
             options.add_session_config_entry(_FORMAT, "ONNX")
         try:
             source = source or ir.to_proto(program).SerializeToString()
             self.session = ort.InferenceSession(source, options, providers=[provider])
         except Exception as error:
-            # The bindings raise types of their own, and so does the writing of a broken graph.
+            # The bindings, and the serialization of a broken graph, raise their own types.
             logger.debug("no session", exc_info=True)
             raise ConversionError(f"ONNX Runtime refuses the model: {one_line(error)}") from error
 
-        # numpy has no such types as bfloat16, and ONNX Runtime does not know those of ml_dtypes.
+        # numpy lacks e.g. bfloat16, and ONNX Runtime does not support ml_dtypes.
         self._plain = {
             output.name
             for output in self.session.get_outputs()
@@ -122,16 +122,16 @@ class Runner:
         }
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
-        """The values of some outputs for these inputs, by name.
+        """Return the named outputs for these inputs.
 
         Raises:
-            ConversionError: a kernel refuses what it is given.
+            ConversionError: a kernel fails.
         """
         strange = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
         try:
             if strange or not self._plain.issuperset(fetches):
                 given = {name: _handed_over(value) for name, value in feeds.items()}
-                # Of a sequence there is no way from here to its arrays.
+                # The arrays of a sequence are not accessible through an OrtValue.
                 lists = [name for name in fetches if name in self._sequences and not strange]
                 others = [name for name in fetches if name not in lists]
                 values = map(_taken, self.session.run_with_ort_values(others, given))
@@ -141,7 +141,7 @@ class Runner:
                 return [found[name] for name in fetches]
             return list(self.session.run(list(fetches), dict(feeds)))
         except Exception as error:
-            # The bindings raise types of their own, and RuntimeError, for whatever is wrong.
+            # The bindings raise their own types and RuntimeError for any error.
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(
                 f"ONNX Runtime fails to run the model: {one_line(error)}"
@@ -168,12 +168,12 @@ def _taken(value: ort.OrtValue) -> Any:
 
 
 def bytes_of(value: ir.Value | None) -> int:
-    """Bytes that a constant takes; those of strings are not counted."""
+    """Return the size of a constant in bytes; 0 for strings."""
     return 0 if value is None or value.const_value is None else tensor_bytes(value.const_value)
 
 
 def _inline_bytes(program: ir.Model) -> int:
-    """Bytes of the weights that lie in memory, and so in the message."""
+    """Return the size of the in-memory weights, which become part of the message."""
     return sum(
         tensor_bytes(tensor)
         for tensor in tensors_in(program)
@@ -182,14 +182,14 @@ def _inline_bytes(program: ir.Model) -> int:
 
 
 class _Limit:
-    """The threads that sessions which are made now have; None for no limit of ours."""
+    """The number of threads for new sessions; None for no limit."""
 
     threads: int | None = None
 
 
 @contextmanager
 def limited_threads(count: int | None) -> Iterator[None]:
-    """Sessions have the number of threads they were made with; others are made for others."""
+    """Limit the threads of sessions created within this context; existing ones keep theirs."""
     before, _Limit.threads = _Limit.threads, count
     try:
         yield
@@ -198,10 +198,10 @@ def limited_threads(count: int | None) -> Iterator[None]:
 
 
 def allowed_threads() -> int | None:
-    """Threads within an op: what is asked for, else as many as `OMP_NUM_THREADS` says.
+    """Return threads per op: the requested number, or else `OMP_NUM_THREADS`.
 
-    ONNX Runtime leaves that unread by itself. Nor would it help to bind the process to some cores:
-    it binds its threads to all of them. None is as ONNX Runtime likes.
+    ONNX Runtime ignores that variable, and also the CPU affinity of the process: its threads are
+    bound to all cores. None leaves the choice to ONNX Runtime.
     """
     if _Limit.threads is not None:
         return _Limit.threads

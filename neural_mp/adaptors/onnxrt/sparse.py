@@ -1,4 +1,4 @@
-"""Sparse constants, written out in full: neither onnx-ir nor integer kernels take them."""
+"""Conversion of sparse constants to dense: onnx-ir and integer kernels require dense."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from neural_mp.io.limits import RATIO_EXEMPT_ARRAY_BYTES
 
 
 def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with its sparse constants written out; itself where it has none.
+    """Return a model with dense constants; the model itself if none is sparse.
 
     Raises:
-        ModelLoadError: a constant would fill the memory, or its indices lie outside of it.
+        ModelLoadError: a constant exceeds the memory limit, or has indices out of bounds.
     """
     if not any(map(_is_sparse, _graphs(proto.graph))):
         return proto
@@ -41,7 +41,7 @@ def _is_sparse(graph: onnx.GraphProto) -> bool:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph, and those of its ops."""
+    """Yield a graph and the graphs within its ops."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:

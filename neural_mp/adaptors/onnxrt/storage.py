@@ -1,4 +1,4 @@
-"""Models in folders and in single files."""
+"""Storage of models in folders and single files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
 
 
 def save(model: OnnxModel, folder: Path) -> None:
-    """Write the model and what is needed to take it up again."""
+    """Write the model and its metadata."""
     save_file(model, folder / MODEL_FILE, {})
     details = {
         **model.signature.to_dict(),
@@ -40,10 +40,10 @@ def save(model: OnnxModel, folder: Path) -> None:
 
 
 def restore(folder: Path, provider: str) -> OnnxModel:
-    """Read back what `save` wrote.
+    """Read back the files of `save`.
 
     Raises:
-        ModelLoadError: the files are missing, cut off or were tampered with.
+        ModelLoadError: the files are missing, truncated or tampered with.
     """
     read = read_file(folder / MODEL_FILE)
     program = program_of(read)
@@ -75,12 +75,12 @@ _DETAILS = record({**CONVERTED, "opset": non_negative_integer, "converted": bool
 
 
 def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write the model alone, checked; what lies at the path stays until all is well.
+    """Write and check the model alone; an existing file stays until the new one is complete.
 
-    The model may have come from that very file, and read its weights from it until then.
+    The model may read its weights from that very file.
 
     Raises:
-        ConversionError: ONNX's checker refuses it.
+        ConversionError: ONNX's checker rejects the model.
     """
     if model.origin is not None:
         model.origin.check()
@@ -96,7 +96,7 @@ def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None
 
 
 def draw(model: OnnxModel, path: Path) -> tuple[Path, ...]:
-    """Write the model, and its message as text without the values of its initialisers."""
+    """Write the model, and its message as text without values of initializers."""
     binary, text = path.with_suffix(".onnx"), path.with_suffix(".pbtxt")
     save_file(model, binary, {})
     message = ir.to_proto(model.runs)
@@ -116,7 +116,7 @@ def _write(program: ir.Model, path: Path) -> None:
         write_with_weights(ir.to_proto(program), weights, path)
     outputs = [value for part in parts_of(program.graph) for value in part.outputs]
     if not all(value.shape is not None for value in outputs):
-        return  # the checker wants to know at least how many axes they have
+        return  # the checker requires the rank of outputs
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
@@ -124,7 +124,7 @@ def _write(program: ir.Model, path: Path) -> None:
 
 
 def whole(model: OnnxModel) -> onnx.ModelProto:
-    """The model as a message, with all weights in it."""
+    """Return the model as a message, including all weights."""
     message = ir.to_proto(model.runs)
     for tensor in message.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -137,7 +137,7 @@ def whole(model: OnnxModel) -> onnx.ModelProto:
 
 
 def digest(program: ir.Model) -> str:
-    """Of all nodes in order, weights included, whatever file those lie in."""
+    """Return a digest of all nodes and weights, independent of the weights' files."""
     bare = ir.to_proto(program)
     del bare.graph.initializer[:]
     running = hashlib.sha256(bare.SerializeToString(deterministic=True))

@@ -1,4 +1,4 @@
-"""Tensors within bodies as outputs of a model: what they held in every step of a run."""
+"""Tensors within bodies as model outputs: their values in every step of a run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, runners
 
 #: The first opset with sequences.
 _HAS_SEQUENCES = 11
-#: The first opset in which a branch can give back a sequence that comes from outside.
+#: The first opset in which a branch can return an outer sequence.
 _PASSES_SEQUENCES = 14
-#: Ops that a sequence can be led through.
+#: Ops that sequences can pass through.
 _TAKE_SEQUENCES = ("If", "Loop")
 
 
 def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
-    """The part of a graph that computes some tensors.
+    """Return the part of a graph that computes some tensors.
 
-    A tensor of a body comes as a sequence, in float32: an array for every step of a loop, none
-    where the run did not come to the body (see `arrays_in`).
+    A tensor of a body is returned as a float32 sequence: one array per step of a loop, empty if the
+    run did not reach the body (see `arrays_in`).
 
     Args:
-        program: the graph, of which the types in bodies are known (see `typed`).
+        program: the graph, with known types in bodies (see `typed`).
         names: the tensors, all of them `visible`.
     """
     wanted = list(dict.fromkeys(names))
@@ -40,9 +40,9 @@ def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
 
 
 def typed(program: ir.Model) -> ir.Model:
-    """A model that knows the types of what its bodies hold; itself where it has no bodies.
+    """Return a model with types in its bodies; the model itself if it has no bodies.
 
-    Of a converted model they are forgotten.
+    Conversion removes these types.
     """
     if len(parts_of(program.graph)) == 1:
         return program
@@ -52,7 +52,7 @@ def typed(program: ir.Model) -> ir.Model:
 
 
 def values_in(program: ir.Model) -> dict[str, ir.Value]:
-    """Every computed value by its name, those of bodies included."""
+    """Return computed values by name, including those of bodies."""
     return {
         str(value.name): value
         for graph in parts_of(program.graph)
@@ -61,10 +61,10 @@ def values_in(program: ir.Model) -> dict[str, ir.Value]:
 
 
 def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-    """Those of some tensors that can be had from a run, however deep in bodies they lie.
+    """Return the values that a run can return, at any depth of bodies.
 
-    A Scan gives back what lies in its own body, and takes no sequence through that; text and
-    sequences stay where they are.
+    A Scan returns values of its own body, but no sequences from deeper bodies; strings and
+    sequences cannot be returned.
     """
     found, opset = runners(program.graph), opset_of(program)
 
@@ -86,12 +86,12 @@ def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.V
 
 
 def _is_numbers(value: ir.Value) -> bool:
-    """Whether a value holds a tensor of numbers; what has no known type is taken to."""
+    """Whether a value may be a numeric tensor; unknown types count as such."""
     return is_tensor(value) and value.dtype is not ir.DataType.STRING
 
 
 def arrays_in(found: object) -> list[Array]:
-    """The arrays of an output: one of a tensor; of a sequence, those of a shape as one."""
+    """Return the arrays of an output; those of a sequence are concatenated if shapes agree."""
     if not isinstance(found, list):
         return [np.asarray(found)]
     arrays = [array for array in map(np.asarray, found) if array.dtype != object]
@@ -114,16 +114,16 @@ def _with_results_of_bodies(program: ir.Model, wanted: Collection[str]) -> ir.Mo
 
 
 class _Recorder:
-    """Sequences, led through all bodies around a tensor, that take in what it holds."""
+    """Sequences that collect a tensor's values through all bodies around the tensor."""
 
     def __init__(self, program: ir.Model) -> None:
         self._graph, self._names = program.graph, GraphNames(program.graph)
         self._values = values_in(program)
 
     def record(self, name: str) -> None:
-        """Give the model an output of a tensor's name that holds all that the tensor held."""
+        """Add an output with the name of a tensor that collects its values."""
         value = self._values[name]
-        found = runners(self._graph)  # anew: a Loop is replaced for every tensor
+        found = runners(self._graph)  # recomputed, as recording replaces Loops
         assert isinstance(value.graph, ir.Graph)
         around = [value.graph]
         while around[0] is not self._graph:
@@ -131,7 +131,7 @@ class _Recorder:
             assert isinstance(outer, ir.Graph)
             around.insert(0, outer)
         value.name = self._names.new(f"{name}/within")
-        # Sequences hold no BF16; float32 holds all that a body computes, but for large integers.
+        # Sequences do not support BF16; float32 represents all values except large integers.
         if value.dtype is not ir.DataType.FLOAT:
             producer = value.producer()
             cast = self._made("Cast", [value], {"to": int(ir.DataType.FLOAT)})
@@ -152,7 +152,7 @@ class _Recorder:
         value: ir.Value,
         sequence: ir.Value,
     ) -> ir.Value:
-        """The sequence with the tensor in it, in the first of the graphs that lie around that."""
+        """Return the sequence with the tensor's values, in the outermost of the graphs."""
         graph, *inner = around
         if not inner:
             return self._appended(graph, sequence, value)
@@ -183,7 +183,7 @@ class _Recorder:
         node.resize_outputs(len(node.outputs) + 1)
         steps = node.outputs[-1]
         steps.name = self._names.new(f"{node.name}/kept")
-        # One step behind the other, and no axis of them: channels are where they were.
+        # Steps are concatenated without an axis of their own, so channel axes stay valid.
         bounds = [self._names.constant("recorded/bound", np.array([b])) for b in (2, 2**31)]
         shape = self._put("Slice", [self._put("Shape", [steps], node), *bounds], node)
         every = self._names.constant("recorded/every", np.array([-1]))
@@ -197,7 +197,7 @@ class _Recorder:
         beside: ir.Node,
         attributes: dict[str, int] | None = None,
     ) -> ir.Value:
-        """The result of a new node at the end of the graph that another node is in."""
+        """Append a node to the graph that contains `beside` and return its result."""
         assert isinstance(beside.graph, ir.Graph)
         beside.graph.append(made := self._made(op, inputs, attributes))
         return made.outputs[0]
@@ -210,7 +210,7 @@ class _Recorder:
         value: ir.Value,
         sequence: ir.Value,
     ) -> ir.Value:
-        """The same of a Loop: one that carries a sequence from step to step takes its place."""
+        """Replace a Loop by one that also carries the sequence; return the sequence."""
         body = inner[0]
         carried = len(body.inputs) - 2
         kind = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))

@@ -1,7 +1,8 @@
 """The graphs that nodes run: branches of If, bodies of Loop and Scan.
 
-An op in a body is called after the op that runs the body (`scan/product`), constants lie in the
-main graph while a model is worked on, and conversions of a tensor are put where the tensor is.
+The name of an op in a body starts with that of the op that runs the body (`scan/product`). While a
+model is processed, constants are in the main graph; conversions of a tensor are inserted into the
+tensor's graph.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from neural_mp.adaptors.common.naming import unique_name
 
 
 def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs that a node runs itself, not those within them; `then` before `else`."""
+    """Yield the direct bodies of a node; `then` before `else`."""
     for _, attribute in sorted(node.attributes.items(), reverse=True):
         if attribute.type is ir.AttributeType.GRAPH:
             yield attribute.as_graph()
@@ -24,7 +25,7 @@ def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def in_order(graph: ir.Graph) -> Iterator[ir.Node]:
-    """All nodes, those of bodies right before the node that runs them."""
+    """Yield all nodes; those of bodies directly precede the node that runs them."""
     for node in graph:
         for body in bodies_of(node):
             yield from in_order(body)
@@ -32,12 +33,12 @@ def in_order(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def runners(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
-    """Body → the node that runs it, for all bodies within a graph."""
+    """Return body → the node that runs it, for all bodies within a graph."""
     return {body: node for node in in_order(graph) for body in bodies_of(node)}
 
 
 def body_inputs(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Return the values that bodies are given anew for every step, in order."""
+    """Yield the per-step inputs of bodies, in order."""
     for node in in_order(graph):
         for body in bodies_of(node):
             yield from (value for value in body.inputs if not value.is_initializer())
@@ -46,12 +47,12 @@ def body_inputs(graph: ir.Graph) -> Iterator[ir.Value]:
 def spot_in(
     graph: ir.Graph, place: ir.Node | None, found: dict[ir.Graph, ir.Node]
 ) -> ir.Node | None:
-    """The node of a graph that a place lies in, or is; None where the place lies behind it all.
+    """Return the node of a graph that contains, or is, a place; None for the end.
 
     Args:
         graph: the graph, or a body.
         place: a node anywhere; None for the end of the main graph.
-        found: what runs every body.
+        found: body → the node that runs it.
     """
     while place is not None and place.graph is not graph:
         place = found.get(place.graph) if isinstance(place.graph, ir.Graph) else None
@@ -59,16 +60,16 @@ def spot_in(
 
 
 def lift_constants(program: ir.Model) -> None:
-    """Move all constants to the main graph, where they are looked for."""
+    """Move all constants to the main graph, as expected elsewhere."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
-    common.NameFixPass()(program)  # bodies may have the same names
+    common.NameFixPass()(program)  # names may repeat across bodies
     common.LiftSubgraphInitializersToMainGraphPass()(program)
 
 
 def sink_constants(program: ir.Model) -> None:
-    """Move every constant that one body alone reads into that body; those nobody reads go.
+    """Move constants that only one body reads into the body, and drop unused ones.
 
-    Of a convolution whose weight lies in another graph ONNX Runtime makes a slower kernel.
+    A convolution whose weight is in another graph gets a slower kernel in ONNX Runtime.
     """
     graph = program.graph
     kept = {*graph.inputs, *graph.outputs}
@@ -87,7 +88,7 @@ def sink_constants(program: ir.Model) -> None:
 
 
 def name_within_bodies(program: ir.Model) -> None:
-    """Call what lies in bodies after the op that runs them; no two things have one name."""
+    """Prefix names within bodies by the op that runs them; make them unique."""
     graph = program.graph
     values = {str(value.name) for value in (*graph.inputs, *graph.initializers.values())}
     values.update(str(value.name) for node in graph for value in node.outputs)
@@ -102,7 +103,7 @@ def _name_within(graph: ir.Graph, nodes: set[str], values: set[str]) -> None:
                 node.name = _free(_within(runner, node.name or node.op_type), nodes)
             for value in body.inputs:
                 value.name = _free(_within(runner, value.name), values)
-                nodes.add(str(value.name))  # plans and ranges speak of both in one breath
+                nodes.add(str(value.name))  # plans and ranges use a single namespace
             for value in (result for node in body for result in node.outputs):
                 value.name = _free(str(value.name), values)
             _name_within(body, nodes, values)

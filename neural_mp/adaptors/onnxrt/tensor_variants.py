@@ -1,4 +1,4 @@
-"""The forms of tensors, as nodes and constants of an ONNX graph."""
+"""Dtype variants of tensors, as nodes and constants of an ONNX graph."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ DTYPES = {
     FP16: ir.DataType.FLOAT16,
     UINT8: ir.DataType.UINT8,
 }
-#: Stored in 16 bits, and made FP32 again for kernels that know nothing else.
+#: Rounded to 16 bits and cast back to FP32, for kernels without 16-bit support.
 _WIDENED = "widened"
-#: Stored in uint8, behind a DequantizeLinear that a kernel takes in.
+#: uint8 behind a DequantizeLinear that is fused into a kernel.
 _DEQUANTIZED = "dequantized"
 
 
 class Forms(TensorVariants[ir.Value]):
-    """Where the tensors are, and what is put in for them.
+    """The variants of tensors, and the nodes inserted for them.
 
     Args:
-        graph: the graph being written, a copy of the untouched one.
-        structure: what it is made of.
-        flow: what is stored in INT8 under the plan.
-        ranges: quantized tensor → the range that its scale has to hold.
+        graph: the graph being converted, a copy of the unconverted one.
+        structure: its structure.
+        flow: the quantized tensors of the plan.
+        ranges: scale owner → the range that its scale must cover.
 
     Attributes:
-        place: the node being written: what it needs is put before it; None for the end.
-        owner: the op that is being written.
-        owners: new node → the op it was written for.
+        place: the node being converted, before which nodes are inserted; None for the end.
+        owner: the op being converted.
+        owners: new node → the op that it was inserted for.
         names: the names in the graph.
     """
 
@@ -66,19 +66,19 @@ class Forms(TensorVariants[ir.Value]):
         self._moved_from: dict[ir.Value, ir.Value] = {}
 
     def name_of(self, tensor: ir.Value) -> str:
-        """The tensor itself, or the one whose numbers it has been moved from."""
+        """Return the tensor, or the original of a moved tensor."""
         return self._tensors[self._moved_from.get(tensor, tensor)]
 
     def value_of(self, tensor: ir.Value) -> Array | None:
-        """The value of an initializer."""
+        """Return the value of an initializer."""
         return array_of(tensor)
 
     def constant_in(self, tensor: ir.Value, form: str, values: Array) -> ir.Value:
-        """An initializer."""
+        """Add an initializer."""
         return self.names.constant(f"{tensor.name}/{form}", values, DTYPES[form])
 
     def cast(self, tensor: ir.Value, source: str, form: str) -> ir.Value:
-        """A Cast; the one back to FP32 may be there already."""
+        """Insert a Cast, or reuse one back to FP32."""
         if form == FP32:
             return self.widened(tensor, source)
         self.count("casts")
@@ -87,40 +87,40 @@ class Forms(TensorVariants[ir.Value]):
             return self._cast(real, f"{tensor.name}/{form}", form)
 
     def quantized(self, tensor: ir.Value, real: ir.Value) -> ir.Value:
-        """A QuantizeLinear that is run as such."""
+        """Insert a QuantizeLinear that runs as such."""
         self.count("quantize")
         with self._beside(tensor):
             return self.quantize(tensor, real)
 
     def dequantized(self, tensor: ir.Value, form: str) -> ir.Value:
-        """The DequantizeLinear that kernels take in, too."""
+        """Insert the DequantizeLinear that kernels fuse, too."""
         with self._beside(tensor):
             return self.for_kernel(tensor)
 
     def real(self, tensor: ir.Value, form: str = FP32) -> ir.Value:
-        """A tensor in FP32, BF16 or FP16."""
+        """Return a tensor in FP32, BF16 or FP16."""
         value = super().real(tensor, form)
         if value is self.found(tensor).get(_DEQUANTIZED):
-            # ONNX Runtime dequantizes anew for every op that reads a tensor so.
+            # ONNX Runtime dequantizes once per consumer.
             self.count("dequantize")
         return value
 
     def widened(self, tensor: ir.Value, form: str) -> ir.Value:
-        """A tensor rounded to 16 bits, and made FP32 again."""
+        """Return a tensor rounded to 16 bits and cast back to FP32."""
         found = self.found(tensor)
         if (key := f"{form} {_WIDENED}") not in found:
             narrow = self.real(tensor, form)
             if self.value_of(tensor) is None:
-                # ONNX Runtime computes the cast of a constant once, when it loads the model.
+                # ONNX Runtime folds the cast of a constant on load.
                 self.count("casts")
             with self._beside(tensor):
                 found[key] = self._cast(narrow, f"{tensor.name}/{form}/{FP32}", FP32)
         return found[key]
 
     def for_kernel(self, tensor: ir.Value) -> ir.Value:
-        """A tensor in uint8, dequantized in name only: an integer kernel takes that in.
+        """Return a uint8 tensor behind a DequantizeLinear that an integer kernel fuses.
 
-        It does so in its own graph only.
+        Fusion requires both in one graph.
         """
         stored, found = self.stored(tensor), self.found(tensor)
         key = _DEQUANTIZED
@@ -134,7 +134,7 @@ class Forms(TensorVariants[ir.Value]):
 
     @property
     def _written(self) -> ir.Graph:
-        """The graph that is being written in."""
+        """The graph being converted."""
         graph = None if self.place is None else self.place.graph
         return graph if isinstance(graph, ir.Graph) else self._end
 
@@ -144,9 +144,9 @@ class Forms(TensorVariants[ir.Value]):
 
     @contextmanager
     def _beside(self, tensor: ir.Value) -> Iterator[None]:
-        """Write in the graph that a tensor is in: of a body, what it reads from outside is there.
+        """Insert into the tensor's graph; for bodies, that of their outer inputs.
 
-        So there is one conversion for all bodies that read the tensor, and of all steps of a loop.
+        A single conversion then serves all bodies that read the tensor and all steps of a loop.
         """
         before, graph = (self.place, self._end), self._graph_of(tensor)
         self.place, self._end = spot_in(graph, self.place, self._runners), graph
@@ -156,12 +156,12 @@ class Forms(TensorVariants[ir.Value]):
             self.place, self._end = before
 
     def comes_stored(self, tensor: ir.Value) -> bool:
-        """Whether a tensor is there in no other form that FP32 could be had from."""
+        """Whether only the uint8 variant of a tensor can yield FP32."""
         found = self.found(tensor)
         return UINT8 in found and found.get(FP32) is found.get(_DEQUANTIZED)
 
     def by_channel(self, tensor: ir.Value, axis: int, channels: int) -> ir.Value:
-        """A stored tensor in FP32, with a scale for every channel, all of them alike."""
+        """Return a uint8 tensor in FP32, with equal scales for all channels."""
         encoding, stem = self.encoding_of(tensor), f"{tensor.name}/by_channel"
         inputs = [
             self.stored(tensor),
@@ -174,14 +174,14 @@ class Forms(TensorVariants[ir.Value]):
         return self.add("DequantizeLinear", inputs, stem, DTYPES[FP32], {"axis": axis})
 
     def quantize(self, tensor: ir.Value, real: ir.Value, behind: ir.Node | None = None) -> ir.Value:
-        """Store a real value with the scale of a tensor."""
+        """Quantize a float value with the scale of a tensor."""
         inputs = [real, *self.parameters(tensor)]
         return self.add(
             "QuantizeLinear", inputs, f"{tensor.name}/{UINT8}", DTYPES[UINT8], behind=behind
         )
 
     def dynamic(self, tensor: ir.Value) -> tuple[ir.Value, ...]:
-        """A tensor in uint8 with the range it has on this run: stored, scale, zero point."""
+        """Return a dynamically quantized tensor: uint8, scale, zero point."""
         if tensor not in self._dynamic:
             names = [f"{tensor.name}/dynamic_{part}" for part in ("stored", "scale", "zero_point")]
             outputs = [ir.val(self.names.new(name)) for name in names]
@@ -193,7 +193,7 @@ class Forms(TensorVariants[ir.Value]):
         return self._dynamic[tensor]
 
     def parameters(self, tensor: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The scale and zero point of a tensor, as constants."""
+        """Return scale and zero point of a tensor, as constants."""
         encoding = self.encoding_of(tensor)
         if encoding not in self._parameters:
             scale = self.names.constant(f"{tensor.name}/scale", np.float32(encoding.scale))
@@ -202,12 +202,12 @@ class Forms(TensorVariants[ir.Value]):
         return self._parameters[encoding]
 
     def put_moved(self, result: ir.Value, moved: ir.Value) -> None:
-        """Say that an op that moves values has moved stored ones."""
+        """Set the result of a quantize-agnostic op on uint8."""
         self.put(result, UINT8, result)
         self._moved_from[result] = self._moved_from.get(moved, moved)
 
     def weight(self, stem: str, stored: StoredWeight) -> ir.Value:
-        """A weight or bias in integers, dequantized in name only."""
+        """Return a quantized weight or bias behind a DequantizeLinear that kernels fuse."""
         inputs = [
             self.names.constant(f"{stem}/{stored.integers.dtype}", stored.integers),
             self.names.constant(f"{stem}/scale", stored.scales),
@@ -217,7 +217,7 @@ class Forms(TensorVariants[ir.Value]):
         return self.add("DequantizeLinear", inputs, name, DTYPES[FP32], {"axis": stored.axis})
 
     def replace(self, node: ir.Node, op: str, inputs: list[ir.Value], result: ir.Value) -> None:
-        """Put an op of ONNX Runtime's own in the place of a node, its result in that of another."""
+        """Replace a node by an ONNX Runtime op; `result` becomes its result."""
         written = ir.val(self._moved_aside(result), DTYPES[FP32])
         name = str(node.name)
         node.name = self.names.new(f"{name}/{FP32}")
@@ -226,7 +226,7 @@ class Forms(TensorVariants[ir.Value]):
         self.put(result, FP32, written)
 
     def _moved_aside(self, value: ir.Value) -> str:
-        """The name of a value that is to be replaced; outputs of the graph keep theirs for now."""
+        """Return the name for a replaced value; graph outputs keep theirs for now."""
         name = str(value.name)
         if value.is_graph_output():
             return self.names.new(f"{name}/{FP32}")
@@ -234,13 +234,13 @@ class Forms(TensorVariants[ir.Value]):
         return name
 
     def put_rounded(self, result: ir.Value, form: str) -> None:
-        """Say that a tensor is the result of an op in FP32, rounded to 16 bits."""
+        """Set a tensor to the result of an FP32 op, rounded to 16 bits."""
         self.count("casts")
         rounded = self._cast(result, f"{result.name}/{form}", form, behind=result.producer())
         self.put(result, form, rounded)
 
     def insert(self, node: ir.Node, name: str, behind: ir.Node | None = None) -> None:
-        """Put a new node in its place, or right behind another."""
+        """Insert a new node at its place, or directly after another."""
         node.name = self.names.new(name)
         if node.name != self.owner:
             self.owners[node.name] = self.owner
@@ -260,7 +260,7 @@ class Forms(TensorVariants[ir.Value]):
         attributes: Mapping[str, int] | None = None,
         behind: ir.Node | None = None,
     ) -> ir.Value:
-        """Put in a new node of one result (see `insert`); returns that."""
+        """Insert a new node with one result (see `insert`) and return the result."""
         result = ir.val(self.names.new(name), dtype)
         self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", behind)
         return result
