@@ -67,7 +67,8 @@ class MixedPrecision:
             layers and need no calibration. None allows all three.
         sampling_size: number of calibration samples.
         inputs, outputs: names of the model's inputs and outputs; default: detected. `inputs` may be
-        example tensors, or for a Keras model or a tf.function shapes, with None for dynamic axes.
+            example tensors, or for a Keras model or a tf.function shapes, with None for dynamic
+            axes.
         framework: framework of the model; default: detected.
         capture: `modules` converts the modules of a model one by one if the graph cannot be
             captured as a whole; code between the modules stays unchanged.
@@ -98,7 +99,7 @@ class MixedPrecision:
             modules in the working directory or the file's folder; and TensorFlow ops with side
             effects that a model file may contain, e.g. `"ReadFile"`.
         target: CPU to convert for: `this` machine; a CPU level, `avx2`, `avx512`, `vnni`, `amx` or
-            `arm-dotprod`; or `portable`, exact on all of them.
+            `arm-dotprod`; or `portable`: INT8 is exact on all of them.
         hardware: hardware of this machine; default: detected.
         listener: receives the events of the run. Default on a terminal (standard error): a
             `neural_mp.reporting.LiveListener`, which shows progress and a summary; in a notebook: a

@@ -110,7 +110,7 @@ class OptimizedModel:
 
     @property
     def exact_on(self) -> str:
-        """The CPUs on which the model computes exact results, as text."""
+        """The CPUs on which INT8 accumulation of the model is exact, as text."""
         return exact_targets(self.loaded)
 
     @property
@@ -210,8 +210,8 @@ class OptimizedModel:
         An earlier result there is replaced; other files in the folder stay.
 
         If the path ends in a single-file suffix of the framework (`.pb`, `.pbtxt`, `.onnx`), only
-        the model is written, for use without this package; ONNX metadata include the plan. If
-        results are not exact on every CPU, a logged warning lists the CPUs on which they are.
+        the model is written, for use without this package; ONNX metadata include the plan. If INT8
+        accumulation is not exact on every CPU, a logged warning lists the suitable CPUs.
 
         Raises:
             NeuralMPError: the folder contains another model, or is not writable.

@@ -54,13 +54,13 @@ def hardware_for(
 
 
 def exact_targets(model: AnyModel) -> str:
-    """Return the CPUs on which a model computes exact results, as text."""
+    """Return the CPUs on which INT8 accumulation of a model is exact, as text."""
     minding = model.wide_kernels - EXACT_EVERYWHERE
     return f"{_EXACT} only; {_MEND}" if minding else EVERYWHERE
 
 
 def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]:
-    """Return a loaded model whose results are exact on this machine, and the changes made.
+    """Return a loaded model with exact INT8 accumulation on this machine, and the changes made.
 
     Args:
         model: the model as saved.

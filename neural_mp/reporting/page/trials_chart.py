@@ -60,6 +60,7 @@ class _Frame:
 
     Attributes:
         view: the run.
+        narrow: whether the screen is narrow.
         width, height: size of the picture.
         right: right end of the time axis; untimed trials lie beyond.
         time, accuracy: the axes.
