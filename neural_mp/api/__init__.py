@@ -1,1 +1,1 @@
-"""The face: what users drive, from Python and from the command line."""
+"""The Python API; the command line is built on it."""

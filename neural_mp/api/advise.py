@@ -1,4 +1,4 @@
-"""Advice on training, for a model and data that a YAML file names."""
+"""Training advice for the model and data of a tuning file."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ def advise_from_file(
     limit: float = 0.01,
     trust: Iterable[str] = (),
 ) -> Advice:
-    """What `neural_mp.training.advise` says of the model and the data of a tuning file.
+    """Run `neural_mp.training.advise` on the model and data of a tuning file.
 
     Args:
-        conf: the file; its calibration data, else its evaluation data, are trained on.
-        model: in place of `model.name`: a Keras file, or `module:attribute`.
-        loss: the name of a Keras loss, or `module:attribute`; by default what the model was
-            compiled with.
+        conf: the tuning file; training uses its calibration data, else its evaluation data.
+        model: replaces `model.name`: a Keras file or `module:attribute`.
+        loss: name of a Keras loss or `module:attribute`; default: the loss of the compiled model.
         precision: `bf16` or `fp16`.
-        steps: how long the run in float32 is.
-        limit: how much noise the gradients may have.
+        steps: training steps in float32.
+        limit: upper bound of the gradient NSR.
         trust: see `MixedPrecision`.
 
     Raises:
-        NeuralMPError: the file, the model, the loss or the data are not what they should be.
+        NeuralMPError: the file, the model, the loss or the data are invalid.
     """
     settings = load_settings(conf, trust=trust)
     loader = config_objects.loader(settings, config_objects.CALIBRATION)
@@ -64,7 +63,7 @@ def advise_from_file(
 
 
 def _trained(found: object) -> Any:
-    """A model that can be trained, of a file or of `module:attribute`."""
+    """Return the trainable model, loaded if `found` is the path of a Keras file."""
     if not isinstance(found, str):
         return found
     if Path(found).suffix not in _KERAS_FILES:

@@ -1,4 +1,4 @@
-"""What a user says of the four lists, brought together with the precisions and the framework."""
+"""User settings of the four lists, merged and applied to the precisions and the tuning space."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from neural_mp.util.environment import users_environment
 
 
 def gather_amp(given: Any, configured: AutoMixedPrecisionOptions | None) -> AmpSettings:
-    """What counts: of each option Python, else the YAML file, else the environment.
+    """Merge the AMP options: Python overrides the YAML file, which overrides the environment.
 
     Raises:
-        ConfigurationError: an option cannot be understood.
+        ConfigurationError: an option is invalid.
     """
     sources = {"amp.{option}": given, "mixed_precision.{option}": configured}
     return settle(sources, users_environment())
@@ -38,17 +38,17 @@ def with_data_type(
     default: tuple[Precision, ...],
     amp: AmpSettings,
 ) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
-    """The precisions to use, with the 16-bit type that `data_type` names as the only one.
+    """Return the precisions with the 16-bit type of `data_type` as the only one, and warnings.
 
-    A warning comes with them for a variable that has no effect.
+    Environment variables without effect cause a warning.
 
     Args:
-        explicit: the precisions the user gave; None where none were.
-        default: those in place of them.
-        amp: what was said of the 16-bit type.
+        explicit: precisions set by the user; None if unset.
+        default: precisions used if `explicit` is None.
+        amp: the merged AMP options.
 
     Raises:
-        ConfigurationError: both are given and contradict each other.
+        ConfigurationError: `explicit` and `data_type` contradict each other.
     """
     wanted = amp.data_type
     if wanted is None:
@@ -56,7 +56,7 @@ def with_data_type(
     origin = amp.origins["data_type"]
     if explicit is not None and wanted not in explicit:
         words = ",".join(map(str, explicit))
-        if origin.startswith(PREFIXES):  # a variable counts less than what is said of precisions
+        if origin.startswith(PREFIXES):  # explicit precisions override environment variables
             return explicit, (
                 f"{origin} asks for {wanted}, but precisions are {words}; it is left",
             )
@@ -71,11 +71,11 @@ def with_data_type(
 def _switched_on(
     explicit: tuple[Precision, ...] | None, default: tuple[Precision, ...]
 ) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
-    """The precisions where mixed precision is wanted as a whole: one of 16 bits is among them."""
+    """Return the precisions with at least one 16-bit type (BF16 by default), and warnings."""
     chosen = explicit or default
     if any(precision.is_16_bit for precision in chosen):
         return chosen, ()
-    if explicit is not None:  # a variable counts less than what is said of precisions
+    if explicit is not None:  # explicit precisions override environment variables
         words = ",".join(map(str, explicit))
         return explicit, (
             f"{SWITCH} asks for a 16-bit precision, but precisions are {words}; it is left",
@@ -86,13 +86,13 @@ def _switched_on(
 def edited_lists(
     adaptor: Adaptor[Any], amp: AmpSettings, precisions: tuple[Precision, ...]
 ) -> tuple[Mapping[Precision, FourLists], tuple[str, ...]]:
-    """The four lists of every 16-bit precision: the framework's, with the edits to those in use.
+    """Return the four lists of every 16-bit precision, edited for `precisions`, and warnings.
 
-    A warning comes with them for every edit that has no effect.
+    Edits without effect cause a warning.
 
     Raises:
-        UnknownOperatorError: an edit names a type that the framework does not have.
-        ConfigurationError: an edit does not fit the lists.
+        UnknownOperatorError: an edit names an op type that the framework lacks.
+        ConfigurationError: an edit contradicts the lists.
     """
     edits, warnings = known_edits(amp.edits, adaptor.framework, adaptor.op_types)
     used = [p for p in precisions if p.is_16_bit]
@@ -112,7 +112,7 @@ def edited_lists(
 def _meant_for(
     lists: FourLists, edits: tuple[ListEdit, ...], used: list[FourLists]
 ) -> list[ListEdit]:
-    """The edits less removals that are meant for another precision, where the type stands there."""
+    """Return the edits, without removals that match only the lists of another precision."""
     return [
         edit
         for edit in edits
@@ -123,7 +123,7 @@ def _meant_for(
 
 
 def forced(space: TuningSpace, amp: AmpSettings) -> TuningSpace:
-    """The space with every op type on the ALLOW list, if that is what the user wants."""
+    """Return the space with every op type on the ALLOW list if `force_all` is set."""
     if not amp.force_all:
         return space
     every = space.graph.types

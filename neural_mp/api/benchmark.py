@@ -1,4 +1,4 @@
-"""Models compared by interleaved runs."""
+"""Benchmark of several models in interleaved runs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def benchmark_models(
     iterations: int = 50,
     inputs: object = None,
 ) -> list[BenchmarkRow]:
-    """Latency and size of models and saved results, by interleaved runs.
+    """Measure latency and size of models and saved results in interleaved rounds.
 
     Args:
         sources: models, saved results or `module:attribute`, in any mix.
-        batch_size: samples a batch; as many as the example inputs hold by default.
-        warmup: rounds not counted.
-        iterations: rounds counted.
-        inputs: what all are run on; by default the example inputs of the first that is a file.
+        batch_size: samples per batch; default: as in the example inputs.
+        warmup: warm-up rounds.
+        iterations: measured rounds.
+        inputs: inputs of all models; default: the example inputs of the first model file.
 
     Raises:
-        ModelLoadError: one of them cannot be read.
+        ModelLoadError: a source cannot be loaded.
     """
     held = [_load_any(source, inputs) for source in sources]
-    # All run the same batch; what a file holds is more to be trusted than a guess.
+    # All models run the same batch; inputs stored in a file are more reliable than guessed inputs.
     known = [one for one, source in zip(held, sources, strict=True) if Path(source).exists()]
     model = held[0] if inputs is not None or not known else known[0]
     batch = model.example_inputs(batch_size)

@@ -1,4 +1,4 @@
-"""Two models of one origin, taken in and compared on the user's data."""
+"""Comparison of two models of one origin on the user's data."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from neural_mp.tuning.batches import Batches, FirstBatch
 from neural_mp.tuning.comparison import Comparison, compare_models
 from neural_mp.util.user_calls import ReraiseUserErrors
 
-#: A model, and the plan that is in it, if one is known.
+#: A model, and its plan if known.
 _Taken = tuple[AnyModel, PrecisionPlan | None]
 
 
 @ReraiseUserErrors()
 def compare(a: object, b: object, batches: object, *, framework: str | None = None) -> Comparison:
-    """How far apart two models of one origin are: their outputs, and op by op.
+    """Compare two models of one origin: their outputs, and each op.
 
     Args:
-        a: what is compared with, such as the FP32 model: an object of its framework, a file, a
-            folder that `OptimizedModel.save` wrote, or an `OptimizedModel`.
-        b: what is compared, such as what was made of `a`; likewise.
+        a: reference model, e.g. the FP32 model: an object of its framework, a file, a folder
+            written by `OptimizedModel.save`, or an `OptimizedModel`.
+        b: model to compare with `a`, e.g. the conversion of `a`; same types as `a`.
         batches: inputs, or pairs of inputs and labels: a dataloader, a list of batches, or one
-            batch as an array. A generator is walked once and not kept.
-        framework: of models in whose case it is not found by itself.
+            batch as an array. A generator is read once and not cached.
+        framework: framework of the models; default: detected.
 
     Returns:
         The comparison over all batches.
 
     Raises:
         ComparisonError: the models are not of one origin.
-        DataError: the batches are empty, or a model does not run on them.
-        ModelLoadError: a model cannot be read.
+        DataError: the batches are empty, or a model fails on a batch.
+        ModelLoadError: a model cannot be loaded.
     """
     begin, walked = _walkable(batches)
 
@@ -69,16 +69,16 @@ def compare_files(
     inputs: object = None,
     trust: Iterable[str] = (),
 ) -> Comparison:
-    """The same of models and data that are named.
+    """Compare two models given by name; see `compare`.
 
     Args:
         a: a model file, a saved folder, or `module:attribute`.
         b: likewise.
-        data: see `inputs_of`; random inputs by default.
-        samples: how many samples are run.
-        batch_size: of data in arrays; as many as the example inputs of A hold by default.
-        framework: of models in whose case it is not found by itself.
-        inputs: example inputs of models that come without any.
+        data: see `inputs_of`; default: random inputs.
+        samples: number of samples to run.
+        batch_size: samples per batch of an array; default: as in the example inputs of `a`.
+        framework: framework of the models; default: detected.
+        inputs: example inputs for models without any.
         trust: see `MixedPrecision`.
     """
     example = first_of(data, batch_size, trust) if data is not None and inputs is None else inputs
@@ -90,7 +90,7 @@ def compare_files(
 
 
 def _walkable(batches: object) -> tuple[Batches, Batches]:
-    """The first batch, and all batches; those of a generator pass by once."""
+    """Return the first batch and all batches; a generator can be read only once."""
     if hasattr(batches, "shape"):
         batches = [batches]
     if not isinstance(batches, Iterator):
@@ -115,7 +115,7 @@ def _taken(source: object, framework: str | None, example: object) -> _Taken:
 
 
 def _rescaled(one: _Taken, other: _Taken) -> frozenset[str]:
-    """The ops whose channels have other scales in one model than in the other."""
+    """Return the ops whose channels are scaled differently in the two models."""
     plans = [plan or PrecisionPlan({}) for _, plan in (one, other)]
     repairs = [{op: c.corrections for op, c in plan.items() if c.corrections} for plan in plans]
     if repairs[0] == repairs[1]:
@@ -123,7 +123,7 @@ def _rescaled(one: _Taken, other: _Taken) -> frozenset[str]:
     untouched = next((model for model, plan in (one, other) if plan is None), None)
     if untouched is not None:
         return frozenset().union(*map(untouched.rescaled_by, plans))
-    # What lies between two layers is not known of converted models: only what the second reads.
+    # Converted models lack the ops between two layers, so the inputs of the second layer decide.
     graph = one[0].results
     asked = [op for found in repairs for op in found if op in graph]
     return frozenset(source for op in asked for source in graph[op].inputs)

@@ -1,4 +1,4 @@
-"""What a tuning file names, made or found; a mistake is said with its place in the file."""
+"""Objects that a tuning file describes; errors name the key path in the file."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ _METRICS: tuple[KeyPath, ...] = ((*ACCURACY, "metric"), (*ACCURACY, "multi_metri
 
 
 def vocabulary_of(settings: Settings) -> Vocabulary:
-    """What the names in a tuning file stand for: by our words, or by those of the file."""
+    """Return the vocabulary that resolves the names in a tuning file: built-in or INC names."""
     if settings.dialect is Dialect.OWN:
         return OWN
     from neural_mp.compat.inc.components import vocabulary
     from neural_mp.compat.inc.components.registries import FRAMEWORKS
 
-    framework = settings.model.framework  # one that is plugged in has what all of them have
+    framework = settings.model.framework  # a plug-in has the common entries
     return vocabulary(framework if framework in FRAMEWORKS else None)
 
 
 @contextmanager
 def _reading(settings: Settings, path: KeyPath) -> Iterator[None]:
-    """Look up inside what the file names at this place."""
+    """Resolve names in this context, with errors that name the key path."""
     with settings.source.at(path), named_in_file(settings.folder, settings.trust):
         yield
 
 
 def model(settings: Settings, given: object) -> Any:
-    """The model, as an adaptor takes it.
+    """Return the model in a type that an adaptor accepts.
 
     Args:
-        settings: the file.
-        given: what the user set; the name that the file holds where nothing was set.
+        settings: settings of the tuning file.
+        given: model set by the user; None for the name in the file.
 
     Raises:
-        ConfigurationError: its name cannot be imported, or a file names what is not the user's.
+        ConfigurationError: the name cannot be imported, or the file names untrusted code.
     """
     if given is None or given is not settings.model.name:
         return resolve_source(given)
@@ -58,15 +58,15 @@ def model(settings: Settings, given: object) -> Any:
 
 
 def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
-    """The loader that a section of a file describes; None where it describes none.
+    """Return the loader described by a section of the file; None if the section has no loader.
 
     Args:
-        settings: the file.
+        settings: settings of the tuning file.
         section: `ACCURACY`, `PERFORMANCE` or `CALIBRATION`.
 
     Raises:
-        ConfigurationError: a name or an option is wrong.
-        DataError: the data are missing or of the wrong form.
+        ConfigurationError: a name or an option is invalid.
+        DataError: the data are missing or invalid.
     """
     spec = {
         ACCURACY: settings.evaluation.dataloader,
@@ -80,21 +80,21 @@ def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
 
 
 def postprocess(settings: Settings) -> Transform | None:
-    """What a file applies to predictions and labels; None for nothing.
+    """Return the transform of predictions and labels; None if the file has none.
 
     Raises:
-        ConfigurationError: a name or an option is wrong.
+        ConfigurationError: a name or an option is invalid.
     """
     with _reading(settings, (*ACCURACY, "postprocess")):
         return build_transforms(settings.evaluation.postprocess, vocabulary_of(settings))
 
 
 def metrics(settings: Settings) -> list[tuple[Metric, float]]:
-    """The metrics that a file names, with their weights.
+    """Return the metrics of the file with their weights.
 
     Raises:
-        ConfigurationError: a name or an option is wrong.
-        MetricError: one of the user's own lacks a method.
+        ConfigurationError: a name or an option is invalid.
+        MetricError: a user-defined metric lacks a method.
     """
     names = vocabulary_of(settings).metrics or METRICS
     found = []
@@ -110,7 +110,7 @@ def metrics(settings: Settings) -> list[tuple[Metric, float]]:
 
 @contextmanager
 def _as_written(names: Iterable[str]) -> Iterator[None]:
-    """Say the name of a metric in errors as the file has it, by which its line is found."""
+    """Spell metric names in errors as in the file, so that the line can be found."""
     try:
         yield
     except NeuralMPError as error:
@@ -120,11 +120,10 @@ def _as_written(names: Iterable[str]) -> Iterator[None]:
 
 
 def strategy(settings: Settings, name: str) -> Strategy:
-    """A strategy by its name.
+    """Return a strategy by name.
 
     Raises:
-        ConfigurationError: there is none of that name; where it comes from the file, with its
-            place.
+        ConfigurationError: the name is unknown; a name from the file is reported with its key path.
     """
     if name != settings.tuning.strategy:
         return strategy_named(name)

@@ -1,4 +1,4 @@
-"""The limits of a tuning file, and those set in Python, on what ops of a model may run in."""
+"""User constraints, from a tuning file and from Python, on the precisions of ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FP32_ONLY = OpConstraint((Precision.FP32,))
 
 
 class Limits(Protocol):
-    """What a user limits in Python; see `MixedPrecision`."""
+    """Constraints set in Python; see `MixedPrecision`."""
 
     exclude: str | Iterable[str]
     op_wise: Mapping[str, Any]
@@ -31,11 +31,11 @@ class Limits(Protocol):
 def constrained(
     space: TuningSpace, settings: Settings, given: Limits | None = None
 ) -> tuple[TuningSpace, tuple[str, ...]]:
-    """The space cut down by all limits, and what there is to tell about those of a file.
+    """Return the space after all constraints, and warnings about those of the file.
 
     Raises:
-        UnknownOperatorError: a limit is for ops that the model does not have.
-        ConfigurationError: a limit that was set in Python is not as it should be.
+        UnknownOperatorError: a constraint matches no op of the model.
+        ConfigurationError: a constraint set in Python is invalid.
     """
     space, told = _by_file(space, settings)
     if given is None:
@@ -51,7 +51,7 @@ def constrained(
 
 
 def _of_python(given: Limits) -> Constraints:
-    """The limits set in Python, read as a file's would be."""
+    """Parse the constraints set in Python by the rules of a tuning file."""
     by_name = {
         word: {name: _written(limit) for name, limit in _mapping(word, getattr(given, word))}
         for word in ("op_wise", "optype_wise")
@@ -71,7 +71,7 @@ def _mapping(word: str, limits: object) -> Iterable[tuple[str, Any]]:
 
 
 def _written(limit: object) -> Any:
-    """A limit as a file has it; precisions alone stand for `precisions`."""
+    """Return a constraint in the schema of a tuning file; a string means `precisions`."""
     return limit if isinstance(limit, Mapping) else {"precisions": limit}
 
 
@@ -107,7 +107,7 @@ def _by_file(space: TuningSpace, settings: Settings) -> tuple[TuningSpace, tuple
 
 
 def _begin_with(pattern: str, space: TuningSpace) -> list[str]:
-    """The ops whose names begin with a pattern: theirs need not fit the whole name."""
+    """Return the ops that match from the first character, as in INC, not as a whole."""
     try:
         found = re.compile(pattern)
     except re.error:
@@ -116,7 +116,7 @@ def _begin_with(pattern: str, space: TuningSpace) -> list[str]:
 
 
 def _their_types(space: TuningSpace, limits: Constraints) -> dict[str, tuple[str, ...]]:
-    """Their word → the op types of the model that it means; the word itself where it is unknown."""
+    """Map INC op types to op types of the model; an unknown type maps to itself."""
     from neural_mp.compat.inc.op_types import in_words_of
 
     meant = {word: in_words_of(space.graph.types, word) for word in limits.optype_wise}
@@ -125,7 +125,7 @@ def _their_types(space: TuningSpace, limits: Constraints) -> dict[str, tuple[str
 
 @contextmanager
 def _placed(source: Source) -> Iterator[None]:
-    """Say where in the file the limit is that an error is about."""
+    """Prefix errors raised in this context with the position of the constraint in the file."""
     try:
         yield
     except UnknownOperatorError as error:

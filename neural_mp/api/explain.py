@@ -1,4 +1,4 @@
-"""What was decided of every op, in files that people and Netron can read."""
+"""Explanation of the precision of each op, and log files for readers and Netron."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from neural_mp.space import ResolvedPlan, TuningSpace, why_int8
 def write_log(
     folder: Path, before: AnyTunableModel, after: AnyModel, plan: PrecisionPlan
 ) -> tuple[str, ...]:
-    """Write the graph before and after, and a table of ops for every 16-bit precision.
+    """Write the graph before and after conversion, and a table of ops per 16-bit precision.
 
     Args:
-        folder: where to.
-        before: the model as it was.
-        after: the model as it is now.
-        plan: what it runs in now.
+        folder: destination.
+        before: the model before conversion.
+        after: the converted model.
+        plan: the plan of the converted model.
 
     Returns:
-        A warning for whatever could not be written; nothing is lost by that.
+        A warning for each file that could not be written.
     """
     warnings = []
     for name, model in (("before", before), ("after", after)):
@@ -70,12 +70,12 @@ def _write_table(path: Path, space: TuningSpace, plan: ResolvedPlan, precision: 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why an op would run in a precision, or would not.
+    """Reason for or against a precision of an op.
 
     Attributes:
-        list: for 16 bits, the list that its type is on; None for none.
-        runs_in: what it would run in.
-        reason: why, in words.
+        list: the list that contains the op type, for 16-bit precisions; else None.
+        runs_in: effective precision.
+        reason: explanation as text.
     """
 
     list: AmpList | None
@@ -89,19 +89,19 @@ def explained(
     precisions: tuple[Precision, ...],
     plan: PrecisionPlan | str | Path | None = None,
 ) -> tuple[TuningSpace, Mapping[Precision, Explanation]]:
-    """Why an op would run in a lower precision, or would not, on a machine that has it.
+    """Explain for each precision whether an op runs in it, on hardware that supports it.
 
     Args:
         model: the model.
-        op: the op's name.
-        precisions: INT8, BF16, FP16 or several of them.
-        plan: under this plan; by default, with all that can in the precision asked about.
+        op: name of the op.
+        precisions: any of INT8, BF16 and FP16.
+        plan: plan to explain; default: every op that supports the precision runs in it.
 
     Returns:
-        The model's space, and what is decided of the op.
+        The tuning space of the model, and precision → explanation.
 
     Raises:
-        UnknownOperatorError: the model has no such op, or an edit names an unknown op type.
+        UnknownOperatorError: the model lacks the op, or an edit names an unknown op type.
         UnsupportedPrecisionError: FP32 is among the precisions.
     """
     if Precision.FP32 in precisions:
@@ -111,7 +111,7 @@ def explained(
     machine = replace(hardware.detect(), forced=frozenset(sixteen))
     lists, _ = edited_lists(model.adaptor, amp, sixteen)
     space = forced(model.adaptor.space(model.held, machine, lists), amp)
-    assert space.graph[op]  # says what the model has instead
+    assert space.graph[op]  # raises with a list of similar names
     given = load_plan_file(plan)[0] if isinstance(plan, str | Path) else plan
     return space, {precision: _explained(space, op, precision, given) for precision in precisions}
 

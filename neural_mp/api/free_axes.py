@@ -1,4 +1,4 @@
-"""Models for batches of several sizes, where one was traced at the sizes of the first batch."""
+"""Dynamic axes for models traced at the sizes of the first batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neural_mp.errors import CaptureError, ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
 from neural_mp.util.open_axes import Shapes, differing
 
-#: Batches that are looked at for sizes that differ.
+#: Number of batches compared for different sizes.
 MAX_BATCHES_COMPARED = 16
 
 
@@ -20,16 +20,16 @@ def for_all_sizes(
     batches: Batches,
     opened: Callable[[Shapes], Callable[[], AnyModel]],
 ) -> tuple[Callable[[], AnyModel], AnyModel]:
-    """Return what loads the model, and the model, with the axes free in which batches differ.
+    """Return a loader of the model and the model, with axes that differ between batches dynamic.
 
     Args:
-        load: what loads the model as the first batch shows its inputs.
-        loaded: model that was loaded so.
+        load: loads the model with the input shapes of the first batch.
+        loaded: the model loaded by `load`.
         batches: calibration batches.
-        opened: gives what loads the model with inputs of some shapes.
+        opened: input shapes → loader of the model with these shapes.
 
     Raises:
-        CaptureError: the model takes the sizes of the first batch only.
+        CaptureError: the model accepts only the sizes of the first batch.
     """
     if not loaded.adaptor.frees_axes:
         return load, loaded
@@ -49,7 +49,7 @@ def for_all_sizes(
         with batches.blamed():
             free(unlike)
     except ConfigurationError:
-        # Nothing frees the axes of such a model; the batch that it does not take is refused.
+        # The axes of such a model stay fixed; a batch of another size raises an error later.
         return load, loaded
     except (CaptureError, DataError) as error:
         raise CaptureError(

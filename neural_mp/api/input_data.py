@@ -1,4 +1,4 @@
-"""Data that a command names by its file: arrays, or a tuning file's dataloader."""
+"""Input data given by file name: arrays, or the dataloader of a tuning file."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from neural_mp.util.labels import NAMES
 from neural_mp.util.pytree import Array, batch_size_of
 from neural_mp.util.validators import file_path, shape_of_array, validate_option
 
-#: Samples that are run where the user does not say how many.
+#: Default number of samples to run.
 DEFAULT_SAMPLES = 100
-#: Samples that a model is captured with where the user does not say how many a batch has.
+#: Default batch size when a model is captured.
 _CAPTURED_WITH = 32
 _ARRAYS, _TUNING_FILES = (".npy", ".npz"), (".yaml", ".yml")
-#: Arrays for the inputs, alone or by the names of the inputs.
+#: One array, or input name → array.
 _Arrays = Array | dict[str, Array]
 
 
 def first_of(data: str | Path, batch_size: int | None, trust: Iterable[str] = ()) -> Any:
-    """The inputs of the first batch, to take in models with that come without any."""
+    """Return the inputs of the first batch, to load models without example inputs."""
     if validate_option("data", file_path, data).suffix in _TUNING_FILES:
         return _loader(Path(data), trust).first_inputs
     return _taken(_arrays(Path(data)), 0, batch_size or _CAPTURED_WITH)
@@ -42,20 +42,20 @@ def inputs_of(
     samples: int,
     trust: Iterable[str] = (),
 ) -> Batches:
-    """The inputs that are in a file, in batches.
+    """Return the inputs in a file, in batches.
 
     Args:
-        data: an `.npy` file of the one input; an `.npz` file with an array for every input, under
-            its name, or with `inputs` (and `labels`); a tuning file, of which the data to calibrate
-            with, else those to evaluate with, are taken. None for one batch of random inputs.
-        model: what is run on them.
-        batch_size: of data in arrays; as many as the example inputs of the model hold by default.
-        samples: how many samples to give.
+        data: an `.npy` file for a single input; an `.npz` file with one array per input name, or
+            with `inputs` (and `labels`); a tuning file, whose calibration data, else evaluation
+            data, are used. None for one batch of random inputs.
+        model: the model to run.
+        batch_size: samples per batch of an array; default: as in the example inputs of the model.
+        samples: number of samples.
         trust: see `MixedPrecision`.
 
     Raises:
-        DataError: the file is missing, or holds something else.
-        ConfigurationError: a tuning file is not as it should be.
+        DataError: the file is missing or has other contents.
+        ConfigurationError: a tuning file is invalid.
     """
     if data is None:
         return Batches([model.example_inputs(batch_size)], "the random inputs")
@@ -71,12 +71,12 @@ def inputs_of(
 def batches_of(
     data: str | Path, batch_size: int | None, samples: int, trust: Iterable[str] = ()
 ) -> list[tuple[Any, None]]:
-    """The same for what takes data before it takes the model: pairs of inputs and no labels.
+    """Return the inputs in a file as pairs of inputs and None, before a model is loaded.
 
     Args:
         data: an `.npy`, `.npz` or tuning file.
-        batch_size: of data in arrays.
-        samples: how many samples to give.
+        batch_size: samples per batch of an array.
+        samples: number of samples.
         trust: see `MixedPrecision`.
     """
     path = validate_option("data", file_path, data)
@@ -131,14 +131,14 @@ def _check(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _taken(arrays: _Arrays, start: int, stop: int) -> Any:
-    """Some samples, read from the file now."""
+    """Read a slice of the samples into memory."""
     if isinstance(arrays, dict):
         return {name: np.array(array[start:stop]) for name, array in arrays.items()}
     return np.array(arrays[start:stop])
 
 
 def _batches(arrays: _Arrays, size: int, samples: int) -> Iterator[Any]:
-    """Batches of one size, as some models take no other; all in one where there are fewer."""
+    """Yield batches of equal size, as some models require; if samples are few, one batch."""
     first = next(iter(arrays.values())) if isinstance(arrays, dict) else arrays
     count = min(len(first), samples)
     for start in range(0, max(1, count - size + 1), size):
@@ -146,12 +146,12 @@ def _batches(arrays: _Arrays, size: int, samples: int) -> Iterator[Any]:
 
 
 def random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:
-    """Example inputs from words such as `2,3,224,224` or `int64:2,128`; None for no words.
+    """Return example inputs for shapes like `2,3,224,224` or `int64:2,128`; None without shapes.
 
     Floats are drawn from 0…1, integers are zeros (an index that is always valid).
 
     Raises:
-        ConfigurationError: a description is malformed.
+        ConfigurationError: a shape is malformed.
     """
     arrays = []
     for text in descriptions:

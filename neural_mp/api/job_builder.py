@@ -1,4 +1,4 @@
-"""From the options of a run to the job that is tuned."""
+"""Construction of a tuning job from the options of a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from neural_mp.util.validators import integer_between, seed_number, validate_opt
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
 
-#: What options of a simple type may be.
+#: Option → accepted types, for options that need no further parsing.
 _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "strategy": (str,),
     "framework": (str, type(None)),
@@ -60,21 +60,21 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "target": (str,),
     "listener": (Listener, type(None)),
 }
-#: Where trials are kept unless the user says otherwise.
+#: Default folder of the run history.
 DEFAULT_WORKSPACE = "neural_mp_workspace"
-#: What is tried unless the user says otherwise.
+#: Default precisions to search.
 DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
 
 @dataclass(frozen=True)
 class JobBuilder:
-    """Makes a job of what a user gave.
+    """Builder of the tuning job for a user's options.
 
     Attributes:
-        options: what was set in Python.
-        settings: what the tuning file holds.
-        explicit: the precisions that the user named; None where nobody did.
-        log: takes warnings.
+        options: options set in Python.
+        settings: contents of the tuning file.
+        explicit: precisions set by the user; None if unset.
+        log: receives warnings.
     """
 
     options: MixedPrecision
@@ -83,7 +83,7 @@ class JobBuilder:
     log: RunLog
 
     def job(self) -> tuple[TuningJob, Path | None]:
-        """All that the options come to, and the folder to log to, where there is to be one."""
+        """Return the tuning job, and the folder for log files if one is set."""
         given, log = self.options, self.log
         check(given)
         strategy = config_objects.strategy(self.settings, given.strategy)
@@ -127,7 +127,7 @@ class JobBuilder:
         return job, log_folder
 
     def _evaluator(self, evaluation: Batches | None, metrics: MetricSet) -> Evaluator:
-        """What measures accuracy, and tells the listener of every batch."""
+        """Return the evaluator, which reports every batch to the listener."""
         eval_func = self.options.eval_func
         label = metric_label(metrics, eval_func)
         postprocess = self.options.postprocess or config_objects.postprocess(self.settings)
@@ -137,7 +137,7 @@ class JobBuilder:
         return evaluator
 
     def _criterion(self, metrics: MetricSet) -> AccuracyCriterion:
-        """The criterion, with the direction of what measures the accuracy."""
+        """Return the criterion with the direction of the metric or evaluation function."""
         if self.options.exit_policy.performance_only:
             return self.options.accuracy_criterion
         named = self.settings.evaluation.metrics if self.options.metric is None else ()
@@ -158,7 +158,7 @@ class JobBuilder:
         return usable
 
     def _data(self) -> tuple[Batches | None, Batches | None]:
-        """Evaluation and calibration batches, from Python or YAML; the first serves as second."""
+        """Return evaluation and calibration batches; by default, the latter are the former."""
         settings = self.settings
         loader = self.options.eval_dataloader
         if loader is None:
@@ -175,11 +175,13 @@ class JobBuilder:
     def _loaded(
         self, calibration: Batches | None, labelled: bool
     ) -> tuple[Callable[[], AnyModel], AnyModel]:
-        """Return a loader of the model, which can be sent to another process, and the model.
+        """Return a picklable loader of the model, and the model.
 
         Args:
-            calibration: shows what the model takes, and is read as the model takes it.
-            labelled: whether its batches are pairs beyond doubt, as accuracy is judged on them.
+            calibration: batches that determine the model's inputs, and are split as the model
+                accepts.
+            labelled: whether the batches are known to be pairs, since accuracy is evaluated on
+                them.
         """
         given = self.options.inputs
 
@@ -207,7 +209,7 @@ class JobBuilder:
             load = loading(None)
             return load, load()
         batches, wanted = calibration, InputSpec.read(given, None, None)
-        # A model that is taken in with the user's own example does not see the batch by that.
+        # With example inputs from the user, loading does not depend on the batch.
         hides_batch = not labelled and wanted.example is not None
         found = attempt(batches.first) if labelled else batches.bound(attempt)
         if wanted.names or wanted.shapes is not None:
@@ -221,7 +223,7 @@ class JobBuilder:
         precisions: tuple[Precision, ...],
         amp: AmpSettings,
     ) -> tuple[TuningSpace, tuple[Precision, ...]]:
-        """What every op may run in, and the precisions that are tried."""
+        """Return the tuning space of the model, and the precisions to search."""
         adaptor = model.adaptor
         lists, told = edited_lists(adaptor, amp, precisions)
         space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
@@ -240,7 +242,7 @@ class JobBuilder:
     def _without_emulated(
         self, space: TuningSpace, hardware: machine.Hardware, amp: AmpSettings, framework: str
     ) -> tuple[TuningSpace, frozenset[Precision]]:
-        """The space less emulated 16 bits that are to bring speed, and the precisions that go."""
+        """Return the space without 16-bit precisions that cannot gain speed, and those removed."""
         able = space.usable_precisions
         kept = hardware.forced if self._wants_speed() else frozenset(Precision)
         left = space.without_emulated(kept)
@@ -260,7 +262,7 @@ class JobBuilder:
         return left, gone
 
     def _wants_speed(self) -> bool:
-        """Whether 16 bits are to bring speed; if nothing else is asked for, it is numbers."""
+        """Whether 16 bits must gain speed: for latency alone, unless only 16 bits are searched."""
         alone = self.explicit is not None and Precision.INT8 not in self.explicit
         painted = self.options.strategy == AutoMixedPrecision.name
         return is_latency_only(parse_objectives(self.options.objective)) and not (alone or painted)
@@ -280,11 +282,11 @@ class JobBuilder:
         )
 
     def _cache(self, model: AnyModel) -> FileCache:
-        """What earlier runs in the workspace measured of this model on this machine."""
+        """Return the workspace's cache of measurements of this model on this machine."""
         workspace = self.options.workspace
         elsewhere = self.options.storage is not None and workspace == DEFAULT_WORKSPACE
         if not self.options.cache or elsewhere or not isinstance(workspace, str | Path):
-            return NO_CACHE  # opening the history will say what is wrong with the workspace
+            return NO_CACHE  # opening the history reports an invalid workspace
         scope = {"model": model.fingerprint, **machine_key(model.adaptor.packages)}
         return FileCache(Path(workspace) / CACHE_FOLDER, scope)
 
@@ -319,10 +321,10 @@ class JobBuilder:
 
 
 def check_option(name: str, value: object) -> None:
-    """Check the type of an option of a simple type.
+    """Check the type of an option listed in `_OPTION_TYPES`.
 
     Raises:
-        ConfigurationError: it is another one.
+        ConfigurationError: the type is wrong.
     """
     kinds = _OPTION_TYPES[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -331,10 +333,10 @@ def check_option(name: str, value: object) -> None:
 
 
 def check(options: MixedPrecision) -> None:
-    """Check what can be checked of the options before anything is loaded.
+    """Check all options that can be checked before the model is loaded.
 
     Raises:
-        ConfigurationError: an option is of the wrong type, or out of range.
+        ConfigurationError: an option has the wrong type or is out of range.
     """
     if options.model is None:
         raise ConfigurationError("no model was given; set converter.model")

@@ -1,4 +1,4 @@
-"""What a user hands over, checked and in the form the rest works with."""
+"""Loading of the user's model with the adaptor of its framework."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from neural_mp.util.validators import file_path, validate_option
 
 
 def resolve_source(source: object) -> Any:
-    """A model as an adaptor takes it: `module:attribute` is imported and, if callable, called.
+    """Return a model that an adaptor accepts: import `module:attribute`, and call functions.
 
     Raises:
         ConfigurationError: the name cannot be imported.
-        ModelLoadError: a pipe or a device is there.
+        ModelLoadError: the path is a pipe or a device.
     """
     if isinstance(source, str | Path):
         validate_option("model", file_path, source)
@@ -56,16 +56,16 @@ def load_source(
     capture: Capture = Capture.WHOLE,
     trust: Iterable[str] = (),
 ) -> AnyModel:
-    """A model (object, path or `module:attribute`), taken in by the adaptor of its framework.
+    """Load a model (object, path or `module:attribute`) with the adaptor of its framework.
 
     Args:
         source: the model.
-        framework: its framework, where it is not to be found by itself.
-        inputs: as in `Adaptor.load`, and so are `outputs` and `capture`.
-        outputs: as there.
-        example: the inputs of one batch; a `FirstBatch` where an error is to name their loader.
-        capture: as there.
-        trust: ops that its file may hold although they do more than compute.
+        framework: framework of the model; None to detect.
+        inputs: see `Adaptor.load`.
+        outputs: see `Adaptor.load`.
+        example: the inputs of one batch; a `FirstBatch` makes errors name its loader.
+        capture: see `Adaptor.load`.
+        trust: ops with side effects that the model file may contain.
     """
     found = resolve_source(source)
     adaptor = adaptor_for(found, framework)
@@ -84,10 +84,10 @@ def load_source(
 def without_int8_if_no_data(
     precisions: tuple[Precision, ...], calibration: Batches | None
 ) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
-    """The precisions, less INT8 where nothing is there to calibrate it with, and a warning then.
+    """Return the precisions without INT8 if calibration data are missing, and a warning.
 
     Raises:
-        DataError: INT8 was all that was asked for.
+        DataError: only INT8 was requested.
     """
     if Precision.INT8 not in precisions or calibration is not None:
         return precisions, ()

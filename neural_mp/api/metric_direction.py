@@ -1,4 +1,4 @@
-"""What measures the accuracy: its name, and whether its larger or its smaller value is better."""
+"""Name and direction (higher or lower is better) of the accuracy metric."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from neural_mp.metrics.coercion import metric_name, unwrapped
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.metric_values import MetricAggregation
 
-#: Words of a name that make the direction doubtful: what bears them may well be an error.
+#: Words in a name that make the direction doubtful: the metric may be an error.
 _ERROR_WORDS = frozenset({"err", "rms", "wer", "cer", "eer", "nll", "bce", "ppl"})
-#: The same, for the end of a word too: `logloss`, `nrmse`, `crossentropy`.
+#: Likewise, also as endings of words: `logloss`, `nrmse`, `crossentropy`.
 _ERROR_ENDINGS = (
     *("loss", "losses", "error", "errors", "mse", "mae", "mape", "msle"),
     *("entropy", "perplexity", "deviance", "divergence"),
 )
-#: `MyRMSELoss2` is `My`, `RMSE`, `Loss`; `val_loss` is `val`, `loss`.
+#: Splits `MyRMSELoss2` into `My`, `RMSE`, `Loss`; `val_loss` into `val`, `loss`.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 @dataclass(frozen=True)
 class _Measure:
-    """A metric or evaluation function.
+    """Direction of a metric or evaluation function.
 
     Attributes:
-        name: what it is called in messages.
-        said: its own `higher_is_better`; None where it does not say.
-        aliases: every name it goes by.
+        name: name in messages.
+        said: the metric's own `higher_is_better`; None if undeclared.
+        aliases: all names, the names of base classes included.
     """
 
     name: str
@@ -45,7 +45,7 @@ class _Measure:
 
     @property
     def doubtful_name(self) -> str | None:
-        """The name by which the smaller value may be the better one; None where it says itself."""
+        """The alias that suggests an error metric, if no direction is declared; else None."""
         doubtful = (alias for alias in self.aliases if _may_be_an_error(alias))
         return next(doubtful, None) if self.said is None else None
 
@@ -61,21 +61,21 @@ def directed(
     eval_func: EvalFunc | None,
     configured: Sequence[MetricSettings] = (),
 ) -> AccuracyCriterion:
-    """The criterion with a direction: the user's, else the metric's own, else higher is better.
+    """Return the criterion with a direction: the user's, else the metric's, else higher is better.
 
     Args:
-        criterion: as the user set it.
-        metrics: with their weights.
-        eval_func: measures in place of the metrics where it is given.
-        configured: the same metrics as YAML names them; empty where Python set them.
+        criterion: criterion set by the user.
+        metrics: metrics with their weights.
+        eval_func: replaces the metrics if set.
+        configured: the metrics as named in YAML; empty if set in Python.
 
     Raises:
-        ConfigurationError: criterion and metric, or two metrics, contradict each other; or the
-            direction is not known, as nobody says it and the metric may be an error.
+        ConfigurationError: criterion and metrics contradict each other, or the direction is
+            undeclared and the name suggests an error.
     """
     measures = _measures(metrics, eval_func, configured)
     if eval_func is None and isinstance(metrics, MetricSet) and metrics.every:
-        return replace(criterion, higher_is_better=True)  # of the score: see `together`
+        return replace(criterion, higher_is_better=True)  # direction of the score: see `together`
     said = {measure.said for measure in measures if measure.said is not None}
     if len(said) > 1:
         raise _disagreement(measures)
@@ -94,7 +94,7 @@ def directed(
 
 
 def metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
-    """What measures the accuracy, as a table shows it: `RMSE`, `0.5·F1 + 0.5·AUC`."""
+    """Return the name of the metric for tables: `RMSE`, `0.5·F1 + 0.5·AUC`."""
     if eval_func is not None:
         return _name(eval_func)
     names = [_name(metric) for metric, _ in metrics]
@@ -107,15 +107,15 @@ def metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
 
 
 def together(metrics: MetricSet, criterion: AccuracyCriterion) -> MetricAggregation:
-    """How the values of several metrics become one number.
+    """Return the aggregation of several metrics to one number.
 
     Args:
-        metrics: with what was said of each.
-        criterion: as the user set it; its direction counts for metrics that say none themselves.
+        metrics: the metrics with the directions set by the user.
+        criterion: criterion set by the user; its direction applies to metrics without their own.
 
     Raises:
-        ConfigurationError: every metric has to meet the target, and what is said of one contradicts
-            what it says itself; or its direction is not known.
+        ConfigurationError: a direction contradicts the metric's own; or every metric has to meet
+            the target and a direction is unknown.
     """
     wanted = criterion.higher_is_better
     higher: dict[str, bool] = {}
@@ -135,7 +135,7 @@ def together(metrics: MetricSet, criterion: AccuracyCriterion) -> MetricAggregat
 
 
 def _by_name(wanted: bool | None, name: str) -> bool:
-    """Whether more is better, of a value that a metric of the user's gives by this name."""
+    """Whether higher is better for a value that a user's metric returns under this name."""
     registered = METRICS.find(name) if ":" not in name and name in METRICS else None
     said = _said([registered]) if registered is not None else None
     measure = _Measure(name, said if said is not None else wanted, (name,))
@@ -147,10 +147,10 @@ def _by_name(wanted: bool | None, name: str) -> bool:
 def _measures(
     metrics: WeightedMetrics, eval_func: EvalFunc | None, configured: Sequence[MetricSettings]
 ) -> list[_Measure]:
-    """All that has a part in the accuracy."""
+    """Return all metrics and functions that contribute to the accuracy."""
     if eval_func is not None:
         return [_measure(eval_func)]
-    # A function in YAML may make an object of a class whose name tells less than its own.
+    # A YAML name may be a factory whose name reveals more than the class of the metric.
     names = [item.name.rpartition(":")[2] for item in configured] or [""] * len(metrics)
     pairs = zip(metrics, names, strict=True)
     return [_measure(metric, name) for (metric, weight), name in pairs if weight]
@@ -168,7 +168,7 @@ def _may_be_an_error(name: str) -> bool:
 
 
 def _said(subjects: Sequence[Any]) -> bool | None:
-    """The `higher_is_better` of the first that has one; None as its value is no answer."""
+    """Return the first `higher_is_better` that is set; None if undeclared."""
     for subject in subjects:
         value = getattr(subject, "higher_is_better", None)
         if isinstance(value, bool | np.bool_):

@@ -1,4 +1,4 @@
-"""The object a user drives."""
+"""`MixedPrecision`, the entry point for tuning."""
 
 from __future__ import annotations
 
@@ -37,74 +37,73 @@ logger = logging.getLogger(__name__)
 
 
 class MixedPrecision:
-    """Finds the fastest form of a model that still meets an accuracy target.
+    """Search for the fastest version of a model that meets an accuracy target.
 
-    Set what is needed, then call the object (or `fit()`). Everything can also come from a YAML
-    file; what is set in Python wins.
+    Set the attributes, then call the object (or `fit()`). All options can also come from a YAML
+    file; attributes set in Python override the file.
 
     Args:
-        conf: a YAML file, a dict with the same content, or settings read before.
-        **options: sets the attributes of these names.
+        conf: a YAML file, a dict with the same content, or loaded `Settings`.
+        **options: values of the attributes of these names.
 
     Raises:
-        ConfigurationError: there is no option of a name, or a value is not as it should be.
+        ConfigurationError: an option is unknown or its value is invalid.
 
     Attributes:
-        model: the framework's object, a path to a model, or `module:attribute` of your own.
-        precisions: `"bf16"`, `"int8,bf16"`, a list of such words; FP32 is always allowed.
-        amp: which ops may run in 16 bits: moves op types between the four lists.
-        metric: a name, a function of all predictions and labels, an object with `update(preds,
-            labels)`, `reset()` and `result()`, a metric of Keras, torchmetrics or scikit-learn; a
-            list, of which the mean counts, or a dict, of which every one has to meet the target.
-        eval_dataloader: batches of `(inputs, labels)` the metric is computed over.
-        max_batches: how many of them; all by default. A loader without an end needs it.
+        model: the framework's object, a path to a model, or `module:attribute`.
+        precisions: `"bf16"`, `"int8,bf16"`, or a list; FP32 is always allowed.
+        amp: op types to move between the four lists, which determine the ops that may run in 16
+            bits.
+        metric: a name; a function of all predictions and labels; an object with `update(preds,
+            labels)`, `reset()` and `result()`; a metric of Keras, torchmetrics or scikit-learn; a
+            list, whose mean counts; or a dict, in which every metric has to meet the target.
+        eval_dataloader: batches of `(inputs, labels)` for the metric.
+        max_batches: number of evaluation batches; default: all. Required for infinite loaders.
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
-        postprocess: applied to `(predictions, labels)` before the metric sees them.
-        calib_dataloader: batches to calibrate INT8 with; `eval_dataloader` by default.
-        approach: how INT8 ranges are found: `static` by calibration; `dynamic` on every run;
-            `weight_only`, where activations stay as they are. The last two are for dense layers
-            and need no calibration. None allows all three.
-        sampling_size: samples of it that are used.
-        inputs, outputs: names of the model's inputs and outputs, where they are not found by
-            themselves; `inputs` may be example tensors, or for a Keras model or a tf.function
-            shapes, with None for axes that are to be free.
-        framework: the model's framework, where it is not found by itself.
-        capture: `modules` converts the modules of a model whose graph cannot be captured as a
-            whole one by one; what runs between them stays as it is.
-        exclude: ops that stay in FP32: their names, names of layers or modules, which stand for
-            all ops in them (`dense_1`, `encoder.layer.0`), or patterns (`layer[34]`).
-        op_wise: name or pattern → what such ops may run in: precisions (`"fp32"`, `"int8,bf16"`),
-            or a dict with `weight` and `activation` as in YAML.
-        optype_wise: op type, or class of layers (`Dense`, `Linear`) → the same.
-            `model_wise`: the same for all ops.
-        accuracy_criterion: the tolerated loss; one percent, relative, by default. A number is a
-            share of the baseline (0.005 is half a percent); a dict is read as in YAML:
+        postprocess: applied to `(predictions, labels)` before the metric.
+        calib_dataloader: batches for INT8 calibration; default: `eval_dataloader`.
+        approach: source of INT8 activation ranges: `static` (calibration), `dynamic` (computed on
+            every run) or `weight_only` (activations are not quantized). The last two are for dense
+            layers and need no calibration. None allows all three.
+        sampling_size: number of calibration samples.
+        inputs, outputs: names of the model's inputs and outputs; default: detected. `inputs` may be
+            example tensors, or for a Keras model or a tf.function shapes, with None for dynamic
+            axes.
+        framework: framework of the model; default: detected.
+        capture: `modules` converts the modules of a model one by one if the graph cannot be
+            captured as a whole; code between the modules stays unchanged.
+        exclude: ops that stay in FP32: names of ops, names of layers or modules (all ops inside:
+            `dense_1`, `encoder.layer.0`), or patterns (`layer[34]`).
+        op_wise: name or pattern → allowed configurations: precisions (`"fp32"`, `"int8,bf16"`), or
+            a dict with `weight` and `activation` as in YAML.
+        optype_wise: op type, or class of layers (`Dense`, `Linear`) → likewise. `model_wise`:
+            likewise for all ops.
+        accuracy_criterion: the tolerated loss; default: one percent, relative. A number is a
+            fraction of the baseline (0.005 is half a percent); a dict is read as in YAML:
             `{"absolute": 0.002}`.
-        exit_policy: timeout, number of trials; a dict is read as in YAML.
+        exit_policy: timeout and number of trials; a dict is read as in YAML.
         strategy: name of the search strategy.
         objective: `performance`, `footprint` or `modelsize`; or several with their weights.
-        min_speedup: how many times as fast as FP32 a plan must be for sure to be the result, where
-            speed is all that is wanted; 1.03 by default. A plan that gains less is not worth the
-            accuracy it costs.
-        workspace: folder the trials are kept in; `storage` an Optuna storage URL instead.
-        resume: go on with the workspace's latest run of the same model.
-        random_seed: for strategies that draw at random.
-        early_stopping: whether an evaluation that is lost already is stopped.
-        cache: whether the accuracy of FP32, the calibration and the times of ops are taken from
-            earlier runs in the workspace where model, data, metric, machine and versions are the
-            same, and kept for later ones.
-        workers: processes that try the plans of one round side by side, or share an evaluation
-            that takes long; an engine with its address, `"ray:10.0.0.1:6379"`; or a dict with
-            `engine`, `count`, `threads` and what the engine takes, such as `address`.
-        trust: modules that a file may name classes and functions of, such as `("sklearn",)`, beside
-            those that lie in the working directory or in the file's folder; and ops of TensorFlow's
-            that the file of a model may hold although they do more than compute, `"ReadFile"`.
-        target: what to convert for: `this` machine; a level of processors, `avx2`, `avx512`,
-            `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
-        hardware: the machine at hand; found by itself.
-        listener: receives the events of the run. If standard error is a terminal, the default is
-            a `neural_mp.reporting.LiveListener`, which shows progress and a summary; in a notebook
-            a `NotebookListener`, which shows progress in the cell; else none.
+        min_speedup: minimum speedup over FP32 (lower confidence bound) of a result if latency is
+            the only objective; default: 1.03. A smaller gain does not justify the accuracy loss.
+        workspace: folder of the run history; `storage`: an Optuna storage URL instead.
+        resume: continue the workspace's latest run of the same model.
+        random_seed: seed of randomized strategies.
+        early_stopping: whether to stop an evaluation as soon as it will miss the target.
+        cache: whether FP32 accuracy, calibration and op times are shared with other runs in the
+            workspace that have the same model, data, metric, machine and versions.
+        workers: processes that run the trials of a round in parallel, or share a long evaluation;
+            an engine with its address, `"ray:10.0.0.1:6379"`; or a dict with `engine`, `count`,
+            `threads` and engine options, e.g. `address`.
+        trust: modules whose classes and functions a file may name, e.g. `("sklearn",)`, besides
+            modules in the working directory or the file's folder; and TensorFlow ops with side
+            effects that a model file may contain, e.g. `"ReadFile"`.
+        target: CPU to convert for: `this` machine; a CPU level, `avx2`, `avx512`, `vnni`, `amx` or
+            `arm-dotprod`; or `portable`: INT8 is exact on all of them.
+        hardware: hardware of this machine; default: detected.
+        listener: receives the events of the run. Default on a terminal (standard error): a
+            `neural_mp.reporting.LiveListener`, which shows progress and a summary; in a notebook: a
+            `NotebookListener`, which shows progress in the cell; else none.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class MixedPrecision:
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """What may be used beside FP32."""
+        """Precisions to search besides FP32."""
         return self._precisions or DEFAULT_PRECISIONS
 
     @precisions.setter
@@ -173,7 +172,7 @@ class MixedPrecision:
 
     @property
     def accuracy_criterion(self) -> AccuracyCriterion:
-        """How much worse than FP32 the result may be."""
+        """Tolerated accuracy loss compared with FP32."""
         return self._criterion
 
     @accuracy_criterion.setter
@@ -182,7 +181,7 @@ class MixedPrecision:
 
     @property
     def exit_policy(self) -> ExitPolicy:
-        """When the search ends at the latest."""
+        """Limits that end the search."""
         return self._exit_policy
 
     @exit_policy.setter
@@ -190,20 +189,19 @@ class MixedPrecision:
         self._exit_policy = exit_policy_of(value)
 
     def without_python(self) -> MixedPrecision:
-        """The options as the file alone says, or as they are by default without one."""
+        """Return the options of the file alone, or the defaults without a file."""
         return MixedPrecision(self._settings, trust=self.trust)
 
     @ReraiseUserErrors()
     def sensitivity(self, most: int | None = None) -> SensitivityReport:
-        """Measure which decisions cost accuracy, and what they gain, without any evaluation.
+        """Measure the sensitivity and the gain of each decision, without evaluations.
 
         Args:
-            most: how many of them, those with most noise first, are measured at the outputs, which
-                takes a conversion each; all by default.
+            most: number of decisions to measure at the outputs, noisiest first, at the cost of one
+                conversion each; default: all.
 
         Returns:
-            The decisions, those that do most harm first; under the plan with everything as low as
-            it can be.
+            The decisions under the plan of lowest precisions, highest degradation first.
 
         Raises:
             NeuralMPError: as for `fit`.
@@ -214,7 +212,7 @@ class MixedPrecision:
         return measured_sensitivities(job, log, most)
 
     def _checked_listener(self) -> Listener:
-        check_option("listener", self.listener)  # it is told of the load, before all is checked
+        check_option("listener", self.listener)  # used before the other options are checked
         return self.listener or _default_listener()
 
     def _preparation(self, log: RunLog) -> JobBuilder:
@@ -227,14 +225,14 @@ class MixedPrecision:
 
     @ReraiseUserErrors()
     def fit(self) -> OptimizedModel:
-        """Tune.
+        """Run the search.
 
         Returns:
-            A usable model, always: the best that met the target, or the FP32 one, marked so.
+            Always a usable model: the best that met the target, or the FP32 model, marked so.
 
         Raises:
-            NeuralMPError: something asked for does not exist or does not fit; the message names
-                it. Errors of your own metric or evaluation function come through unchanged.
+            NeuralMPError: an option is invalid or does not fit the model. Exceptions of the user's
+                metric or evaluation function are raised unchanged.
         """
         log = RunLog(self._checked_listener())
         with log.loading():
@@ -255,7 +253,7 @@ class MixedPrecision:
 
 
 def _settings_of(conf: object) -> Settings:
-    """The settings of a file, of a mapping with the same content, or as they are."""
+    """Return the settings of a file or a mapping; `Settings` are returned unchanged."""
     if conf is None:
         return Settings()
     if isinstance(conf, Settings):

@@ -1,4 +1,4 @@
-"""What a tuning run returns, and how it is kept and brought back."""
+"""The result of a tuning run, with saving and loading."""
 
 from __future__ import annotations
 
@@ -58,17 +58,16 @@ FORMAT_VERSION = 2
 
 
 class OptimizedModel:
-    """A usable model, with its plan, its history and its report.
+    """A usable model with its plan, history and report.
 
     Attributes:
-        loaded: the model, with the adaptor that holds it.
-        plan: what every op runs in.
-        met: whether the accuracy target was met; None where none could be checked.
-        trials: every plan that was tried, oldest first; empty for a model that was loaded.
-        report: the figures.
-        observations: what calibration saw.
-        planned: op → what the plan comes down to for it; empty of a model that an earlier version
-            saved.
+        loaded: the model together with its adaptor.
+        plan: op → configuration.
+        met: whether the accuracy target was met; None without an accuracy check.
+        trials: all trials, oldest first; empty for a loaded model.
+        report: results of the run.
+        observations: calibration results.
+        planned: op → effective configuration; empty for a model saved by an earlier version.
     """
 
     def __init__(
@@ -96,22 +95,22 @@ class OptimizedModel:
 
     @property
     def held(self) -> Any:
-        """The model as its adaptor holds it."""
+        """The model in the adaptor's representation."""
         return self.loaded.held
 
     @property
     def framework(self) -> str:
-        """The framework the model belongs to."""
+        """Name of the model's framework."""
         return self.adaptor.framework
 
     @property
     def record(self) -> RunRecord | None:
-        """What is kept of the run that found it; None where there was none."""
+        """The record of the run that found the model; None without a run."""
         return self.report.record
 
     @property
     def exact_on(self) -> str:
-        """The processors on which the model gives the right numbers, in words."""
+        """The CPUs on which INT8 accumulation of the model is exact, as text."""
         return exact_targets(self.loaded)
 
     @property
@@ -120,13 +119,13 @@ class OptimizedModel:
         return self.loaded.native
 
     def __call__(self, *inputs: object, **named: object) -> Any:
-        """Run one batch, given as the model takes it: its inputs one by one, or all in one object.
+        """Run one batch: inputs as separate arguments, or all in one object.
 
         Returns:
-            The outputs, as numpy arrays where the inputs were numpy arrays.
+            The outputs, as numpy arrays if the inputs are numpy arrays.
 
         Raises:
-            DataError: they are not what the model takes.
+            DataError: the inputs do not fit the model.
         """
         if named and inputs:
             raise DataError(
@@ -141,20 +140,20 @@ class OptimizedModel:
         return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: verdict, figures and trials, or the figures alone."""
+        """Return HTML for notebooks: verdict, figures and trials, or the figures alone."""
         if self.record is None:
             return report_cell(self.report, verdict(self.report, self.met))
         return cell_of(self.record)
 
     def audit(self) -> Audit:
-        """What every op really runs in, beside what the plan says.
+        """Compare the executed precision of every op with the plan.
 
-        The model is run once, on the inputs it was captured with, and the runtime's own trace of
-        that run is read. Ask `audit().holds`, or look at `audit().findings`.
+        The model runs once on its example inputs, and the runtime's trace of this run is read. See
+        `audit().holds` and `audit().findings`.
 
         Raises:
-            PlanError: the plan says nothing of any op.
-            ConversionError: the framework does not say which kernels ran.
+            PlanError: the plan contains no op.
+            ConversionError: the framework does not report the executed kernels.
         """
         planned = self.planned or planned_by_name(self.plan)
         if not planned:
@@ -162,9 +161,9 @@ class OptimizedModel:
         return audited(self.loaded, planned, complete=bool(self.planned))
 
     def compiled(self) -> Any:
-        """The framework's own object, run through its compiler where that gains speed.
+        """Return the framework's own object, compiled if the compiler gains speed.
 
-        The first call of every input shape compiles, which takes its time.
+        The first call with each input shape compiles.
 
         Raises:
             ConversionError: the framework has no compiler.
@@ -172,10 +171,10 @@ class OptimizedModel:
         return needed(self.adaptor.compiler, self.framework, "compiler").compiled(self.held)
 
     def export_onnx(self, path: str | Path) -> None:
-        """Write the model as an ONNX file, its plan among the file's properties.
+        """Write the model to an ONNX file, with the plan in the file's metadata.
 
         Raises:
-            ConversionError: the model has ops that ONNX lacks, or its framework has no way there.
+            ConversionError: the model has ops that ONNX lacks, or the framework has no ONNX export.
         """
         export = needed(self.adaptor.onnx_export, self.framework, "way to ONNX")
         target = validate_option("the ONNX file", file_path, path)
@@ -186,13 +185,13 @@ class OptimizedModel:
         export.export_onnx(self.held, target, self._metadata())
 
     def sensitivity(self) -> SensitivityReport:
-        """What the run measured of every decision, those that do most harm first.
+        """Return the sensitivities measured by the run, highest degradation first.
 
-        Noise at the outputs is known of what the strategy measured there;
-        `MixedPrecision.sensitivity` measures it of all.
+        Output noise is included if the strategy measured it; `MixedPrecision.sensitivity` measures
+        the output noise of all decisions.
 
         Raises:
-            NeuralMPError: no run is known that found the model.
+            NeuralMPError: the model has no record of a run.
         """
         if self.record is None:
             raise NeuralMPError(
@@ -202,20 +201,20 @@ class OptimizedModel:
         return sensitivities(self.record)
 
     def save_plan(self, path: str | Path) -> None:
-        """Write the plan, with what calibration saw, to a YAML file to edit and replay."""
+        """Write the plan and the calibration results to a YAML file, to edit and replay."""
         self.plan.save(path, framework=self.framework, observations=self.observations)
 
     def save(self, path: str | Path) -> None:
         """Write the model, its plan, its report and the page of its run into the folder `path`.
 
-        An earlier result there is replaced; other files in the folder stay as they are.
+        An earlier result there is replaced; other files in the folder stay.
 
-        A path that ends as the framework's own single files do (`.pb`, `.pbtxt`, `.onnx`) gets the
-        model alone, for use without this package; in ONNX with the plan among its properties.
-        Where the numbers are not right on every CPU, a logged warning says on which they are.
+        If the path ends in a single-file suffix of the framework (`.pb`, `.pbtxt`, `.onnx`), only
+        the model is written, for use without this package; ONNX metadata include the plan. If INT8
+        accumulation is not exact on every CPU, a logged warning lists the suitable CPUs.
 
         Raises:
-            NeuralMPError: another model is in the folder already, or it cannot be written.
+            NeuralMPError: the folder contains another model, or is not writable.
         """
         single = self.adaptor.single_file
         if single and isinstance(path, str | Path) and Path(path).suffix in single.suffixes:
@@ -276,11 +275,11 @@ class OptimizedModel:
 
 
 def load(path: str | Path) -> OptimizedModel:
-    """Bring back a model that `OptimizedModel.save` wrote; never runs code from a file.
+    """Load a model written by `OptimizedModel.save`; code in files is never executed.
 
     Raises:
-        ModelLoadError: the folder is missing, incomplete, damaged, or of a later version; or its
-            numbers would be wrong on this machine, and cannot be made right.
+        ModelLoadError: the folder is missing, incomplete, damaged or of a later version; or the
+            results would be wrong on this machine and cannot be corrected.
     """
     if not isinstance(path, str | Path):
         raise ModelLoadError(f"a saved model is loaded from its folder; got {path!r} for its path")
@@ -339,7 +338,7 @@ _MANIFEST = record(
         "report": Report.from_dict,
         "files": digests_of_files,
     },
-    {"ops": mapping_of(EffectiveOp.from_dict)},  # which earlier versions did not write
+    {"ops": mapping_of(EffectiveOp.from_dict)},  # missing in files of earlier versions
 )
 
 

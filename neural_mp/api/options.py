@@ -1,4 +1,4 @@
-"""What people are told of the options of a run: what held, and who set it."""
+"""Options of a run for reports: value and source of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
 
-#: The options that decide what a run does, and have a short form in words.
+#: Options that affect the run and have a short text.
 _SHOWN = (
     *("strategy", "precisions", "accuracy_criterion", "objective", "min_speedup"),
     *("exit_policy", "approach"),
@@ -25,16 +25,16 @@ _SHOWN = (
 
 
 def model_name(model: object) -> str:
-    """What the user calls a model: the name of its file, or the class of the object."""
+    """Return the display name of a model: the file name, or the class of the object."""
     if isinstance(model, str | Path):
         return Path(model).name
     return type(model).__name__
 
 
 def describe_settings(options: MixedPrecision) -> dict[str, Setting]:
-    """Option → what holds, and who set it, of those that decide what a run does.
+    """Return option → value and source, for options that affect the run.
 
-    An option that was set to what would have held anyway counts as not set.
+    An option set to its default counts as not set.
     """
     from_file = options.without_python()
     defaults = type(from_file)()
@@ -72,10 +72,10 @@ _ORIGIN = "MixedPrecision"
 
 
 def parse_criterion(value: object) -> AccuracyCriterion:
-    """A criterion of what a user gives: itself, a share of the baseline, or a dict as in YAML.
+    """Return a criterion from a criterion, a fraction of the baseline, or a dict as in YAML.
 
     Raises:
-        ConfigurationError: it is none of these, or a value is out of range.
+        ConfigurationError: the type is wrong, or a value is out of range.
     """
     if isinstance(value, AccuracyCriterion):
         return value
@@ -83,7 +83,7 @@ def parse_criterion(value: object) -> AccuracyCriterion:
         content = {"tuning": {"accuracy_criterion": value}}
         return settings_from(content, _ORIGIN).tuning.criterion
     if isinstance(value, int | float) and not isinstance(value, bool):
-        AccuracyCriterion(value)  # refuses what no float can hold
+        AccuracyCriterion(value)  # raises if the value does not fit a float
         return AccuracyCriterion(float(value))
     raise ConfigurationError(
         f"accuracy_criterion must be an AccuracyCriterion, a share of the baseline such as 0.01, "
@@ -92,10 +92,10 @@ def parse_criterion(value: object) -> AccuracyCriterion:
 
 
 def exit_policy_of(value: object) -> ExitPolicy:
-    """An exit policy of what a user gives: itself, or a dict as in YAML.
+    """Return an exit policy from an exit policy or a dict as in YAML.
 
     Raises:
-        ConfigurationError: it is neither, or a value is out of range.
+        ConfigurationError: the type is wrong, or a value is out of range.
     """
     if isinstance(value, ExitPolicy):
         return value

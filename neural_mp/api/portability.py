@@ -1,4 +1,4 @@
-"""Where a converted model is right: what it is made for, and what it meets when it is loaded."""
+"""CPU portability of converted models: target of a conversion, and checks on loading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neural_mp.space import TuningSpace
 
 logger = logging.getLogger(__name__)
 
-#: Where a model is right that minds no processor.
+#: Text for a model that is exact on all CPUs.
 EVERYWHERE = "every CPU"
 _EXACT = "CPUs that add up products of bytes exactly (VNNI, AMX, ARM)"
 _MEND = f"convert it with target {PORTABLE!r}, which is right on every CPU"
@@ -26,15 +26,15 @@ _MEND = f"convert it with target {PORTABLE!r}, which is right on every CPU"
 def hardware_for(
     target: str, here: Hardware, adaptor: Adaptor[Any]
 ) -> tuple[Hardware, tuple[str, ...]]:
-    """The machine to convert for, and what the user has to be warned of where it is not this one.
+    """Return the hardware to convert for, and warnings if it differs from this machine.
 
     Args:
         target: a name in `neural_mp.core.hardware.TARGETS`.
-        here: the machine at hand.
-        adaptor: the framework.
+        here: this machine.
+        adaptor: adaptor of the framework.
 
     Raises:
-        ConfigurationError: there is no such target, or what it computes cannot be had here.
+        ConfigurationError: the target is unknown, or its results cannot be reproduced here.
     """
     there = here.for_target(target)
     if target == HOST_TARGET:
@@ -54,20 +54,20 @@ def hardware_for(
 
 
 def exact_targets(model: AnyModel) -> str:
-    """On which processors the numbers of a model are right, in words."""
+    """Return the CPUs on which INT8 accumulation of a model is exact, as text."""
     minding = model.wide_kernels - EXACT_EVERYWHERE
     return f"{_EXACT} only; {_MEND}" if minding else EVERYWHERE
 
 
 def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]:
-    """A model that was loaded, made right on this machine, and what was done.
+    """Return a loaded model with exact INT8 accumulation on this machine, and the changes made.
 
     Args:
-        model: the model as it was saved.
-        name: what it is called in words.
+        model: the model as saved.
+        name: name of the model in messages.
 
     Raises:
-        ModelLoadError: it would give wrong numbers here, and cannot be made right.
+        ModelLoadError: results would be wrong here and cannot be corrected.
     """
     wide = model.wide_kernels
     if not wide:
@@ -93,14 +93,14 @@ def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]
 
 
 def not_native(here: Hardware) -> frozenset[Precision]:
-    """What a machine does not compute in: it may be slow there, and yet be wanted elsewhere."""
+    """Return the non-native precisions: slow on this machine, but possibly useful on another."""
     return frozenset(precision for precision in Precision if not here.support(precision).native)
 
 
 def without_kernels(space: TuningSpace, hardware: Hardware) -> tuple[Precision, ...]:
-    """The precisions that the machine has and the framework does not: it emulates them.
+    """Return the precisions that the hardware has but the framework emulates.
 
-    Kernels of ops that only follow others do not count: a precision gains nothing by those alone.
+    Kernels of quantize-agnostic or fused ops do not count, since they gain nothing alone.
     """
 
     def is_emulated(precision: Precision) -> bool:

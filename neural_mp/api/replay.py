@@ -1,4 +1,4 @@
-"""Conversion and comparison without a search: what the command line does beside tuning."""
+"""Conversion by a given plan, without a search."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def convert_with_plan(
 
     Args:
         source: the model: object, path or `module:attribute`.
-        plan: a plan, or the file of one. A file holds what calibration saw, too.
-        observations: what calibration saw, where `plan` is no file.
-        framework: where it is not found by itself.
-        inputs: example inputs, where the model cannot do without.
-        hardware: the machine at hand; found by itself.
-        target: what to convert for, a name in `neural_mp.core.hardware.TARGETS`.
+        plan: a plan, or a plan file, which also contains calibration results.
+        observations: calibration results, if `plan` is not a file.
+        framework: framework of the model; default: detected.
+        inputs: example inputs, if the model requires them.
+        hardware: hardware of this machine; default: detected.
+        target: CPU to convert for, a name in `neural_mp.core.hardware.TARGETS`.
         capture: `modules` for a model whose graph cannot be captured as a whole.
 
     Raises:
-        PlanError: the plan is malformed or does not fit the model or the machine.
-        ConversionError: it quantizes tensors whose ranges are not known.
+        PlanError: the plan is malformed or does not fit the model or the hardware.
+        ConversionError: the plan quantizes tensors of unknown range.
     """
     started = time.perf_counter()
     if not isinstance(plan, PrecisionPlan):

@@ -1,4 +1,4 @@
-"""The folder that a model is saved in: what may be there already, and what is replaced."""
+"""Folder of a saved model: validation and safe replacement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANIFEST = "neural_mp.json"
 PLAN_FILE = "plan.yaml"
 RECORD_FILE = "run.json.gz"
 PAGE_FILE = "report.html"
-#: Names in a folder that a model is saved under, whatever its framework.
+#: File names reserved in the folder of a saved model, for all frameworks.
 RESERVED = (
     *(MANIFEST, PLAN_FILE, RECORD_FILE, PAGE_FILE, "details.json", "neural_mp_onnx.json"),
     *("model.pt2", "saved_model.pb", "saved_model.pbtxt", "variables"),
@@ -37,18 +37,18 @@ def is_saved_model(path: object) -> bool:
     """Whether a path is a folder that `OptimizedModel.save` wrote."""
     try:
         return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
-    except OSError:  # such as a name that is too long, or a folder that may not be looked into
+    except OSError:  # e.g. a name that is too long, or a folder without read permission
         return False
 
 
 def check_destination(path: str | Path) -> Path:
-    """A folder that a model can be saved in; what it lies in is made.
+    """Return the destination folder of a model after checks; create its parent folders.
 
-    It may be there already, with an earlier result, which is replaced, and with files of others,
-    which stay, unless they have the names of a model's files.
+    The folder may contain an earlier result, which is replaced, and other files, which stay unless
+    their names are reserved.
 
     Raises:
-        NeuralMPError: a file is there, or a model that is not ours, or it cannot be written.
+        NeuralMPError: the path is a file, is not writable, or contains an unrelated model.
     """
     if not isinstance(path, str | Path):
         raise NeuralMPError(f"a model is saved in a folder; got {path!r} for its path")
@@ -69,15 +69,15 @@ def check_destination(path: str | Path) -> Path:
 
 
 def put_in_place(complete: Path, target: Path) -> None:
-    """Move a saved model to its folder, in place of an earlier one; files of others stay.
+    """Move a saved model to its folder, replacing an earlier one; unrelated files stay.
 
     Args:
         complete: the folder of the saved model.
-        target: where it is to be.
+        target: destination folder.
 
     Raises:
-        NeuralMPError: a file of somebody else's has the name of one of its files.
-        OSError: it cannot be written.
+        NeuralMPError: an unrelated file has the name of a file of the model.
+        OSError: the destination is not writable.
     """
     if not target.exists():
         complete.rename(target)
@@ -89,7 +89,7 @@ def put_in_place(complete: Path, target: Path) -> None:
         both_folders = there.is_dir() and (complete / path).is_dir()
         if os.path.lexists(there) and path not in earlier and not both_folders:
             raise _taken(target, str(path))
-    # What tells that a model is there goes first and comes last, so that there is never a part.
+    # The manifest is removed first and written last, so that a partial model is never valid.
     for path in earlier:
         (target / path).unlink(missing_ok=True)
     for path in sorted(new, key=lambda path: path == Path(MANIFEST)):
@@ -107,7 +107,7 @@ def _taken(folder: Path, name: str) -> NeuralMPError:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """The files of the saved model in a folder, the one that lists them first; none without it."""
+    """Return the files of the saved model in a folder, manifest first; empty without a model."""
     if not is_saved_model(folder):
         return []
     try:
@@ -115,12 +115,12 @@ def _files_of(folder: Path) -> list[Path]:
     except ModelLoadError as error:
         logger.debug("%s", error)
         files = {}
-    # A file that was tampered with must not lead out of the folder.
+    # Paths in a manipulated manifest must not leave the folder.
     return [Path(MANIFEST), *(Path(name) for name in files if _is_within(name))]
 
 
 def _is_within(name: str) -> bool:
-    """Whether a name is that of a file in the folder."""
+    """Whether a name is a path inside the folder."""
     try:
         path = file_path(name)
     except InvalidValueError:
@@ -128,6 +128,6 @@ def _is_within(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-#: The names of a saved model's files, none of which leads out of its folder, and their digests.
+#: Validator of the file names (all inside the folder) and digests of a saved model.
 digests_of_files = mapping_of(string, matching("names of files in the folder", _is_within))
 _FILES = record({"files": mapping_of(string)})

@@ -1,4 +1,4 @@
-"""The decisions of a model that is named, measured on data that are named."""
+"""Sensitivity of the decisions of a model given by name."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def sensitivity_of(
     listener: Listener | None = None,
     trust: Iterable[str] = (),
 ) -> SensitivityReport:
-    """What every decision of a model costs and gains.
+    """Measure the sensitivity and the gain of each decision of a model.
 
     Args:
-        model: a model file, or `module:attribute`; a tuning file, with its model, data and limits;
-            or a saved result, of which its run is asked.
-        data: an `.npy` or `.npz` file or a tuning file to calibrate with; one batch of random
-            inputs by default.
-        precisions: what is looked at; what tuning tries by default.
-        samples: how many samples are run.
-        batch_size: of data in arrays.
-        most: how many decisions are measured at the outputs; all by default.
-        framework: where it is not found by itself.
-        inputs: example inputs of a model that comes without any.
+        model: a model file or `module:attribute`; a tuning file with model, data and constraints;
+            or a saved result, whose run record is used.
+        data: an `.npy` or `.npz` file or a tuning file for calibration; default: one batch of
+            random inputs.
+        precisions: precisions to consider; default: as in tuning.
+        samples: number of samples to run.
+        batch_size: samples per batch of an array.
+        most: number of decisions to measure at the outputs; default: all.
+        framework: framework of the model; default: detected.
+        inputs: example inputs for a model without any.
         listener: receives the progress.
         trust: see `MixedPrecision`.
 

@@ -1,4 +1,4 @@
-"""The metrics that a user gives, in Python or in a tuning file."""
+"""Metrics set by the user in Python or in a tuning file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EvalFunc = Callable[[Any], float]
 #: Metrics with their weights; the accuracy is the weighted sum.
 WeightedMetrics = Sequence[tuple[Metric, float]]
 
-#: What stands beside the metrics of a dict.
+#: Keys of a metric dict that are not metrics.
 _NO_METRICS = ("weight", "higher_is_better")
 
 
@@ -30,9 +30,9 @@ class MetricSet(Sequence[tuple[Metric, float]]):
 
     Attributes:
         pairs: metrics with their weights.
-        names: what each is called; no two alike.
-        every: whether every one has to meet the target; else the weighted sum of all.
-        said: what was said of each: whether its larger value is the better one; None for nothing.
+        names: unique names of the metrics.
+        every: whether every metric has to meet the target; else the weighted sum.
+        said: `higher_is_better` set by the user for each metric; None if unset.
     """
 
     pairs: tuple[tuple[Metric, float], ...] = ()
@@ -59,12 +59,12 @@ def gather_metrics(
     evaluation: Batches | None,
     eval_func: EvalFunc | None,
 ) -> MetricSet:
-    """The metrics set in Python, else those of the YAML file.
+    """Return the metrics set in Python, else those of the YAML file.
 
     Raises:
-        ConfigurationError: a name, an option or a weight is wrong.
-        MetricError: one of them is no metric.
-        DataError: there is no data to compute them over, or its batches are no pairs.
+        ConfigurationError: a name, an option or a weight is invalid.
+        MetricError: an object is not a metric.
+        DataError: evaluation data are missing, or batches are not pairs.
     """
     metrics = _configured(settings) if given is None else given_metrics(given)
     if metrics and eval_func is None:
@@ -73,19 +73,19 @@ def gather_metrics(
                 "a metric was given but no data to compute it over; set eval_dataloader "
                 "(evaluation.accuracy.dataloader in YAML)"
             )
-        next(evaluation.pairs())  # a wrong form is said before anything is captured
+        next(evaluation.pairs())  # raises before a model is captured
     return metrics
 
 
 def given_metrics(given: Any) -> MetricSet:
-    """What was set as `metric`: one, a list of which the mean counts, or a dict of which each does.
+    """Parse `metric`: a metric, a list (the mean counts), or a dict (each metric counts).
 
-    A dict has names of our metrics with their options, names of the user's own with metrics of any
-    form, or both; and maybe `weight`, by which it is a weighted sum, and `higher_is_better`.
+    Keys of a dict are names of built-in metrics with their options, or other names with metrics of
+    any supported type; optional keys are `weight`, for a weighted sum, and `higher_is_better`.
 
     Raises:
-        ConfigurationError: a name, an option or a weight is wrong.
-        MetricError: one of them is no metric.
+        ConfigurationError: a name, an option or a weight is invalid.
+        MetricError: an object is not a metric.
     """
     if isinstance(given, Mapping) or _is_collection(given):
         return _each(dict(given.items()))
@@ -99,7 +99,7 @@ def given_metrics(given: Any) -> MetricSet:
 
 
 def _each(given: Mapping[Any, Any]) -> MetricSet:
-    """The metrics of a dict."""
+    """Parse a dict of metrics."""
     named = {str(name): metric for name, metric in given.items() if name not in _NO_METRICS}
     if not named:
         raise ConfigurationError("metric is a dict without a metric; give at least one")
@@ -116,14 +116,14 @@ def _each(given: Mapping[Any, Any]) -> MetricSet:
 
 
 def _named(name: str, given: object) -> Metric:
-    """A metric of a dict: with its options where it goes by its name, else of any form."""
+    """Return a metric of a dict: built by name if `given` are options, else converted."""
     if given is None or isinstance(given, Mapping) or (type(given) is int and name in METRICS):
         return build_metric(name, given)
     return as_metric(given)
 
 
 def _is_collection(given: object) -> bool:
-    """Whether it is a `MetricCollection` of torchmetrics: metrics by name, with one `compute`."""
+    """Whether an object is a `MetricCollection` of torchmetrics: named metrics, one `compute`."""
     return all(callable(getattr(given, name, None)) for name in ("items", "compute", "update"))
 
 
@@ -139,7 +139,7 @@ def _configured(settings: Settings) -> MetricSet:
 
 
 def _unlike(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, numbered where several are alike."""
+    """Return the names, numbered if they repeat."""
     often, seen = Counter(names), Counter[str]()
     found: list[str] = []
     for name in names:
@@ -149,7 +149,7 @@ def _unlike(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
-    """What measures the accuracy, by name: resuming with another would mix two scales."""
+    """Return the qualified name of the metric, so that a resumed run does not mix two scales."""
     if eval_func is not None:
         return _qualified(eval_func)
     words = [f"{weight:g}·{_qualified(metric)}" for metric, weight in metrics]
@@ -162,7 +162,7 @@ def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
 
 
 def _qualified(subject: object) -> str:
-    """The name of a function, or of the class of an object, with that of its module."""
+    """Return the qualified name of a function or of the class of an object, with its module."""
     inner = unwrapped(subject)[-1]
     kind = inner if hasattr(inner, "__qualname__") else type(inner)
     words = f"{kind.__module__}.{kind.__qualname__}"

@@ -1,1 +1,1 @@
-"""The commands of `neural-mp`, each in a file of its own."""
+"""The commands of `neural-mp`, one module each."""

@@ -44,7 +44,7 @@ def advise(
     with Output(as_json, quiet, verbose) as out:
         from neural_mp.api.advise import advise_from_file
 
-        if output is not None and not output.parent.is_dir():  # now, not after a training
+        if output is not None and not output.parent.is_dir():  # fail before the training, not after
             raise ConfigurationError(
                 f"--output {output}: there is no folder {str(output.parent)!r}"
             )

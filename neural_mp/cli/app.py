@@ -71,10 +71,10 @@ app.command(epilog=hardware.EPILOG)(hardware.hardware)
 
 
 def _open_streams() -> None:
-    """Let a standard stream that the caller closed lead nowhere.
+    """Open closed standard streams as `/dev/null`.
 
-    Otherwise the next file that is opened would be in its place, and what a library prints would
-    end up in it: in the history of a run, say.
+    Otherwise the next opened file, e.g. the history of a run, gets the stream's file descriptor and
+    receives the output of libraries.
     """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
         os.set_inheritable(opened, True)
@@ -85,7 +85,7 @@ def _open_streams() -> None:
 
 
 def main() -> None:
-    """Run the command; what it ends with is said by its exit code (see `ExitCode`)."""
+    """Run the command and exit with its exit code (see `ExitCode`)."""
     _open_streams()
     suppress_startup_logs()
     try:

@@ -1,4 +1,4 @@
-"""What an exception that leaves a command says on standard error, and its exit code."""
+"""Error messages and exit codes for exceptions that leave a command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neural_mp.reporting import error_console
 
 
 class ExitCode(IntEnum):
-    """Why a command ended."""
+    """Exit code of a command."""
 
     DONE = 0
     TARGET_MISSED = 1
@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
 
     @property
     def words(self) -> str:
-        """What it means, for help texts."""
+        """Meaning of the exit code, for help texts."""
         return _WORDS[self]
 
 
@@ -44,7 +44,7 @@ _WORDS = {
 
 
 def epilog(*examples: str) -> str:
-    """What stands below the help of a command: examples, and the exit codes.
+    """Return the end of a command's help: examples and exit codes.
 
     Args:
         examples: command lines without `neural-mp`.
@@ -55,16 +55,16 @@ def epilog(*examples: str) -> str:
 
 
 _PACKAGE = Path(neural_mp.__file__).parent
-#: Where packages are installed, whoever looks after them.
+#: Folders of installed packages.
 _INSTALLED = ("site-packages", "dist-packages")
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 
 def reported(error: Exception) -> ExitCode:
-    """Say what went wrong: in one line where it is a mistake, else with a traceback.
+    """Print an error: a user mistake as one line, other exceptions with a traceback.
 
     Returns:
-        The exit code to end with.
+        The exit code of the command.
     """
     if isinstance(error, NeuralMPError) and not is_users_own(error):
         say_error(f"{type(error).__name__}: {error}")
@@ -81,12 +81,12 @@ def reported(error: Exception) -> ExitCode:
 
 
 def say_error(words: str) -> None:
-    """One line on standard error, however long."""
+    """Print a text as one unwrapped line on standard error."""
     error_console().print(words, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _users_place(error: Exception) -> str | None:
-    """Where in the user's own files an exception passed last; None where it passed none."""
+    """Return the last position in the user's files of an exception; None without any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else None
@@ -100,7 +100,7 @@ def _is_users(filename: str) -> bool:
 
 
 def _from_users_code(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames through which we came to the user's code."""
+    """Return a traceback that starts at the first frame in the user's code."""
     begin = trace
     while begin is not None and not _is_users(begin.tb_frame.f_code.co_filename):
         begin = begin.tb_next

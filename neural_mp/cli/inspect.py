@@ -120,10 +120,10 @@ def _compiled(match: str | None) -> re.Pattern[str] | None:
 
 
 def _chosen(ops: Sequence[Op], types: Iterable[str], pattern: re.Pattern[str] | None) -> list[Op]:
-    """The ops of some types whose names fit a pattern, in their order.
+    """Return the ops of the given types whose names match, in their order.
 
     Raises:
-        UnknownOperatorError: there are none.
+        UnknownOperatorError: no op matches.
     """
     known = sorted({op.type for op in ops})
     wanted = {_type_named(word, known) for word in types}
@@ -134,7 +134,7 @@ def _chosen(ops: Sequence[Op], types: Iterable[str], pattern: re.Pattern[str] | 
 
 
 def _type_named(word: str, known: Collection[str]) -> str:
-    """An op type, however its letters are written."""
+    """Return the op type that matches a word, ignoring case."""
     for op_type in known:
         if op_type.lower() == word.lower():
             return op_type

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from neural_mp.profiling import KernelKey, KernelLog
 
 EPILOG = epilog("kernels fp32.log bf16.log --by isa", "kernels -o fp32.log -- python train.py")
-#: Where the program that stands behind `--` is kept.
+#: Key in the context for the program after `--`.
 _PROGRAM = "neural_mp.program"
 _STANDARD_INPUT = "-"
 
 
 class WithProgram(TyperCommand):
-    """A command that can have a program of the user's and its arguments behind `--`."""
+    """Command that accepts a program and its arguments after `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the program away before options are looked for."""
+        """Remove the program from the arguments before options are parsed."""
         if "--" in args:
             place = args.index("--")
             ctx.meta[_PROGRAM] = args[place + 1 :]
@@ -42,7 +42,7 @@ class WithProgram(TyperCommand):
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words of the line that shows how it is used."""
+        """Return the parts of the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- PROGRAM [ARGUMENT]...]"]
 
 
@@ -108,7 +108,7 @@ def _read(name: str) -> KernelLog:
 def _show_program(
     out: Output, program: Sequence[str], keys: Sequence[KernelKey], output: Path | None
 ) -> None:
-    """Run a program; its exit code is that of the command, unless nothing could be shown."""
+    """Run a program and exit with its exit code; raise if no kernel ran."""
     from neural_mp.profiling.kernel_log import run_with_kernel_log
 
     if not program:
@@ -178,7 +178,7 @@ def _summary(log: KernelLog) -> dict[str, Any]:
 
 @contextmanager
 def _kept(output: Path | None) -> Iterator[Callable[[str], None]]:
-    """What takes the lines of a log into a file, or nowhere."""
+    """Yield a function that writes log lines to a file, or discards them without a file."""
     if output is None:
         yield lambda line: None
         return
@@ -191,7 +191,7 @@ def _kept(output: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 def _through(text: bytes) -> None:
-    """Print what a program printed, as it comes."""
+    """Print the output of a program as it arrives."""
     try:
         sys.stdout.buffer.write(text)
         sys.stdout.flush()

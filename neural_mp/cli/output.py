@@ -1,4 +1,4 @@
-"""What every command does alike: print, log, show that it works, and end when it is interrupted."""
+"""Output of commands: printing, logging, progress and interruption."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from neural_mp.api.optimized_model import OptimizedModel
     from neural_mp.core.trial import Trial
 
-#: How often `--verbose` was given → what is logged; more often is as the last.
+#: Number of `--verbose` flags → log level; higher numbers use the last level.
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class Output:
-    """Standard output and standard error of one command; entered while the command works.
+    """Standard output and standard error of a command; a context manager for its duration.
 
     Args:
-        as_json: whether standard output is one JSON document and nothing else.
-        quiet: whether standard error has nothing but errors.
-        verbose: how often more was asked for on standard error.
+        as_json: whether standard output is a single JSON document.
+        quiet: whether standard error contains only errors.
+        verbose: number of `--verbose` flags.
 
     Attributes:
-        kept: what is said of an interruption: what is kept, and how to go on.
+        kept: message after an interruption: results kept, and how to resume.
         interrupted: whether the user pressed Ctrl-C.
     """
 
@@ -56,7 +56,7 @@ class Output:
     def __enter__(self) -> Output:
         self._document = sys.stdout
         if self.as_json:
-            # What the user's own code prints must not end up in the document.
+            # The document must not contain output of the user's code.
             self._stack.enter_context(redirect_stdout(sys.stderr))
         self._stack.enter_context(self._logging())
         self._stack.enter_context(self._noting_ctrl_c())
@@ -76,22 +76,22 @@ class Output:
             traceback.print_exception(kind, error, trace)
 
     def one_form(self, as_csv: bool) -> None:
-        """Check that not both JSON and CSV were asked for.
+        """Check that JSON and CSV are not combined.
 
         Raises:
-            ConfigurationError: they were.
+            ConfigurationError: both were requested.
         """
         if self.as_json and as_csv:
             raise ConfigurationError("--json and --csv are two forms of one output; give one")
 
     def show(self, shown: RenderableType) -> None:
-        """Print a table or a text on standard output, unless that is for a JSON document."""
+        """Print a table or a text on standard output, unless a JSON document goes there."""
         if not self.as_json:
             with self._written():
                 output_console().print(shown)
 
     def line(self, words: str) -> None:
-        """Print a text that is never broken into lines, as `show` does."""
+        """Print an unwrapped text; otherwise as `show`."""
         if not self.as_json:
             with self._written():
                 output_console().print(words, markup=False, highlight=False, soft_wrap=True)
@@ -104,15 +104,15 @@ class Output:
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """Say that standard output cannot be written; end where nobody reads it any more.
+        """Report failures to write standard output; exit if its reader has closed.
 
         Raises:
-            NeuralMPError: it cannot be written, such as on a disk that is full.
+            NeuralMPError: standard output cannot be written, e.g. on a full disk.
         """
         try:
             yield
         except OSError as error:
-            # What is left of it must not be tried again when Python ends.
+            # Python must not retry the rest of the buffer at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._document.fileno())
             if isinstance(error, BrokenPipeError):
                 raise SystemExit(128 + signal.SIGPIPE) from None
@@ -127,10 +127,10 @@ class Output:
 
     @contextmanager
     def working(self, words: str) -> Iterator[None]:
-        """Show on a terminal that something goes on, and for how long it has done so.
+        """Show a spinner with the elapsed time on a terminal.
 
         Args:
-            words: what goes on.
+            words: name of the step.
         """
         console = error_console()
         if self.quiet or not console.is_terminal:
@@ -142,10 +142,10 @@ class Output:
             yield
 
     def load(self, model: str, framework: str | None, input_shape: list[str] | None) -> AnyModel:
-        """The model that an argument names.
+        """Load the model given by an argument.
 
         Raises:
-            NeuralMPError: it cannot be read.
+            NeuralMPError: the model cannot be loaded.
         """
         from neural_mp.api.input_data import random_inputs
 
@@ -170,7 +170,7 @@ class Output:
 
     @contextmanager
     def _noting_ctrl_c(self) -> Iterator[None]:
-        """Remember an interruption that somebody else catches: a search ends with its best."""
+        """Record Ctrl-C, because a search catches the exception and returns its best result."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self.interrupted = True
@@ -190,10 +190,10 @@ class Output:
 
 
 class _ToConsole(logging.Handler):
-    """Log lines on standard error as it is when they come, above a bar if there is one."""
+    """Log handler for standard error, above the progress bar if any."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a line, and a traceback if there is one."""
+        """Print a log line, with its traceback if any."""
         style = "yellow" if record.levelno >= logging.WARNING else "dim"
         text = f"{record.levelname.lower()}: {self.format(record)}"
         error_console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
@@ -206,7 +206,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
-    if callable(getattr(value, "item", None)):  # a number of numpy's
+    if callable(getattr(value, "item", None)):  # a numpy scalar
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -214,10 +214,10 @@ def _plain(value: Any) -> Any:
 
 
 def emit_result(result: OptimizedModel, output: Output, folder: Path | None) -> None:
-    """Show a result, and save it where a folder is given.
+    """Print a result, and save it if a folder is set.
 
     Raises:
-        NeuralMPError: it cannot be saved there.
+        NeuralMPError: the result cannot be saved.
     """
     from neural_mp.reporting import result_tables
 
@@ -231,7 +231,7 @@ def emit_result(result: OptimizedModel, output: Output, folder: Path | None) -> 
 
 def _save(result: OptimizedModel, folder: Path) -> None:
     logger = logging.getLogger("neural_mp.api.optimized_model")
-    logger.disabled = True  # where the numbers are right is said by the command itself
+    logger.disabled = True  # the command prints the exact targets
     try:
         result.save(folder)
     finally:

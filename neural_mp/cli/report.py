@@ -53,10 +53,10 @@ def report(
 
 
 def _read(workspace: Path, storage: str | None, number: int | None, model: str | None) -> RunRecord:
-    """The record of a run.
+    """Return the record of a run.
 
     Raises:
-        HistoryError: there is none.
+        HistoryError: no such run is stored.
     """
     from neural_mp.api.saved_model import RECORD_FILE
     from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url

@@ -53,7 +53,7 @@ def tune(
         from neural_mp.tuning.listener import Listener
 
         if output is not None:
-            check_destination(output)  # now, not after hours of tuning
+            check_destination(output)  # fail before the search, not after
         converter = MixedPrecision(conf, trust=trust or ())
         if model is not None:
             converter.model = model

@@ -1,4 +1,4 @@
-"""Many tuning files, each a job in a process of its own."""
+"""Tuning of many models: one job and one process per tuning file."""
 
 from neural_mp.jobs.driver import JobResults, tune_many
 

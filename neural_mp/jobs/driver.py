@@ -1,4 +1,4 @@
-"""Runs jobs side by side, each in a process of its own, and never one that is finished."""
+"""Parallel tuning jobs, one process each; finished jobs are skipped."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ from neural_mp.tuning.job_outcome import (
 )
 from neural_mp.util.validators import file_path, validate_option
 
-#: Keys of `tuning` that say where and how a job runs, not what comes out.
+#: Keys of `tuning` that do not affect the result.
 _NO_MATTER = ("workspace", "storage", "workers", "cache")
 _BLOCK = 1 << 20
-#: Longer words name no file.
+#: Longer strings are not file names.
 _LONGEST = 500
 
 
 def job_digest(file: Path) -> str:
-    """A digest of the settings in a tuning file and of the files that they name.
+    """Return a digest of the settings in a tuning file and of the files that they name.
 
-    Comments, order and layout do not matter; nor does where runs are kept. A file counts by what it
-    holds, a folder by names, sizes and times of its files, `module:attribute` by the module's file.
+    Comments, order, layout and storage location are ignored. A file contributes its content; a
+    folder the names, sizes and times of its files; `module:attribute` the module's file.
 
     Args:
-        file: the tuning file; one that cannot be read as YAML counts by its text.
+        file: the tuning file; if it is not valid YAML, its text is hashed.
 
     Raises:
-        ConfigurationError: there is no such file.
+        ConfigurationError: the file is missing.
     """
     try:
         text = read_bounded(file, MAX_FILE_BYTES).decode("utf-8-sig", errors="replace")
@@ -66,7 +66,7 @@ def job_digest(file: Path) -> str:
     try:
         settings: Any = read_text(text, str(file)).data
     except ConfigurationError:
-        settings = text  # the job itself will say what is wrong with it
+        settings = text  # the job reports the error
     if isinstance(settings, dict) and isinstance(settings.get("tuning"), dict):
         tuning = {k: v for k, v in settings["tuning"].items() if k not in _NO_MATTER}
         settings = {**settings, "tuning": tuning}
@@ -88,7 +88,7 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def _named(word: str, beside: Path) -> str | None:
-    """The digest of the file, folder or module that a word names; None where it names none."""
+    """Return the digest of the file, folder or module that a string names; else None."""
     try:
         path = Path(word)
         if path.is_file():
@@ -97,14 +97,14 @@ def _named(word: str, beside: Path) -> str | None:
         if word and path.is_dir():
             return _of_folder(path)
         source = _source(word, beside)
-    except OSError:  # such as a name that is too long
+    except OSError:  # e.g. a name that is too long
         return None
     return _named(str(source), beside) if source else None
 
 
 @cache
 def _of_file(path: Path, size: int, changed: int) -> str:
-    """What a file holds; size and time of its change are there for the cache."""
+    """Return the digest of a file; size and modification time are cache keys only."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
@@ -123,7 +123,7 @@ def _of_folder(folder: Path) -> str:
 
 
 def _source(word: str, beside: Path) -> Path | None:
-    """The file of the module in `module:attribute`; nothing is imported."""
+    """Return the file of the module in `module:attribute` without importing the module."""
     module, colon, attribute = word.partition(":")
     parts = module.split(".")
     if not colon or not all(part.isidentifier() for part in (*parts, *attribute.split("."))):
@@ -139,17 +139,17 @@ def _source(word: str, beside: Path) -> Path | None:
 logger = logging.getLogger(__name__)
 
 DEFAULT_OUTPUT = "neural_mp_jobs"
-#: Characters of a job's digest in the name of its folder.
+#: Number of digest characters in the name of a job's folder.
 _LETTERS = 12
 
 
 @dataclass(frozen=True)
 class JobResults:
-    """What came of many jobs.
+    """Results of many jobs.
 
     Attributes:
-        outcomes: of every job, in the order in which they were given.
-        page: the HTML page that shows them.
+        outcomes: outcome of each job, in the order of the files.
+        page: HTML page of all jobs.
     """
 
     outcomes: tuple[JobOutcome, ...]
@@ -157,12 +157,12 @@ class JobResults:
 
     @property
     def failed(self) -> tuple[JobOutcome, ...]:
-        """Those that ended without a result."""
+        """Jobs that ended without a result."""
         return tuple(job for job in self.outcomes if not job.status.finished)
 
     @property
     def missed(self) -> tuple[JobOutcome, ...]:
-        """Those whose target no plan met."""
+        """Jobs whose target was not met by any plan."""
         return tuple(job for job in self.outcomes if job.status is JobStatus.MISSED)
 
 
@@ -174,27 +174,26 @@ def tune_many(
     listener: JobsListener | None = None,
     trust: Iterable[str] = (),
 ) -> JobResults:
-    """Tune many models, each as a YAML file says, in a process of its own.
+    """Tune the model of each tuning file in its own process.
 
-    A job that was finished before is not done again, whatever its file is called now; one whose
-    settings, model or data changed is another job. A job that was killed goes on where it was. A
-    job that fails stops no other.
+    A finished job is skipped, even if its file was renamed; changed settings, model or data make a
+    new job. A killed job is resumed. A failed job does not stop the others.
 
     Args:
-        files: tuning files; patterns such as `jobs/*.yaml` and folders of them, too.
-        workers: how many run side by side; each may use its share of the cores. Or what
-            `MixedPrecision.workers` takes, to do jobs on the nodes of a Ray cluster, all of which
-            see the same files under the same paths.
-        output: the folder for results, logs and the page; each job has a folder in it.
-        listener: receives what happens.
+        files: tuning files, patterns like `jobs/*.yaml`, or folders of tuning files.
+        workers: number of parallel jobs, which share the cores equally; or a value of
+            `MixedPrecision.workers` to run jobs on the nodes of a Ray cluster with a shared file
+            system.
+        output: folder for results, logs and the page, with one subfolder per job.
+        listener: receives the events.
         trust: see `MixedPrecision`.
 
     Returns:
-        What came of every job.
+        The outcome of each job.
 
     Raises:
-        ConfigurationError: no file was given, one does not exist, or `workers` is no such thing.
-        NeuralMPError: the folder cannot be written, or no machine is left.
+        ConfigurationError: no file is given, a file is missing, or `workers` is invalid.
+        NeuralMPError: the folder is not writable, or no worker is left.
     """
     setting, trusted = read_workers(workers), trust_of(trust)
     folder, told = validate_option("output", file_path, output), listener or JobsListener()
@@ -224,8 +223,8 @@ def _work(
         cores = detect().cores
         open_jobs = len({job.name for job in jobs if not job.known})
         wanted = workers.count or max(1, cores // (workers.threads or 1))
-        count = max(1, min(wanted, open_jobs))  # more would have nothing to do
-        # One process has all cores anyway.
+        count = max(1, min(wanted, open_jobs))  # more workers would be idle
+        # a single process uses all cores
         share = max(1, cores // count) if count > 1 else None
         places = [JobRunner(workers.threads or share, trust) for _ in range(count)]
         WorkerPool(jobs, folder, listener, places).work()
@@ -257,12 +256,12 @@ def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
 
 
 def _matching(pattern: Path) -> list[Path]:
-    """The files that a pattern stands for, where the shell has not seen to it."""
+    """Return the files that match a pattern, if the shell has not expanded it."""
     return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
 def _job(file: Path, output: Path, earlier: Mapping[str, str]) -> JobOutcome:
-    """A job as it was left, or one that was never begun; its folder is found by its digest."""
+    """Return the stored or a new job; the digest identifies its folder."""
     digest = job_digest(file)
     short = digest[:_LETTERS]
     name = earlier.get(short, f"{file.stem}-{short}")
@@ -283,7 +282,7 @@ def _now(job: JobOutcome, output: Path) -> JobOutcome:
 
 
 def _pages(outcomes: Iterable[JobOutcome], output: Path) -> dict[str, str]:
-    """Job → its page or, where there is none, its log; as a link within the output folder."""
+    """Map each job to its page, else its log, as a link within the output folder."""
     found = {}
     for job in outcomes:
         for link in (f"{RESULT}/{PAGE_FILE}", LOG_FILE):

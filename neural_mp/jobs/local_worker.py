@@ -1,4 +1,4 @@
-"""Has a process do one job after the other."""
+"""Execution of jobs in processes on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neural_mp.util.processes import python_command
 
 try:
     import fcntl
-except ImportError:  # Windows, where two commands must not share a folder
+except ImportError:  # Windows: commands must not share a folder
     fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = "lock"
@@ -27,11 +27,11 @@ LOCK_FILE = "lock"
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[int | None]:
-    """A lock on the folder of a job.
+    """Lock the folder of a job.
 
     Yields:
-        The file descriptor that holds it, for processes that shall hold it, too; None where another
-        process has the lock.
+        The file descriptor of the lock, to be inherited by child processes; None if another process
+        owns the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("a") as file:
@@ -44,15 +44,15 @@ def claimed(folder: Path) -> Iterator[int | None]:
         yield file.fileno()
 
 
-#: What limits threads, also in TensorFlow; ONNX Runtime's adaptor obeys the first.
+#: Variables that limit threads; ONNX Runtime's adaptor reads the first.
 _THREADS = (*THREAD_VARIABLES, "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
 class JobRunner:
-    """Does jobs on this machine, each in a process of its own.
+    """Runner of jobs on this machine, one process per job.
 
     Args:
-        threads: threads that a job may use; None for no limit.
+        threads: threads per job; None for no limit.
         trust: see `MixedPrecision`.
     """
 
@@ -65,16 +65,16 @@ class JobRunner:
     def run(
         self, job: JobOutcome, folder: Path, before: JobOutcome | None, tell: Callable[[str], None]
     ) -> JobOutcome | None:
-        """Do a job, or take over what another process has just made of it.
+        """Run a job, or return the outcome if another process has just finished the job.
 
         Args:
             job: the job.
-            folder: the job's own.
-            before: what was known of it when this command began.
-            tell: takes words on how far it is.
+            folder: folder of the job.
+            before: stored outcome when this command started.
+            tell: receives progress messages.
 
         Returns:
-            What came of it; None where another process does it now.
+            The outcome; None if another process is running the job.
         """
         with claimed(folder) as lock:
             if lock is None:
@@ -127,7 +127,7 @@ class JobRunner:
         return found
 
     def stop(self) -> None:
-        """End the job that goes on: with its workers, when nobody is there to talk to any more."""
+        """End the running job and its workers by closing its standard input."""
         self._stopped.set()
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
@@ -139,7 +139,7 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
         try:
             yield str(json.loads(line))
         except ValueError:
-            continue  # the last line of a process that was killed in its middle
+            continue  # incomplete last line of a killed process
 
 
 def _size(file: Path) -> int:
@@ -147,12 +147,12 @@ def _size(file: Path) -> int:
 
 
 def _why(code: int, log: Path, before: int) -> str:
-    """Why a process ended without a result, with what it said last unless a signal ended it.
+    """Return why a process ended without a result: its signal, or exit code and last log line.
 
     Args:
-        code: the exit code.
-        log: what it said, behind what others had said.
-        before: how many bytes those are.
+        code: exit code.
+        log: log file, with earlier contents.
+        before: size of the earlier contents in bytes.
     """
     if code < 0:
         known = {int(number): number.name for number in signal.Signals}

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster that do jobs."""
+"""Execution of jobs on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from neural_mp.tuning.job_outcome import JobOutcome
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at how far a job is.
+#: Seconds between two polls of the progress.
 _LOOK = 0.5
-#: Calls that the runner of a node takes at the same time: a job, and a question how far it is.
+#: Concurrent calls of a node's runner: a job, and progress queries.
 _CALLS = 2
 
 
 class _NodesRunner:
-    """On a node: does jobs, and collects what there is to tell of them.
+    """Ray actor on a node that runs jobs and collects their progress messages.
 
     Args:
-        folder: the folder that the command was started in, which names of files begin in.
-        threads: threads that a job may use.
+        folder: working directory of the command, for relative paths.
+        threads: threads per job.
         trust: see `MixedPrecision`.
     """
 
@@ -49,7 +49,7 @@ class _NodesRunner:
 
 
 class _RayPlace:
-    """One slot of a node; see `Place`."""
+    """Slot of a node; see `JobWorker`."""
 
     def __init__(self, node: str, name: str, threads: int, trust: tuple[str, ...]) -> None:
         made = remote(_NodesRunner, node, threads, max_concurrency=_CALLS, max_restarts=0)
@@ -80,14 +80,14 @@ class _RayPlace:
             tell(words)
 
     def stop(self) -> None:
-        """The process of a job ends with the runner that started it."""
+        """Kill the runner; the process of its job ends with it."""
         import ray
 
         ray.kill(self._runner)
 
 
 def _traits() -> NumericalTraits:
-    """Those of the machine that calls this, for models of every framework that it has."""
+    """Return the numerical traits of the calling machine for all installed frameworks."""
     by_framework = installed_products(hardware.detect())
     products = {f"{name} {kind}": by[kind] for name, by in by_framework.items() for kind in by}
     return NumericalTraits.of(products, [entry.package for entry in FRAMEWORKS.values()])
@@ -97,17 +97,17 @@ def _traits() -> NumericalTraits:
 def ray_places(
     workers: Workers, trust: tuple[str, ...], warn: Callable[[str], None]
 ) -> Iterator[Sequence[_RayPlace]]:
-    """The slots of a cluster's nodes that are like this machine, as long as it is joined.
+    """Yield the slots of cluster nodes equivalent to this machine, while connected.
 
     Args:
         workers: the user's setting.
         trust: see `MixedPrecision`.
-        warn: takes what the user should know.
+        warn: receives warnings.
 
     Raises:
         MissingFrameworkError: Ray is not installed.
-        ConfigurationError: the cluster cannot be joined.
-        TuningError: no node can do jobs.
+        ConfigurationError: the connection to the cluster fails.
+        TuningError: no node can run jobs.
     """
     executor_named(workers.engine).check(workers)
     nodes = ClusterNodes(workers, _traits, warn)

@@ -1,8 +1,8 @@
-"""The process of one job: `… FILE FOLDER [--resume] [--trust=MODULE]`.
+"""Process of one job: `… FILE FOLDER [--resume] [--trust=MODULE]`.
 
-What it tells of itself goes to standard output, a JSON document a line; what frameworks and the
-user's own code print goes where standard error goes. It ends, with all its children, when its
-standard input does: with the process that started it.
+Standard output carries progress messages, one JSON document per line; output of frameworks and of
+the user's code goes to standard error. When standard input closes because the parent process has
+ended, the process and all its children end.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _TRUST = "--trust="
 
 
 class _ProgressReporter(Listener):
-    """Tells the process that started this one how far the job is."""
+    """Listener that sends the progress to the parent process."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._trials = tell, 0
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """What goes on."""
+        """Report the start of a phase."""
         self._tell(name)
 
     def trial(self, trial: Trial, speedup: float | None) -> None:
-        """One more was tried."""
+        """Report a finished trial."""
         from neural_mp.reporting import formatting
 
         self._trials += 1
@@ -53,7 +53,7 @@ class _ProgressReporter(Listener):
 
 
 def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
-    """Do a job, and keep what came of it in its folder.
+    """Run a job and write its outcome to its folder.
 
     Returns:
         The exit code.
@@ -71,7 +71,7 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
         result = _tuned(file, place, resume, trust, _ProgressReporter(tell))
         outcome = outcome.ended(result.report, result.met)
     except Exception as error:
-        # Whatever ends a job: it is told with its reason, and the other jobs go on.
+        # Any exception is stored as the outcome, so that the other jobs continue.
         logger.debug("the job failed", exc_info=True)
         code = reported(error)
         said = " ".join(message_of(error).split())
@@ -99,14 +99,14 @@ def _tuned(
     except HistoryError as error:
         if not resume or isinstance(error, RunInUseError):
             raise
-        converter.resume = False  # it was killed before it had a run
+        converter.resume = False  # killed before its run was created
         result = converter()
     result.save(place / RESULT)
     return result
 
 
 def _own_output() -> Callable[[str], None]:
-    """Let standard output lead where standard error leads; what tells on the former."""
+    """Redirect standard output to standard error; return a writer to the original."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -126,7 +126,7 @@ def _end_with_parent() -> None:
         while os.read(watched, 1024):
             pass
         if hasattr(os, "killpg"):
-            # The process leads a group of its own, in which are the workers that it started.
+            # The process leads a process group that includes its workers.
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
@@ -142,7 +142,7 @@ if __name__ == "__main__":
     from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
 
     suppress_startup_logs()
-    # At once, whatever threads and handlers of frameworks would still have to say.
+    # Exit without waiting for threads and exit handlers of frameworks.
     code = main(*_arguments(sys.argv[1:]))
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Places that each do one job at a time, until none is left."""
+"""Pool of workers that run the jobs of a queue, one at a time each."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from neural_mp.tuning.executors.queued import PendingTask, TaskQueue
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
 from neural_mp.util.text import counted
 
-#: Seconds between two looks at a job that another process does.
+#: Seconds between two checks of a job that another process runs.
 _LOOK = 0.2
 
 
 class WorkerLostError(Exception):
-    """The machine is gone; caught by the team, never seen by users."""
+    """Loss of a worker's machine; caught by the pool."""
 
 
 class JobWorker(Protocol):
-    """Something that does one job at a time; see `JobRunner`."""
+    """Worker that runs one job at a time; see `JobRunner`."""
 
     def run(
         self, job: JobOutcome, folder: Path, before: JobOutcome | None, tell: Callable[[str], None]
     ) -> JobOutcome | None:
-        """What came of a job; None where somebody else does it now.
+        """Run a job and return its outcome; None if another process is running the job.
 
         Raises:
-            PlaceLostError: the machine is gone, and does no more jobs.
+            WorkerLostError: the machine is lost.
         """
 
     def stop(self) -> None:
-        """End the job that goes on."""
+        """End the running job."""
 
 
 _JobTicket = PendingTask[JobOutcome, JobOutcome]
@@ -46,13 +46,13 @@ _JobHandle = Future[JobOutcome | None]
 
 
 class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
-    """Hands one job after the other to each of its places, which it waits for in threads.
+    """Pool that assigns jobs to free workers, with one thread per worker.
 
     Args:
-        jobs: all of them.
-        output: the folder that their folders are in.
-        listener: receives what happens, in this thread.
-        places: where jobs are done; the team stops them.
+        jobs: all jobs.
+        output: parent of the job folders.
+        listener: receives the events in the calling thread.
+        places: the workers, stopped by the pool.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         self._queue.extend(PendingTask(job) for job in unique.values())
         self._before = {name: read_outcome(output / name) for name in unique}
         self._places = list(places[: len(unique)])
-        # What a job tells, and then the job itself once it is done.
+        # Progress messages (job, text), and handles of finished jobs.
         self._events: queue.Queue[tuple[str, str] | _JobHandle] = queue.Queue()
         self._threads = ThreadPoolExecutor(max(1, len(self._places)))
 
     def work(self) -> None:
-        """Do all jobs that are left, and tell the listener.
+        """Run all remaining jobs and report to the listener.
 
         Raises:
-            TuningError: all places were lost.
+            TuningError: all workers were lost.
         """
         listener, places = self._listener, list(self._places)
         listener.began(len({job.name for job in self._jobs}))
@@ -101,11 +101,11 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
             )
 
     def places(self) -> Iterable[JobWorker]:
-        """Those that were not lost."""
+        """Return the workers that were not lost."""
         return self._places
 
     def begin(self, place: JobWorker, ticket: _JobTicket) -> _JobHandle:
-        """Have a thread wait for a job."""
+        """Start a job in a thread."""
         handle = self._threads.submit(self._outcome_at, place, ticket.task)
         handle.add_done_callback(self._events.put)
         return handle
@@ -118,13 +118,13 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         return found
 
     def wait(self, handles: Collection[_JobHandle], seconds: float | None) -> Iterable[_JobHandle]:
-        """Wait for a job that is done; what others tell meanwhile is passed on."""
+        """Wait for a finished job; meanwhile forward progress messages."""
         while isinstance(event := self._events.get(timeout=seconds), tuple):
             self._listener.told(*event)
         return [event]
 
     def answer(self, place: JobWorker, handle: _JobHandle, ticket: _JobTicket) -> JobOutcome | None:
-        """What came of a job, which another place takes up if this one was lost."""
+        """Return the outcome of a job; None to rerun the job after the loss of its worker."""
         try:
             return handle.result()
         except WorkerLostError as error:
@@ -139,5 +139,5 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         return failed
 
     def _run_again(self, ticket: _JobTicket) -> None:
-        # Others first: somebody else may do this one for hours.
+        # At the end of the queue, since another process may run the job for hours.
         self._queue.append(ticket)

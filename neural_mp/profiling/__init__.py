@@ -1,4 +1,4 @@
-"""How long things take: whole models, interleaved, single ops, and kernels."""
+"""Measurement of models, ops and kernels."""
 
 from neural_mp.profiling.kernel_log import kernel_log, read_kernel_log
 from neural_mp.profiling.kernel_log_diff import (

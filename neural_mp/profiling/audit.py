@@ -1,4 +1,4 @@
-"""Whether a model runs as its plan says: what every op was to run in, beside what ran."""
+"""Audit of a model: planned and executed precision of each op."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from neural_mp.util.string_enum import StringEnum
 
 
 class Verdict(StringEnum):
-    """What an audit says of one op.
+    """Audit result of one op.
 
-    The first three are well; the next three differ in no number that the model computes. The last
+    The first three agree with the plan; the next three differ without numerical effect; the last
     three contradict the plan.
     """
 
     AS_PLANNED = "as planned"
-    #: 16 bits on a machine, or in a runtime, without such kernels: FP32, on rounded numbers.
+    #: 16-bit precision without native kernels: FP32 on rounded values.
     EMULATED = "emulated"
-    #: Nothing ran by itself: the kernel of another op ran it along, or the runtime needed none.
+    #: No kernel of its own: fused into another kernel, or not needed by the runtime.
     ALONG = "within another kernel"
-    #: It was to run along in an INT8 kernel that hands on real numbers, and ran behind it.
+    #: Planned as fused into an INT8 kernel with float output, but executed after it.
     BEHIND = "ran behind its kernel"
-    #: It only moves values, was planned above INT8, and moved them as integers.
+    #: Quantize-agnostic, planned above INT8, but moved INT8 data.
     PASSED_ON = "passed int8 on"
-    #: The model did not come to it on these inputs, as to a branch that is not taken.
+    #: Not executed on these inputs, e.g. in a branch not taken.
     NOT_REACHED = "not reached"
     LOWER = "ran lower than planned"
     HIGHER = "ran higher than planned"
-    #: An op that has an INT8 kernel of its own by the plan, and of which nothing ran.
+    #: Planned with its own INT8 kernel, but no kernel ran.
     UNSEEN = "nothing of it ran"
 
 
-#: Verdicts by which a plan is not true.
+#: Verdicts that contradict the plan.
 BROKEN = (Verdict.HIGHER, Verdict.UNSEEN, Verdict.LOWER)
-#: Verdicts that say that something ran otherwise, the worst first.
+#: Verdicts that differ from the plan, worst first.
 _FOUND = (*BROKEN, Verdict.BEHIND, Verdict.PASSED_ON, Verdict.NOT_REACHED)
 
 
 @dataclass(frozen=True)
 class AuditedOp:
-    """One op of an audited model.
+    """Audited op of a model.
 
     Attributes:
-        name: its name.
-        planned: what the plan comes down to for it.
-        ran: what ran for it; None where nothing ran by itself.
-        verdict: how the two compare.
+        name: name of the op.
+        planned: effective configuration by the plan.
+        ran: executed kernels; None if the op ran no kernel of its own.
+        verdict: comparison of both.
     """
 
     name: str
@@ -64,16 +64,16 @@ class AuditedOp:
 
     @property
     def ran_in(self) -> Precision | None:
-        """What it ran in; None where nothing ran, or nothing that has a precision."""
+        """Executed precision; None if no kernel ran or the kernels have no precision."""
         return self.ran.effective_precision if self.ran is not None else None
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """What the runtime calls the kernels that ran for it, each once."""
+        """Names of the executed kernels in the runtime, without repetition."""
         return tuple(dict.fromkeys(self.ran.kernels)) if self.ran is not None else ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain words."""
+        """Return a JSON-serializable dict."""
         return {
             "name": self.name,
             "type": self.planned.type,
@@ -87,12 +87,12 @@ class AuditedOp:
 
 @dataclass(frozen=True)
 class Audit:
-    """What a model ran in, beside what its plan says.
+    """Comparison of the executed precisions with the plan.
 
     Attributes:
-        ops: every op that the plan says something of, in the graph's order.
-        complete: whether that is every op of the model; of folders that earlier versions saved,
-            only the ops that the plan names are known.
+        ops: all planned ops, in the graph's order.
+        complete: whether these are all ops of the model; folders saved by earlier versions list
+            only the ops named in the plan.
     """
 
     ops: tuple[AuditedOp, ...]
@@ -100,25 +100,25 @@ class Audit:
 
     @property
     def holds(self) -> bool:
-        """Whether no finding contradicts the plan: nothing computed above or below its precision.
+        """Whether no op computed above or below its planned precision.
 
-        16 bits may be emulated; and what only moves values may move them stored.
+        16-bit precisions may be emulated, and quantize-agnostic ops may move quantized tensors.
         """
         return not any(op.verdict in BROKEN for op in self.ops)
 
     @property
     def findings(self) -> tuple[AuditedOp, ...]:
-        """The ops that ran otherwise than planned: those that break the promise first."""
+        """Ops that differ from the plan, contradictions first."""
         found = [op for op in self.ops if op.verdict in _FOUND]
         return tuple(sorted(found, key=lambda op: _FOUND.index(op.verdict)))
 
     @property
     def lowered(self) -> int:
-        """How many ops the plan has in INT8, BF16 or FP16."""
+        """Number of ops planned in INT8, BF16 or FP16."""
         return sum(op.planned.precision is not Precision.FP32 for op in self.ops)
 
     def counts(self) -> dict[Verdict, int]:
-        """Verdict → how many ops it is of: those that the plan lowers, and those that differ."""
+        """Return verdict → number of ops, for ops below FP32 and ops that differ from the plan."""
         found = [
             op.verdict
             for op in self.ops
@@ -128,15 +128,15 @@ class Audit:
 
 
 def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool = True) -> Audit:
-    """A model, run once on the inputs it was captured with, beside what was planned.
+    """Run a model once on its example inputs and compare with the plan.
 
     Args:
-        model: the model as it was converted.
-        planned: op → what the plan comes down to for it.
+        model: the converted model.
+        planned: op → effective configuration by the plan.
         complete: as in `Audit`.
 
     Raises:
-        ConversionError: the framework does not say which kernels ran.
+        ConversionError: the framework does not report the executed kernels.
     """
     adaptor = model.adaptor
     offered = needed(adaptor.kernel_trace, adaptor.framework, "account of the kernels that ran")
@@ -151,12 +151,12 @@ def judged(
     is_native: Callable[[Precision], bool],
     complete: bool = True,
 ) -> Audit:
-    """An audit, from what was planned and what ran.
+    """Return the audit of planned and executed kernels.
 
     Args:
-        planned: op → what the plan comes down to for it.
-        ran: op → what ran for it in a run.
-        is_native: whether this machine computes in a 16-bit precision by itself.
+        planned: op → effective configuration by the plan.
+        ran: op → kernels executed in a run.
+        is_native: whether this machine computes in a 16-bit precision natively.
         complete: as in `Audit`.
     """
     return Audit(
@@ -183,19 +183,19 @@ def _verdict(
         return Verdict.PASSED_ON
     if op.precision is Precision.FP32:
         above = ran.precision in (Precision.FP32, None, op.source)
-        # A model's own integer ops, which no plan touches, are run by kernels of their own name.
+        # Integer ops of the original model, outside any plan, have kernels named like their type.
         own = set(ran.kernels) == {op.type}
         return Verdict.AS_PLANNED if above or own else Verdict.LOWER
     return _of_16_bits(op.precision, ran, is_native)
 
 
 def _in_int8(op: EffectiveOp, ran: OpTrace) -> bool:
-    """Whether an op ran in INT8 in the way that it was to."""
+    """Whether an op ran in INT8 as planned."""
     if op.approach is Approach.WEIGHT_ONLY:
         return ran.reads_int8
     if op.approach is not None:
         return ran.precision is Precision.INT8
-    # What runs along, or moves stored numbers, multiplies nothing.
+    # Fused and quantize-agnostic ops contain no INT8 products.
     return ran.effective_precision is Precision.INT8
 
 

@@ -1,4 +1,4 @@
-"""Which kernels ran, and how long: read from a log, or caught while PyTorch runs."""
+"""Kernel logs, read from a file or recorded from a running program."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _MARKER = re.compile(b"|".join(_MARKERS))
 
 
 class Sieve:
-    """Splits a stream of bytes that comes in pieces.
+    """Filter that separates log lines from a byte stream.
 
     Args:
-        keep: is given every line of the log, without what stands before it on its line.
+        keep: receives each log line, from its marker on.
     """
 
     def __init__(self, keep: Callable[[str], None]) -> None:
         self._keep, self._rest = keep, b""
 
     def passed(self, part: bytes) -> bytes:
-        """Of one more piece, what is not of the log, as soon as that is sure."""
+        """Return the part of the stream that certainly does not belong to the log."""
         *lines, rest = (self._rest + part).split(b"\n")
         through = []
         for line in lines:
@@ -64,7 +64,7 @@ class Sieve:
         return b"".join((*through, rest[:held]))
 
     def ended(self) -> bytes:
-        """What was still held back, at the end of the stream."""
+        """Return the bytes still held back at the end of the stream."""
         rest, self._rest = self._rest, b""
         if _MARKER.match(rest):
             self._keep(rest.decode("utf-8", "replace"))
@@ -73,7 +73,7 @@ class Sieve:
 
 
 def _held_back(rest: bytes) -> int:
-    """How many of the last bytes may be the begin of a marker."""
+    """Return the number of final bytes that may begin a marker."""
     longest = max(map(len, _MARKERS)) - 1
     for count in range(min(longest, len(rest)), 0, -1):
         if any(marker.startswith(rest[-count:]) for marker in _MARKERS):
@@ -82,21 +82,21 @@ def _held_back(rest: bytes) -> int:
 
 
 _STANDARD_OUTPUT = 1
-#: Seconds after which what a program prints appears at the latest.
+#: Maximum delay of a program's output, in seconds.
 _DELAY = 0.05
 _in_use = threading.Lock()
 
 
 @contextmanager
 def sieved_output(sieve: Sieve) -> Iterator[None]:
-    """Send standard output through a sieve meanwhile; what passes it is printed as it comes.
+    """Filter standard output in this context; other output is printed with little delay.
 
-    It goes through a file, not a pipe: a kernel that writes while it holds Python's lock would
-    wait for ever once a pipe is full, for a reader that needs that lock. What another process,
-    started meanwhile, prints later than the end is lost.
+    A file is used instead of a pipe: a kernel that writes to a full pipe while holding the GIL
+    would deadlock with the reader, which needs the GIL. Output that child processes print after the
+    context is lost.
 
     Raises:
-        KernelLogError: this goes on already, or there is no standard output.
+        KernelLogError: a filter is active already, or standard output is closed.
     """
     if not _in_use.acquire(blocking=False):
         raise KernelLogError("a kernel log is kept already; only one can be kept at a time")
@@ -122,7 +122,7 @@ def sieved_output(sieve: Sieve) -> Iterator[None]:
 @contextmanager
 def _real_output() -> Iterator[int]:
     try:
-        # Where Python found it closed, something else may have its number by now.
+        # If Python found it closed, its descriptor may belong to another file.
         real = os.dup(_STANDARD_OUTPUT if sys.stdout is not None else -1)
     except OSError:
         raise KernelLogError(
@@ -136,13 +136,13 @@ def _real_output() -> Iterator[int]:
 
 
 def _flush() -> None:
-    """Write out what Python and C still hold back."""
+    """Flush the buffers of Python and C."""
     sys.stdout.flush()
     ctypes.CDLL(None).fflush(None)
 
 
 def _follow(file: int, real: int, sieve: Sieve, ended: threading.Event) -> None:
-    """Read a file while it grows, until the end that it has when writing has ended."""
+    """Read a file while it grows, up to its size when `ended` is set."""
     place, last = 0, False
     while True:
         while part := os.pread(file, 1 << 16, place):
@@ -160,20 +160,20 @@ def _write(target: int, text: bytes) -> None:
 
 
 _SILENCE = "PyTorch ran no kernel of oneDNN in the block: all was computed by kernels of its own"
-#: What oneDNN said of itself and of the CPU, which it does once in the life of a process.
+#: Header of the log, which oneDNN prints once per process.
 _header = {"isa": "", "library": ""}
 
 
 def read_kernel_log(path_or_lines: str | Path | Iterable[str]) -> KernelLog:
-    """Read oneDNN's verbose log, of any version, or the profile of ONNX Runtime.
+    """Read oneDNN's verbose log, of any version, or an ONNX Runtime profile.
 
-    Other lines among those of the log are skipped, also what stands before one on its line.
+    Other lines are skipped, as is text before a marker.
 
     Args:
-        path_or_lines: a file, or its lines; an open file is both.
+        path_or_lines: a file name, or lines, e.g. an open file.
 
     Raises:
-        KernelLogError: it cannot be read, or no kernel is in it; the message says why.
+        KernelLogError: the log cannot be read or contains no kernel; the message has the reason.
     """
     if not isinstance(path_or_lines, str | Path):
         return _read(path_or_lines, "the log")
@@ -191,17 +191,17 @@ def read_kernel_log(path_or_lines: str | Path | Iterable[str]) -> KernelLog:
 
 @contextmanager
 def kernel_log() -> Iterator[KernelLog]:
-    """Note which kernels of oneDNN PyTorch runs meanwhile, in this process.
+    """Record the oneDNN kernels that PyTorch runs in this process and context.
 
-    What the block prints still comes out. Of TensorFlow, run the program by `neural-mp kernels`:
-    its log can only be switched on from outside.
+    Other output is still printed. For TensorFlow, use `neural-mp kernels`, because its log can be
+    enabled only by an environment variable.
 
     Returns:
-        A log which is empty until the block has ended.
+        A log that is filled when the context ends.
 
     Raises:
         MissingFrameworkError: PyTorch is not installed.
-        KernelLogError: PyTorch has no oneDNN, or a log is kept already.
+        KernelLogError: PyTorch lacks oneDNN, or a log is being recorded already.
     """
     from neural_mp.adaptors.detect import FRAMEWORKS
     from neural_mp.adaptors.registry import require_framework
@@ -217,7 +217,7 @@ def kernel_log() -> Iterator[KernelLog]:
         for name in _header:
             _header[name] = getattr(found, name) or _header[name]
         found = replace(found, isa=_header["isa"], library=_header["library"])
-        # The block has held the log since before there was anything in it.
+        # The caller holds a reference to the log, so update it in place.
         for field in fields(found):
             object.__setattr__(log, field.name, getattr(found, field.name))
 
@@ -242,7 +242,7 @@ def _read(lines: Iterable[str], name: str) -> KernelLog:
 
 
 def _profile(text: str, name: str) -> KernelLog | None:
-    """The log of a profile; None of text that is none."""
+    """Return the log of an ONNX Runtime profile; None if the text is not a profile."""
     try:
         content = load_json(text, MAX_DATA_VALUES)
     except JsonError as error:
@@ -259,7 +259,7 @@ def _profile(text: str, name: str) -> KernelLog | None:
     return read_profile(content)
 
 
-#: The variable by which TensorFlow does without oneDNN.
+#: Variable that disables oneDNN in TensorFlow.
 _SWITCH = "TF_ENABLE_ONEDNN_OPTS"
 
 
@@ -268,19 +268,18 @@ def run_with_kernel_log(
     write: Callable[[bytes], None],
     keep: Callable[[str], None] = lambda line: None,
 ) -> tuple[KernelLog, int]:
-    """Run a program to its end and read which kernels ran in it.
+    """Run a program to its end and read its kernel log.
 
     Args:
         command: the program and its arguments.
-        write: is given what the program prints on standard output, without the log.
-        keep: is given every line of the log.
+        write: receives the program's standard output without the log.
+        keep: receives each log line.
 
     Returns:
-        The log, and the program's exit code as a shell has it: 128 and the number of the signal
-        that ended it.
+        The log, and the exit code as in a shell: 128 + signal number if a signal ended the program.
 
     Raises:
-        KernelLogError: it cannot be started.
+        KernelLogError: the program cannot be started.
     """
     environment = users_environment()
     reader = OneDnnReader(_silence(environment))
@@ -311,16 +310,16 @@ def run_with_kernel_log(
 
 
 def _parts(end: int) -> Iterator[bytes]:
-    """What comes out of a pipe until it is closed."""
+    """Yield the contents of a pipe until it is closed."""
     while part := os.read(end, 1 << 16):
         yield part
 
 
 @contextmanager
 def _interrupted_once() -> Iterator[None]:
-    """The first Ctrl-C interrupts the program alone, and what it prints then is waited for.
+    """Pass the first Ctrl-C to the program alone, and wait for its remaining output.
 
-    It may come at any line here. Caught where it is raised, it would cost a part of the output.
+    A handler is used because `KeyboardInterrupt` could be raised at any line and lose output.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

@@ -1,4 +1,4 @@
-"""Two logs side by side, such as one in FP32 and one in BF16."""
+"""Comparison of two kernel logs, e.g. in FP32 and BF16."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from neural_mp.profiling.kernel_records import KernelCall, KernelKey, KernelLog, KernelRow
 
-#: oneDNN writes a product of matrices that was not asked for as a primitive under another name.
+#: Primitive name that oneDNN logs for GEMM calls outside its primitive API.
 _SAME_WORK = {"gemm_api": "matmul"}
-#: The sizes of a dense layer, which other frameworks and precisions compute as such a product.
+#: Sizes of a dense layer, which other frameworks and precisions compute as a matrix product.
 _DENSE = re.compile(r"mb(\d+)ic(\d+)oc(\d+)")
 
 
 @dataclass(frozen=True)
 class RowPair:
-    """One name in two logs; None where a log lacks it."""
+    """Rows of one name in two logs; None if a log lacks the name."""
 
     name: str
     before: KernelRow | None
@@ -27,17 +27,17 @@ class RowPair:
 
 @dataclass(frozen=True)
 class KernelChange:
-    """Work that other kernels do in the second log, or the same kernels in another precision.
+    """Work whose kernels or precisions differ between two logs.
 
     Attributes:
-        work: the primitive and its direction, such as `convolution backward_data`.
-        before: the kernels of the first log with their precision; none where it lacks the work.
-        after: those of the second.
-        problems: how many sizes this is so for.
-        calls_before: how often they ran in the first log.
-        calls_after: how often in the second.
-        milliseconds_before: how long they took in the first log.
-        milliseconds_after: how long in the second.
+        work: the primitive and its direction, e.g. `convolution backward_data`.
+        before: kernels and precisions in the first log; empty if the log lacks the work.
+        after: likewise in the second log.
+        problems: number of problem sizes with this change.
+        calls_before: calls in the first log.
+        calls_after: calls in the second log.
+        milliseconds_before: total time in the first log.
+        milliseconds_after: total time in the second log.
     """
 
     work: str
@@ -53,15 +53,15 @@ class KernelChange:
 def side_by_side(
     before: KernelLog, after: KernelLog, key: str = KernelKey.IMPLEMENTATION
 ) -> list[RowPair]:
-    """The rows of two logs by their names, what takes longest in either first.
+    """Return the rows of two logs, joined by name, longest time first.
 
     Args:
-        before: one log.
-        after: the other.
+        before: first log.
+        after: second log.
         key: as for `KernelLog.by`.
 
     Raises:
-        ConfigurationError: there is no such key.
+        ConfigurationError: the key is unknown.
     """
     first, second = ({row.name: row for row in log.by(key)} for log in (before, after))
     pairs = [RowPair(name, first.get(name), second.get(name)) for name in first | second]
@@ -69,10 +69,9 @@ def side_by_side(
 
 
 def changed_kernels(before: KernelLog, after: KernelLog) -> list[KernelChange]:
-    """What is computed by other kernels in the second log; what took longest first.
+    """Return the work computed by other kernels in the second log, longest time first.
 
-    Work is the same where primitive, direction and sizes are. Sizes whose kernels changed alike
-    are put together.
+    Work is identified by primitive, direction and sizes. Sizes with an equal change are merged.
     """
     first, second = _by_work(before.calls), _by_work(after.calls)
     alike: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[tuple[str, str]]]
@@ -95,7 +94,7 @@ def _longest(pair: RowPair) -> float:
 
 
 def _by_work(calls: Iterable[KernelCall]) -> dict[tuple[str, str], list[KernelCall]]:
-    """Primitive with its direction, and sizes → calls."""
+    """Group calls by primitive with direction, and sizes."""
     found: dict[tuple[str, str], list[KernelCall]] = defaultdict(list)
     for call in calls:
         found[_work(call)].append(call)
@@ -104,7 +103,7 @@ def _by_work(calls: Iterable[KernelCall]) -> dict[tuple[str, str], list[KernelCa
 
 def _work(call: KernelCall) -> tuple[str, str]:
     primitive = _SAME_WORK.get(call.primitive, call.primitive)
-    # Training and inference run the same kernels forward.
+    # Training and inference share their forward kernels.
     direction = "forward" if call.prop_kind.startswith("forward") else call.prop_kind
     dense = _DENSE.fullmatch(call.problem)
     if dense and (primitive, direction) == ("inner_product", "forward"):
@@ -124,7 +123,7 @@ def _change(
     new: tuple[str, ...],
     logs: Sequence[Sequence[Sequence[KernelCall]]],
 ) -> KernelChange:
-    """The change of some sizes; their calls in the first log, and in the second."""
+    """Return the change of a group of sizes, from their calls in both logs."""
     counts = [sum(map(len, works)) for works in logs]
     times = [math.fsum(call.milliseconds for calls in works for call in calls) for works in logs]
     return KernelChange(words, old, new, len(logs[0]), *counts, *times)

@@ -1,8 +1,9 @@
-"""oneDNN's verbose log: of every version, and among lines of others.
+"""Parsers of oneDNN verbose logs (all versions, among other lines) and ONNX Runtime profiles.
 
-A line is a list with commas, `onednn_verbose,v1,primitive,exec,cpu,convolution,…,0.3259`, whose
-last field is milliseconds ("Verbose Mode" in oneDNN's developer guide, 0.20 to 3.12). Versions
-differ in what stands before `exec`, and in the fields after it.
+A oneDNN line is a comma-separated list,
+`onednn_verbose,v1,primitive,exec,cpu,convolution,…,0.3259`, whose last field is milliseconds
+("Verbose Mode" in oneDNN's developer guide, 0.20 to 3.12). Versions differ in the fields before and
+after `exec`.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from neural_mp.util.validators import (
     string,
 )
 
-#: What a line of the log begins with, oldest name first.
+#: Line prefixes, oldest first.
 MARKERS = ("mkldnn_verbose,", "dnnl_verbose,", "onednn_verbose,")
 _MARKER = re.compile("|".join(MARKERS))
-#: The variables that switch the log on, oldest first.
+#: Variables that enable the log, oldest first.
 VARIABLES = ("MKLDNN_VERBOSE", "DNNL_VERBOSE", "ONEDNN_VERBOSE")
 
-#: The fields behind `exec`: of 1.2 and later, of 1.0, of 0.18 to 0.21, and before that.
+#: Fields after `exec`: since 1.2, in 1.0, in 0.18 to 0.21, and before.
 _LAYOUTS = tuple(
     tuple(names.split())
     for names in (
@@ -52,7 +53,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?")
 _ENGINE = re.compile(r"(cpu|gpu)(:\d+)?")
 _WORD = re.compile(r"[a-z]\w*")
 _AUXILIARY = re.compile(r"[a-z]\w*:")
-#: How operations begin that run no kernel.
+#: Prefixes of operations without a kernel.
 _OTHERS = ("info", "create", "exec:", "error", "warn", "check", "dispatch", "stack", "debug")
 #: A tensor and its type: `src:f32::blocked:…`, `src_f32::blocked:…`, `in:f32_nchw`.
 _TENSOR = re.compile(
@@ -61,7 +62,7 @@ _TENSOR = re.compile(
 _LIBRARIES = ("oneDNN", "DNNL", "Intel")
 
 
-#: Why there may be no kernel of oneDNN.
+#: Hint for logs without oneDNN kernels.
 _SWITCHED_OFF = (
     "In TensorFlow, oneDNN is on with TF_ENABLE_ONEDNN_OPTS=1; ONNX Runtime does not use it: give "
     "its profile"
@@ -69,10 +70,10 @@ _SWITCHED_OFF = (
 
 
 class OneDnnReader:
-    """Reads a log line by line.
+    """Line-by-line reader of a oneDNN log.
 
     Args:
-        silence: what to say of a log without a line, where whoever reads it has switched it on.
+        silence: reason to report for an empty log, if the caller has enabled the log.
     """
 
     def __init__(self, silence: str = "") -> None:
@@ -84,7 +85,7 @@ class OneDnnReader:
         self._isa = self._library = ""
 
     def read(self, line: str) -> None:
-        """Read a line, with all records in it; what stands before them is somebody else's."""
+        """Parse all records of a line; text before the first is ignored."""
         found = list(_MARKER.finditer(line))
         ends = [following.start() for following in found[1:]] + [len(line)]
         for marker, end in zip(found, ends):  # noqa: B905 - of no marker there is one end
@@ -93,12 +94,12 @@ class OneDnnReader:
                 self._malformed += 1
 
     def log(self) -> KernelLog:
-        """What was read so far."""
+        """Return the log read so far."""
         why = "" if self._calls else self._why_empty()
         return KernelLog(tuple(self._calls), self._malformed, self._isa, self._library, why)
 
     def _read_record(self, marker: str, fields: list[str]) -> bool:
-        """Whether a record, without its marker, could be read."""
+        """Parse a record without its marker; return whether it is well-formed."""
         for leading in (_VERSION, _TIMESTAMP):
             if leading.fullmatch(fields[0]):
                 fields = fields[1:] or [""]
@@ -114,7 +115,7 @@ class OneDnnReader:
                 self._read_header(fields[1:])
             return operation.startswith(_OTHERS)
         if component not in ("", "primitive"):
-            # A graph's partition: the primitives in it have lines of their own.
+            # For a graph partition: its primitives have their own lines.
             self._operations[component] += 1
             return True
         call = _call(fields[1:], self._layouts(marker, fields))
@@ -123,7 +124,7 @@ class OneDnnReader:
         return call is not None
 
     def _layouts(self, marker: str, fields: list[str]) -> tuple[tuple[str, ...], ...]:
-        """The ways in which the fields of a version can stand."""
+        """Return the possible field layouts of a version."""
         if self._layout:
             return (self._layout,)
         if marker == MARKERS[-1]:
@@ -141,7 +142,7 @@ class OneDnnReader:
             self._isa = self._isa or text.removeprefix("cpu,isa:")
         elif text.startswith(_LIBRARIES):
             self._library = self._library or fields[0]
-            # Of 1.1 and before, behind the version.
+            # Up to 1.1, the ISA follows the version.
             self._isa = self._isa or ",".join(fields[1:])
 
     def _why_empty(self) -> str:
@@ -164,7 +165,7 @@ class OneDnnReader:
 
 
 def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall | None:
-    """The call that the fields behind `exec` tell of; None where they fit no layout."""
+    """Return the call described by the fields after `exec`; None if they fit no layout."""
     layout = next((names for names in layouts if len(names) == len(fields)), None)
     if layout is None:
         return None
@@ -176,7 +177,7 @@ def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall
         and _WORD.fullmatch(value["primitive"])
         and _WORD.fullmatch(value["prop_kind"])
         and problem
-        # Of a line that is cut off behind its sizes, this is `alg:convolution_direct`.
+        # A line truncated after its sizes has `alg:convolution_direct` here.
         and not _AUXILIARY.match(problem)
     )
     if not whole:
@@ -194,7 +195,7 @@ def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall
 
 @lru_cache(maxsize=4096)
 def _dtypes(descriptors: str) -> Mapping[str, str]:
-    """Tensor → type, of what a line says of its tensors; one of no type is left out."""
+    """Return tensor → type; tensors without a type are omitted."""
     found: dict[str, str] = {}
     for word in descriptors.split():
         match = _TENSOR.match(word)
@@ -203,9 +204,9 @@ def _dtypes(descriptors: str) -> Mapping[str, str]:
     return MappingProxyType(found)
 
 
-#: How events of nodes are called that only wait: what a device still had to do.
+#: Name endings of fence events, which wait for pending device work.
 _FENCES = ("_fence_before", "_fence_after")
-#: Ops whose time is that of the nodes within them, which have events of their own.
+#: Ops whose time is that of inner nodes, which have their own events.
 _AROUND_OTHERS = ("If", "Loop", "Scan")
 _EMPTY = "the profile has no event of a node; end_profiling() must come after the model has run"
 
@@ -223,12 +224,12 @@ _EVENT = record(
 
 
 def is_profile(content: object) -> bool:
-    """Whether JSON is a list of events."""
+    """Whether JSON content is a list of events."""
     return isinstance(content, list) and all(isinstance(event, dict) for event in content)
 
 
 def read_profile(events: Sequence[Mapping[str, Any]]) -> KernelLog:
-    """The kernels of a profile; events that lack their time or their op count as malformed."""
+    """Return the kernels of a profile; events without time or op count as malformed."""
     calls, malformed = [], 0
     for event in events:
         if event.get("cat") != "Node" or str(event.get("name", "")).endswith(_FENCES):

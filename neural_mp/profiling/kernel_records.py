@@ -1,4 +1,4 @@
-"""What a log says of one kernel that ran, and of all of them."""
+"""Records of executed kernels, for all log types."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from neural_mp.core.precision import Precision
 from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.text import counted
 
-#: What stands for an instruction set, or a type, that a log does not name.
+#: Placeholder for an unnamed instruction set or type.
 UNNAMED = "unnamed"
-#: Instruction sets within names of kernels: `brg_conv_fwd:avx512_core_bf16`, `jit:sve_256`
-#: (oneDNN, src/cpu/x64/cpu_isa_traits.hpp and src/cpu/aarch64/cpu_isa_traits.hpp).
+#: Instruction sets in kernel names: `brg_conv_fwd:avx512_core_bf16`, `jit:sve_256` (oneDNN,
+#: src/cpu/x64/cpu_isa_traits.hpp and src/cpu/aarch64/cpu_isa_traits.hpp).
 _ISA = re.compile(r"avx10_\w+|avx512_\w+|avx2\w*|avx|sse4\w*|amx\w*|sve_\d+|sve|asimd|acl|neon")
-#: Types of oneDNN and of ONNX Runtime → what we call them; others keep their names.
+#: Type in oneDNN or ONNX Runtime → precision; other types keep their names.
 _PRECISIONS: Mapping[str, str] = {
     **dict.fromkeys(("f32", "float"), Precision.FP32.value),
     **dict.fromkeys(("bf16", "bfloat16"), Precision.BF16.value),
@@ -28,7 +28,7 @@ _PRECISIONS: Mapping[str, str] = {
 
 
 class KernelKey(StringEnum):
-    """What the calls of a log can be put together by."""
+    """Key to group the calls of a log by."""
 
     IMPLEMENTATION = "implementation"
     PRIMITIVE = "primitive"
@@ -39,18 +39,18 @@ class KernelKey(StringEnum):
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One run of a kernel.
+    """One kernel call.
 
     Attributes:
-        primitive: what it computes, such as `convolution`; of ONNX Runtime, the op.
-        implementation: the kernel, such as `brg_conv_fwd:avx512_core`; empty where the log names
-            none. Of ONNX Runtime, the op and the provider.
+        primitive: operation, e.g. `convolution`; for ONNX Runtime, the op.
+        implementation: kernel, e.g. `brg_conv_fwd:avx512_core`; empty if not logged. For ONNX
+            Runtime, the op and the provider.
         prop_kind: `forward_training`, `forward_inference`, `backward_data`, `backward_weights` or
-            `undef`; empty of ONNX Runtime.
-        dtypes: tensor, such as `src`, `wei` or `dst` → its type in the runtime's own words.
-        problem: the sizes, in the runtime's own words.
-        milliseconds: how long it took.
-        engine: what it ran on: `cpu`, `gpu`, or ONNX Runtime's provider.
+            `undef`; empty for ONNX Runtime.
+        dtypes: tensor, e.g. `src`, `wei` or `dst` → type name in the runtime.
+        problem: sizes in the runtime's notation.
+        milliseconds: duration.
+        engine: `cpu`, `gpu`, or ONNX Runtime's provider.
     """
 
     primitive: str
@@ -63,31 +63,31 @@ class KernelCall:
 
     @property
     def isa(self) -> str:
-        """The instructions that the kernel was made for; empty where its name does not say."""
+        """Instruction set in the kernel name; empty if none."""
         return _isa(self.implementation)
 
     @property
     def precision(self) -> str:
-        """What it reads: `int8`, `bf16`, `fp16`, `fp32`, or the runtime's own word for a type."""
+        """Input precision: `int8`, `bf16`, `fp16`, `fp32`, or the runtime's type name."""
         first = next(iter(self.dtypes.values()), UNNAMED)
         return _PRECISIONS.get(first, first)
 
     @property
     def work(self) -> str:
-        """What it computes, with the sizes."""
+        """Operation with its sizes."""
         kind = "" if self.prop_kind in ("", "undef") else self.prop_kind
         return " ".join(word for word in (self.primitive, kind, self.problem) if word)
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """The calls that have one thing in common.
+    """Group of calls with an equal key.
 
     Attributes:
-        name: what they have in common.
-        calls: how many there are.
-        milliseconds: how long they took together.
-        share: which share that is of the whole log, 0…1.
+        name: the key.
+        calls: number of calls.
+        milliseconds: total time.
+        share: fraction of the log's total time, 0…1.
     """
 
     name: str
@@ -98,16 +98,15 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class KernelLog:
-    """The kernels that ran, in their order.
+    """Executed kernels in their order.
 
     Attributes:
-        calls: the runs.
-        malformed: lines that say that a kernel ran, and cannot be read, such as two that were
-            written into each other; what they took is missing from the total.
-        isa: the instructions that the library found, in its own words; empty where the log does
-            not say.
-        library: the library and its version; empty where the log does not say.
-        empty_because: where there are no calls, why.
+        calls: the kernel calls.
+        malformed: number of unreadable kernel lines, e.g. of two interleaved writes; their time is
+            missing from the total.
+        isa: instruction set detected by the library, in its notation; empty if not logged.
+        library: library and version; empty if not logged.
+        empty_because: reason for a log without calls.
     """
 
     calls: tuple[KernelCall, ...] = ()
@@ -118,18 +117,18 @@ class KernelLog:
 
     @property
     def total(self) -> float:
-        """Milliseconds of all calls."""
+        """Total time of all calls in milliseconds."""
         return math.fsum(call.milliseconds for call in self.calls)
 
     def by(self, key: str = KernelKey.IMPLEMENTATION) -> list[KernelRow]:
-        """The calls put together, what took longest first.
+        """Group the calls, longest total time first.
 
         Args:
-            key: `implementation`, `primitive`, `isa`, `precision` or `problem`. A kernel that the
-                log does not name stands under its primitive; a problem stands with its primitive.
+            key: `implementation`, `primitive`, `isa`, `precision` or `problem`. An unnamed kernel
+                is listed under its primitive; a problem includes its primitive.
 
         Raises:
-            ConfigurationError: there is no such key.
+            ConfigurationError: the key is unknown.
         """
         named = _NAMES[KernelKey.parse(key, "what kernels are put together by")]
         taken: dict[str, list[float]] = defaultdict(list)
@@ -145,7 +144,7 @@ class KernelLog:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures must know, in sentences."""
+        """Remarks required to interpret the log, as sentences."""
         if not self.calls:
             return (self.empty_because,) if self.empty_because else ()
         notes = []
@@ -164,7 +163,7 @@ class KernelLog:
         return tuple(notes)
 
     def _notes_on_bf16(self) -> Iterator[str]:
-        """Of an x86 CPU without BF16, what became of it; the words for others do not say."""
+        """Yield a note on BF16 for x86 CPUs without BF16; other ISA names do not reveal support."""
         if not re.search("AVX|SSE", self.isa) or "bfloat16" in self.isa:
             return
         count = sum(call.precision == Precision.BF16.value for call in self.calls)
@@ -176,7 +175,7 @@ class KernelLog:
 
 @lru_cache(maxsize=4096)
 def _isa(implementation: str) -> str:
-    """The instruction sets that a name has, each once."""
+    """Return the instruction sets in a kernel name, without repetition."""
     return "+".join(dict.fromkeys(_ISA.findall(implementation)))
 
 

@@ -1,4 +1,4 @@
-"""Latencies that can be compared: in turn, so that a machine's drift hits all alike."""
+"""Latency measurement in interleaved rounds, so that machine drift affects all runs alike."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import Any
 import numpy as np
 import psutil
 
-#: How sure it is that the true ratio lies within the spread that is said. Rounds are added while a
-#: spread decides nothing, and a bound that is looked at several times needs more than 95 %.
+#: Confidence level of the interval of a ratio. Above 95 %, because rounds are added until the
+#: interval is conclusive, so bounds are tested several times.
 _CONFIDENCE = 0.99
-#: The share of rounds that counts as undisturbed by what else the machine does.
+#: Quantile of the rounds that estimates the uncontended latency.
 _LATENCY_QUANTILE = 0.1
-#: How often rounds are drawn anew to tell the spread, and how many of the draws at a time.
+#: Number of bootstrap samples, in total and per batch.
 _BOOTSTRAP_SAMPLES, _DRAWS_AT_ONCE = 1000, 100
-#: The next look at rounds that decide nothing comes after so many times as many.
+#: Growth factor of the number of rounds between two tests for a conclusive interval.
 _NEXT_LOOK = 1.5
-#: Rounds counted at least, however long they take.
+#: Minimum number of rounds, regardless of the time limit.
 _LEAST_ROUNDS = 3
-#: Runs of one block at most.
+#: Maximum number of runs per block.
 _MAX_RUNS = 1000
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How long one thing takes as a share of what another takes.
+    """Ratio of two latencies.
 
     Attributes:
-        value: the share.
-        low, high: between which it lies with a confidence of 99 %.
+        value: the ratio.
+        low, high: bounds of the 99 % confidence interval.
     """
 
     value: float
@@ -44,7 +44,7 @@ class Ratio:
 
     @property
     def inverse(self) -> Ratio:
-        """How many times as fast the one is as the other."""
+        """The inverse ratio (speedup)."""
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low)
 
     def __str__(self) -> str:
@@ -52,26 +52,25 @@ class Ratio:
 
 
 def undisturbed(seconds: Sequence[float]) -> float:
-    """What one run takes where nothing else runs meanwhile: the first decile of all rounds.
+    """Return the uncontended latency: the first decile of all rounds.
 
-    On a machine that is shared, other processes take from every second run; a median then falls
-    among the runs that were cut short one time, and among the others the next.
+    On a shared machine, other processes slow down about half of the runs, so the median is
+    unstable: it falls among the slow or the fast runs by chance.
     """
     return float(np.quantile(seconds, _LATENCY_QUANTILE))
 
 
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
-    """Compare two things that were timed in turn, by what they take undisturbed.
+    """Return the ratio of the uncontended latencies of two interleaved runs.
 
-    The spread is that of a bootstrap over rounds, which leaves the two of a round together, and
-    rounds that follow each other in blocks: what disturbs one round disturbs the next (Künsch, "The
-    jackknife and the bootstrap for general stationary observations", Ann. Statist. 17, 1989). The
-    draws are the same on every call. Where undisturbed rounds are rare, chance gives one of the two
-    more of them; so the spread holds the median of the shares round by round, too.
+    The confidence interval is from a paired block bootstrap over rounds, as consecutive rounds are
+    correlated (Künsch, "The jackknife and the bootstrap for general stationary observations", Ann.
+    Statist. 17, 1989), with a fixed seed. If uncontended rounds are rare, chance favours either
+    run; therefore the interval is extended to the median of the per-round ratios.
 
     Args:
-        seconds: of the one, a number for every round.
-        reference: of the other, in the same rounds.
+        seconds: latencies of the run, one per round.
+        reference: latencies of the reference in the same rounds.
     """
     taken = np.array([seconds, reference])
     count, draw = taken.shape[1], np.random.default_rng(0)
@@ -88,7 +87,7 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
 
 
 def _drawn_blocks(draw: np.random.Generator, count: int) -> np.ndarray:
-    """Numbers of rounds drawn anew, [draws, count]: blocks of rounds in a row, from anywhere."""
+    """Return resampled round indices, [draws, count], in circular blocks of consecutive rounds."""
     length = max(1, round(count ** (1 / 3)))
     starts = draw.integers(0, count, (_DRAWS_AT_ONCE, -(-count // length), 1))
     drawn = (starts + np.arange(length)) % count
@@ -106,22 +105,22 @@ def interleaved_rounds(
     decides: Callable[[list[list[float]]], bool] | None = None,
     patience: float = 1.0,
 ) -> list[list[float]]:
-    """Run each in turn, over and over, in an order drawn anew each time.
+    """Time runs in interleaved rounds, with a random order in each round.
 
-    A fixed order would favour what comes behind a small model, which leaves it the caches.
+    In a fixed order, a run after a small model would always find warm caches.
 
     Args:
-        runs: what to time.
-        warmup: rounds not counted, at first.
-        iterations: rounds counted.
-        least_seconds: seconds for which to go on beyond them: short runs need more rounds.
-        time_limit: seconds after which no further round starts, once three were counted.
-        block_seconds: what runs faster is run several times in a row for so long; the mean counts.
-        decides: whether the rounds so far decide what is asked; rounds are added while they do not.
-        patience: how many times `time_limit` that may take.
+        runs: functions to time.
+        warmup: warm-up rounds.
+        iterations: minimum number of measured rounds.
+        least_seconds: minimum duration in seconds: short runs need more rounds.
+        time_limit: seconds after which no round starts, except for the first three.
+        block_seconds: minimum duration of a block: shorter runs are repeated and averaged.
+        decides: whether the rounds so far are conclusive; rounds are added until they are.
+        patience: limit of these additional rounds, as a multiple of `time_limit`.
 
     Returns:
-        The seconds of each, a number for every round.
+        For each run, the seconds of each round.
     """
     order, lengths = random.Random(0), [1] * len(runs)
     for number in range(warmup):
@@ -147,7 +146,7 @@ def interleaved_rounds(
 
 
 def _seconds(run: Callable[[], Any], times: int) -> float:
-    """The mean seconds of so many runs in a row."""
+    """Return the mean seconds of `times` consecutive runs."""
     start = time.perf_counter()
     for _ in range(times):
         run()
@@ -155,16 +154,16 @@ def _seconds(run: Callable[[], Any], times: int) -> float:
 
 
 def interleaved_medians(runs: Sequence[Callable[[], Any]], **options: Any) -> list[float]:
-    """The median seconds of each, as `interleaved_rounds` times them with these options."""
+    """Return the median seconds of each run; options as for `interleaved_rounds`."""
     return [statistics.median(taken) for taken in interleaved_rounds(runs, **options)]
 
 
 def peak_growth(run: Callable[[], Any], interval: float = 0.001) -> int:
-    """Bytes by which the process's resident memory grows at most while `run` runs.
+    """Return the peak growth of the process's resident memory during `run`, in bytes.
 
     Args:
-        run: what to measure.
-        interval: seconds between two readings; what lives for less than that can be missed.
+        run: function to measure.
+        interval: sampling interval in seconds; shorter peaks can be missed.
     """
     process = psutil.Process()
     start = process.memory_info().rss

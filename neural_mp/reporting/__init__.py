@@ -1,4 +1,4 @@
-"""What people look at: tables, and a run as it goes on."""
+"""Output for users: tables, and the progress of a run."""
 
 from neural_mp.reporting.capabilities import CapabilitySummary, capability_table, summary_table
 from neural_mp.reporting.console import error_console, output_console

@@ -1,4 +1,4 @@
-"""Tables of what the ops of a model can run in."""
+"""Tables of the precisions supported by the ops of a model."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from neural_mp.core.precision import Precision
 from neural_mp.space import Reason, TuningSpace, counted_reasons
 from neural_mp.util.text import counted
 
-#: Types that a reason of the summary names before it counts the others.
+#: Maximum number of op types listed for a reason of the summary.
 _SHOWN_TYPES = 4
-#: Columns that any table fits in.
+#: Width that fits any table.
 _AMPLE = 100_000
-#: Columns for the types of ops where names need the room.
+#: Width of the type column in the narrow table.
 _NARROW = 20
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Ops that share a row of the table: their names, types, what they run in, and why no more."""
+    """Ops that share a table row: names, types, supported precisions, reasons against others."""
 
     names: tuple[str, ...]
     types: tuple[str, ...]
@@ -39,15 +39,15 @@ class _Row:
 def capability_table(
     space: TuningSpace, ops: Sequence[Op] | None = None, *, each: bool = False
 ) -> RenderableType:
-    """The ops of a model, what they can run in, and the reasons for what they cannot.
+    """Return a table of ops, their supported precisions, and the reasons for ineligible ones.
 
-    Where there is no room for all of it side by side, a row has the name of the first of its ops
-    only, and the reasons stand below the table, each once.
+    If the console is too narrow, a row shows only its first op, and the reasons follow the table as
+    numbered notes.
 
     Args:
-        space: the model's space.
-        ops: those of its ops that are shown; all by default.
-        each: a row for every op; else one row for those of a layer that are alike.
+        space: tuning space of the model.
+        ops: ops to show; default: all.
+        each: one row per op; else ops of a layer with equal capabilities share a row.
     """
     shown = list(space.graph) if ops is None else list(ops)
     groups = [[op] for op in shown] if each else _layers(space, shown)
@@ -63,7 +63,7 @@ def capability_table(
 
 @dataclass(frozen=True)
 class _Capabilities:
-    """The table, laid out as the console has room for it."""
+    """Capability table with a layout that depends on the console width."""
 
     title: str
     rows: Sequence[_Row]
@@ -84,7 +84,7 @@ class _Capabilities:
             yield Text(note, style="dim")
 
     def _table(self, marks: Sequence[str] | None = None) -> Table:
-        """The wide table; with reasons that are referred to by number, the narrow one."""
+        """Return the wide table; with `marks`, the narrow table with numbered reasons."""
         table = Table(title=self.title, title_justify="left")
         table.add_column("op", overflow="fold")
         table.add_column("type", overflow="fold", max_width=None if marks is None else _NARROW)
@@ -119,9 +119,9 @@ def _runs_in(space: TuningSpace, op: Op) -> str:
 
 
 def _layers(space: TuningSpace, ops: Sequence[Op]) -> list[list[Op]]:
-    """The ops in their order, those together that run in one layer's kernel and are alike else.
+    """Group the ops, in their order, by layer and capabilities.
 
-    The first of a group speaks for all: what the others cannot do alone, its kernel does for them.
+    The first op represents its group, since its kernel also computes ops fused into it.
     """
     groups: dict[Any, list[Op]] = {}
     shown = {op.name for op in ops}
@@ -141,7 +141,7 @@ def _layers(space: TuningSpace, ops: Sequence[Op]) -> list[list[Op]]:
 
 
 def _follows(space: TuningSpace, op: Op, layer: Op) -> bool:
-    """Whether an op differs from its layer in nothing but that it has no INT8 kernel by itself."""
+    """Whether an op differs from its layer at most in INT8 support."""
 
     def beside_int8(name: str) -> tuple[Any, ...]:
         capability = space.capabilities[name]
@@ -153,19 +153,19 @@ def _follows(space: TuningSpace, op: Op, layer: Op) -> bool:
 
 
 def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
-    """The reasons that every op gives: they are the machine's, not the op's."""
+    """Return the reasons common to all ops, which stem from the machine."""
     first, *others = [space.capabilities[op.name].reasons for op in space.graph] or [{}]
     return {p: why for p, why in first.items() if all(o.get(p) == why for o in others)}
 
 
 @dataclass(frozen=True)
 class CapabilitySummary:
-    """What the ops of a model can run in, counted.
+    """Counts of the precisions supported by the ops of a model.
 
     Attributes:
-        types: op type → how many ops it has.
-        able: op type → precision → how many of its ops can run in it.
-        reasons: why others cannot, that of most ops first.
+        types: op type → number of ops.
+        able: op type → precision → number of ops that support the precision.
+        reasons: reasons for ineligible ops, most frequent first.
     """
 
     types: Mapping[str, int]
@@ -174,7 +174,7 @@ class CapabilitySummary:
 
     @classmethod
     def of(cls, space: TuningSpace, ops: Sequence[Op]) -> CapabilitySummary:
-        """The counts over some ops of a model."""
+        """Count the given ops."""
         able: dict[str, Counter[Precision]] = {}
         for op in ops:
             capability = space.capabilities[op.name]
@@ -183,7 +183,7 @@ class CapabilitySummary:
         return cls(types, able, counted_reasons(space, ops))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts."""
+        """Return a JSON-serializable dict."""
         return {
             "ops": sum(self.types.values()),
             "types": {
@@ -195,7 +195,7 @@ class CapabilitySummary:
 
 
 def summary_table(summary: CapabilitySummary) -> RenderableType:
-    """How many ops of every type can run in what, and why others cannot."""
+    """Return a table of supported precisions by op type, and the reasons for the others."""
     total = sum(summary.types.values())
     table = Table(title=f"Supported precisions of {counted(total, 'op')}", title_justify="left")
     table.add_column("op type", overflow="fold")
@@ -212,7 +212,7 @@ def summary_table(summary: CapabilitySummary) -> RenderableType:
 
 
 def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
-    """Why ops cannot run in precisions, and how many that is true of."""
+    """Return a table of reasons for ineligible precisions, with the number of ops."""
     table = Table(title=title, title_justify="left")
     table.add_column("no")
     table.add_column("ops", justify="right")

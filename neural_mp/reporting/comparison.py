@@ -1,4 +1,4 @@
-"""How far apart two models are, as people look at it."""
+"""Table and CSV of a model comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neural_mp.tuning.comparison import EQUAL, Comparison, LayerDifference
 from neural_mp.tuning.sqnr import LEAST_DECIBELS
 from neural_mp.util.text import counted
 
-#: How many of the worst ops are marked where the user does not say how many.
+#: Default number of worst ops to mark.
 MARKED = 5
 _STYLES = {"first": "red", "worst": "yellow"}
 _COLUMNS = (
@@ -25,11 +25,11 @@ _COLUMNS = (
 
 
 def comparison_table(comparison: Comparison, worst: int | None = None) -> RenderableType:
-    """The outputs, and the ops in the order of the graph with the worst of them marked.
+    """Return tables of the outputs, and of the ops in graph order with the worst marked.
 
     Args:
-        comparison: what was found.
-        worst: only the ops in which most noise arises, and so many of them; all by default.
+        comparison: the comparison.
+        worst: show only the N ops that introduce the most quantization noise; default: all.
     """
     chosen = comparison.worst(MARKED if worst is None else worst)
     marked = {layer.name for layer in chosen}
@@ -65,7 +65,7 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
 
 
 def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
-    """A line for every op, below one of headings; no difference at all is `inf` decibels."""
+    """Return CSV with a header and one line per op; the SQNR of equal values is `inf`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)

@@ -1,4 +1,4 @@
-"""The consoles that everything is printed on: a terminal, a pipe or a file, in any encoding."""
+"""Consoles for terminals, pipes and files in any encoding."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rich.text import Text
 
 from neural_mp.util.html import visible
 
-#: Columns of a line where there is no screen that it must fit on: wide enough for any table.
+#: Width without a terminal, which fits any table.
 _UNLIMITED = 100_000
-#: What stands for characters that an encoding lacks.
+#: Replacements of characters that an encoding lacks.
 _PLAIN = {
     "×": "x",
     "–": "-",
@@ -42,10 +42,10 @@ _IN_PLAIN_WORDS = "neural_mp.plain"
 
 
 class SafeConsole(Console):
-    """A console on which names out of files are just names.
+    """Console that prints names from files literally.
 
-    They are no markup and no emoji, and control characters in them, with which a terminal could be
-    made to do something, are shown as their code. Where nobody reads any more, the process ends as
+    Markup and emoji codes are not interpreted, and control characters, which could manipulate the
+    terminal, are printed as their codes. If the reader of a pipe has closed, the process exits as
     the shell expects.
     """
 
@@ -53,54 +53,54 @@ class SafeConsole(Console):
         super().__init__(markup=False, emoji=False, **settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
-        """A text as it is shown; so it is known how wide that is."""
+        """Return a text with its replacements, so that its width is known."""
         return super().render_str(visible(text), **settings)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Pieces of what is shown, whoever made the text in them."""
+        """Render an object, with replacements in all its texts."""
         for piece in super().render(renderable, options):
             text, style, control = piece
             yield piece if control else Segment(visible(text), style)
 
     def on_broken_pipe(self) -> None:
-        """Exit as a program does that the signal SIGPIPE ended."""
+        """Exit like a program ended by SIGPIPE."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE)
 
 
 def output_console() -> Console:
-    """Where results go: standard output as it is now."""
+    """Return a console for results on the current standard output."""
     return _console(stderr=False)
 
 
 def error_console() -> Console:
-    """Where progress, warnings and errors go: standard error as it is now."""
+    """Return a console for progress, warnings and errors on the current standard error."""
     return _console(stderr=True)
 
 
 def _console(*, stderr: bool) -> SafeConsole:
     stream = sys.stderr if stderr else sys.stdout
     _make_printable(stream)
-    # Asked once: while TensorFlow is imported, standard error leads through a pipe.
+    # Checked in advance: while TensorFlow is imported, standard error is redirected to a pipe.
     on_terminal = stream.isatty()
     coloured = bool(os.environ.get("FORCE_COLOR")) and not on_terminal
     return SafeConsole(
-        # Kept: a bar must move on while a framework's own words are caught.
+        # Kept open, so that a progress bar still updates while framework output is captured.
         file=stream,
         stderr=stderr,
-        # `FORCE_COLOR` asks for colours, not for bars that move within a file.
+        # `FORCE_COLOR` requests colours, not progress bars in a file.
         force_terminal=on_terminal,
         color_system="standard" if coloured else "auto",
-        # What is read by another program has no edge that lines would have to be broken at.
+        # Output for other programs must not be wrapped.
         width=None if on_terminal else _UNLIMITED,
     )
 
 
 def _make_printable(stream: object) -> None:
-    """Let a stream whose encoding lacks a character print the nearest that it has."""
+    """Let a stream print the nearest available character for those its encoding lacks."""
     encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
     if encoding.startswith("utf") or not hasattr(stream, "reconfigure"):
         return

@@ -1,4 +1,4 @@
-"""How plans, machines, reports and comparisons show themselves; see `neural_mp.util.display`."""
+"""Notebook displays of plans, hardware, reports and comparisons; see `neural_mp.util.display`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ table = comparison_table
 
 @singledispatch
 def cell(value: object) -> str:
-    """HTML for a notebook's cell, of a class that is registered here."""
+    """Return notebook HTML for an object of a registered class."""
     raise TypeError(f"nothing shows a {type(value).__name__}")
 
 
@@ -47,10 +47,10 @@ def _machine(machine: Hardware) -> str:
 
 
 def save_page(report: Report, path: str | Path) -> None:
-    """Write the page of the run that the figures are of.
+    """Write the HTML page of a report's run.
 
     Raises:
-        NeuralMPError: no such run is known, or it cannot be written.
+        NeuralMPError: the report has no run record, or the file is not writable.
     """
     if report.record is None:
         raise NeuralMPError(

@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Number formats for readers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from neural_mp.runs.report import Report
 
 
 def seconds(value: float | None) -> str:
-    """A duration with a fitting unit; a dash where there is none."""
+    """Format a duration with a suitable unit; a dash for None."""
     if value is None:
         return "–"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
@@ -17,7 +17,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """A number of bytes with a fitting unit; a dash where there is none."""
+    """Format a number of bytes with a suitable unit; a dash for None."""
     if value is None:
         return "–"
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -27,7 +27,7 @@ def size(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in per cent, of the smallest its power of ten; a dash where there is none."""
+    """Format a fraction in percent, tiny ones as a power of ten; a dash for None."""
     if value is None:
         return "–"
     percent = value * 100
@@ -35,24 +35,24 @@ def share(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A metric's value; a dash where there is none."""
+    """Format a metric value; a dash for None."""
     return "–" if value is None else f"{value:.5g}"
 
 
 def accuracy(trial: Trial) -> str:
-    """The accuracy of a trial; of several metrics each."""
+    """Format the accuracy of a trial, or each of several metrics."""
     if not trial.metrics:
         return f"accuracy {number(trial.accuracy)}"
     return ", ".join(f"{name} {number(value)}" for name, value in trial.metrics.items())
 
 
 def times(value: float | None) -> str:
-    """A ratio; a dash where there is none."""
+    """Format a ratio; a dash for None."""
     return "–" if value is None else f"{value:.2f}×"
 
 
 def speed(report: Report) -> str:
-    """How fast the result is beside FP32, with the spread; a dash where that was not measured."""
+    """Format the speedup over FP32 with its confidence interval; a dash if not measured."""
     if report.speedup is None:
         return "–"
     low, high = report.speedup_low, report.speedup_high

@@ -1,4 +1,4 @@
-"""Many jobs as they go on, and what came of them, on a console."""
+"""Progress and results of many jobs on a console."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _STYLES = {JobStatus.MET: "green", JobStatus.MISSED: "yellow", JobStatus.FAILED:
 
 
 class JobsListener:
-    """Receives what happens to many jobs; every method may be overridden, none must."""
+    """Receiver of job events; every method may be overridden."""
 
     def began(self, count: int) -> None:
-        """So many jobs are to be done, those that are finished already included."""
+        """Handle the start of `count` jobs, finished ones included."""
 
     def told(self, job: str, said: str) -> None:
-        """A job that goes on tells what it does."""
+        """Handle a progress message of a job."""
 
     def ended(self, outcome: JobOutcome) -> None:
-        """A job ended, or was finished before."""
+        """Handle the end of a job, or a job finished earlier."""
 
     def close(self) -> None:
-        """All jobs ended, or they were interrupted."""
+        """Handle the end or interruption of all jobs."""
 
 
 class LiveJobs(JobsListener):
-    """Shows a line for every job that runs; on a console that is no terminal, one for every event.
+    """Display with one line per running job; without a terminal, one line per event.
 
     Args:
-        console: where to; standard error by default.
+        console: destination; default: standard error.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -52,24 +52,24 @@ class LiveJobs(JobsListener):
             self._live.start()
 
     def began(self, count: int) -> None:
-        """Note how many there are."""
+        """Store the number of jobs."""
         self._whole = count
 
     def told(self, job: str, said: str) -> None:
-        """Show what the job does now."""
+        """Show the state of the job."""
         since, _ = self._running.get(job, (time.monotonic(), ""))
         self._running[job] = since, said
         if self._live is None:
             self._line(f"{job}: {said}")
 
     def ended(self, outcome: JobOutcome) -> None:
-        """Leave a line behind."""
+        """Print a line for the job."""
         self._running.pop(outcome.name, None)
         self._counts[outcome.status] = self._counts.get(outcome.status, 0) + 1
         self._line(f"{outcome.name}: {in_words(outcome)}", _STYLES.get(outcome.status, ""))
 
     def close(self) -> None:
-        """Take the lines of those that ran away."""
+        """Remove the lines of running jobs."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -88,7 +88,7 @@ class LiveJobs(JobsListener):
 
 
 def in_words(job: JobOutcome) -> str:
-    """What came of a job, in one line."""
+    """Return the outcome of a job as one line of text."""
     if not job.status.finished:
         return f"{'failed' if job.status is JobStatus.FAILED else 'not finished'}: {job.reason}"
     parts = [
@@ -105,7 +105,7 @@ def in_words(job: JobOutcome) -> str:
 
 
 def jobs_table(outcomes: Sequence[JobOutcome]) -> Table:
-    """What came of jobs, a row for each."""
+    """Return a table of job outcomes, one row per job."""
     table = Table(title=totals(outcomes), title_justify="left")
     for heading in ("job", "result"):
         table.add_column(heading, overflow="fold")
@@ -122,7 +122,7 @@ def jobs_table(outcomes: Sequence[JobOutcome]) -> Table:
 
 
 def figures(job: JobOutcome) -> tuple[str, str, str, str, str]:
-    """Accuracy, that of FP32, speed, size and time of a job; dashes where there are none."""
+    """Format accuracy, FP32 accuracy, speedup, size and time of a job; dashes if missing."""
     smaller = f"{job.size / job.baseline_size:.0%}" if job.baseline_size else "–"
     return (
         formatting.number(job.accuracy),
@@ -134,7 +134,7 @@ def figures(job: JobOutcome) -> tuple[str, str, str, str, str]:
 
 
 def totals(outcomes: Sequence[JobOutcome]) -> str:
-    """How many jobs ended how."""
+    """Return the number of jobs per status as text."""
     counts = {status: sum(job.status is status for job in outcomes) for status in JobStatus}
     known = sum(job.known for job in outcomes)
     parts = [f"{count} {status}" for status, count in counts.items() if count]

@@ -1,4 +1,4 @@
-"""Tables of the kernels that ran."""
+"""Tables of executed kernels."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _HEADINGS = {
 
 
 def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> RenderableType:
-    """Where the time of a log goes: kernel, calls, elapsed time, share.
+    """Return a table of the time per kernel: calls, total time, fraction.
 
     Args:
         log: the log.
         key: as for `KernelLog.by`.
 
     Raises:
-        ConfigurationError: there is no such key.
+        ConfigurationError: the key is unknown.
     """
     table = Table(title=summary(log), title_justify="left")
     table.add_column(_HEADINGS[KernelKey(key)], overflow="fold")
@@ -43,11 +43,11 @@ def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> Rendera
 
 
 def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[KernelLog]) -> Table:
-    """Two logs side by side.
+    """Return a table that compares two logs.
 
     Args:
-        pairs: what `side_by_side` returns.
-        key: what it was put together by.
+        pairs: result of `side_by_side`.
+        key: key used for `pairs`.
         logs: the two logs.
     """
     table = Table(title="Comparison of both logs", title_justify="left")
@@ -58,7 +58,7 @@ def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[Kernel
         rows = pair.before, pair.after
         counts = [str(row.calls) if row else "–" for row in rows]
         times = [row.milliseconds if row else None for row in rows]
-        # Of a name that stands for other work in the other log, there is no speed to tell.
+        # Different numbers of calls mean different work, so a speedup is undefined.
         speed = _speed(*times) if counts[0] == counts[1] else "–"
         table.add_row(pair.name, *counts, *map(_time, times), speed)
     table.add_section()
@@ -70,7 +70,7 @@ def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[Kernel
 
 
 def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
-    """Which work other kernels do in the second log."""
+    """Return a table of the work that other kernels compute in the second log."""
     if not changes:
         return Text("no changed kernels: in both logs, the same kernels do the same work")
     table = Table(title="Changed kernels", title_justify="left")
@@ -94,7 +94,7 @@ def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
 
 
 def summary(log: KernelLog) -> str:
-    """A log in one line: calls, time, library, instructions."""
+    """Summarize a log in one line: calls, time, library, instruction set."""
     calls = f"{counted(len(log.calls), 'kernel call')}, {_time(log.total)}"
     return "; ".join(part for part in (calls, log.library.split(" (")[0], log.isa) if part)
 

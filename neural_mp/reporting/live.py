@@ -1,4 +1,4 @@
-"""A run as it goes on: a progress bar and the trials so far."""
+"""Progress of a run: a progress bar and the latest trials."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from neural_mp.reporting.tables import result_tables, trial_table
 from neural_mp.runs.report import Report
 from neural_mp.tuning.listener import Listener
 
-#: Seconds between two pictures of a run: a browser that draws each step would be all that is busy.
+#: Minimum seconds between two updates, to limit the load of the browser.
 _BETWEEN = 0.25
-#: Columns of a cell's output.
+#: Width of a cell's output.
 _COLUMNS = 110
 _FRAME = (
     "<pre style=\"white-space:pre;overflow-x:auto;line-height:1.2;font-family:Menlo,'DejaVu Sans "
@@ -47,12 +47,11 @@ def is_notebook() -> bool:
 
 
 class NotebookLive:
-    """What is drawn over and over in one place of a cell's output; needs no widgets.
+    """Live display in a cell's output, without widgets.
 
     Args:
-        render: gives what is to be seen now.
-        show: shows HTML, and returns what takes the HTML that is to replace it; IPython's own
-            display by default.
+        render: returns the current content.
+        show: shows HTML and returns a function that replaces it; default: IPython's display.
     """
 
     def __init__(
@@ -65,14 +64,14 @@ class NotebookLive:
         self._drawn = 0.0
 
     def update(self) -> None:
-        """Draw it anew, unless that was done a moment ago."""
+        """Redraw, unless the last update is too recent."""
         now = time.monotonic()
         if now - self._drawn >= _BETWEEN:
             self._drawn = now
             self.draw(self._render())
 
     def draw(self, shown: RenderableType) -> None:
-        """Draw something in the same place."""
+        """Replace the displayed content."""
         html = html_of(shown)
         if self._replace is None:
             self._replace = self._show(html)
@@ -81,7 +80,7 @@ class NotebookLive:
 
 
 def html_of(shown: RenderableType) -> str:
-    """What a terminal would show, as HTML with its own styles."""
+    """Return terminal output as HTML with inline styles."""
     console = SafeConsole(
         record=True, file=io.StringIO(), width=_COLUMNS, force_jupyter=False, color_system="256"
     )
@@ -96,15 +95,15 @@ def _displayed(html: str) -> Callable[[str], Any]:
     return lambda newer: handle.update(HTML(newer))
 
 
-#: Trials shown while a run goes on; the latest.
+#: Number of latest trials shown during a run.
 _SHOWN = 15
 
 
 class NotebookListener(Listener):
-    """Shows a run in the output of a notebook's cell.
+    """Listener that shows a run in a notebook cell.
 
     Args:
-        live: draws it; in the cell that runs by default.
+        live: the display; default: in the running cell.
     """
 
     def __init__(self, live: Callable[[Callable[[], Group]], NotebookLive] = NotebookLive) -> None:
@@ -112,17 +111,17 @@ class NotebookListener(Listener):
         self._live = live(self._run.rendered)
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Start the bar anew."""
+        """Restart the progress bar."""
         self._run.phase(name, total)
         self._live.update()
 
     def step(self) -> None:
-        """Move the bar on."""
+        """Advance the progress bar."""
         self._run.step()
         self._live.update()
 
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        """Show each metric's FP32 value and target, in the place of a score's."""
+        """Show each metric's FP32 value and target instead of a score."""
         self._run.metrics(baseline, targets)
 
     def baseline(self, accuracy: float, target: float) -> None:
@@ -135,16 +134,16 @@ class NotebookListener(Listener):
         self._live.update()
 
     def close(self) -> None:
-        """Leave the table of trials behind."""
+        """Leave the final table of trials."""
         self._live.draw(self._run.trials())
 
 
 class LiveListener(Listener):
-    """Shows a run on a console; on one that is no terminal, a line for every trial.
+    """Listener that shows a run on a console; without a terminal, one line per trial.
 
     Args:
-        console: where to; standard error by default, so that output can be piped.
-        summary: whether to show the result's tables at the end.
+        console: destination; default: standard error, so that output can be piped.
+        summary: whether to show the result tables at the end.
     """
 
     def __init__(self, console: Console | None = None, summary: bool = True) -> None:
@@ -167,17 +166,17 @@ class LiveListener(Listener):
             self._live.start()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Start the bar anew."""
+        """Restart the progress bar."""
         self._progress.reset(self._task, total=total, description=name)
         self._update()
 
     def step(self) -> None:
-        """Move the bar on."""
+        """Advance the progress bar."""
         self._progress.advance(self._task)
         self._update()
 
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        """Show each metric's FP32 value and target, in the place of a score's."""
+        """Show each metric's FP32 value and target instead of a score."""
         self._each = "; ".join(
             f"{name}: FP32 {formatting.number(value)}, target {formatting.number(targets[name])}"
             for name, value in baseline.items()
@@ -202,7 +201,7 @@ class LiveListener(Listener):
         self._update()
 
     def close(self) -> None:
-        """Leave the table of trials behind."""
+        """Leave the final table of trials."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -215,11 +214,11 @@ class LiveListener(Listener):
             self.console.print(result_tables(report, met))
 
     def trials(self) -> RenderableType:
-        """The trials so far, as a table; the FP32 accuracy alone where there are none."""
+        """Return a table of the trials so far; without trials, the FP32 accuracy."""
         return trial_table(self._rows, self._baseline) if self._rows else Text(self._baseline)
 
     def rendered(self) -> Group:
-        """The run as it is now: the latest trials and the bar."""
+        """Return the current display: the latest trials and the progress bar."""
         table = trial_table(self._rows[-_SHOWN:]) if self._rows else Text("")
         return Group(Text(self._baseline), table, self._progress)
 

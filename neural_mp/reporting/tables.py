@@ -1,4 +1,4 @@
-"""Tables of machines, models, trials and results."""
+"""Tables of hardware, models, trials and results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from neural_mp.runs.report import MetricFigures, Report
 from neural_mp.tuning.sensitivity import Sensitivity
 from neural_mp.util.text import counted
 
-#: Settings of the environment by which oneDNN leaves instructions unused.
+#: Environment variables that limit the instruction sets of oneDNN.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _OUTCOME_STYLE = {Outcome.MET: "green", Outcome.FAILED: "red"}
 _OUTCOME_STYLE |= dict.fromkeys((Outcome.MISSED, Outcome.PRUNED, Outcome.SLOW), "yellow")
@@ -34,11 +34,11 @@ _OUTCOME_STYLE |= dict.fromkeys((Outcome.MISSED, Outcome.PRUNED, Outcome.SLOW), 
 def hardware_table(
     hardware: Hardware, products: Mapping[str, Mapping[KernelKind, Int8Accumulation]]
 ) -> RenderableType:
-    """What a machine runs natively, and why; and how integer kernels multiply.
+    """Return a table of native precisions with reasons, and of INT8 accumulation.
 
     Args:
-        hardware: the machine.
-        products: framework → kind of kernel → how it multiplies bytes here.
+        hardware: the hardware.
+        products: framework → kind of kernel → INT8 accumulation on this machine.
     """
     table = Table(title=f"{hardware.name}, {counted(hardware.cores, 'core')}", title_justify="left")
     for heading in ("device", "precision", "support", "reason"):
@@ -74,7 +74,7 @@ def _products_table(products: Mapping[str, Mapping[KernelKind, Int8Accumulation]
 
 
 def plan_table(plan: PrecisionPlan, exact_on: str) -> RenderableType:
-    """What every op of a converted model runs in, and where that is right."""
+    """Return a table of the ops of a plan, and the CPUs on which the model is exact."""
     table = Table(title=f"{counted(len(plan), 'op')} of the plan", title_justify="left")
     for heading in ("op", "configuration", "weight"):
         table.add_column(heading, overflow="fold")
@@ -86,11 +86,11 @@ def plan_table(plan: PrecisionPlan, exact_on: str) -> RenderableType:
 def explanation_table(
     op: Op, rows: Mapping[Precision, tuple[AmpList | None, Precision, str]]
 ) -> Table:
-    """One op: its list, what was decided and why, for every precision.
+    """Return a table that explains the precisions of one op.
 
     Args:
         op: the op.
-        rows: precision → the list of its type, what it runs in, and why.
+        rows: precision → the list of the op type, effective precision, reason.
     """
     table = Table(title=f"{op.name} ({op.type})", title_justify="left")
     for heading in ("precision", "list", "decision", "reason"):
@@ -102,7 +102,7 @@ def explanation_table(
 
 
 def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
-    """The decisions of a model, those that do most harm first."""
+    """Return a table of sensitivities, highest degradation first."""
     table = Table(title="Sensitivity of decisions", title_justify="left")
     table.add_column("tensor or op", overflow="fold")
     for heading in ("quantization noise", "corrected", "output noise", "corrected", "time saved"):
@@ -124,7 +124,7 @@ def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
 
 
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:
-    """Trials with their speed-up over FP32, where it was measured."""
+    """Return a table of trials with their speedup over FP32, if measured."""
     table = Table(title=title or None, title_justify="left")
     names = list(dict.fromkeys(name for trial, _ in rows for name in trial.metrics))
     first = ("trial", *names, "score") if names else ("trial", "accuracy")
@@ -146,7 +146,7 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
 
 
 def result_tables(report: Report, met: bool | None) -> RenderableType:
-    """The summary of a run: before and after, op counts, warnings."""
+    """Return the summary of a run: before and after, op counts, warnings."""
     parts: list[RenderableType] = [
         _before_and_after(report, met),
         op_counts_table(report.op_counts),
@@ -173,7 +173,7 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
 
 
 def verdict(report: Report, met: bool | None) -> str:
-    """What came of a run, in a line."""
+    """Return the verdict on a run in one line."""
     titles = {
         True: "The accuracy target is met",
         False: "The accuracy target is NOT met; the result is the FP32 model",
@@ -197,7 +197,7 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
 
 
 def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
-    """What is compared; of FP32, of the result, and the change, in words."""
+    """Return rows of name, FP32 value, result value and change, as text."""
     latency = f"latency, batch of {report.batch_size}" if report.batch_size else "latency"
     taken = formatting.seconds(report.baseline_latency), formatting.seconds(report.latency)
     rows = [*_accuracy_rows(report), (latency, *taken, formatting.speed(report))]
@@ -214,7 +214,7 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
 
 
 def _accuracy_rows(report: Report) -> list[tuple[str, str, str, str]]:
-    """The accuracy before and after; of metrics that each have a target, every one."""
+    """Return the accuracy rows; one per metric if each has a target."""
     baseline, value = report.baseline_accuracy, report.accuracy
     rows = [_accuracy_row(report.metric or "accuracy", baseline, value, report.target, report)]
     parts = [
@@ -232,7 +232,7 @@ def _accuracy_row(
     target: float | None,
     judged: Report | MetricFigures,
 ) -> tuple[str, str, str, str]:
-    """What measures the accuracy and what it had to reach, its values, and their difference."""
+    """Return the row of a metric: name with target, both values, difference."""
     notes = [f"target {formatting.number(target)}"] if target is not None else []
     if not judged.higher_is_better:
         notes.append("lower is better")
@@ -242,10 +242,10 @@ def _accuracy_row(
 
 
 def op_counts_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """How many ops of every type run in what.
+    """Return a table of op counts by type and precision.
 
     Args:
-        counts: op type → precision → how many.
+        counts: op type → precision → number of ops.
     """
     table = Table(title="Ops by type and precision", title_justify="left")
     table.add_column("op type")
@@ -262,14 +262,14 @@ def op_counts_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One model in a benchmark.
+    """Model in a benchmark.
 
     Attributes:
-        name: what it is called.
-        latency: seconds a batch.
-        samples: samples in a batch.
-        size: bytes of its weights.
-        speed: how many times as fast as the first model it is.
+        name: display name.
+        latency: seconds per batch.
+        samples: samples per batch.
+        size: weight size in bytes.
+        speed: speedup over the first model.
     """
 
     name: str
@@ -280,7 +280,7 @@ class BenchmarkRow:
 
 
 def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
-    """Models side by side; the first is what the others are compared with."""
+    """Return a table of models; the first is the reference of the others."""
     table = Table(title="Latency in interleaved rounds (lower decile)", title_justify="left")
     for heading in ("model", "latency per batch", "samples/s", "size of weights", "speed"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
@@ -300,7 +300,7 @@ _STYLES = {**dict.fromkeys(_YELLOW, "yellow"), **dict.fromkeys(BROKEN, "red")}
 
 
 def audit_table(ops: Iterable[AuditedOp]) -> Table:
-    """Ops with what was planned, and what ran."""
+    """Return a table of ops with planned and executed precision."""
     table = Table(title="Planned and executed precisions", title_justify="left")
     for heading in ("op", "type", "planned", "executed", "verdict", "kernels"):
         table.add_column(heading, overflow="fold")
@@ -318,7 +318,7 @@ def audit_table(ops: Iterable[AuditedOp]) -> Table:
 
 
 def audit_words(audit: Audit) -> str:
-    """What an audit comes down to, in a line or two."""
+    """Summarize an audit in one or two lines."""
     each = ", ".join(f"{count} {verdict}" for verdict, count in audit.counts().items())
     words = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned below fp32"
     words += f": {each}" if each else ""

@@ -1,6 +1,6 @@
-"""The contracts as classes of tests: a plug-in subclasses them, gives its models, and runs pytest.
+"""Contracts as test classes: a plug-in subclasses them with its models and runs pytest.
 
-They need pytest, which the extra `testing` installs.
+They require pytest (extra `testing`).
 """
 
 from neural_mp.testing.adaptor_contract import AdaptorContract

@@ -1,4 +1,4 @@
-"""What must hold for the adaptor of every framework."""
+"""Contract of adaptors."""
 
 from __future__ import annotations
 
@@ -21,71 +21,71 @@ from neural_mp.space import TuningSpace, planned_ops
 from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
 
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
-#: A plan → the net, converted.
+#: Plan → converted net.
 Convert = Callable[[PrecisionPlan], Any]
 
 
 def mixed(space: TuningSpace, seed: int) -> PrecisionPlan:
-    """A plan that has every op in one of its forms, drawn at random."""
+    """Return a plan with a random supported configuration for each op."""
     draw = np.random.default_rng(seed)
     forms = {op: space.capabilities[op].configs for op in space.tunable_ops}
     return PrecisionPlan({op: found[draw.integers(len(found))] for op, found in forms.items()})
 
 
 class AdaptorContract(OnDigits):
-    """What must hold for an adaptor, tried with a net that recognises digits.
+    """Contract of an adaptor, tested with a digit classifier.
 
-    A subclass gives the class attributes, and two fixtures: `source` and `reference`. Fixtures are
-    made once a class; no test changes a model.
+    Subclasses define the class attributes and two fixtures, `source` and `reference`. Fixtures are
+    class-scoped; tests must not modify a model.
     """
 
-    #: The name of the framework.
+    #: Name of the framework.
     framework: str
-    #: What the graph calls the net's input.
+    #: Name of the net's input in the graph.
     input_name: str
-    #: Precision that the framework has kernels in → how near to FP32 the net must stay with all
-    #: its ops in it, in decibels.
+    #: Precision with kernels in the framework → minimum SQNR in dB of the net with all its ops in
+    #: this precision.
     least_decibels: Mapping[Precision, float] = MappingProxyType({INT8: 25, BF16: 35, FP16: 50})
-    #: How near to FP32 any mix of precisions and calibration algorithms must stay, in decibels.
+    #: Minimum SQNR in dB of any mix of precisions and calibration algorithms.
     least_decibels_mixed: float = 20
-    #: A 16-bit precision that the framework has kernels in, and the casts the net needs in it;
-    #: None for a framework without.
+    #: A 16-bit precision with kernels in the framework, and the number of casts that the net needs;
+    #: None without such kernels.
     casts_in_16_bits: tuple[Precision, int] | None = (BF16, 2)
 
     @pytest.fixture(scope="class")
     @classmethod
     def source(cls) -> Any:
-        """A net of the framework, trained on digits: [batch, 1, 8, 8] or as the net flattens it."""
+        """A net of the framework, trained on digits: [batch, 1, 8, 8] or flattened."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod
     def reference(cls, source: object, images: np.ndarray) -> np.ndarray:
-        """What the framework itself computes for `images`, without this package."""
+        """Return the framework's own outputs for `images`."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod
     def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
-        """What the net is run on."""
+        """Inputs of the net."""
         return digits[1].images[:64]
 
     @pytest.fixture(scope="class")
     @classmethod
     def adaptor(cls, source: object) -> Adaptor[Any]:
-        """The adaptor, found from the net alone."""
+        """The adaptor, detected from the net."""
         return adaptor_for(source)
 
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, adaptor: Adaptor[Any], source: object, images: np.ndarray) -> Any:
-        """The net as the adaptor holds it."""
+        """The net in the adaptor's representation."""
         return adaptor.load(source, example=images)
 
     @pytest.fixture(scope="class")
     @classmethod
     def space(cls, adaptor: Adaptor[Any], model: object) -> TuningSpace:
-        """What every op may run in where everything is forced on."""
+        """The tuning space with all precisions forced on."""
         return adaptor.space(model, machine(BF16, FP16))
 
     @pytest.fixture(scope="class")
@@ -93,7 +93,7 @@ class AdaptorContract(OnDigits):
     def observations(
         cls, adaptor: Adaptor[Any], model: object, space: TuningSpace, digits: tuple[Split, Split]
     ) -> Observations:
-        """What calibration sees in a hundred digits, in two batches."""
+        """Observations of 100 digits, in two batches."""
         batches = [digits[0].images[start : start + 50] for start in (0, 50)]
         return adaptor.observe(model, batches, space)
 
@@ -102,7 +102,7 @@ class AdaptorContract(OnDigits):
     def convert(
         cls, adaptor: Adaptor[Any], model: object, space: TuningSpace, observations: Observations
     ) -> Convert:
-        """Converts the net as a plan says."""
+        """Function that converts the net by a plan."""
         return lambda plan: adaptor.convert(model, space.resolve(plan), observations, space)
 
     @pytest.fixture(scope="class")
@@ -110,7 +110,7 @@ class AdaptorContract(OnDigits):
     def audit_of(
         cls, adaptor: Adaptor[Any], space: TuningSpace, convert: Convert
     ) -> Callable[[PrecisionPlan], Audit]:
-        """Converts the net as a plan says, and audits a run."""
+        """Function that converts the net by a plan and audits a run."""
         if adaptor.kernel_trace is None:
             pytest.skip(f"{cls.framework} does not say which kernels ran")
 
@@ -246,7 +246,7 @@ class AdaptorContract(OnDigits):
         assert audited(restored, planned_ops(space, space.resolve(plan))).holds
 
     def test_a_plan_that_says_more_than_ran_does_not_hold(self, adaptor, space, convert, audit_of):
-        """Every op that a plan calls INT8 is found, where the model is one of FP32."""
+        """All ops planned in INT8 are findings if the model is FP32."""
         said = planned_ops(space, space.resolve(uniform(space, INT8)))
         fp32 = LoadedModel(adaptor, convert(space.fp32_plan()))
         found = {op.name for op in audited(fp32, said).findings}

@@ -1,4 +1,4 @@
-"""Four-list auto mixed precision, the same in every framework."""
+"""Contract of four-list auto mixed precision in all frameworks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.testing.fixtures import OnDigits, machine
 
-#: The colours of the net by the canonical lists, derived by hand from the rules: the average is
-#: INFER behind nothing in 16 bits; the exponential is dangerous, and so are the addition and the
-#: softmax behind it, and the negation between; the concatenation is drawn in by the tanh.
+#: Expected colours of the net by the canonical lists, derived by hand from the rules: the average
+#: is INFER without a 16-bit producer; the exponential is DENY, which extends to the addition and
+#: the softmax after it and the negation between; tanh (ALLOW) extends to the concatenation.
 COLOURS = {
     "avg_pool": "plain",
     "conv": "allowed",
@@ -39,25 +39,25 @@ SIXTEEN = [Precision.BF16, Precision.FP16]
 
 
 class AmpContract(OnDigits):
-    """Subclasses give `net`, in whose graph every kind of op occurs once.
+    """Contract of auto mixed precision; subclasses define `net`, with one op of each kind.
 
     [batch, 1, 8, 8] → average over 2 × 2 → convolution → relu → r;
     r → reshape → product → m; m + -exp(m) → softmax; r → mean → tanh; both concatenated.
     """
 
-    #: Kind → what the framework calls it.
+    #: Op types of these kinds in the framework.
     average: str
     softmax: str
-    #: Example inputs, where the framework cannot do without.
+    #: Example inputs, if the framework requires them.
     example: Any = None
 
     @pytest.fixture
     def net(self) -> Any:
         raise NotImplementedError
 
-    #: The kinds of op that the framework puts behind the net, to name its output.
+    #: Kinds of ops that the framework appends to name the outputs.
     outputs: tuple[str, ...] = ()
-    #: The shape of an image, as the framework has it.
+    #: Shape of an image in the framework's layout.
     shape = (1, 8, 8)
 
     @pytest.fixture
@@ -84,7 +84,7 @@ class AmpContract(OnDigits):
         return converter()
 
     def by_kind(self, values: Mapping[str, Any], graph: OpGraph, kinds: Mapping[str, Any]) -> dict:
-        """Op → anything, as kind → the same."""
+        """Convert a dict with op keys to kind keys."""
         kind_of = {op_type: kind for kind, types in kinds.items() for op_type in types}
         return {kind_of.get(graph[op].type): value for op, value in values.items()}
 
@@ -102,7 +102,7 @@ class AmpContract(OnDigits):
         able = {
             op: paint.colour.value
             for op, paint in paints.items()
-            if Precision.BF16 in space.capabilities[op].precisions  # shapes are computed apart
+            if Precision.BF16 in space.capabilities[op].precisions  # without shape ops
         }
         colours = self.by_kind(able, space.graph, adaptor.op_kinds)
         assert colours == COLOURS | dict.fromkeys(self.outputs, "allowed")
@@ -119,7 +119,7 @@ class AmpContract(OnDigits):
         return {op: config.precision.value for op, config in result.plan.items()}
 
     def changed(self, net, conf=None, precisions="bf16", **amp) -> set[str]:
-        """The types of the ops that run in something else than by default."""
+        """Return the types of the ops whose precision differs from the default."""
         before, after = self.tuned(net), self.tuned(net, conf, precisions, **amp)
         adaptor = adaptor_for(net)
         model = adaptor.load(net, example=np.zeros((2, *self.shape), np.float32))
@@ -182,7 +182,7 @@ class AmpContract(OnDigits):
         result = self.tuned(net, unsafe_force_all=True)
         assert set(self.precisions(result).values()) == {"bf16"}
         difference = np.abs(result(images) - self.tuned(net, precisions="fp32")(images))
-        # A dozen roundings to 8 bits; the exponential is of numbers of magnitude 1.
+        # Bound for a dozen roundings to 8 bits, and exponentials of magnitude 1.
         assert difference.max() < 0.1
 
     def test_the_level_of_tensorflows_own_pass_means_here_what_it_means_there(
@@ -269,7 +269,7 @@ class AmpContract(OnDigits):
         report = self.tuned(net).report
         nodes = sum(sum(by.values()) for by in report.op_counts.values())
         low = sum(by.get("bf16", 0) for by in report.op_counts.values())
-        assert low == 7 + len(self.outputs)  # as COLOURS has it
+        assert low == 7 + len(self.outputs)  # see COLOURS
         assert report.converted == (
             f"Converted {low}/{nodes} nodes to bfloat16 using {report.casts} casts",
         )

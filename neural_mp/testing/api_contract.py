@@ -1,4 +1,4 @@
-"""What users do first, for every framework: a model alone, a YAML file, a metric and data."""
+"""Contract of the basic API uses: a model alone, a YAML file, a metric and data."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ tuning:
 
 
 class ApiContract(OnDigits):
-    """What users do first; subclasses give `model`, `reference` and `hostile_net` as fixtures."""
+    """API contract; subclasses define the fixtures `model`, `reference` and `hostile_net`."""
 
     framework: str
-    #: What the framework's own object is.
+    #: Type of the framework's own object.
     native: type
-    #: What it calls a convolution.
+    #: Op type of a convolution.
     convolution: str
-    #: What the net calls its image.
+    #: Name of the net's input.
     image = "image"
-    #: The casts that the net needs in BF16; None where every result is rounded by casts.
+    #: Number of casts in BF16; None if every result is rounded by casts.
     casts: int | None = 2
 
     @pytest.fixture
@@ -49,25 +49,25 @@ class ApiContract(OnDigits):
 
     @pytest.fixture
     def reference(self, digits) -> np.ndarray:
-        """What the framework computes for the test images, without us."""
+        """The framework's own outputs for the test images."""
         raise NotImplementedError
 
     @pytest.fixture
     def hostile_net(self) -> Any:
         """A net of eight convolutions and a dense layer, with an outlier.
 
-        Between the second and the third convolution one channel is 1024 times as large as it was,
-        and the weights that read it are as much smaller.
+        Between the second and the third convolution, one channel is scaled by 1024, and the weights
+        that consume it by 1/1024.
         """
         raise NotImplementedError
 
     @pytest.fixture
     def accuracy(self) -> Accuracy:
-        """The metric, new for every test."""
+        """A new metric for each test."""
         return Accuracy()
 
     def test_memory_of_a_run_is_the_same_on_every_call(self, model, digits):
-        """It is told from the graph, so that no other tenant of the process has a part in it."""
+        """Derived from the graph, so independent of other memory in the process."""
         found = []
         for _ in range(2):
             converter = MixedPrecision()
@@ -93,7 +93,7 @@ class ApiContract(OnDigits):
         optimized_model = converter()
 
         lowest = "fp16" if precisions == "fp16" else "bf16"
-        # Means overflow FP16, and so are denied to it.
+        # Means overflow FP16 and are on its DENY list.
         assert {config.precision for config in optimized_model.plan.values()} - {"fp32"} == {lowest}
         assert optimized_model.report.op_counts[self.convolution] == {lowest: 6}
         assert optimized_model.met is None
@@ -202,13 +202,13 @@ class ApiContract(OnDigits):
 
     @pytest.mark.parametrize("strategy", ["basic", "mincut"])
     def test_one_bad_channel_does_not_cost_the_rest(self, hostile_net, digits, accuracy, strategy):
-        """The INT8-hostile net: all-INT8 misses, and yet most of the layers stay in INT8."""
+        """The INT8-hostile net: all-INT8 misses the target, but most layers stay in INT8."""
         converter = MixedPrecision()
         converter.hardware = machine()
         converter.precisions = "int8"
         converter.strategy = strategy
-        # Of all plans that met the target the smallest: which is the fastest by a few microseconds
-        # is decided by what else the machine does.
+        # The result is the smallest plan that met the target, since differences of microseconds in
+        # latency depend on the load of the machine.
         converter.objective = "modelsize"
         converter.metric = accuracy
         converter.calib_dataloader = digits[0].loader()
@@ -218,7 +218,7 @@ class ApiContract(OnDigits):
         assert result.met
         kept = [op for op, config in result.plan.items() if config.precision == "int8"]
         trials = [(trial.accuracy, trial.plan) for trial in result.trials]
-        if strategy == "mincut":  # which repairs the channel
+        if strategy == "mincut":  # corrects the channel
             assert len(result.trials) <= 3, trials
             assert len(kept) >= 7, trials
         else:

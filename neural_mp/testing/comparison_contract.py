@@ -1,4 +1,4 @@
-"""Two models of one origin, compared op by op."""
+"""Contract of the op-by-op comparison of two models."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ INT8, BF16 = Precision.INT8, Precision.BF16
 
 
 class ComparisonContract(OnDigits):
-    """What must hold for an adaptor with `op_outputs`.
+    """Contract of an adaptor with `op_outputs`.
 
-    Subclasses give a net of 8 convolutions with ReLU, a max pooling behind the fourth, and a dense
+    Subclasses define a net of 8 convolutions with ReLU, a max pooling after the fourth, and a dense
     layer.
     """
 
     framework: str
-    #: The types of a convolution, and of the op that computes its result where it has a bias.
+    #: Op type of a convolution.
     convolution: str
 
     @pytest.fixture(scope="class")
     @classmethod
     def source(cls) -> Any:
-        """The net, as its framework has it."""
+        """The net as an object of the framework."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod
     def planted(cls, source: Any) -> Callable[[float], Any]:
-        """A factor → what is loaded of the net with the weights and bias of convolution 6 times it.
+        """Function: factor → loadable net with weights and bias of convolution 6 scaled by it.
 
-        The ops must have the same names.
+        Op names must not change.
         """
         raise NotImplementedError
 
     @staticmethod
     def own(source: Any, images: np.ndarray) -> np.ndarray:
-        """What the framework itself computes for convolution 6, before its ReLU."""
+        """Return the framework's own output of convolution 6, before its ReLU."""
         raise NotImplementedError
 
     @staticmethod
     def first_layer(source: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Weight, [outputs, inputs, height, width], and bias of convolution 1."""
+        """Return weight, [outputs, inputs, height, width], and bias of convolution 1."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod
     def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
-        """What the nets are run on."""
+        """Inputs of the nets."""
         return digits[1].images[:64]
 
     @pytest.fixture(scope="class")
     @classmethod
     def made(cls, source: Any, planted: Any, images: np.ndarray) -> Made:
-        """The net in several forms."""
+        """The net in several versions."""
         return Made(cls, source, planted, images)
 
     def test_a_planted_difference_is_found_at_its_op_and_has_the_figures_of_numpy(
@@ -96,7 +96,7 @@ class ComparisonContract(OnDigits):
         assert found.layers[-1].sqnr == pytest.approx(output.sqnr, abs=0.01)
 
     def test_integers_are_read_with_the_scale_of_their_own_tensor(self, made, source, images):
-        """The first convolution with its ReLU, in whole numbers of numpy."""
+        """Integer reference of the first convolution with ReLU, in numpy."""
         weight, bias = self.first_layer(source)
         image, size = made.scales(made.graph.inputs[0])
         out_scale, out_zero = made.scales(made.relus[0])
@@ -116,7 +116,7 @@ class ComparisonContract(OnDigits):
 
     @staticmethod
     def channels_first(images: np.ndarray) -> np.ndarray:
-        """The images as [batch, channels, height, width]."""
+        """Return the images as [batch, channels, height, width]."""
         return images
 
     def test_ops_within_a_kernel_are_left_out_and_named_with_its_result(self, made, images):
@@ -158,7 +158,7 @@ class ComparisonContract(OnDigits):
 
     def test_few_results_are_held_at_once(self, made, images, monkeypatch):
         whole = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
-        limit = 1 << 19  # a result of 32 channels of 64 pixels of 64 images is as large as that
+        limit = 1 << 19  # bytes of one result: 32 channels, 64 pixels, 64 images
         monkeypatch.setattr(op_outputs, "HELD_BYTES", limit)
         values, sizes = LoadedModel.values, list[list[int]]()
 
@@ -174,7 +174,7 @@ class ComparisonContract(OnDigits):
 
         monkeypatch.setattr(LoadedModel, "values", watched)
         parts = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
-        # Of the first few results, in both models, it is not known how large they are.
+        # The sizes of the first results of both models are not known in advance.
         assert len(sizes) > 12
         assert all(sum(held) <= limit or len(held) == 1 for held in sizes[2:])
         assert parts.left_out == whole.left_out
@@ -184,7 +184,7 @@ class ComparisonContract(OnDigits):
 
 
 class Made:
-    """The net in several forms."""
+    """Versions of the net."""
 
     def __init__(self, contract: Any, source: Any, planted: Any, images: np.ndarray) -> None:
         self.adaptor = adaptor_for(source)
@@ -221,12 +221,12 @@ class Made:
 
 
 def integers(values: np.ndarray, scale: float, zero_point: int) -> np.ndarray:
-    """What uint8 holds of real numbers."""
+    """Return the uint8 values of quantized floats."""
     return np.clip(np.floor(values / scale + zero_point + 0.5), 0, 255)
 
 
 def convolved(images: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """A convolution of 3×3 with zeros around, in float64."""
+    """Return a 3×3 convolution with zero padding in float64."""
     padded = np.pad(images.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
     return np.einsum("nchwij,ocij->nohw", windows, weight.astype(np.float64))

@@ -1,4 +1,4 @@
-"""Repairs of INT8 layers, the same in every framework."""
+"""Contract of the corrections of INT8 layers in all frameworks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise
 
 INT8 = Precision.INT8
 MACHINE = machine()
-#: How much larger the outlier channels are.
+#: Scale of the outlier channels.
 FACTOR = 1024.0
 
 
 class RepairCase:
-    """A net with all that is known of it before it is converted."""
+    """Net with its tuning space, observations and plans before conversion."""
 
     def __init__(self, source: object, images: np.ndarray) -> None:
         self.source, self.images = source, images
@@ -47,7 +47,7 @@ class RepairCase:
         return self.adaptor.convert(self.model, self.space.resolve(plan), self.observed, self.space)
 
     def in_fp32(self, plan: PrecisionPlan) -> Any:
-        """The model with the repairs of a plan and nothing rounded."""
+        """Return the FP32 model with the corrections of a plan."""
         resolved = self.space.resolve(plan).plan
         return apply_corrections(self.adaptor, self.model, resolved, self.observed, self.space)[0]
 
@@ -56,15 +56,15 @@ class RepairCase:
 
 
 class CorrectionContract(OnDigits):
-    """Subclasses give nets over [batch, 1, 8, 8], or with channels last, as fixtures.
+    """Contract of corrections; subclasses define fixtures of nets over [batch, 1, 8, 8] or NHWC.
 
     `net`: convolution, ReLU, grouped convolution, ReLU, max pooling, convolution, ReLU, a layer
-    norm over the channels, and two dense layers of which the product is the output. Of what each
-    of the first two convolutions and the norm write, one channel is `FACTOR` times as large as it
-    was, and what is read of it as much smaller. `residual`: convolution, ReLU, and the output of a
-    second convolution added to what it reads. `two_outputs`: the same two convolutions, and what
-    lies between them is an output too. `normed`: a layer norm over the last axis with such an
-    outlier, and a dense layer.
+    norm over the channels, and two dense layers, whose product is the output. One output channel of
+    each of the first two convolutions and the norm is scaled by `FACTOR`, and the weights that
+    consume it by 1/`FACTOR`. `residual`: convolution, ReLU, and a second convolution whose input is
+    added to its output. `two_outputs`: the same two convolutions, with the intermediate tensor as a
+    second output. `normed`: a layer norm over the last axis with such an outlier, and a dense
+    layer.
     """
 
     @pytest.fixture(scope="class")
@@ -104,12 +104,12 @@ class CorrectionContract(OnDigits):
     def test_the_noise_that_is_predicted_falls(self, case):
         after = corrected_nsr(case.observed, case.best)
         for tensor in case.best:
-            assert after[tensor] < 0.1 * case.observed.noise[tensor]
+            assert after[tensor] < 0.1 * case.observed.nsr[tensor]
 
     @pytest.mark.parametrize("repair", ["equalize", "smooth"])
     def test_in_fp32_the_model_stays_as_it_was(self, case, repair):
-        able = {t: repair for t in case.best if repair in case.observed.repaired[t]}
-        assert len(able) == (3 if repair == "smooth" else 2)  # a norm has no inputs to equalize by
+        able = {t: repair for t in case.best if repair in case.observed.corrected_nsr[t]}
+        assert len(able) == (3 if repair == "smooth" else 2)  # norms: no equalization
         model = case.in_fp32(with_corrections(case.plain, case.space, able))
         assert signal_to_noise(case.reference, case.run(model)) > 100
 
@@ -149,12 +149,12 @@ class CorrectionContract(OnDigits):
         errors = [case.run(case.convert(plan)) - case.reference for plan in plans]
         before, after = (np.abs(error.reshape(-1, error.shape[-1]).mean(0)) for error in errors)
         assert after.mean() < 0.2 * before.mean()
-        # What is corrected is the weight's: as large as rounding makes it, and no larger.
+        # Only rounding errors of the weight are corrected, so the change is small.
         assert signal_to_noise(case.reference, case.reference + errors[1]) > 30
 
     @pytest.mark.parametrize("repair", ["equalize", "smooth", "bias_correction"])
     def test_a_repair_that_an_op_cannot_have_is_refused_by_name(self, case, repair):
-        first = case.space.tunable_ops[0]  # reads the images, which nothing writes
+        first = case.space.tunable_ops[0]  # consumes the images, which have no producer
         with pytest.raises(PlanError, match=first):
             case.convert(case.asking(first, repair))
 

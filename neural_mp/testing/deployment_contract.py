@@ -1,4 +1,4 @@
-"""A model made for one sort of processor and loaded on another."""
+"""Contract of models converted for one CPU and loaded on another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from neural_mp.testing.fixtures import OnDigits, machine, signal_to_noise, unifo
 
 INT8 = Precision.INT8
 
-#: Decibels that a small net keeps in INT8 with weights of ±63; saturated, it has less than ten.
+#: Minimum SQNR in dB of a small net in INT8 with weights of ±63; below 10 dB if saturated.
 LEAST = 25
 _LOADED = """
 import json, sys
@@ -41,7 +41,7 @@ print(json.dumps({"outputs": outputs.tolist(), "warnings": list(result.report.wa
 
 @dataclass(frozen=True)
 class Made:
-    """A net made for a target, and what FP32 computes."""
+    """Net converted for a target, with FP32 reference outputs."""
 
     result: OptimizedModel
     images: np.ndarray
@@ -51,7 +51,7 @@ class Made:
 def loaded_under(
     limit: str | None, folder: Path, images: np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
-    """What a saved model computes in a process with this limit of oneDNN's, and its warnings."""
+    """Return the outputs and warnings of a saved model in a process with a oneDNN ISA limit."""
     np.save(folder.parent / "images.npy", images)
     environment = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
     if limit is not None:
@@ -69,14 +69,14 @@ def loaded_under(
 
 
 class DeploymentContract(OnDigits):
-    """What must hold for an adaptor with `portability`; subclasses give a net trained on digits."""
+    """Contract of an adaptor with `portability`; subclasses define a net trained on digits."""
 
-    #: Whether `ONEDNN_MAX_CPU_ISA` makes the runtime do as an older processor.
+    #: Whether `ONEDNN_MAX_CPU_ISA` makes the runtime behave like an older CPU.
     heeds_onednn = True
 
     @pytest.fixture
     def net(self) -> Any:
-        """The net: [batch, 1, 8, 8] or as it flattens them."""
+        """The net: [batch, 1, 8, 8] or flattened."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -85,7 +85,8 @@ class DeploymentContract(OnDigits):
             images = digits[1].images[:60]
             adaptor = adaptor_for(net)
             model = adaptor.load(net, example=images)
-            # The adaptor is asked, not the face, which refuses what cannot be checked here.
+            # The adaptor is called directly, since the API refuses targets that cannot be checked
+            # here.
             space = adaptor.space(model, machine().for_target(target))
             observed = adaptor.observe(model, [digits[0].images[:100]], space)
             plan = space.resolve(uniform(space, INT8))
@@ -147,7 +148,7 @@ class DeploymentContract(OnDigits):
         result = converter()
         specs = [str(c.weight) for c in result.plan.values() if c.approach == "static" and c.weight]
         assert specs
-        assert sum("reduced_range" in spec for spec in specs) >= len(specs) - 2  # but depthwise
+        assert sum("reduced_range" in spec for spec in specs) >= len(specs) - 2  # except depthwise
         assert result.exact_on == "every CPU"
 
     def test_a_plan_of_another_machine_is_replayed_with_weights_that_are_right(

@@ -1,4 +1,4 @@
-"""What all contracts start from."""
+"""Common fixtures of all contracts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.space import TuningSpace
 
-#: The flags of this CPU that decide on INT8, and on nothing else.
+#: CPU flags that determine INT8 support only.
 INTEGER_FLAGS = detect({}).flags & frozenset(NATIVE_FLAGS[Precision.INT8])
 
 
 def machine(*forced: Precision) -> Hardware:
-    """This machine without its 16-bit instructions, and with what is forced on."""
+    """Return this machine without native 16-bit support, with `forced` precisions enabled."""
     return Hardware("this machine", INTEGER_FLAGS, 2, forced=frozenset(forced))
 
 
 def signal_to_noise(reference: np.ndarray, given: np.ndarray) -> float:
-    """The signal-to-noise ratio of an array beside its reference, in decibels."""
+    """Return the SQNR of an array in dB."""
     noise = max(float(np.linalg.norm(reference - given)), 1e-12)
     return float(20 * np.log10(float(np.linalg.norm(reference)) / noise))
 
 
 def uniform(space: TuningSpace, precision: Precision) -> PrecisionPlan:
-    """Every decided op in a precision where it can run in it, the rest in FP32."""
+    """Return a plan with all tunable ops in `precision` if supported, else FP32."""
     return PrecisionPlan(
         {op: space.capabilities[op].config(precision) or FP32 for op in space.tunable_ops}
     )
@@ -40,7 +40,7 @@ def uniform(space: TuningSpace, precision: Precision) -> PrecisionPlan:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A part of scikit-learn's handwritten digits: `split[i]` is `(image, label)`.
+    """Part of scikit-learn's handwritten digits: `split[i]` is `(image, label)`.
 
     Attributes:
         images: float32 in 0…1, shape [samples, 1, 8, 8].
@@ -57,13 +57,13 @@ class Split:
         return self.images[index], self.labels[index]
 
     def loader(self, batch_size: int = 100) -> DataLoader:
-        """The split in batches."""
+        """Return a loader of the split."""
         return DataLoader(self, batch_size=batch_size)
 
 
 @cache
 def digits() -> tuple[Split, Split]:
-    """The training part, of 1200 digits, and the test part, of 597."""
+    """Return the training part (1200 digits) and the test part (597)."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -76,34 +76,34 @@ def digits() -> tuple[Split, Split]:
 
 
 class Accuracy:
-    """The metric a user would write; counts how often it was evaluated."""
+    """Accuracy metric as a user would write it, with a count of evaluations."""
 
     def __init__(self) -> None:
         self.evaluations = 0
         self.reset()
 
     def reset(self) -> None:
-        """Forget the batches seen."""
+        """Reset the state."""
         self.right = self.all = 0
 
     def update(self, preds: object, labels: Any) -> None:
-        """Count the right answers of a batch."""
+        """Count the correct predictions of a batch."""
         self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels)).sum())
         self.all += len(labels)
 
     def result(self) -> float:
-        """The share of right answers."""
+        """Return the fraction of correct predictions."""
         self.evaluations += 1
         return self.right / self.all
 
 
 class OnDigits:
-    """Tests on scikit-learn's digits; the records of runs stay in the folder of the test."""
+    """Tests on scikit-learn's digits; run records stay in the folder of the test."""
 
     @pytest.fixture(scope="session")
     @classmethod
     def digits(cls) -> tuple[Split, Split]:
-        """The digits to train and calibrate with, and those to look at."""
+        """The digits for training and calibration, and those for evaluation."""
         return digits()
 
     @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
-"""Integer kernels with bytes at the end of their range, against whole numbers in numpy.
+"""Contract of INT8 kernels at the ends of the range, against integer arithmetic in numpy.
 
-On x86 without VNNI sums of two products saturate at 16 bits; whatever the processor, what comes out
-must be within a step of the whole numbers.
+On x86 without VNNI, sums of two products saturate at 16 bits; results must nevertheless be within
+one quantization step of the exact values on every CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIDE, ROWS = 9, 6
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, channels first; weights [outputs, inputs of a group, 3, 3], or [outputs, inputs]."""
+    """Test case: a layer with channels first."""
 
     inputs: int
     outputs: int
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """[outputs, inputs of a group, 3, 3], or [outputs, inputs]."""
+        """[outputs, inputs per group, 3, 3], or [outputs, inputs]."""
         shape = (self.outputs, self.inputs // self.groups)
         return shape if self.dense else (*shape, 3, 3)
 
@@ -65,7 +65,7 @@ CASES = {
 
 
 def stored_input(shape: tuple[int, ...], worst: bool) -> tuple[np.ndarray, float]:
-    """Real numbers that uint8 holds exactly, and their step; at worst, most are 255."""
+    """Return floats that uint8 represents exactly, and their step; in the worst case mostly 255."""
     draw = np.random.default_rng(0)
     stored = draw.choice([255, 255, 255, 0], shape) if worst else draw.integers(0, 256, shape)
     stored[0] = 255 if worst else stored[0]
@@ -75,7 +75,7 @@ def stored_input(shape: tuple[int, ...], worst: bool) -> tuple[np.ndarray, float
 
 
 def weight_for(case: Case, worst: bool) -> np.ndarray:
-    """At worst all as large as can be, in one direction and in the other."""
+    """Return weights; in the worst case all of maximum magnitude, with one sign per output."""
     draw = np.random.default_rng(1)
     if worst:
         signs = draw.choice([-1.0, 1.0], (case.outputs, *[1] * (len(case.weight_shape) - 1)))
@@ -84,13 +84,13 @@ def weight_for(case: Case, worst: bool) -> np.ndarray:
 
 
 def whole_numbers(weight: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """A weight in steps, at most `limit` of them, and the step of every output."""
+    """Return the weight quantized to ±`limit`, and the step of each output."""
     steps = np.abs(weight.astype(np.float64)).reshape(len(weight), -1).max(1) / limit
     return np.rint(weight / steps.reshape(-1, *[1] * (weight.ndim - 1))).astype(np.int64), steps
 
 
 def product(case: Case, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """In whole numbers; of a convolution, padded by zeros to the size of its input."""
+    """Return the exact result in integers; convolutions are zero-padded to the input size."""
     if case.dense:
         return x @ weight.T
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
@@ -106,16 +106,16 @@ def product(case: Case, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 class AccumulationContract:
-    """What must hold for integer kernels; subclasses build models of the cases they have."""
+    """Contract of INT8 kernels; subclasses build a model for each case."""
 
     framework: str
     cases = tuple(CASES)
     approaches: tuple[str, ...] = ("static",)
 
     def source(self, case: Case, weight: np.ndarray) -> Any:
-        """A model of the framework: [batch, inputs, SIDE, SIDE] or [batch, inputs] → the result.
+        """Return a model: [batch, inputs, SIDE, SIDE] or [batch, inputs] → the result.
 
-        With padding of one, without a bias; the residual sum adds the input.
+        Padding is one, without bias; the residual sum adds the input.
         """
         raise NotImplementedError
 
@@ -157,7 +157,7 @@ class AccumulationContract:
             exact = product(case, stored, integers) * step * column
         exact = exact + x if case.residual else exact
         exact = np.maximum(exact, 0) if case.relu else exact
-        # What is stored on the way holds what FP32 gives, and no more.
+        # Intermediate tensors are clipped to the FP32 range.
         fp32 = adaptor.predict(model, (x,))
         low, high = min(fp32.min(), 0.0), max(fp32.max(), 0.0)
         found = adaptor.predict(converted, (x,))
@@ -165,7 +165,7 @@ class AccumulationContract:
         assert off <= 1.02 * (high - low) / 255, f"{off / ((high - low) / 255):.1f} steps"
 
     def test_a_plan_for_exact_products_is_wrong_where_they_saturate_and_only_there(self):
-        """The promise above is worth something: a wide weight shows what the processor does."""
+        """Full-range weights must fail if the CPU saturates, so the contract is not vacuous."""
         case = CASES["dense"]
         x, _ = stored_input(case.input_shape, True)
         other = replace(machine().for_target("vnni"))

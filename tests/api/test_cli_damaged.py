@@ -13,8 +13,8 @@ PLANS = {
     "a list for a precision": ("ops: {head: [fp32]}", "ops.head: expected a precision"),
     "aliases without end": ("ops: &a {head: *a}", "stands for nothing before it"),
     "no number": (
-        "ops: {head: fp32}\nobservations: {noise: {head: abc}}",
-        "observations.noise.head: expected a number, found 'abc'",
+        "ops: {head: fp32}\nobservations: {nsr: {head: abc}}",
+        "observations.nsr.head: expected a number, found 'abc'",
     ),
     "brackets": (f"ops: {'[' * 100_000}", "nested too deeply"),
 }
@@ -44,7 +44,7 @@ def test_a_plan_file(command, name, run):
 )
 def test_a_saved_model(arguments, file, message, run):
     Path("saved").mkdir()
-    (Path("saved") / file).write_text('{"neural_mp": 1}')
+    (Path("saved") / file).write_text('{"neural_mp": 2}')
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert len(err.strip().splitlines()) == 1

@@ -31,9 +31,7 @@ def test_every_decision_has_a_row_and_the_hostile_tensor_is_seen(converter):
     assert worst.repair is not None
     assert worst.repaired_noise < 0.5 * worst.noise
     assert worst.repaired_output_noise < worst.output_noise
-    assert [row.ranking_loss for row in report] == sorted(
-        (row.ranking_loss for row in report), reverse=True
-    )
+    assert [row.harm for row in report] == sorted((row.harm for row in report), reverse=True)
 
 
 def test_noise_at_the_outputs_is_that_of_the_model_with_one_layer_in_int8(
@@ -67,7 +65,7 @@ def test_a_result_tells_what_its_run_measured_and_why_ops_run_as_they_do(
     result = converter()
     rows = {row.ops[0]: row for row in result.sensitivity()}
     assert "6" not in rows  # what may not run in INT8 is no decision
-    assert rows["4"].effective_precision == "int8"
+    assert rows["4"].runs_in == "int8"
     assert rows["4"].reason.startswith("repaired: ")
     assert all(row.seconds_gained is not None for row in rows.values())
 

@@ -134,7 +134,7 @@ def test_a_run_that_did_not_end_has_its_trials_and_no_ending(converter, stored, 
     def killed(*arguments):
         raise SystemExit
 
-    monkeypatch.setattr(tuner, "choose", killed)
+    monkeypatch.setattr(tuner, "select", killed)
     with pytest.raises(SystemExit):
         converter()
     record = stored()

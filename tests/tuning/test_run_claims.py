@@ -136,12 +136,12 @@ def test_two_threads_of_a_process_do_not_share_a_run(begin):
 
 def test_another_process_of_the_same_number_is_not_the_one_that_had_it(begin, elsewhere, url):
     other = elsewhere()
-    row(url, other.name, lambda values: values["process"].update(began=1e9))
+    row(url, other.name, lambda values: values["process"].update(started=1e9))
     assert begin(resume=True).name == other.name
 
 
 def _away(values):
-    values["process"].update(host="far", place="another machine")
+    values["process"].update(host="far", namespace="another machine")
 
 
 def test_who_cannot_be_seen_is_dead_once_he_gives_no_sign_of_life(begin, url, monkeypatch):

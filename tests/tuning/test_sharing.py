@@ -53,7 +53,7 @@ class Here(Executor):
         self.made.append(self)
 
     @property
-    def width(self):
+    def capacity(self):
         return WIDTH
 
     def submit(self, task, seconds):

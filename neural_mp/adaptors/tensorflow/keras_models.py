@@ -152,7 +152,7 @@ def traced(
     """
     structure = _taken(model, example)
     if shapes is not None:
-        structure = open_trainable(structure, shapes)
+        structure = reshaped_specs(structure, shapes)
     names = input_names(structure)
     specs = [
         tf.TensorSpec(spec.shape, spec.dtype, name=name)
@@ -232,7 +232,7 @@ def open_spec(value: object) -> tf.TensorSpec:
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], dtype)
 
 
-def open_trainable(structure: object, shapes: Shapes) -> Any:
+def reshaped_specs(structure: object, shapes: Shapes) -> Any:
     """Return specifications of inputs with other shapes, by position or by name.
 
     Raises:

@@ -196,7 +196,7 @@ def _concrete(function: tf.types.experimental.GenericFunction, wanted: InputSpec
     values = list(shown) if isinstance(shown, tuple | list) else [shown]
     specs = tf.nest.map_structure(keras_models.open_spec, values)
     if wanted.shapes is not None:
-        specs = keras_models.open_trainable(specs, wanted.shapes)
+        specs = keras_models.reshaped_specs(specs, wanted.shapes)
     try:
         return function.get_concrete_function(*specs)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""One page that shows a run."""
+"""The HTML page of a run."""
 
 from neural_mp.reporting.page.document import cell_of, page_of, report_cell, write_page
 

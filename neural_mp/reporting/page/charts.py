@@ -1,4 +1,4 @@
-"""Bars, and points on lines."""
+"""SVG charts: bars, and points on lines."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from neural_mp.util.html import Child, Element, element
 
 
 def card(title: str, lead: Child, *content: Child, kind: str = "") -> Element:
-    """A section with a heading and a sentence below it."""
+    """Return a section with a heading and an introduction."""
     said = element("p", lead, class_="lead") if lead else None
     return element("section", element("h2", title), said, content, class_=f"card {kind}".rstrip())
 
 
 def none(words: str) -> Element:
-    """What stands where there is nothing to show."""
+    """Return a placeholder for missing content."""
     return element("p", words, class_="none")
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Element:
-    """Names and what they are."""
+    """Return a list of names and values."""
     return element(
         "dl", [[element("dt", name), element("dd", value)] for name, value in pairs], class_="facts"
     )
 
 
 def scrolling(content: Element, what: str, kind: str = "") -> Element:
-    """What is wider or longer than the page lets it be; keys scroll it, too."""
+    """Return a scrollable area that also accepts keyboard input."""
     return element(
         "div",
         content,
@@ -41,30 +41,30 @@ def scrolling(content: Element, what: str, kind: str = "") -> Element:
 
 
 def name(text: str) -> Element:
-    """The name of an op or a tensor."""
+    """Return the name of an op or a tensor as an element."""
     return element("code", text)
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Words with a dot between them, empty ones left out."""
+    """Join the non-empty texts with a middle dot."""
     return " · ".join(part for part in parts if part)
 
 
-#: Charts of less width than this are for half of the page.
+#: Narrower charts fill half of the page.
 _FULL_WIDTH = 1000
-#: How people write precisions.
+#: Display names of precisions.
 NAMES = {Precision.INT8: "INT8", Precision.BF16: "BF16", Precision.FP16: "FP16"}
 NAMES |= {Precision.FP32: "FP32"}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Values on a line of a picture.
+    """Linear or logarithmic axis of a chart.
 
     Attributes:
-        low, high: the values at its ends.
-        start, end: where these lie, in the picture's units.
-        logarithmic: whether equal ratios are equally long.
+        low, high: values at the ends.
+        start, end: positions of the ends in SVG units.
+        logarithmic: whether the axis is logarithmic.
     """
 
     low: float
@@ -74,7 +74,7 @@ class Scale:
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
-        """Where a value lies; one beyond an end lies at the end."""
+        """Return the position of a value, clipped to the ends."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.logarithmic:
             low, high, value = log10(low), log10(high), log10(value)
@@ -82,7 +82,7 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
     def ticks(self, wanted: int = 5) -> list[float]:
-        """Round values along the line, about as many as wanted."""
+        """Return about `wanted` round values along the axis."""
         if self.logarithmic:
             first, last = round(log10(self.low)), round(log10(self.high))
             step = max(1, ceil((last - first) / wanted))
@@ -98,7 +98,7 @@ class Scale:
 
 
 def percent(value: float) -> str:
-    """A share as people read it."""
+    """Format a fraction as a percentage."""
     if value >= 0.1 or value <= 0:
         return f"{value:.0%}"
     digits = max(1 - floor(log10(value * 100)), 0)
@@ -107,10 +107,10 @@ def percent(value: float) -> str:
 
 
 def both(make: Callable[[bool], Element]) -> list[Element]:
-    """A chart drawn twice, for wide and for narrow screens: scaled down, its words are too small.
+    """Draw a chart for wide and for narrow screens, since scaled-down text is illegible.
 
     Args:
-        make: draws it; told whether the screen is narrow.
+        make: draws the chart; the argument is whether the screen is narrow.
     """
     return [
         element("div", make(False), class_="wide"),
@@ -119,13 +119,13 @@ def both(make: Callable[[bool], Element]) -> list[Element]:
 
 
 def picture(width: float, height: float, said: str, *children: Child) -> Element:
-    """An SVG that fills the width there is.
+    """Return an SVG that fills the available width.
 
     Args:
-        width: in its own units.
-        height: the same.
-        said: what it shows, for those who cannot see it.
-        children: its elements.
+        width: width in SVG units.
+        height: height in SVG units.
+        said: text alternative for screen readers.
+        children: child elements.
     """
     return element(
         "svg",
@@ -139,22 +139,22 @@ def picture(width: float, height: float, said: str, *children: Child) -> Element
 
 
 def _size(width: float) -> str:
-    """The class of charts that are not to fill the whole page, where they stand alone."""
+    """Return the class that limits the width of small charts."""
     return "half" if width < _FULL_WIDTH else ""
 
 
 def text(words: str, x: float, y: float, kind: str, anchor: str = "start") -> Element:
-    """A line of text in a picture."""
+    """Return a line of text."""
     return element("text", words, x=x, y=y, class_=kind, text_anchor=anchor)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Element:
-    """A straight line."""
+    """Return a straight line."""
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
 
 
 def mark(shape: str, x: float, y: float, kind: str, radius: float = 6) -> Element:
-    """A point of a chart: `circle`, `cross`, `diamond`, `triangle` or `star`."""
+    """Return a point marker: `circle`, `cross`, `diamond`, `triangle` or `star`."""
     if shape == "circle":
         return element("circle", cx=x, cy=y, r=radius, class_=kind)
     if shape == "cross":
@@ -172,7 +172,7 @@ def mark(shape: str, x: float, y: float, kind: str, radius: float = 6) -> Elemen
 
 
 def legend(entries: list[tuple[str, str]]) -> Element:
-    """What the colours of a chart mean: class of a swatch and words."""
+    """Return a legend from pairs of swatch class and text."""
     return element(
         "ul",
         [element("li", element("i", class_=f"swatch {kind}"), words) for kind, words in entries],
@@ -180,24 +180,24 @@ def legend(entries: list[tuple[str, str]]) -> Element:
     )
 
 
-#: The least that a logarithmic scale shows.
+#: Lower bound of logarithmic axes.
 _LEAST = 1e-7
 _BAR = 8
 _ROW = 21
-#: Width of a letter of a name, and of the words in a bar.
+#: Character width of names, and of labels in bars.
 _LETTER, _WORD_LETTER = 6.9, 7.2
 
 
 @dataclass(frozen=True)
 class Part:
-    """A bar, a part of one, or a point.
+    """Bar, segment of a bar, or point.
 
     Attributes:
-        value: how long it is, or where.
-        kind: its classes.
-        said: what it shows.
-        label: words in it, where they fit.
-        shape: of a point.
+        value: length or position.
+        kind: CSS classes.
+        said: tooltip.
+        label: text inside the bar, if it fits.
+        shape: marker of a point.
     """
 
     value: float
@@ -209,13 +209,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """Bars or points of one thing.
+    """Row of bars or points.
 
     Attributes:
-        name: of the thing.
-        parts: its bars, or its points.
-        note: words behind them.
-        linked: how many of the points, from the first, a line joins.
+        name: row name.
+        parts: bars or points.
+        note: text after the bars or points.
+        linked: number of leading points joined by a line.
     """
 
     name: str
@@ -225,12 +225,12 @@ class Row:
 
 
 def stacked(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> Element:
-    """One bar of parts side by side.
+    """Draw a stacked bar.
 
     Args:
-        parts: from left to right.
-        narrow: whether the screen is.
-        whole: what the full width stands for; all parts by default.
+        parts: segments from left to right.
+        narrow: whether the screen is narrow.
+        whole: value of the full width; default: sum of the segments.
     """
     width, height = (340 if narrow else 560), 26
     total = whole or sum(part.value for part in parts) or 1.0
@@ -249,7 +249,7 @@ def stacked(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> 
 
 
 def bars(rows: Sequence[Row], narrow: bool) -> Element:
-    """Bars under each other, all on one scale from zero."""
+    """Draw rows of bars on a common scale from zero."""
     width, label = (350, 112) if narrow else (560, 190)
     most = max(part.value for row in rows for part in row.parts)
     scale = Scale(0.0, most or 1.0, label, width - (50 if narrow else 66))
@@ -276,13 +276,13 @@ def bars(rows: Sequence[Row], narrow: bool) -> Element:
 def points(
     rows: Sequence[Row], narrow: bool, wide: bool = False, limit: float | None = None
 ) -> Element:
-    """Shares as points on a logarithmic scale.
+    """Draw rows of fractions as points on a logarithmic scale.
 
     Args:
-        rows: each with its points.
-        narrow: whether the screen is.
-        wide: whether the chart has the whole width of the page.
-        limit: a share that is marked.
+        rows: rows of points.
+        narrow: whether the screen is narrow.
+        wide: whether the chart has the full page width.
+        limit: fraction to mark.
     """
     width, label = (350, 112) if narrow else (1180, 300) if wide else (560, 190)
     values = [max(part.value, _LEAST) for row in rows for part in row.parts]
@@ -316,12 +316,12 @@ def _points_of(row: Row, scale: Scale, label: float, y: float) -> list[Child]:
 
 
 def ranges(rows: Sequence[Row], narrow: bool, marked: float) -> Element:
-    """A value with what lies below and above it for every row: three parts, the middle first.
+    """Draw a value with its interval for each row.
 
     Args:
-        rows: each with three parts: the value, the lower and the upper end.
-        narrow: whether the screen is.
-        marked: a value that is marked.
+        rows: each with three parts: value, lower and upper bound.
+        narrow: whether the screen is narrow.
+        marked: value to mark.
     """
     width, label = (350, 74) if narrow else (560, 90)
     most = max([marked, *(part.value for row in rows for part in row.parts)])
@@ -346,7 +346,7 @@ def ranges(rows: Sequence[Row], narrow: bool, marked: float) -> Element:
 
 
 def _name(name: str, label: float, y: float) -> Element:
-    """A name that is cut at its front where there is no room."""
+    """Draw a name, truncated at its start if too long."""
     room = int(label / _LETTER)
     short = name if len(name) <= room else f"…{name[1 - room :]}"
     made = text(short, label - 8, y, "name", "end")

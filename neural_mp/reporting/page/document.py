@@ -1,4 +1,4 @@
-"""The page of a run: one file that loads nothing, and a smaller form for a notebook's cell."""
+"""HTML of a run: a self-contained page, and a small version for notebook cells."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _SCRIPTS = ("map.js", "table.js", "page.js")
 
 
 def page_of(record: RunRecord) -> str:
-    """The page of a run as an HTML document.
+    """Return the HTML page of a run.
 
-    It is complete: it loads nothing, and its content policy lets nothing but its own script run.
+    The page loads nothing, and its content security policy allows only its own script.
 
     Args:
-        record: what was kept of the run; one that did not end has a page, too.
+        record: record of the run, finished or not.
     """
     view = View(record)
     body = element(
@@ -64,10 +64,10 @@ def page_of(record: RunRecord) -> str:
 
 
 def write_page(path: str | Path, page: str) -> None:
-    """Write a page into a file; folders on its way are made.
+    """Write a page to a file; create parent folders.
 
     Raises:
-        NeuralMPError: it cannot be written.
+        NeuralMPError: the file is not writable.
     """
     target = validate_option("the file of the page", file_path, path)
     try:
@@ -78,9 +78,9 @@ def write_page(path: str | Path, page: str) -> None:
 
 
 def cell_of(record: RunRecord) -> str:
-    """What a notebook shows of a run: the verdict, the figures, the trials.
+    """Return notebook HTML of a run: verdict, figures and trials.
 
-    No script, and styles that hold within it alone.
+    It has no script, and its styles are scoped.
     """
     view = View(record)
     return markup(
@@ -97,17 +97,17 @@ def cell_of(record: RunRecord) -> str:
 
 
 def report_cell(report: Report, caption: str = "FP32 and result") -> str:
-    """The figures of a run as a small table for a notebook's cell."""
+    """Return the figures of a run as a small table for notebooks."""
     headings = ("", "FP32", "result", "change")
     return notebook_table(headings, before_and_after(report), caption)
 
 
 def head(title: str, script: str = "") -> Element:
-    """The head of a page in our look, which lets nothing be loaded and only its own script run.
+    """Return the head of a page, with a policy that allows only its own script and no loading.
 
     Args:
-        title: of the page.
-        script: what it runs; nothing by default.
+        title: page title.
+        script: script of the page; default: none.
     """
     style = _file("charts.css") + _file("page.css")
     scripts = f"'{_digest(script)}'" if script else "'none'"
@@ -153,7 +153,7 @@ def _content(view: View) -> list[Child]:
 
 
 def _beside(*sections: Element | None) -> Element | None:
-    """Sections side by side, where there is room; the only one has it all."""
+    """Return sections side by side if the width suffices; a single section fills it."""
     shown = [section for section in sections if section is not None]
     if not shown:
         return None
@@ -161,7 +161,7 @@ def _beside(*sections: Element | None) -> Element | None:
 
 
 def _in_pairs(*sections: Element | None) -> list[Element | None]:
-    """Sections two by two, those left out that there are not."""
+    """Arrange sections in pairs, omitting None."""
     shown = [section for section in sections if section is not None]
     return [_beside(*shown[at : at + 2]) for at in range(0, len(shown), 2)]
 
@@ -178,5 +178,5 @@ def _script() -> str:
 
 
 def _digest(text: str) -> str:
-    """A text as a content policy names it (W3C, Content Security Policy Level 3, 2.3.1)."""
+    """Return the CSP hash of a text (W3C, Content Security Policy Level 3, 2.3.1)."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

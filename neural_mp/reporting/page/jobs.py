@@ -1,4 +1,4 @@
-"""The page of many jobs: one table that leads to the page of each."""
+"""HTML page of many jobs: a table with links to their pages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from neural_mp.util.text import counted
 
 
 def jobs_page(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> str:
-    """An HTML document that shows what came of jobs; it loads nothing and runs no script.
+    """Return an HTML page of job outcomes; it loads nothing and has no script.
 
     Args:
-        outcomes: in the order in which they are shown.
-        links: job → where its page is, seen from this page.
+        outcomes: outcomes in display order.
+        links: job → relative link to its page.
     """
     failed = [job for job in outcomes if not job.status.finished]
     body = element(

@@ -1,8 +1,7 @@
-"""Where the kernels of a model lie in the map: layers from top to bottom, folded into columns.
+"""Layout of the kernel map: layered from top to bottom, folded into columns.
 
-A strip of 500 layers is cut where fewest edges cross, and the pieces lie side by side like the
-columns of a newspaper, so that a whole model fits one screen. Takes about as long as there are
-edges.
+A graph of 500 layers is cut at the layers with the fewest crossing edges, and the pieces are placed
+side by side, so that a whole model fits a screen. Time is roughly linear in the number of edges.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from neural_mp.core.graph import Op, OpGraph
 
 Edge = tuple[int, int]
 
-#: Sizes in the map's own units: a box, the gap beside it, and an edge that passes by.
+#: Box width, gap between boxes, and width of a passing edge, in map units.
 BOX_WIDTH, GAP, LANE = 132, 18, 18
 _ORDER_SWEEPS, _PLACE_SWEEPS = 6, 10
-#: How much more a box pulls at what it is joined to than a passing edge does.
+#: Weight of a box relative to a passing edge in the placement.
 _BOX_WEIGHT = 12.0
 
 
 @dataclass
 class Layers:
-    """A column of the map.
+    """Layered drawing of one column of the map.
 
     Attributes:
-        rows: the nodes of every layer: boxes, and negative numbers for edges that pass.
-        above, below: node → its neighbours in the layer before, and behind.
-        chains: edge → the nodes it runs through.
+        rows: nodes of each layer: boxes, and negative numbers for passing edges.
+        above, below: node → its neighbours in the previous and the next layer.
+        chains: edge → the nodes on its path.
     """
 
     rows: list[list[int]]
@@ -41,7 +40,7 @@ class Layers:
 
     @classmethod
     def of(cls, row_of: Mapping[int, int], edges: Iterable[Edge]) -> Layers:
-        """Boxes in their rows, joined by edges that run downwards."""
+        """Create the layers of boxes and downward edges."""
         made = cls([[] for _ in range(max(row_of.values(), default=-1) + 1)])
         for box, row in row_of.items():
             made.rows[row].append(box)
@@ -60,7 +59,7 @@ class Layers:
         return made
 
     def placed(self) -> dict[int, float]:
-        """Node → its centre, from the left."""
+        """Return node → horizontal centre."""
         for sweep in range(_ORDER_SWEEPS):
             self._sort(downwards=sweep % 2 == 0)
         centres: dict[int, float] = {}
@@ -74,7 +73,7 @@ class Layers:
         return {node: x - left for node, x in centres.items()}
 
     def _sort(self, downwards: bool) -> None:
-        """Order every layer by the mean place of its neighbours in the one before."""
+        """Sort each layer by the mean position of its neighbours (barycenter heuristic)."""
         near = self.above if downwards else self.below
         rows = self.rows if downwards else self.rows[::-1]
         for before, row in pairwise(rows):
@@ -89,12 +88,12 @@ class Layers:
             row.sort(key=lambda node: (means[node], node < 0, here[node]))
 
     def _move(self, row: list[int], centres: dict[int, float], sweep: int) -> None:
-        """Move the nodes of a layer towards their neighbours, as far as there is room."""
+        """Move the nodes of a layer towards their neighbours without overlap."""
         wanted, weights = [], []
         for node in row:
             above, below = self.above[node], self.below[node]
             near = [*above, *below] if sweep > 1 else (below if sweep % 2 else above)
-            alike = [other for other in near if (other < 0) == (node < 0)]  # lanes stay straight
+            alike = [other for other in near if (other < 0) == (node < 0)]  # keeps lanes straight
             near = alike or near
             mean = sum(centres[n] for n in near) / len(near) if near else centres[node]
             wanted.append(mean)
@@ -108,7 +107,7 @@ def _width(node: int) -> float:
 
 
 def packed(widths: Sequence[float]) -> list[float]:
-    """Centres of things side by side without a gap."""
+    """Return the centres of adjacent intervals without gaps."""
     centres, left = [], 0.0
     for width in widths:
         centres.append(left + width / 2)
@@ -119,12 +118,12 @@ def packed(widths: Sequence[float]) -> list[float]:
 def apart(
     wanted: Sequence[float], widths: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """Centres nearest to those wanted, by least squares, in their order and without overlap.
+    """Return the centres nearest to `wanted` (least squares), in order and without overlap.
 
-    By pooling of adjacent violators: things that push at each other move as one block.
+    Algorithm: pool adjacent violators; overlapping items move as one block.
     """
     offsets = packed(widths)
-    blocks: list[tuple[float, float, int]] = []  # sum of weighted places, weight, members
+    blocks: list[tuple[float, float, int]] = []  # sum of weighted positions, weight, members
     for place, offset, weight in zip(wanted, offsets, weights, strict=True):
         block = ((place - offset) * weight, weight, 1)
         while blocks and blocks[-1][0] / blocks[-1][1] > block[0] / block[1]:
@@ -137,11 +136,11 @@ def apart(
 
 @dataclass(frozen=True)
 class Kernels:
-    """Groups of ops, and which group reads which.
+    """Groups of ops that share a kernel, with their edges.
 
     Attributes:
-        groups: of every box, the places of its ops in the graph.
-        edges: from a box to a box that reads it.
+        groups: box → indices of its ops in the graph.
+        edges: pairs of a box and its consumer.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -149,7 +148,7 @@ class Kernels:
 
     @classmethod
     def of(cls, graph: OpGraph) -> Kernels:
-        """An op shares the box of the op before it if the kernel of that can run it along."""
+        """Group each op with its producer if the producer's kernel can fuse it."""
         box_of: dict[str, int] = {}
         groups: list[list[int]] = []
         for index, op in enumerate(graph):
@@ -171,7 +170,7 @@ class Kernels:
 
 
 def _joined(graph: OpGraph, op: Op) -> list[Op]:
-    """The producers of an op whose kernel may run it, and whose result nobody else reads."""
+    """Return the producers that can fuse the op and have no other consumer."""
     if op.fusion_group is None:
         return []
     return [
@@ -184,17 +183,17 @@ def _joined(graph: OpGraph, op: Op) -> list[Op]:
 
 Point = tuple[int, int]
 
-#: In the map's own units: height of a box, what is below it, and what is between columns.
+#: Box height, gap below a box, and gap between columns, in map units.
 BOX_HEIGHT, GAP_BELOW, GUTTER = 34, 20, 46
-#: Width of the whole beside its height.
+#: Aspect ratio (width / height) of the map.
 _ASPECT = 2.1
-#: Layers of a column at least.
+#: Minimum number of layers per column.
 _LEAST_TALL = 10
 
 
 @dataclass(frozen=True)
 class DrawnEdge:
-    """An edge: from a box to a box, through points; `far` where it leaves its column."""
+    """Edge between two boxes with its points; `far` if it leaves its column."""
 
     source: int
     reader: int
@@ -204,7 +203,7 @@ class DrawnEdge:
 
 @dataclass(frozen=True)
 class Layout:
-    """The map: the centre of every box, the edges, and the size of the whole."""
+    """The map: centres of the boxes, edges, and total size."""
 
     boxes: tuple[Point, ...] = ()
     edges: tuple[DrawnEdge, ...] = ()
@@ -212,18 +211,18 @@ class Layout:
 
 
 def laid_out(count: int, edges: Sequence[Edge]) -> Layout:
-    """Lay a graph out.
+    """Compute the layout of a graph.
 
     Args:
-        count: how many boxes there are.
-        edges: from a box to a box that reads it, each once; cycles are allowed.
+        count: number of boxes.
+        edges: pairs of a box and its consumer, without duplicates; cycles are allowed.
     """
     if not count:
         return Layout()
     ranks = ranked(count, edges)
     layers = max(ranks) + 1
     wide, tall, found = count / layers * (BOX_WIDTH + GAP) + GUTTER, 0, Layout()
-    for _ in range(3):  # columns turn out wider or narrower than was thought
+    for _ in range(3):  # actual column widths differ from the estimate
         wanted = ceil(sqrt(layers * wide / ((BOX_HEIGHT + GAP_BELOW) * _ASPECT)))
         wanted = max(_LEAST_TALL, wanted)
         if tall and abs(wanted - tall) <= 0.12 * tall:
@@ -236,7 +235,7 @@ def laid_out(count: int, edges: Sequence[Edge]) -> Layout:
 
 
 def ranked(count: int, edges: Sequence[Edge]) -> list[int]:
-    """Box → its layer: below all that it reads; of a cycle, one edge runs upwards."""
+    """Return the layer of each box, below all its producers; one edge of a cycle runs upwards."""
     readers: dict[int, list[int]] = defaultdict(list)
     waiting = [0] * count
     for source, reader in edges:
@@ -260,14 +259,14 @@ def ranked(count: int, edges: Sequence[Edge]) -> list[int]:
             waiting[reader] -= 1
             if not waiting[reader]:
                 ready.append(reader)
-    for box in sources:  # an input stands just above what reads it
+    for box in sources:  # an input is placed just above its first consumer
         if readers[box]:
             ranks[box] = max(min(ranks[reader] for reader in readers[box]) - 1, 0)
     return ranks
 
 
 def folded(ranks: Sequence[int], edges: Sequence[Edge], tall: int) -> list[int]:
-    """The first layer of every column: cut near the wanted height, where fewest edges cross."""
+    """Return the first layer of each column, cut near height `tall` with the fewest crossings."""
     layers = max(ranks) + 1
     change = [0] * (layers + 2)
     for source, reader in edges:
@@ -306,7 +305,7 @@ class _Map:
         self._lanes: dict[int, int] = defaultdict(int)
 
     def drawn(self) -> Layout:
-        """Everything in its place."""
+        """Return the complete layout."""
         boxes: dict[int, dict[int, int]] = defaultdict(dict)
         for box, rank in enumerate(self._ranks):
             column = self._column_of_rank[rank]
@@ -336,7 +335,7 @@ class _Map:
         return downwards and self._column(source) == self._column(reader)
 
     def _place(self, layers: Layers, left: int) -> float:
-        """Put a column's boxes and edges in place; its width."""
+        """Place the boxes and edges of a column; return its width."""
         centres = layers.placed()
         points = {
             node: (round(left + centres[node]), row * (BOX_HEIGHT + GAP_BELOW) + BOX_HEIGHT // 2)
@@ -354,7 +353,7 @@ class _Map:
         )
 
     def _around(self, edge: Edge) -> tuple[Point, ...]:
-        """An edge to another column: below its column's foot, and up the gutter."""
+        """Route an edge to another column: below the foot of its column and up the gutter."""
         (x, y), (to_x, to_y) = (self._places[box] for box in edge)
         start, end = (self._column(box) for box in edge)
         self._lanes[end] += 1

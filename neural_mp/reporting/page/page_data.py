@@ -1,4 +1,4 @@
-"""What the script of the page knows: the map, the table of ops, the plans of the trials."""
+"""Data for the script of the page: the map, the table of ops, the plans of the trials."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from neural_mp.reporting.page.page_model import View
 from neural_mp.space import why_int8
 from neural_mp.util.html import Element, element, raw, visible
 
-#: One letter for every precision, so that what all ops run in is a short word.
+#: Letter of each precision, for a compact encoding of plans.
 LETTERS: Mapping[Precision, str] = {
     Precision.INT8: "8",
     Precision.BF16: "b",
     Precision.FP16: "h",
     Precision.FP32: ".",
 }
-#: Characters from which on the data is packed.
+#: Minimum number of characters for compression.
 _LARGE = 150_000
-#: Characters up to which a plan is in its link, and so there without scripts.
+#: Maximum number of characters of a plan in a data link, which needs no script.
 _SMALL_PLAN = 60_000
-#: Ops of all trials together whose plans are kept; the best trials first.
+#: Maximum number of ops over all stored plans; the best trials come first.
 _MOST_PLANS = 1_000_000
 
 
 def island(view: View) -> Element:
-    """The data as an element that scripts can read and that never runs."""
+    """Return the data as a non-executable script element."""
     text = json.dumps(_data(view), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     if len(text) <= _LARGE:
         return raw("script", text.replace("<", "\\u003c"), type="application/json", id="data")
@@ -42,14 +42,14 @@ def island(view: View) -> Element:
 
 
 def plan_yaml(view: View) -> str | None:
-    """The plan of the result, or of the best trial so far, as it is replayed."""
+    """Return the plan of the result, or of the best trial so far, as YAML for replay."""
     if view.flow is None:
         return None
     return view.plan.to_yaml(framework=view.record.setup.framework)
 
 
 def plan_link(view: View) -> Element | None:
-    """The plan to download; None where there is none."""
+    """Return a download link of the plan; None without a plan."""
     plan = plan_yaml(view)
     if plan is None:
         return None
@@ -86,12 +86,12 @@ def _data(view: View) -> dict[str, Any]:
 
 
 def letters(view: View, runs_in: Mapping[str, Precision]) -> str:
-    """What every op runs in, one letter an op."""
+    """Encode the precision of each op as one letter."""
     return "".join(LETTERS[runs_in.get(op.name, Precision.FP32)] for op in view.graph)
 
 
 def _op(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> list[Any]:
-    """An op, in the order that the script reads."""
+    """Return the fields of an op in the order that the script expects."""
     record = view.record
     known = record.setup.capabilities.get(op.name)
     why = known.reasons if known else {}
@@ -121,7 +121,7 @@ def _because(view: View, op: Op) -> str:
 
 
 def _config(view: View, op: Op) -> str | int:
-    """How an INT8 op is quantized and repaired, in words; 1 for another that a plan decides on."""
+    """Describe the quantization and corrections of an INT8 op; 1 for other tunable ops, else 0."""
     config = view.plan.get(op.name)
     decided = int(op.name in view.decided)
     if config is None or config.approach is None:
@@ -134,7 +134,7 @@ def _config(view: View, op: Op) -> str | int:
 
 
 def _plans(view: View) -> dict[str, str]:
-    """Trial → what its ops run in; of a run with very many, of its best trials."""
+    """Return trial → encoded precisions; of long runs, only the best trials."""
     room = max(_MOST_PLANS // max(len(view.graph), 1), 1)
     chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.ranking_loss))[:room]
     followed: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""The run itself: its phases, its settings; the machine and the versions."""
+"""Page sections: phases and settings of the run, machine, map, ops and noise."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _PHASES = {
     "search": "search",
     "measure": "final measurement",
 }
-#: A part of the search, told beside it.
+#: A part of the search, listed separately.
 _PROBE = "probe"
 
 
 def run_section(view: View) -> Element:
-    """How long everything took, and what was asked for."""
+    """Return the durations and the settings of the run."""
     record = view.record
     pairs = [
         ("run", record.name or "not stored"),
@@ -86,7 +86,7 @@ def _phases(view: View) -> list[Element]:
 
 
 def machine_section(view: View) -> Element:
-    """Where it ran, and with what."""
+    """Return the machine and the versions."""
     machine, versions = view.record.setup.machine, view.record.setup.versions
     supports = [
         (NAMES[p], f"{how}: {why}")
@@ -111,7 +111,7 @@ def machine_section(view: View) -> Element:
 
 
 def map_section(view: View) -> Element:
-    """The model, one box a kernel, coloured by what is asked."""
+    """Return the map of the model, one box per kernel, coloured by a selectable property."""
     colours = {"precision": "precision", "noise": "quantization noise"}
     if view.arriving:
         colours["arriving"] = "output noise"
@@ -174,7 +174,7 @@ def map_section(view: View) -> Element:
 
 
 def ops_section() -> Element:
-    """The table of ops."""
+    """Return the table of ops."""
     return element(
         "section",
         element(
@@ -198,17 +198,17 @@ def _search(name: str, hint: str, said: str) -> Element:
     return element("input", type="search", id=name, placeholder=hint, aria_label=said)
 
 
-#: Above this share the default strategy takes a tensor out of INT8 first.
+#: NSR above which the default strategy lets tensors fall back first.
 NOISY = 0.05
 _MOST = 24
 
 
 def noise_section(view: View, wide: bool) -> Element:
-    """The decisions that do most harm.
+    """Return a chart of the decisions with the highest degradation.
 
     Args:
         view: the run.
-        wide: whether it has the whole width of the page.
+        wide: whether the section has the full page width.
     """
     rows = [row for row in map(_row, view.sensitivities) if row.parts]
     if not rows:
@@ -235,7 +235,7 @@ def noise_section(view: View, wide: bool) -> Element:
 
 
 def _row(row: Sensitivity) -> Row:
-    """A decision: before repair, as it is, and what arrives at the outputs."""
+    """Return a decision: noise without corrections, actual noise, and output noise."""
     kind = "int8" if row.runs_in == Precision.INT8.value else "fp32"
     repair = f" after {row.repair.replace('_', ' ')}" if row.repair else ""
     gain = f", {formatting.seconds(row.seconds_gained)} saved" if row.seconds_gained else ""
@@ -258,5 +258,5 @@ def _row(row: Sensitivity) -> Row:
 
 
 def _is_shown(value: float | None) -> TypeGuard[float]:
-    """Whether a value has a place on a logarithmic scale."""
+    """Whether a logarithmic axis can show a value."""
     return value is not None and isfinite(value) and value > 0

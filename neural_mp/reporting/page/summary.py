@@ -1,4 +1,4 @@
-"""The top of the page: what came of the run."""
+"""Top of the page: result of the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neural_mp.util.text import counted
 
 
 def about(view: View) -> str:
-    """When, with what and where the run was."""
+    """Return date, framework, strategy, trial count and machine of the run."""
     setup = view.record.setup
     report = view.report
     started = setup.started.replace("T", " ")[:16]
@@ -32,7 +32,7 @@ def about(view: View) -> str:
 
 
 def verdict(view: View) -> tuple[str, str, str]:
-    """The verdict in a word or two, what it means, and the class of its tile."""
+    """Return the verdict, its explanation, and the CSS class of its tile."""
     ending = view.ending
     if ending is None:
         return "Unfinished", "killed or still in progress", "open"
@@ -48,7 +48,7 @@ def verdict(view: View) -> tuple[str, str, str]:
 
 
 def tiles(view: View) -> Element:
-    """The verdict and four figures."""
+    """Return tiles of the verdict and four figures."""
     title, said, kind = verdict(view)
     report = view.report
     figures = _figures(report) if report else _figures_so_far(view)
@@ -62,7 +62,7 @@ def tiles(view: View) -> Element:
 
 
 def tile(what: str, big: str, said: Child, *more: Child, kind: str = "") -> Element:
-    """A figure with what it is and what there is to say of it."""
+    """Return a tile: name, value and explanation of a figure."""
     return element(
         "div",
         element("div", what, class_="what"),
@@ -157,11 +157,11 @@ def _share(value: float | None) -> str:
 
 
 def precision_bar(view: View, small: bool = False) -> Element:
-    """How many ops run in what, as one bar.
+    """Return a bar of the number of ops per precision.
 
     Args:
         view: the run.
-        small: whether it stands in a tile.
+        small: whether the bar is inside a tile.
     """
     parts = [
         Part(
@@ -178,14 +178,14 @@ def precision_bar(view: View, small: bool = False) -> Element:
 
 
 def low_words(view: View) -> str:
-    """How many ops run in less than FP32."""
+    """Return the number of ops below FP32 as text."""
     whole = len(view.graph)
     low = whole - view.counts.get(Precision.FP32, 0)
     return f"{low} of {counted(whole, 'op')} below FP32"
 
 
 def notices(view: View) -> list[Child]:
-    """What the user was warned of; and that a run did not end."""
+    """Return the warnings of the run, and a note if it has not ended."""
     report = view.report
     if report is None:
         return [

@@ -1,4 +1,4 @@
-"""Where the time goes: types of ops, single ops, conversions."""
+"""Time per op type, single op and conversion."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from neural_mp.util.html import Child, Element, element, table
 from neural_mp.util.text import counted
 
 CONVERSIONS, OTHER = "conversions", "other"
-#: Types of ops with a colour of their own.
+#: Number of op types with their own colour.
 _SHOWN = 5
 _MOST_OPS, _MOST_CONVERSIONS = 14, 100
 
 
 def time_section(view: View) -> Element:
-    """FP32 beside the result, by type; and what the ops run in."""
+    """Return the time of FP32 and result by op type, and the ops per precision."""
     what = "Precisions of ops." if view.ending else "Precisions of ops in the best trial so far."
     return element(
         "section",
@@ -48,7 +48,7 @@ def time_section(view: View) -> Element:
 
 
 def _barred(view: View) -> Element | None:
-    """Convolutions and products that may not run in what was asked for, and why."""
+    """Return the contractions ineligible for a requested precision, and the reasons."""
     reasons = view.report.ineligible if view.report else ()
     if not reasons:
         return None
@@ -65,7 +65,7 @@ def _barred(view: View) -> Element | None:
 
 
 def time_by_type(view: View, times: Mapping[str, float]) -> dict[str, float]:
-    """Type of op → seconds; what only the result has and is no op is a conversion."""
+    """Return op type → seconds; nodes that only the result has are conversions."""
     known = view.ending.baseline_times if view.ending else {}
     found: dict[str, float] = defaultdict(float)
     for entry, seconds in times.items():
@@ -106,7 +106,7 @@ def _spent(view: View) -> list[Child]:
 
 
 def _colours(sums: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Type of op → the class of its colour, of those that take most time in FP32."""
+    """Return op type → CSS class, for the types with the longest FP32 time."""
     kinds = dict.fromkeys(kind for by in sums.values() for kind in by)
     known = [kind for kind in kinds if kind not in (CONVERSIONS, OTHER)]
     ordered = sorted(known, key=lambda kind: -sums["FP32"].get(kind, 0.0))
@@ -152,7 +152,7 @@ def _by_type(view: View) -> Element:
 
 
 def single_ops_section(view: View) -> Element | None:
-    """How long single ops take in every precision; None where nobody asked for it."""
+    """Return the times of single ops in each precision; None if not measured."""
     times = view.record.measured.times.ops
     if not times:
         return None
@@ -187,7 +187,7 @@ def _op_row(view: View, op: str, by: Mapping[Precision, float]) -> Row:
 
 
 def conversions_section(view: View) -> Element | None:
-    """Where the result converts, the slowest first; None where it does not."""
+    """Return the conversions in the result, slowest first; None without any."""
     ending = view.ending
     if ending is None or not ending.conversions:
         return None

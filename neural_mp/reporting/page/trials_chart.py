@@ -1,4 +1,4 @@
-"""Every trial: accuracy against the time of a batch."""
+"""Scatter chart of the trials: accuracy against time per batch."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _SAID = {
     Outcome.SLOW: "met the accuracy target, speed-up too small",
     Outcome.FAILED: "failed",
 }
-#: Trials further below the target than this many times the tolerated loss lie at the foot.
+#: Trials that miss the target by more than this multiple of the tolerance lie at the bottom.
 _REACH = 2.5
 _TOP = 14
 _FOOT = 46
 
 
 def share_of_time(trial: Trial) -> float | None:
-    """The time of a trial as a share of FP32's; None where it was not measured."""
+    """Return the time of a trial as a fraction of FP32; None if not measured."""
     return trial.objectives.get("relative_latency")
 
 
 def trials_chart(view: View, narrow: bool, chosen: bool = True) -> Element:
-    """Up is better, left is faster; what was stopped or not timed stands at the side.
+    """Draw accuracy (up) against time (left is faster); untimed trials are on the right.
 
     Args:
         view: the run.
-        narrow: whether the screen is.
-        chosen: whether a trial can be chosen, by a script that waits for it.
+        narrow: whether the screen is narrow.
+        chosen: whether the page's script can select trials.
     """
     frame = _Frame.of(view, narrow)
     parts: list[Child] = [frame.grid(), frame.target_line(), _front(view, frame)]
@@ -56,14 +56,15 @@ def trials_chart(view: View, narrow: bool, chosen: bool = True) -> Element:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where the chart's values lie.
+    """Mapping of trials to chart positions.
 
     Attributes:
         view: the run.
-        width, height: of the picture.
-        right: where the chart ends and what was not timed begins.
-        time, accuracy: the scales.
-        worst: a trial with a worse accuracy lies at the foot.
+        narrow: whether the screen is narrow.
+        width, height: size of the picture.
+        right: right end of the time axis; untimed trials lie beyond.
+        time, accuracy: the axes.
+        worst: trials of worse accuracy lie at the bottom.
     """
 
     view: View
@@ -93,11 +94,11 @@ class _Frame:
 
     @property
     def foot(self) -> float:
-        """Where the worst accuracy lies."""
+        """Vertical position of the worst accuracy."""
         return max(self.accuracy.start, self.accuracy.end)
 
     def place(self, trial: Trial) -> tuple[float, float]:
-        """Where a trial lies."""
+        """Return the position of a trial."""
         share = share_of_time(trial)
         room = self.width - self.right - 30
         x = self.time(share) if share else self.right + 22 + trial.number * 13 % max(room, 1)
@@ -106,7 +107,7 @@ class _Frame:
         return x, self.accuracy(trial.accuracy)
 
     def grid(self) -> list[Element]:
-        """Lines, and the words of both axes."""
+        """Return grid lines and labels of both axes."""
         under, middle = self.height - _FOOT + 16, (self.time.start + self.right) / 2
         parts = []
         for share in self.time.ticks(4 if self.narrow else 6):
@@ -133,7 +134,7 @@ class _Frame:
         return parts
 
     def target_line(self) -> list[Element]:
-        """The target, and the zone of what misses it."""
+        """Return the target line and the zone that misses the target."""
         target, left = self.view.target, self.time.start
         if target is None:
             return []
@@ -153,7 +154,7 @@ class _Frame:
 
 
 def _reach(view: View, timed: Sequence[Trial], aside: Sequence[Trial]) -> tuple[float, float]:
-    """The worst and the best accuracy that the chart shows to scale."""
+    """Return the worst and the best accuracy shown to scale."""
     base, target = view.baseline_accuracy, view.target
     step = abs((base or 0.0) - target) if target is not None and base is not None else 0.0
     step = step or abs(base or 0.0) * 0.01 or 0.01
@@ -162,7 +163,7 @@ def _reach(view: View, timed: Sequence[Trial], aside: Sequence[Trial]) -> tuple[
     seen += [sign * t.accuracy for t in timed if t.accuracy is not None]
     limit = (sign * target if target is not None else min(seen, default=0.0)) - _REACH * step
     if not any(trial.meets_accuracy for trial in (*timed, *aside)):
-        limit = -inf  # nothing else is worth the room
+        limit = -inf  # use the room for the misses if no trial met the target
     seen += [
         sign * t.accuracy for t in aside if t.accuracy is not None and sign * t.accuracy >= limit
     ]
@@ -177,7 +178,7 @@ def _is_worse(view: View, accuracy: float | None, limit: float) -> bool:
 
 
 def _front(view: View, frame: _Frame) -> Element | None:
-    """Steps through the trials that no other beats in both."""
+    """Return the Pareto front of the trials as steps."""
     met = [trial for trial in view.drawn if trial.met and share_of_time(trial)]
     places = sorted(frame.place(trial) for trial in met)
     steps: list[tuple[float, float]] = []
@@ -208,7 +209,7 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
 
 
 def described(trial: Trial) -> str:
-    """A trial in words."""
+    """Describe a trial as text."""
     parts = [formatting.accuracy(trial)]
     parts.append(
         f"{formatting.times(trial.speedup)} as fast as FP32" if trial.speedup else "not timed"

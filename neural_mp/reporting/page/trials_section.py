@@ -1,4 +1,4 @@
-"""Trials, finalists, and how well their times were foretold."""
+"""Page sections of the trials, the finalists, and predicted against measured times."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MARKS = (
     ("triangle", "trial slow", "speed-up too small", {Outcome.SLOW}),
     ("cross", "trial missed", "missed, stopped early or failed", set(Outcome)),
 )
-#: Fewer stand in the table of finalists only.
+#: Minimum number of pairs for a chart of predictions.
 _LEAST_PAIRS = 3
-#: Trials that the table of those without an accuracy names.
+#: Maximum number of trials listed outside the chart, which lack an accuracy.
 _MOST = 12
 
 
 def trials_section(view: View) -> Element:
-    """What was tried."""
+    """Return the trials as a chart, and the failed trials as a list."""
     if not view.trials:
         why = "Accuracy was not checked." if view.baseline_accuracy is None else ""
         return card("Trials", None, none(f"No plan was evaluated. {why}"))
@@ -78,7 +78,7 @@ def _legend(view: View) -> Element:
 
 
 def finalists_section(view: View) -> Element | None:
-    """The trials that were measured side by side last, with the spread of their figures."""
+    """Return the finalists, measured in interleaved rounds, with confidence intervals."""
     found = view.ending.finalists if view.ending else ()
     timed = [trial for trial in found if share_of_time(trial)]
     if not timed:
@@ -129,7 +129,7 @@ def _finalist(view: View, trial: Trial) -> Row:
 
 
 def predicted_section(view: View) -> Element | None:
-    """Times as the times of single ops foretell them, beside those that were measured."""
+    """Return a chart of times predicted from op times against measured times."""
     predicted = view.ending.predicted if view.ending else {}
     pairs = [
         (trial, predicted[trial.number], share)

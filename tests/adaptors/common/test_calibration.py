@@ -129,8 +129,8 @@ def test_one_channel_that_drowns_the_others_is_seen():
     even = random.normal(size=(1000, 16))
     drowned = even.copy()
     drowned[:, 3] *= 1024
-    assert observed(even).nsr < 1e-3
-    assert observed(drowned).nsr > 0.9
+    assert observed(even).noise < 1e-3
+    assert observed(drowned).noise > 0.9
 
 
 def test_the_noise_score_is_the_noise_that_quantizing_makes():
@@ -162,7 +162,7 @@ def test_the_channels_of_the_noisiest_tensors_are_kept_and_of_no_more_than_32():
         values = random.normal(size=(256, 8)) * np.array([1.0 + 10 * index, *[1.0] * 7])
         statistics[f"t{index:02}"] = observed(values)
     found = summarize(statistics, 256)
-    kept = sorted(found.noise, key=found.noise.__getitem__)[-32:]
+    kept = sorted(found.nsr, key=found.nsr.__getitem__)[-32:]
     assert set(found.channels) == set(kept)
     assert "t00" not in found.channels  # nothing drowns there
 

@@ -33,7 +33,7 @@ def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
     monkeypatch, net, digits, accuracy
 ):
     followed, checked = [], []
-    follow, check = resolution.trace_quantization, resolution.Resolver._checked
+    follow, check = resolution.propagate_quantization, resolution.Resolver._checked
 
     def following(graph, chosen, alone=frozenset()):
         followed.append(dict(chosen))
@@ -43,7 +43,7 @@ def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
         checked.append(plan)
         return check(resolver, plan)
 
-    monkeypatch.setattr(resolution, "trace_quantization", following)
+    monkeypatch.setattr(resolution, "propagate_quantization", following)
     monkeypatch.setattr(quantization_flow, "propagate_quantization", None)
     monkeypatch.setattr(resolution.Resolver, "_checked", checking)
     monkeypatch.setattr("neural_mp.api.config_objects.strategy_named", lambda name: Once())
@@ -69,6 +69,6 @@ def test_a_plan_that_lowers_nothing_is_never_written(monkeypatch, net, digits, p
     model = adaptor.load(net, example=images)
     space = adaptor.space(model, plain_machine)
     observed = adaptor.observe(model, [images], space)
-    monkeypatch.setattr(PyTorchAdaptor, "write", lambda *_: pytest.fail("written"))
+    monkeypatch.setattr(PyTorchAdaptor, "convert_graph", lambda *_: pytest.fail("written"))
     assert adaptor.convert(model, space.resolve(space.fp32_plan()), observed, space) is model
     assert adaptor.native(model) is net

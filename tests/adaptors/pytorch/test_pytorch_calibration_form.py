@@ -136,6 +136,6 @@ def test_images_with_channels_last_give_the_same_observations():
     space = adaptor.space(model, detect())
     one = adaptor.observe(model, [x], space)
     other = adaptor.observe(model, [x.contiguous(memory_format=torch.channels_last)], space)
-    assert one.noise == pytest.approx(dict(other.noise), rel=1e-4)
+    assert one.nsr == pytest.approx(dict(other.nsr), rel=1e-4)
     for tensor, ranges in one.ranges.items():
         assert ranges["minmax"] == pytest.approx(other.ranges[tensor]["minmax"], rel=1e-5)

@@ -192,7 +192,7 @@ def test_a_plan_replaces_the_one_before(data):
     model = apply_plan(digits_net(False), everything_in("bf16"))
     apply_plan(model, PrecisionPlan.from_dict({"conv1": "fp32"}))
     seen, _ = dtypes_seen(model, data[0][0])
-    assert set(seen.elements()) == {torch.float32}
+    assert set(seen.values()) == {torch.float32}
 
 
 def test_a_planned_model_can_be_copied_and_pickled(data):

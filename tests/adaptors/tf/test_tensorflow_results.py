@@ -59,7 +59,7 @@ def test_sizes_are_told_of_every_float_result_outside_of_loops(
     model = _loaded(function)
     names = [node.name for node in model.op_nodes]
     found = {}
-    for name, seen in TensorFlowAdaptor().watch(model, [_INPUTS], names):
+    for name, seen in TensorFlowAdaptor().observe_tensors(model, [_INPUTS], names):
         found[name] = found.get(name, 0) + seen.count * len(seen.power)
     assert found[_product(model)] == _INPUTS.shape[0] * _WEIGHT.shape[1]
 
