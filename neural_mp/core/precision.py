@@ -194,8 +194,8 @@ class OpConfig:
             raise PlanError("'equalize' and 'smooth' scale the same channels; choose one of them")
         if self.corrections and self.precision is not Precision.INT8:
             raise PlanError(
-                f"correction {self.corrections[0]!r} requires precision int8, got {self.precision}; "
-                f"remove the correction or set the op to int8"
+                f"correction {self.corrections[0]!r} requires precision int8, got "
+                f"{self.precision}; remove the correction or set the op to int8"
             )
         object.__setattr__(
             self, "corrections", tuple(n for n in CORRECTIONS if n in self.corrections)

@@ -38,7 +38,7 @@ _NOT_CONTENT = frozenset(
     f"__{name}__"
     for name in (
         *("dict", "weakref", "doc", "module", "qualname", "annotations", "annotate_func"),
-        *("annotations_cache", "firstlineno", "static_attributes"),
+        *("annotations_cache", "firstlineno", "slotnames", "static_attributes"),
     )
 )
 _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)

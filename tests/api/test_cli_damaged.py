@@ -14,7 +14,7 @@ PLANS = {
     "aliases without end": ("ops: &a {head: *a}", "stands for nothing before it"),
     "no number": (
         "ops: {head: fp32}\nobservations: {nsr: {head: abc}}",
-        "observations.nsr.head: expected a number, found 'abc'",
+        "observations.nsr.head: expected a finite number from 0, found 'abc'",
     ),
     "brackets": (f"ops: {'[' * 100_000}", "nested too deeply"),
 }

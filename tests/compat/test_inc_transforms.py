@@ -286,7 +286,7 @@ def test_labels_are_shifted_in_the_kind_that_they_have():
         ("tensorflow", {"BilinearImagenet": {"height": 4, "width": 4, "central_fraction": 2.0}},
          "central_fraction"),
         ("tensorflow", {"ResizeCropImagenet": {"height": 4, "width": 4, "mean_value": "a b"}},
-         "must be a number"),
+         "must be a finite number"),
         ("tensorflow", {"PaddedCenterCrop": {"size": [3, 4]}}, "the same"),
         ("pytorch", {"Cast": {"dtype": "bfloat16"}}, "bfloat16"),
     ],

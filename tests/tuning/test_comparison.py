@@ -222,6 +222,6 @@ def test_the_table_has_a_row_for_every_op_and_csv_a_line(chain, halved):
     assert "First divergence at two (linear): 6.0 dB" in shown
     assert all(layer.name in shown for layer in found.layers)
     lines = comparison_csv(found).splitlines()
-    assert lines[0].startswith("name,type,stored_a,stored_b,sqnr")
+    assert lines[0].startswith("name,type,dtype_a,dtype_b,sqnr")
     assert "one,linear,float32,float32,inf,0.0,0.0,1.0,0.0" in lines
     assert len(lines) == 1 + len(found.layers)

@@ -132,7 +132,7 @@ def test_calibration_sees_every_iteration() -> None:
     model, data = ADAPTOR.load(of_rows(_grown)), values(5, 8)
     (product,) = products(model)
     read = model.graph.nodes[product].input[0]
-    seen = [found for _, found in ADAPTOR.watch(model, [data], [read])]
+    seen = [found for _, found in ADAPTOR.observe_tensors(model, [data], [read])]
     expected, value = [], data
     for _ in range(4):
         expected.append(2 * value)
@@ -270,7 +270,7 @@ def test_a_loop_without_iterations_leaves_nothing_to_see() -> None:
 
     model = ADAPTOR.load(of_rows(run))
     names = [node.name for node in model.op_nodes if node.op not in PLACEHOLDERS]
-    seen = dict(ADAPTOR.watch(model, [values(2, 8)], names))
+    seen = dict(ADAPTOR.observe_tensors(model, [values(2, 8)], names))
     assert not set(products(model)) & set(seen)
     np.testing.assert_array_equal(ADAPTOR.predict(model, values(2, 8)), values(2, 8))
 
