@@ -202,8 +202,8 @@ class _Search:
     ) -> None:
         """Measure the noise of layers alone in 16 bits, except sets that are harmless together.
 
-        Usually only few layers exceed the limit, so bisection needs a few passes for each of
-        them in place of one for every layer.
+        Usually only few layers exceed the limit, so bisection saves passes: a few for each of
+        these layers, not one for every layer.
         """
         if not names:
             return
@@ -275,7 +275,7 @@ class _Search:
         return Advice(self.precision, layers, self.noise, steps, self.passes, framework, warnings)
 
     def _many_are_kept(self) -> tuple[str, ...]:
-        """Warn if many layers are kept although all layers together in 16 bits are usable."""
+        """Return a warning if many layers are kept, but all layers in 16 bits are usable."""
         kept = sum(layer.keep for layer in self.layers.values())
         if kept < _MANY_KEPT_LAYERS or kept * 3 < len(self.layers) or self.unsettled == 0:
             return ()

@@ -44,7 +44,7 @@ class Advice:
         layers: layer → advice, in the model's order.
         noise: largest gradient noise with the advice applied.
         steps: number of float32 training steps.
-        passes: number of forward and backward passes, including those steps.
+        passes: number of forward and backward passes, including training steps.
         framework: `tensorflow` or `pytorch`.
         warnings: further remarks.
     """

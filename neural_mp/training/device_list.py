@@ -16,7 +16,7 @@ TRAINING_FRAMEWORKS = ("pytorch", "tensorflow")
 def devices() -> tuple[Device, ...]:
     """Return the devices that the frameworks in use can access; `str` describes a device.
 
-    Queries the frameworks that are already imported. If none is, imports all installed ones,
+    Query the frameworks that are already imported. If none is, import all installed frameworks,
     which takes some seconds.
     """
     packages = {name: FRAMEWORKS[name].package for name in TRAINING_FRAMEWORKS}

@@ -17,7 +17,7 @@ def apply_plan(model: object, plan: PrecisionPlan | Advice | str | Path) -> Any:
     """Make a model train by a plan: some layers in 16 bits, the others in float32.
 
     Weights stay in float32. A Keras model gets dtype policies per layer, even if already built or
-    compiled; if a layer runs in float16, its optimizer scales the loss. A torch module gets hooks
+    compiled; if a layer runs in float16, the optimizer scales the loss. A torch module gets hooks
     that run the module under `torch.autocast` and exclude single modules; outputs are float32,
     and the training loop scales the loss (`GradScaler`). A previous plan is replaced.
 
@@ -25,7 +25,7 @@ def apply_plan(model: object, plan: PrecisionPlan | Advice | str | Path) -> Any:
         model: a Keras model or a torch module; changed in place.
         plan: layer → precision, as returned by `advise`, or its YAML file. A name may denote a
             layer with sublayers; an entry for a sublayer takes precedence. Layers without an
-            entry keep their policy in Keras, and use 16 bits in torch.
+            entry keep their policy in Keras; in torch they follow the enclosing layer.
 
     Returns:
         The model.

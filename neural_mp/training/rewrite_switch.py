@@ -31,7 +31,7 @@ def enable_graph_rewrite(
 ) -> None:
     """Let TensorFlow run ops in 16 bits in every `tf.function`, `fit` and `predict`.
 
-    Functions traced earlier are included; functions that ran with the rewrite enabled keep the
+    Functions that ran before are included; functions that ran with the rewrite enabled keep the
     lists of that time. Functions compiled by XLA (`jit_compile=True`) are not affected.
 
     Args:
@@ -160,7 +160,7 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 
 def _chosen(precision: object, amp: AutoMixedPrecisionOptions | None) -> Any:
-    """Return the precision or an invalid value as passed; None if `amp` or a variable sets it."""
+    """Return the precision, invalid values unchanged; None if set by `amp` or a variable."""
     words = {kind.value: kind.precision for kind in AmpDataType}
     word = str(precision.value if isinstance(precision, Enum) else precision).lower()
     chosen = words.get(word, precision)

@@ -89,7 +89,7 @@ class Record:
 
 @cache
 def _check_lengths(name: str, file: Path, size: int, _changed: int) -> None:
-    """Raise DataError if a record claims to exceed its file, which would abort TensorFlow.
+    """Raise DataError if a record is longer than its file, which would abort TensorFlow.
 
     Size and modification time are cache keys: a file is checked once, not in every pass.
     """
