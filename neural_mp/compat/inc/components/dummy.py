@@ -148,7 +148,7 @@ def dummy(
 
 
 def _drawn(tensor: Tensor, random: np.random.RandomState) -> np.ndarray:
-    """Draw all samples one by one, since a single draw would need memory in float64."""
+    """Draw all samples one by one, since drawing all at once needs float64 memory."""
     count, *rest = tensor.shape
     part = Tensor(tuple(rest), tensor.low, tensor.high, tensor.dtype)
     return np.stack([part.draw(random) for _ in range(count)])

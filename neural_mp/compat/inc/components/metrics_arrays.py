@@ -82,9 +82,9 @@ class TopK(RunningMean):
 class TensorFlowTopK(TopK):
     """`topk` by the rule of TensorFlow's `in_top_k`, with float32 scores; 0 before any sample.
 
-    A label is missed if at least `k` scores are higher than its score. Equal scores all count, so
-    a model with only equal scores is always right. A label is also missed if a score is not
-    finite or the class is invalid.
+    A label is missed if at least `k` scores are strictly higher than its score, so a model with
+    only equal scores is always right. A label is also missed if a score is not finite or the
+    class is invalid.
 
     Args:
         k: number of highest scores.
