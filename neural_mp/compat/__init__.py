@@ -1,1 +1,1 @@
-"""For people who come from another tool."""
+"""Compatibility with other tools."""

@@ -1,4 +1,4 @@
-"""Mixed precision while a model is trained, and in programs that are not converted."""
+"""Mixed-precision training and automatic mixed precision without conversion."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _PYTORCH = "neural_mp.adaptors.pytorch.training"
 _TENSORFLOW = "neural_mp.adaptors.tensorflow.training"
 
-#: Public name → the framework it needs, if any, and the module it lives in, which is imported when
-#: it is first asked for.
+#: Public name → required framework, if any, and module. Imported on first access, so that no
+#: framework is imported without need.
 _LAZY = {
     "GradScaler": ("pytorch", f"{_PYTORCH}.grad_scaler"),
     "LossScale": (None, "neural_mp.core.loss_scale"),

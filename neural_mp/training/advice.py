@@ -1,4 +1,4 @@
-"""Which layers must stay in float32 while the rest is trained in 16 bits."""
+"""Search for the layers that must stay in float32 during 16-bit training."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from neural_mp.training.device_list import is_gpu_available
 from neural_mp.training.nonfinite import training_home
 from neural_mp.tuning.batches import Batches
 
-#: How often the gradients are looked at along a run. Weights as they are at first lie: some
-#: dangers show only after a while, and some are gone by then.
+#: Gradient comparisons per run. Initial weights alone mislead: some problems appear only later,
+#: others disappear.
 _NUM_GRADIENT_PROBES = 10
-#: How many times below the limit the noise of layers is that are harmless together.
+#: Factor below the limit at which the combined noise of a set of layers counts as harmless.
 _HARMLESS = 10
-#: Of how many kept layers each is tried once more, whether it must be.
+#: Maximum number of kept layers that are each tested again in 16 bits.
 _PRUNED = 16
-#: How many kept layers are many, if they are a third of all.
+#: Minimum number of kept layers for a warning, if they are at least a third of all.
 _MANY_KEPT_LAYERS = 4
 _TASK = "looking for layers to keep in float32"
-#: The loss scales that a pass is tried with, until its gradients are finite: loss scaling would
-#: find one of them. Those of BF16 need none.
+#: Loss scales, tried in order until the gradients are finite. BF16 needs none.
 _SCALES = {Precision.FP16: (2.0**10, 1.0, 2.0**-7), Precision.BF16: (1.0,)}
 
 
@@ -51,34 +50,34 @@ def advise(
 ) -> Advice:
     """Find the layers that must stay in float32 while the others are trained in 16 bits.
 
-    The model is trained in float32 for some steps. At the first step, and again along the way, the
-    gradients with all layers in 16 bits are compared with those in float32. Where they differ by
-    more than `limit`, layers are put into 16 bits alone, and those that do most harm are kept
-    out until the rest is within the limit. Layers that give the model's outputs are always kept.
-    The model is left as it was.
+    The model is trained in float32 for some steps. At the first step and at regular intervals,
+    the gradients with all layers in 16 bits are compared with those in float32. If they differ by
+    more than `limit`, layers are tested alone in 16 bits, and those with the highest noise stay in
+    float32 until the rest is within the limit. Layers that compute the model's outputs are always
+    kept. The model's state is restored at the end.
 
-    It costs `steps` steps, and two passes at each of eleven points where all is well; where not,
-    some passes more for every layer that does harm.
+    Cost: `steps` steps, two passes at each of eleven points, and a few more passes for every
+    layer that exceeds the limit.
 
     Args:
         model: a Keras model or a torch module.
-        batches: a loader, list or generator of `(inputs, targets)`; it is begun again where it
-            ends before the steps do.
-        loss: what is trained for. Keras: a loss, its name, or a function of targets and outputs;
-            by default what the model was compiled with. torch: a function of outputs and targets.
+        batches: a loader, list or generator of `(inputs, targets)`; restarted if shorter than
+            `steps`.
+        loss: the training loss. Keras: a loss, its name, or a function of targets and outputs;
+            default: the loss that the model was compiled with. torch: a function of outputs and
+            targets.
         precision: `bf16` or `fp16`.
-        steps: how long the run in float32 is; 0 looks at the weights as they are, no more.
-        limit: how much noise the gradients may have, as ‖g₁₆ − g₃₂‖² / ‖g₃₂‖².
-        optimizer: what the run is made with. Keras: an optimizer; by default one like that which
-            the model was compiled with, else Adam. torch: a function that makes an optimizer of
-            parameters; by default Adam with a learning rate of 0.001.
-        progress: whether a bar is shown.
+        steps: number of float32 training steps; 0 examines the current weights only.
+        limit: largest accepted gradient noise ‖g₁₆ − g₃₂‖² / ‖g₃₂‖².
+        optimizer: Keras: an optimizer; default: a copy of the compiled one, else Adam. torch: a
+            function from parameters to an optimizer; default: Adam with learning rate 0.001.
+        progress: whether to show a progress bar.
 
     Raises:
-        UnknownFrameworkError: it is a model of neither.
-        ConfigurationError: an option is out of bounds, or the loss gives more than one number.
-        DataError: the data hold nothing, or do not fit the model.
-        TrainingError: in float32 itself the gradients are not finite, or random.
+        UnknownFrameworkError: the model is neither a Keras model nor a torch module.
+        ConfigurationError: an option is out of bounds, or the loss returns several numbers.
+        DataError: the data are empty or do not fit the model.
+        TrainingError: gradients are non-finite or random even in float32.
     """
     chosen = _checked(precision, steps, limit)
     home = training_home(model)
@@ -109,17 +108,17 @@ def advise(
 
 @dataclass
 class _Search:
-    """What was found so far.
+    """State of the search.
 
     Attributes:
         trainee: the model.
         precision: the 16-bit precision.
-        limit: how much noise is let pass.
-        layers: layer → what is advised.
-        passes: how many passes it took.
-        noise: the worst noise of what was settled on.
-        unsettled: the worst noise before layers were kept; infinite ones do not count.
-        on_pass: told of every pass that compares, with their number so far.
+        limit: largest accepted gradient noise.
+        layers: layer → advice so far.
+        passes: number of passes so far.
+        noise: largest noise with the kept layers in float32.
+        unsettled: largest finite noise before any layer was kept.
+        on_pass: called with the number of passes after every pass that compares.
     """
 
     trainee: TrainableModel
@@ -138,18 +137,18 @@ class _Search:
 
     @property
     def low(self) -> set[str]:
-        """The layers that are not kept."""
+        """The layers that are not kept in float32."""
         return {name for name, layer in self.layers.items() if not layer.keep}
 
     def train(self, batch: object, step: int) -> None:
-        """One step in float32."""
+        """Train one step in float32."""
         self.passes += 1
         loss = self.trainee.step(batch)
         if not math.isfinite(loss):
             raise TrainingError(f"in float32 itself, the loss is {loss:g} at step {step}")
 
     def look(self, batch: object, step: int) -> None:
-        """Compare gradients, and keep what must be kept."""
+        """Compare gradients; keep the necessary layers in float32."""
         reference = self.trainee.gradients(batch, (), 1.0)
         self.passes += 1
         if not reference.finite:
@@ -171,7 +170,7 @@ class _Search:
         self.noise = max(self.noise, total)
 
     def _check_chance(self, reference: Gradients, batch: object) -> None:
-        """Refuse gradients that differ from one pass to the next as they are."""
+        """Raise TrainingError if float32 gradients differ between two passes."""
         again = self.trainee.gradients(batch, (), 1.0).noise(reference)
         self.passes += 1
         if again > self.limit:
@@ -182,7 +181,7 @@ class _Search:
             )
 
     def _settle(self, noise_of: Callable[..., float], batch: object, step: int) -> float:
-        """Keep layers until the rest is within the limit; the noise that is left."""
+        """Keep layers until the rest is within the limit; return the remaining noise."""
         alone: dict[str, float] = {}
         self._examine(noise_of, [name for name in self.layers if name in self.low], alone)
         for name, noise in alone.items():
@@ -201,10 +200,10 @@ class _Search:
     def _examine(
         self, noise_of: Callable[..., float], names: list[str], alone: dict[str, float]
     ) -> None:
-        """Put layers into 16 bits alone: all but those that are harmless together.
+        """Measure the noise of layers alone in 16 bits, except sets that are harmless together.
 
-        Few layers of a net do harm as a rule. So halves are tried, and halves of those that are
-        not harmless: a few passes for every layer that does harm, in place of one for every layer.
+        Usually only few layers exceed the limit, so bisection saves passes: a few for each of
+        these layers, not one for every layer.
         """
         if not names:
             return
@@ -217,7 +216,7 @@ class _Search:
             self._examine(noise_of, names[middle:], alone)
 
     def _fewest(self, noise_of: Callable[..., float], worst: list[str]) -> list[str]:
-        """The layers, of those that do most harm, that are enough to keep."""
+        """Return the fewest of the noisiest layers that are enough to keep."""
         low = self.low
 
         def enough(kept: Collection[str]) -> bool:
@@ -233,14 +232,14 @@ class _Search:
         kept = worst[:most]
         if len(kept) > _PRUNED:
             return kept
-        for name in reversed(kept[:-1]):  # some only stood between two that matter
+        for name in reversed(kept[:-1]):  # drop layers kept only for their rank
             rest = [other for other in kept if other != name]
             if enough(rest):
                 kept = rest
         return kept
 
     def _gradients(self, batch: object, low: Collection[str], singly: bool) -> Gradients:
-        """The gradients with a loss scale at which they are finite, if there is one."""
+        """Return gradients at the first loss scale at which they are finite, if any."""
         for scale in _SCALES[self.precision]:
             found = self.trainee.gradients(batch, low, scale, singly=singly)
             self.passes += 1
@@ -267,7 +266,7 @@ class _Search:
         return words if noise > self.limit else f"{words}, and the whole is above the limit"
 
     def advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
-        """All that was found."""
+        """Return the final advice."""
         layers = {
             name: layer if layer.reason else replace(layer, reason=self._why_low(layer))
             for name, layer in self.layers.items()
@@ -276,7 +275,7 @@ class _Search:
         return Advice(self.precision, layers, self.noise, steps, self.passes, framework, warnings)
 
     def _many_are_kept(self) -> tuple[str, ...]:
-        """What to know where many layers are kept, and even all together do not break the whole."""
+        """Return a warning if many layers are kept, but all layers in 16 bits are usable."""
         kept = sum(layer.keep for layer in self.layers.values())
         if kept < _MANY_KEPT_LAYERS or kept * 3 < len(self.layers) or self.unsettled == 0:
             return ()
@@ -294,12 +293,12 @@ class _Search:
 
 
 def _change(noise: float) -> str:
-    """What noise does, in words: its root is the share of the gradients' size."""
+    """Describe noise as text; its square root is relative to the gradients' size."""
     return f"it changes the gradients by {100 * math.sqrt(noise):.2g}%"
 
 
 def _rounded_up(noise: float) -> float:
-    """A number a little above, with one digit."""
+    """Round up to one significant digit, strictly above."""
     step = 10 ** math.floor(math.log10(noise))
     return (math.floor(noise / step) + 1) * step
 
@@ -320,7 +319,7 @@ def _checked(precision: str | Precision, steps: object, limit: object) -> Precis
 
 
 def _endless(batches: object, steps: int) -> Iterator[Any]:
-    """The batches, begun again where they end; of what can be walked once, as many as needed."""
+    """Repeat the batches forever; an iterator is first read into a list, as far as needed."""
     if isinstance(batches, Iterator):
         batches = list(itertools.islice(batches, steps + 1))
     source = Batches(batches, "batches")

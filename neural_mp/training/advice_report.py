@@ -1,4 +1,4 @@
-"""What advice on training says: layer by layer, and as a plan."""
+"""Result of training advice: per layer, as a table and as a plan."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from neural_mp.core.precision import OpConfig, Precision
 
 @dataclass(frozen=True)
 class LayerAdvice:
-    """What is advised for a layer.
+    """Advice for one layer.
 
     Attributes:
-        name, kind: what it is called, and its class.
-        keep: whether it must stay in float32.
-        reason: why, in words.
-        noise: ‖g₁₆ − g₃₂‖² / ‖g₃₂‖² of the model's gradients with this layer alone in 16 bits,
-            the worst that was seen; infinite where they were not finite, NaN where nothing
-            called for a look at the layer by itself.
-        step: the step of the run at which that was.
+        name, kind: name and class of the layer.
+        keep: whether the layer must stay in float32.
+        reason: the reason, as text.
+        noise: largest ‖g₁₆ − g₃₂‖² / ‖g₃₂‖² of the model's gradients with only this layer in
+            16 bits; infinite if they were not finite, NaN if the layer was never tested alone.
+        step: training step at which `noise` was measured.
     """
 
     name: str
@@ -38,16 +37,16 @@ class LayerAdvice:
 
 @dataclass(frozen=True)
 class Advice:
-    """Which layers must stay in float32.
+    """Layers to keep in float32.
 
     Attributes:
-        precision: BF16 or FP16, which the others are trained in.
-        layers: layer → what is advised for it, in the model's order.
-        noise: the worst noise of the gradients with the advice followed.
-        steps: how many steps in float32 it was looked at along.
-        passes: how many forward and backward passes that took, those steps included.
+        precision: BF16 or FP16, for all other layers.
+        layers: layer → advice, in the model's order.
+        noise: largest gradient noise with the advice applied.
+        steps: number of float32 training steps.
+        passes: number of forward and backward passes, including training steps.
         framework: `tensorflow` or `pytorch`.
-        warnings: what else should be known.
+        warnings: further remarks.
     """
 
     precision: Precision
@@ -65,7 +64,7 @@ class Advice:
 
     @property
     def plan(self) -> PrecisionPlan:
-        """The same as a plan, for `apply_plan` and for a YAML file."""
+        """The advice as a plan, for `apply_plan` and YAML files."""
         low, high = OpConfig(self.precision), OpConfig(Precision.FP32)
         return PrecisionPlan(
             {layer.name: high if layer.keep else low for layer in self.layers.values()}
@@ -81,7 +80,7 @@ class Advice:
 
     @property
     def table(self) -> Table:
-        """A row for every layer: what it is trained in, and why."""
+        """One row per layer: training precision and reason."""
         table = Table(title=str(self), title_justify="left")
         for heading in ("layer", "class", "trained in", "noise", "because"):
             table.add_column(heading, overflow="fold")

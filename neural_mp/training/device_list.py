@@ -1,4 +1,4 @@
-"""What there is to train on, asked of the frameworks themselves."""
+"""Devices available for training, as reported by the frameworks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import sys
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Device
 
-#: The frameworks that models are trained with.
+#: Frameworks with training support.
 TRAINING_FRAMEWORKS = ("pytorch", "tensorflow")
 
 
 def devices() -> tuple[Device, ...]:
-    """The devices that the frameworks in use reach; each prints in words.
+    """Return the devices that the frameworks in use can access; `str` describes a device.
 
-    Frameworks that are imported already are asked. Where none is, all that are installed are
-    imported and asked, which takes some seconds.
+    Query the frameworks that are already imported. If none is, import all installed frameworks,
+    which takes some seconds.
     """
     packages = {name: FRAMEWORKS[name].package for name in TRAINING_FRAMEWORKS}
     asked = [name for name, package in packages.items() if package in sys.modules]
@@ -28,5 +28,5 @@ def devices() -> tuple[Device, ...]:
 
 
 def is_gpu_available() -> bool:
-    """Whether a framework in use reaches a GPU: of CUDA, XPU or whatever `torch.accelerator` is."""
+    """Whether a framework in use can access a GPU: CUDA, XPU or any `torch.accelerator`."""
     return any(device.is_accelerator for device in devices())

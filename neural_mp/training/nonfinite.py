@@ -1,4 +1,4 @@
-"""Which layer makes numbers that are not finite, asked of a model of any framework."""
+"""Origin of non-finite numbers in a model of any framework."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from neural_mp.training.device_list import TRAINING_FRAMEWORKS
 def first_nonfinite(
     model: object, batch: object, loss: object = None, *, loss_scale: float = 1.0
 ) -> NonFinite | None:
-    """The layer that turns finite numbers into NaN or Inf: in the forward pass, or backwards.
+    """Return the first layer that turns finite numbers into NaN or Inf, forward or backward.
 
-    The model runs as in training, and is left as it was. For torch, call it under the same
+    The model runs in training mode, and its state is restored. For torch, call under the same
     `autocast` as the training.
 
     Args:
         model: a Keras model or a torch module.
         batch: `(inputs, targets)` or inputs alone.
-        loss: what is trained for, needed to look at the backward pass. Keras: a loss, its name, or
-            a function of targets and outputs; by default what the model was compiled with.
+        loss: the training loss, needed for the backward pass. Keras: a loss, its name, or a
+            function of targets and outputs; default: the loss that the model was compiled with.
             torch: a function of outputs and targets.
-        loss_scale: what the loss is multiplied by in training.
+        loss_scale: the factor applied to the loss in training.
 
     Returns:
-        Where it happens, with `layer` and `words`; None where all numbers are finite.
+        The origin, with `layer` and `words`; None if all numbers are finite.
 
     Raises:
-        UnknownFrameworkError: it is a model of neither.
-        ConfigurationError: the loss is none, or gives more than one number.
+        UnknownFrameworkError: the model is neither a Keras model nor a torch module.
+        ConfigurationError: the loss is not a loss, or returns more than one number.
         DataError: the batch does not fit the model.
     """
     home = training_home(model)
@@ -42,10 +42,10 @@ def first_nonfinite(
 
 
 def training_home(model: object) -> str:
-    """The package that knows how models such as this one are trained.
+    """Return the `training` package of the model's adaptor.
 
     Raises:
-        UnknownFrameworkError: it is no model that is trained in a framework known here.
+        UnknownFrameworkError: the model belongs to no framework with training support.
         MissingFrameworkError: the framework is not installed.
     """
     for name in TRAINING_FRAMEWORKS:

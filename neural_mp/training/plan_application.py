@@ -1,4 +1,4 @@
-"""A plan put on a model that is to be trained."""
+"""Application of a plan to a model before training."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from neural_mp.training.nonfinite import training_home
 
 
 def apply_plan(model: object, plan: PrecisionPlan | Advice | str | Path) -> Any:
-    """Let a model train as a plan says: some layers in 16 bits, the others in float32.
+    """Make a model train by a plan: some layers in 16 bits, the others in float32.
 
-    Weights stay in float32. A Keras model gets policies, layer by layer, also where it is built or
-    compiled already; where a layer is in float16, its optimizer scales the loss. A torch module
-    gets hooks, which run it under `torch.autocast` and keep single modules out; its outputs are
-    float32, and loss scaling is up to the loop (`GradScaler`). A plan put on before is replaced.
+    Weights stay in float32. A Keras model gets dtype policies per layer, even if already built or
+    compiled; if a layer runs in float16, the optimizer scales the loss. A torch module gets hooks
+    that run the module under `torch.autocast` and exclude single modules; outputs are float32,
+    and the training loop scales the loss (`GradScaler`). A previous plan is replaced.
 
     Args:
-        model: a Keras model or a torch module; it is changed in place.
-        plan: layer → precision, as `advise` finds it, or its YAML file. A name may be that of a
-            layer with layers in it; an entry for one of these counts more. Layers without an
-            entry stay as they are in Keras, and go with the others in torch.
+        model: a Keras model or a torch module; changed in place.
+        plan: layer → precision, as returned by `advise`, or its YAML file. A name may denote a
+            layer with sublayers; an entry for a sublayer takes precedence. Layers without an
+            entry keep their policy in Keras; in torch they follow the enclosing layer.
 
     Returns:
         The model.
 
     Raises:
-        UnknownFrameworkError: it is a model of neither.
+        UnknownFrameworkError: the model is neither a Keras model nor a torch module.
         UnknownOperatorError: the plan names a layer that the model does not have.
-        ConfigurationError: the plan says INT8 of a layer, or BF16 of some and FP16 of others.
-        PlanError: the file holds no plan.
+        ConfigurationError: the plan contains INT8, or both BF16 and FP16.
+        PlanError: the file is not a plan.
     """
     home = training_home(model)
     if isinstance(plan, Advice):

@@ -1,4 +1,4 @@
-"""The dtype policies of Keras: which this machine is made for, and the one that counts."""
+"""Keras dtype policies: support on this machine, and the global policy."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_
 from neural_mp.training.device_list import devices
 
 FLOAT32 = "float32"
-#: The policies that keep weights in float32 and compute in 16 bits.
+#: Policies with float32 weights and 16-bit computation.
 MIXED_POLICIES: Mapping[str, Precision] = {
     "mixed_bfloat16": Precision.BF16,
     "mixed_float16": Precision.FP16,
 }
-#: What it can be asked of.
+#: Accepted values of `device`.
 DEVICES = ("cpu", "gpu")
 _SLOW = "training in emulated 16 bits is slower than in float32"
 
 
 def supported_policies(device: str | None = None) -> Mapping[str, Support]:
-    """Which mixed policies may be used, whether they are fast, and why.
+    """Return for each mixed policy whether the hardware supports it, natively or not, and why.
 
-    `mixed_bfloat16` is for CPUs and GPUs, `mixed_float16` for GPUs. What the hardware lacks runs
-    emulated where `FORCE_BF16=1` or `FORCE_FP16=1` asks for it.
+    `mixed_bfloat16` is for CPUs and GPUs, `mixed_float16` for GPUs. A type that the hardware lacks
+    is emulated if `FORCE_BF16=1` or `FORCE_FP16=1` is set.
 
     Args:
-        device: `cpu` or `gpu`; by default the GPU, where a framework reaches one, else the CPU.
+        device: `cpu` or `gpu`; default: the GPU if a framework can access one, else the CPU.
 
     Returns:
         Policy → `Support`, with `available`, `native` and `reason`.
 
     Raises:
-        ConfigurationError: there is no such device.
+        ConfigurationError: `device` is unknown.
     """
     if device is not None and device not in DEVICES:
         raise ConfigurationError(f"device cannot be {device!r}{did_you_mean(device, DEVICES)}")
@@ -47,20 +47,20 @@ def supported_policies(device: str | None = None) -> Mapping[str, Support]:
 
 
 def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
-    """Set the policy of all Keras layers that are made from now on.
+    """Set the policy of all Keras layers created from now on.
 
-    Where a layer computes in float16, `compile` wraps the optimizer in a `LossScaleOptimizer`.
-    Layers with a `dtype` of their own keep it.
+    If a layer computes in float16, `compile` wraps the optimizer in a `LossScaleOptimizer`.
+    Layers with an explicit `dtype` keep it.
 
     Args:
-        name: `mixed_bfloat16`, `mixed_float16`, or `float32`, which undoes the other two.
-        keep: layers to keep in float32: names, paths such as `encoder/dense`, or regular
-            expressions that match the whole of one. A layer that is kept is kept with all
-            layers in it. `compile` raises an error where a name fits no layer.
+        name: `mixed_bfloat16`, `mixed_float16`, or `float32`, which resets the policy.
+        keep: layers to keep in float32: names, paths, e.g. `encoder/dense`, or regular
+            expressions that match a whole name or path. Includes the sublayers
+            of a kept layer. `compile` raises an error if a name matches no layer.
 
     Raises:
-        ConfigurationError: there is no such policy; `keep` is no list of names; the graph rewrite
-            is enabled.
+        ConfigurationError: the policy is unknown, `keep` is not a list of names, or the graph
+            rewrite is enabled.
         UnsupportedPrecisionError: the hardware lacks the 16-bit type, and it is not forced.
     """
     known = (*MIXED_POLICIES, FLOAT32)
@@ -90,9 +90,10 @@ def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
 
 
 def kept_layers(model: object) -> tuple[str, ...]:
-    """The layers of a Keras model that the names of `set_policy(keep=…)` keep in float32.
+    """Return the layers of a Keras model kept in float32 by `set_policy(keep=…)`.
 
-    `compile` asks this by itself. A loop without `compile` can ask it once the model is built.
+    `compile` calls this function automatically; a custom training loop can call it once the model
+    is built.
 
     Args:
         model: a Keras model.
@@ -101,7 +102,7 @@ def kept_layers(model: object) -> tuple[str, ...]:
         The paths of the layers.
 
     Raises:
-        ConfigurationError: a name fits no layer of this model, nor of one that was asked before.
+        ConfigurationError: a name matches no layer of this or of a previously passed model.
     """
     found: tuple[str, ...] = _keras_policies().kept_layers(model)
     return found

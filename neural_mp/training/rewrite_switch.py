@@ -1,7 +1,7 @@
-"""TensorFlow's graph rewrite with the loss scaling it needs, switched on by one call.
+"""Switch for TensorFlow's graph rewrite, with the loss scaling that it needs.
 
-As `tf.compat.v1.mixed_precision.enable_mixed_precision_graph_rewrite`, which takes no optimizer of
-Keras 3 and knows FP16 alone.
+Like `tf.compat.v1.mixed_precision.enable_mixed_precision_graph_rewrite`, which supports neither
+Keras 3 optimizers nor BF16.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from neural_mp.util.environment import users_environment
 if TYPE_CHECKING:
     from neural_mp.adaptors.tensorflow.amp_pass import Request
 
-#: What `enable_graph_rewrite` asked for last.
+#: Active request of `enable_graph_rewrite`.
 _enabled: Request | None = None
 
 
 def enable_graph_rewrite(
     precision: str | Precision | None = None, amp: AutoMixedPrecisionOptions | None = None
 ) -> None:
-    """Let TensorFlow put ops into 16 bits, in every `tf.function`, `fit` and `predict`.
+    """Let TensorFlow run ops in 16 bits in every `tf.function`, `fit` and `predict`.
 
-    It counts for functions that ran before, too; those that have run with the rewrite on keep the
-    lists of that time. Functions compiled by XLA (`jit_compile=True`) it does not see.
+    Functions that ran before are included; functions that ran with the rewrite enabled keep the
+    lists of that time. Functions compiled by XLA (`jit_compile=True`) are not affected.
 
     Args:
-        precision: `bf16`, or on a GPU `fp16`; by default what `amp.data_type` says, else BF16.
-        amp: edits of TensorFlow's lists, and where it is to write what it did. What is not given
-            is looked up in the environment, as everywhere.
+        precision: `bf16`, or on a GPU `fp16`; default: `amp.data_type`, else BF16.
+        amp: edits of TensorFlow's lists, and the log folder. Unset options are read from the
+            environment.
 
     Raises:
         UnsupportedPrecisionError: TensorFlow has no pass for the precision.
@@ -51,7 +51,7 @@ def enable_graph_rewrite(
 
 
 def disable_graph_rewrite() -> None:
-    """Undo `enable_graph_rewrite`; without effect where it was not called."""
+    """Undo `enable_graph_rewrite`; no effect if not enabled."""
     global _enabled
     if _enabled is not None:
         _withdraw(_enabled)
@@ -62,10 +62,10 @@ def disable_graph_rewrite() -> None:
 def graph_rewrite(
     precision: str | Precision | None = None, amp: AutoMixedPrecisionOptions | None = None
 ) -> Iterator[Precision]:
-    """`enable_graph_rewrite` for a while; what counted before counts again afterwards.
+    """Enable the graph rewrite in this context; restore the previous state afterwards.
 
     Yields:
-        The precision that counts.
+        The precision in use.
     """
     made = _requested(precision, amp)
     try:
@@ -94,32 +94,32 @@ def enable_mixed_precision_graph_rewrite(
     precision: str | Precision | AmpDataType | None = None,
     amp: AutoMixedPrecisionOptions | None = None,
 ) -> Any:
-    """Train in mixed precision: ops run in 16 bits, and the loss is scaled.
+    """Train in mixed precision: run ops in 16 bits, and scale the loss.
 
-    TensorFlow puts ops into 16 bits in every `tf.function`, in `fit` and `predict`, and in every
-    `tf.compat.v1.Session` made from now on, unless the config of a session has the pass off.
-    Weights stay in float32. Refusals come before anything is switched on. Steps that XLA compiles
-    are out of its reach, of which they warn: on a GPU, `compile` needs `jit_compile=False`.
+    TensorFlow runs ops in 16 bits in every `tf.function`, in `fit` and `predict`, and in every
+    `tf.compat.v1.Session` created from now on, unless the config of a session disables the pass.
+    Weights stay in float32. If an error is raised, nothing is enabled. Steps compiled by XLA are
+    not affected, and warn: on a GPU, pass `jit_compile=False` to `compile`.
 
     Args:
-        opt: the optimizer to train with: one of Keras 3, or of `tf.compat.v1.train`.
-        loss_scale: `"dynamic"`, a number, which stays, a `LossScale`, or a `FixedLossScale` or
+        opt: the optimizer: of Keras 3 or of `tf.compat.v1.train`.
+        loss_scale: `"dynamic"`, a constant number, a `LossScale`, or a `FixedLossScale` or
             `DynamicLossScale` of `tf.compat.v1.mixed_precision`.
-        precision: `bf16` or `BFLOAT16`; on a GPU also `fp16` or `FLOAT16`. By default what
-            `amp.data_type` says, else FP16 where there is a GPU and BF16 where there is none.
-        amp: edits of TensorFlow's lists, and where it is to write what it did; what is not given
-            is looked up in the environment, as everywhere.
+        precision: `bf16` or `BFLOAT16`; on a GPU also `fp16` or `FLOAT16`. Default:
+            `amp.data_type`, else FP16 with a GPU and BF16 without.
+        amp: edits of TensorFlow's lists, and the log folder. Unset options are read from the
+            environment.
 
     Returns:
-        The optimizer to use in place of `opt`: a `LossScaleOptimizer`, or for one of TensorFlow 1 a
-        `tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer`. Both go by the same rule.
+        The optimizer to use in place of `opt`: a `LossScaleOptimizer`, or for TensorFlow 1 a
+        `tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer`, with the same rule.
 
     Raises:
-        ConfigurationError: `opt` scales the loss already, or is no optimizer; the loss scale is
-            none; a mixed Keras policy is set; an edit does not fit TensorFlow's lists. If such a
-            policy is set later, the first step of the optimizer raises it.
+        ConfigurationError: `opt` already scales the loss or is not an optimizer; the loss scale
+            is invalid; a mixed Keras policy is set; an edit does not fit TensorFlow's lists. If
+            a mixed policy is set later, the first optimizer step raises this error.
         UnsupportedPrecisionError: TensorFlow has no pass for the precision, or none that works
-            here; where oneDNN is off, the message says how to turn it on.
+            here; if oneDNN is disabled, the message explains how to enable it.
         UnknownOperatorError: an edit names an op type that TensorFlow does not have.
     """
     registry.require_framework("tensorflow", "users of the graph rewrite")
@@ -144,10 +144,10 @@ def enable_mixed_precision_graph_rewrite(
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-    """Undo `enable_mixed_precision_graph_rewrite`; warn where nothing is enabled.
+    """Undo `enable_mixed_precision_graph_rewrite`; warn if not enabled.
 
-    Sessions that were made meanwhile keep the rewrite. Optimizers go on to scale the loss, which
-    does no harm.
+    Sessions created meanwhile keep the rewrite. Optimizers continue to scale the loss, which is
+    harmless.
     """
     if not graph_rewrite_state.rewrite_is_enabled():
         warnings.warn(
@@ -160,7 +160,7 @@ def disable_mixed_precision_graph_rewrite() -> None:
 
 
 def _chosen(precision: object, amp: AutoMixedPrecisionOptions | None) -> Any:
-    """The precision, or what is said in its place; None where `amp` or a variable names it."""
+    """Return the precision, invalid values unchanged; None if set by `amp` or a variable."""
     words = {kind.value: kind.precision for kind in AmpDataType}
     word = str(precision.value if isinstance(precision, Enum) else precision).lower()
     chosen = words.get(word, precision)

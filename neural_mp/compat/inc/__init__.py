@@ -1,7 +1,7 @@
-"""Scripts for Intel Neural Compressor run with this package in its place.
+"""Drop-in API for scripts written for Intel Neural Compressor (INC).
 
-After one changed import, `from neural_mp.compat.inc.experimental import Quantization, common`, or
-without any, by `python -m neural_mp.compat.inc script.py`.
+Either change one import, `from neural_mp.compat.inc.experimental import Quantization, common`, or
+none and run `python -m neural_mp.compat.inc script.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from neural_mp.compat.inc.import_aliases import looked_up
 
 _HERE = "neural_mp.compat.inc"
-#: Name → the module that it lives in; a module itself, where the name is empty.
+#: Name → module that defines the name; the module itself if the name is empty.
 _NAMES = {
     "AccuracyCriterion": "config",
     "BenchmarkConfig": "config",
@@ -37,7 +37,7 @@ _MODULES = (
 )
 
 
-#: The last version of theirs whose interface is here.
+#: Latest INC version whose API is provided.
 __version__ = "2.2"
 
 

@@ -1,12 +1,12 @@
-"""`python -m neural_mp.compat.inc script.py …`: runs a script that imports `neural_compressor`."""
+"""`python -m neural_mp.compat.inc script.py …`: run a script that imports `neural_compressor`."""
 
 from __future__ import annotations
 
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    # Where `-m` has put the working directory; the script's folder takes its place, as if the
-    # script were run without us. Now, before it is looked into for what is imported here.
+    # `-m` puts the working directory first; the script's folder goes there, as if the script were
+    # run directly. Must come before the imports below, which search the path.
     sys.path.append(sys.path.pop(0))
 
 import runpy
@@ -20,10 +20,10 @@ def main(arguments: list[str]) -> None:
     """Run a script.
 
     Args:
-        arguments: its path, and what it is given.
+        arguments: path of the script, and its arguments.
 
     Raises:
-        ConfigurationError: there is no such file.
+        ConfigurationError: the file does not exist.
     """
     if not arguments or not Path(arguments[0]).is_file():
         raise ConfigurationError(

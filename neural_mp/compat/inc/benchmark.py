@@ -1,4 +1,4 @@
-"""`benchmark.fit`: how fast a model is, in one process or in several at once, and how accurate."""
+"""`benchmark.fit`: latency, throughput and accuracy of a model, in one or several processes."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from neural_mp.util.pytree import batch_size_of
 
 logger = logging.getLogger(__name__)
 
-#: Batches that are timed where nothing is said: theirs goes through all data.
+#: Default number of timed batches; INC times all data.
 _MOST = 100
-#: Seconds that an instance waits for the others to be ready.
+#: Seconds that an instance waits until the others are ready.
 _PATIENCE = 600.0
 MODES = ("performance", "accuracy")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every instance does.
+    """Work of every instance.
 
     Attributes:
         model: the framework's object, or a path.
-        batches: the inputs of batches.
-        warmup, iterations: batches that are not counted, and those that are.
-        inputs, outputs: names of tensors, where the model does not say them.
+        batches: model inputs, one item per batch.
+        warmup, iterations: numbers of untimed and of timed batches.
+        inputs, outputs: names of tensors, if the model does not define them.
     """
 
     model: Any
@@ -62,12 +62,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Performance:
-    """How fast a model is.
+    """Measured speed of a model.
 
     Attributes:
-        batch_size: samples in a batch.
-        seconds: instance → what every batch took.
-        cores: instance → the cores it ran on; empty where it had all.
+        batch_size: samples per batch.
+        seconds: instance → seconds of every batch.
+        cores: instance → its cores; empty if unrestricted.
     """
 
     batch_size: int
@@ -76,16 +76,16 @@ class Performance:
 
     @property
     def latency(self) -> float:
-        """Seconds a batch, the median of all instances."""
+        """Seconds per batch: the median over all instances."""
         return float(np.median(np.concatenate(self.seconds)))
 
     @property
     def throughput(self) -> float:
-        """Samples a second, of all instances together."""
+        """Samples per second, summed over all instances."""
         return sum(self.batch_size * len(taken) / sum(taken) for taken in self.seconds)
 
     def words(self) -> list[str]:
-        """The same in lines of text."""
+        """The results as lines of text."""
         count = len(self.seconds)
         cores = f", {len(self.cores[0])} cores each" if self.cores else ""
         return [
@@ -104,19 +104,19 @@ def fit(
     b_func: Callable[[Any], Any] | None = None,
     **ignored: object,
 ) -> Performance | Any:
-    """Measure how fast a model is.
+    """Measure the speed of a model.
 
     Args:
         model: the framework's object, a path, a `Model` or a result.
-        conf: warmup, iterations, cores and instances; several instances run at once, each in a
-            process of its own on cores of its own, and their throughput is summed.
-        config: another name for it.
-        b_dataloader: batches to run it on.
-        b_func: called with the model in place of all this.
-        **ignored: what their `fit` takes for other purposes.
+        conf: warmup, iterations, cores and instances. Several instances run at once, each in its
+            own process on its own cores; their throughput is summed.
+        config: alias of `conf`.
+        b_dataloader: the batches.
+        b_func: called with the model in place of the measurement.
+        **ignored: other arguments of INC's `fit`.
 
     Returns:
-        What was found; of `b_func`, what it returns.
+        The performance; with `b_func`, its result.
 
     Raises:
         ConfigurationError: there are fewer cores than the instances need.
@@ -147,16 +147,16 @@ def timed(
     instances: int,
     ports: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
 ) -> Performance:
-    """Latency and throughput of a model.
+    """Measure latency and throughput of a model.
 
     Args:
         model: the framework's object, or a path.
-        loader: batches to run it on; they are begun again where they end too early.
-        warmup: batches that are not counted.
-        iterations: batches that are; -1 for as many as there are, up to a hundred.
-        cores: how many an instance has; None for all.
-        instances: processes that run at once.
-        ports: names of inputs and outputs, where the model does not say them.
+        loader: the batches; restarted if too few.
+        warmup: number of untimed batches.
+        iterations: number of timed batches; -1 for all, at most 100.
+        cores: cores per instance; None to divide all.
+        instances: number of concurrent processes.
+        ports: names of inputs and outputs, if the model does not define them.
 
     Raises:
         ConfigurationError: there are fewer cores than the instances need.
@@ -184,19 +184,19 @@ def measured(
     metric: object,
     postprocess: Callable[[Any], Any] | None,
 ) -> Any:
-    """What `Benchmark` of version 1 finds.
+    """Return the result of INC 1.x's `Benchmark`.
 
     Args:
         settings: the configuration.
         model: the framework's object, or a path.
         mode: `performance` or `accuracy`.
-        loader: batches; None for those that the configuration describes.
-        function: called with the model in place of all else.
-        metric: None for that of the configuration.
-        postprocess: None for that of the configuration.
+        loader: the batches; None for those of the configuration.
+        function: called with the model in place of the measurement.
+        metric: None for the metric of the configuration.
+        postprocess: None for the postprocess of the configuration.
 
     Raises:
-        ConfigurationError: the mode is neither, or nothing says which metric.
+        ConfigurationError: the mode is neither, or no metric is given.
         DataError: there are no batches.
     """
     if mode not in MODES:
@@ -222,7 +222,7 @@ def _accuracy(
     metric: object,
     postprocess: Callable[[Any], Any] | None,
 ) -> float | list[float]:
-    """The accuracy; of several metrics without weights, the value of each in a list, as there."""
+    """Return the accuracy; of several unweighted metrics a list of values, as INC does."""
     metrics = gather_metrics(metric, settings, batches, None)
     if not metrics:
         raise ConfigurationError("there is no metric to measure accuracy by: set metric")
@@ -234,7 +234,7 @@ def _accuracy(
 
 
 def _shares(cores: int | None, instances: int) -> list[list[int]]:
-    """The cores of every instance, each its own."""
+    """Return disjoint sets of cores, one per instance."""
     there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     there = there or list(range(os.cpu_count() or 1))
     each = cores if cores is not None else len(there) // instances
@@ -249,10 +249,10 @@ def _shares(cores: int | None, instances: int) -> list[list[int]]:
 def loaded_model(
     model: Any, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
 ) -> AnyModel:
-    """A model, or what was saved of one, with its adaptor.
+    """Load a model or a saved result together with its adaptor.
 
     Raises:
-        ModelLoadError: it cannot be read.
+        ModelLoadError: the model cannot be read.
     """
     if isinstance(model, OptimizedModel):
         return model.loaded
@@ -262,25 +262,25 @@ def loaded_model(
 
 
 def run_here(job: Job) -> Performance:
-    """One instance, in this process, on all its cores."""
+    """Run one instance in this process, on all its cores."""
     return Performance(batch_size_of(job.batches[0]), (_timed(job),))
 
 
 def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
-    """Several instances at once.
+    """Run several instances at once.
 
     Args:
-        job: what every one of them does.
-        shares: the cores of every instance.
+        job: the work of every instance.
+        shares: cores of every instance.
 
     Raises:
-        TuningError: an instance ended before it was done.
+        TuningError: an instance ended too early.
     """
     threads = {name: str(len(shares[0])) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     with tempfile.TemporaryDirectory() as scratch:
         ready, saved = Path(scratch) / "ready", Path(scratch) / "model"
         ready.mkdir()
-        if isinstance(job.model, OptimizedModel):  # it may hold what cannot be sent
+        if isinstance(job.model, OptimizedModel):  # may contain objects that cannot be pickled
             job.model.save(saved)
             job = replace(job, model=str(saved))
         task = cloudpickle.dumps(job)
@@ -296,7 +296,7 @@ def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
 
 def _instance(task: bytes, cores: list[int], folder: Path, count: int) -> tuple[float, ...]:
     restore_environment()
-    # First of all: frameworks look at it when they make their threads.
+    # Before any import: frameworks read the affinity when they create their threads.
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     job: Job = cloudpickle.loads(task)
@@ -313,7 +313,7 @@ def _instance(task: bytes, cores: list[int], folder: Path, count: int) -> tuple[
 
 
 def _timed(job: Job, before: Any = lambda: None) -> tuple[float, ...]:
-    """Seconds of every batch that counts."""
+    """Return the seconds of every timed batch."""
     model = loaded_model(job.model, job.inputs, job.outputs)
     batches = itertools.cycle(job.batches)
     for batch in itertools.islice(batches, max(1, job.warmup)):

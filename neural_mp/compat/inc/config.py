@@ -1,4 +1,4 @@
-"""The configurations of their version 2, as plain values, and what they come to here."""
+"""Configuration classes of INC 2.x, and their conversion to settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _APPROACHES = {
     "auto": "post_training_auto_quant",
 }
 _FITTED = IGNORED["quantization.recipes"]
-#: Options of theirs that have no meaning here → why.
+#: INC options without effect → reason.
 _WITHOUT_MEANING: Mapping[str, str] = {
     "backend": "the framework chooses its own backend",
     "domain": _FITTED,
@@ -33,18 +33,18 @@ _WITHOUT_MEANING: Mapping[str, str] = {
     "model_name": "it is a label",
     "strategy_kwargs": "a strategy has its own settings",
 }
-#: What they are where nobody set them.
+#: Values that count as not set.
 _UNSET: tuple[Any, ...] = (None, "", "default", "auto", [], {}, (), False)
 
 
 @dataclass
 class AccuracyCriterion:
-    """How much accuracy may be lost.
+    """Tolerable accuracy loss.
 
     Attributes:
-        higher_is_better: whether more is better.
+        higher_is_better: whether a higher metric is better.
         criterion: `relative` or `absolute`.
-        tolerable_loss: how much.
+        tolerable_loss: the largest accepted loss.
     """
 
     higher_is_better: bool = True
@@ -56,7 +56,7 @@ class AccuracyCriterion:
 
     @property
     def relative(self) -> float | None:
-        """The loss, if it is relative."""
+        """The loss if relative, else None."""
         return self.tolerable_loss if self.criterion == "relative" else None
 
     @relative.setter
@@ -65,7 +65,7 @@ class AccuracyCriterion:
 
     @property
     def absolute(self) -> float | None:
-        """The loss, if it is absolute."""
+        """The loss if absolute, else None."""
         return self.tolerable_loss if self.criterion == "absolute" else None
 
     @absolute.setter
@@ -75,13 +75,13 @@ class AccuracyCriterion:
 
 @dataclass
 class TuningCriterion:
-    """How long to search, and for what.
+    """Budget and goal of the search.
 
     Attributes:
         strategy: `basic`, `bayesian`, …
-        strategy_kwargs: without meaning here.
+        strategy_kwargs: no effect.
         timeout: seconds; 0 for no limit.
-        max_trials: how many plans are tried at most.
+        max_trials: maximum number of trials.
         objective: `performance`, `footprint` or `modelsize`.
     """
 
@@ -94,15 +94,15 @@ class TuningCriterion:
 
 @dataclass
 class _Conversion:
-    """What both kinds of conversion can be told.
+    """Options common to quantization and 16-bit conversion.
 
     Attributes:
         device: `cpu` or `gpu`.
         inputs, outputs: names of the model's inputs and outputs.
-        op_type_dict, op_name_dict: limits on types of ops, and on single ones.
-        excluded_precisions: what may not be used.
-        accuracy_criterion, tuning_criterion: see there.
-        backend, model_name, example_inputs: without meaning here.
+        op_type_dict, op_name_dict: constraints on op types, and on single ops.
+        excluded_precisions: precisions that must not be used.
+        accuracy_criterion, tuning_criterion: see these classes.
+        backend, model_name, example_inputs: no effect.
     """
 
     device: str = "cpu"
@@ -118,7 +118,7 @@ class _Conversion:
     tuning_criterion: TuningCriterion = field(default_factory=TuningCriterion)
 
     def content(self) -> dict[str, Any]:
-        """The same as a tuning file holds it, without a precision."""
+        """Return the content of an equivalent tuning file, without the precision."""
         for name, why in _WITHOUT_MEANING.items():
             holder = self.tuning_criterion if name == "strategy_kwargs" else self
             if getattr(holder, name, None) not in _UNSET:
@@ -143,13 +143,13 @@ class _Conversion:
 
 @dataclass
 class PostTrainingQuantConfig(_Conversion):
-    """INT8 of a trained model.
+    """Post-training quantization to INT8.
 
     Attributes:
         approach: `static`, `dynamic` or `auto`.
-        calibration_sampling_size: samples that ranges are measured on.
-        domain, recipes, quant_format, reduce_range, quant_level, diagnosis: without meaning here;
-            a logged warning says so where one is set.
+        calibration_sampling_size: number of calibration samples.
+        domain, recipes, quant_format, reduce_range, quant_level, diagnosis: no effect; a warning
+            is logged if set.
     """
 
     domain: str = "auto"
@@ -168,10 +168,10 @@ class PostTrainingQuantConfig(_Conversion):
         one_of("approach", self.approach, tuple(_APPROACHES))
 
     def settings(self) -> Settings:
-        """What it comes to here.
+        """Return the equivalent settings.
 
         Raises:
-            ConfigurationError: a value is not as it should be.
+            ConfigurationError: a value is invalid.
         """
         sizes = self.calibration_sampling_size
         listed = [sizes] if isinstance(sizes, int) else list(sizes)
@@ -190,19 +190,19 @@ class PostTrainingQuantConfig(_Conversion):
 
 @dataclass
 class MixedPrecisionConfig(_Conversion):
-    """16 bits of a trained model.
+    """Conversion of a trained model to 16 bits.
 
     Attributes:
-        precisions: `bf16` or `fp16`, or a list of them.
+        precisions: `bf16` or `fp16`, or a list of both.
     """
 
     precisions: str | Sequence[str] = "bf16"
 
     def settings(self) -> Settings:
-        """What it comes to here.
+        """Return the equivalent settings.
 
         Raises:
-            ConfigurationError: a value is not as it should be.
+            ConfigurationError: a value is invalid.
         """
         words = tensor_names(self.precisions) or []
         kept = [word for word in words if word not in self.excluded_precisions]
@@ -212,16 +212,16 @@ class MixedPrecisionConfig(_Conversion):
 
 @dataclass
 class BenchmarkConfig:
-    """How speed is measured.
+    """Options of a benchmark.
 
     Attributes:
         inputs, outputs: names of the model's inputs and outputs.
-        warmup: batches that are not counted.
-        iteration: batches that are; -1 for as many as there are.
-        cores_per_instance: cores of every instance; None for all of them together.
-        num_of_instance: instances that run at once.
+        warmup: number of untimed batches.
+        iteration: number of timed batches; -1 for all.
+        cores_per_instance: cores per instance; None to divide all of them.
+        num_of_instance: number of concurrent instances.
         backend, device, model_name, inter_num_of_threads, intra_num_of_threads, diagnosis:
-            without meaning here.
+            no effect.
     """
 
     inputs: Sequence[str] | str = ()
@@ -239,7 +239,7 @@ class BenchmarkConfig:
 
 
 class ExportConfig:
-    """How a model is written as ONNX: taken for their sake; the file holds the model as it is.
+    """Options of the ONNX export: accepted but ignored; the file holds the model unchanged.
 
     Args:
         **options: `dtype`, `opset_version`, `quant_format`, `example_inputs`, names and axes.

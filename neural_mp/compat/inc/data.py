@@ -1,4 +1,4 @@
-"""`data`: datasets, transforms and loaders by their names."""
+"""`data`: datasets, transforms and loaders by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neural_mp.data.loader import (
     build_dataloader,
 )
 
-#: Names of classes of theirs → framework, and the name of the transform.
+#: INC class names → framework and name of the transform.
 _TRANSFORMS: Mapping[str, tuple[str, str]] = {
     "LabelShift": ("onnxrt", "LabelShift"),
     "BilinearImagenetTransform": ("tensorflow", "BilinearImagenet"),
@@ -30,7 +30,7 @@ _TRANSFORMS: Mapping[str, tuple[str, str]] = {
     "TFSquadV1PostTransform": ("tensorflow", "SquadV1"),
     "TFSquadV1ModelZooPostTransform": ("tensorflow", "SquadV1ModelZoo"),
 }
-#: The same for datasets, which take a transform, too.
+#: INC class names → framework and name of the dataset, which also accepts a transform.
 _DATASETS: Mapping[str, tuple[str, str]] = {
     "TensorflowImageRecord": ("tensorflow", "ImageRecord"),
     "COCORecordDataset": ("tensorflow", "COCORecord"),
@@ -41,7 +41,7 @@ _DATASETS: Mapping[str, tuple[str, str]] = {
 
 
 class ComposeTransform(Pipeline):
-    """Transforms one after the other.
+    """Transforms applied in order.
 
     Args:
         transform_list: callables sample → sample.
@@ -52,10 +52,10 @@ class ComposeTransform(Pipeline):
 
 
 class _DatasetNames(Names):
-    """Datasets by name; what makes one takes a transform, too.
+    """Datasets by name; their factories also accept a transform.
 
     Args:
-        framework: ours.
+        framework: framework name of this package.
     """
 
     def __init__(self, framework: str | None) -> None:
@@ -63,33 +63,33 @@ class _DatasetNames(Names):
         self._framework = framework
 
     def __getitem__(self, name: str) -> Any:
-        super().__getitem__(name)  # refuses what nobody knows
+        super().__getitem__(name)  # raises for unknown names
         return _dataset_class(self._framework, name)
 
 
 def Datasets(framework: str) -> Names:  # noqa: N802  # their name
-    """The datasets of a framework: `Datasets("tensorflow")["dummy"](shape, transform=…)`."""
+    """Return the datasets of a framework: `Datasets("tensorflow")["dummy"](shape, transform=…)`."""
     return _DatasetNames(framework_of(framework))
 
 
 def TRANSFORMS(framework: str, process: str = "preprocess") -> Names:  # noqa: N802  # their name
-    """The transforms of a framework, for samples and for results."""
+    """Return the transforms of a framework, for samples and for results."""
     return Names(vocabulary(framework_of(framework)).transforms)
 
 
 def DataLoader(framework: str, dataset: object, **options: Any) -> CommonDataLoader:  # noqa: N802
-    """Batches of a dataset.
+    """Return a loader of batches of a dataset.
 
     Args:
-        framework: taken for their sake.
-        dataset: what is read.
+        framework: ignored.
+        dataset: the dataset.
         **options: see `experimental.common.DataLoader`.
     """
     return CommonDataLoader(dataset, **options)
 
 
 class _Loaders(Mapping[str, Any]):
-    """`DATALOADERS["onnxrt_qdq"](dataset, batch_size=1)`."""
+    """Loader factories: `DATALOADERS["onnxrt_qdq"](dataset, batch_size=1)`."""
 
     def __getitem__(self, framework: str) -> Any:
         return CommonDataLoader
@@ -107,10 +107,10 @@ DefaultDataLoader = TensorflowDataLoader = ONNXRTDataLoader = CommonDataLoader
 
 
 def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
-    """The loader that settings describe, as a tuning file does under `dataloader`.
+    """Return the loader described by the settings, as under `dataloader` in a tuning file.
 
     Raises:
-        ConfigurationError: a name or an option is wrong.
+        ConfigurationError: a name or an option is invalid.
     """
     given = {key: value for key, value in dataloader_cfg.items() if value is not None}
     without = ("filter", "distributed", "num_workers", "pin_memory", "sampler")
@@ -132,7 +132,7 @@ def _dataset_class(framework: str | None, name: str) -> Any:
 
 
 class LabelBalanceCOCORecordFilter:
-    """Taken for their sake: all samples are used."""
+    """Accepted for compatibility: all samples are used."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size

@@ -1,7 +1,7 @@
-"""`neural_compressor.experimental` of version 1: `Quantization`, `MixedPrecision`, `Benchmark`.
+"""`neural_compressor.experimental` of INC 1.x: `Quantization`, `MixedPrecision`, `Benchmark`.
 
-`experimental.common`, with a model, a metric, a loader and a postprocess by their names, is another
-name of this module.
+`experimental.common`, with `Model`, `Metric`, `DataLoader` and `Postprocess`, is an alias of this
+module.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision
 
 logger = logging.getLogger(__name__)
-#: Another name of this module.
+#: Alias of this module.
 common = sys.modules[__name__]
 
 
 class Configured:
-    """What is made from a configuration, and makes datasets for the framework it names.
+    """Base of classes with a configuration; creates datasets for the framework of the latter.
 
     Args:
-        conf_fname_or_obj: the path of a YAML file, settings by attribute, or None.
+        conf_fname_or_obj: path of a YAML file, settings as attributes, or None.
 
     Attributes:
         model: the framework's object, a path, or a `common.Model`.
         metric: an object with update, reset and result, or a `common.Metric`.
-        postprocess: a `common.Postprocess`, or what takes `(predictions, labels)`.
+        postprocess: a `common.Postprocess`, or a function of `(predictions, labels)`.
     """
 
     def __init__(self, conf_fname_or_obj: object = None) -> None:
@@ -53,22 +53,22 @@ class Configured:
         self.postprocess: Any = None
 
     def dataset(self, name: str, *shape: object, **options: object) -> Any:
-        """A dataset by its name.
+        """Return a dataset by name.
 
         Args:
-            name: such as `dummy`.
-            *shape: the shape of a `dummy`.
-            **options: its options.
+            name: e.g. `dummy`.
+            *shape: the shape of `dummy`.
+            **options: options of the dataset.
 
         Raises:
-            ConfigurationError: there is none of that name, or an option is not its own.
+            ConfigurationError: the name or an option is unknown.
         """
         if shape:
             options["shape"] = shape[0]
         return named_dataset(name, options, self.settings.model.framework)
 
     def dataloader(self, dataset: object, batch_size: int = 1, **options: Any) -> DataLoader:
-        """Batches of a dataset."""
+        """Return a loader of a dataset."""
         return DataLoader(dataset, batch_size, **options)
 
     def __repr__(self) -> str:
@@ -76,16 +76,16 @@ class Configured:
 
 
 class Benchmark(Configured):
-    """Measures accuracy or speed of a model.
+    """Measurement of a model's accuracy or speed.
 
     Args:
-        conf_fname_or_obj: the path of a YAML file, settings by attribute, or None.
+        conf_fname_or_obj: path of a YAML file, settings as attributes, or None.
 
     Attributes:
         model: the framework's object, a path, a `common.Model` or a result.
-        b_dataloader: what it is run on; by default what the file names.
-        b_func: a function of the model that is timed, or that gives the accuracy.
-        results: mode → what was found.
+        b_dataloader: the batches; default: those of the configuration.
+        b_func: a function of the model that is timed, or that returns the accuracy.
+        results: mode → result.
     """
 
     def __init__(self, conf_fname_or_obj: object = None) -> None:
@@ -101,10 +101,10 @@ class Benchmark(Configured):
             mode: `performance` or `accuracy`.
 
         Returns:
-            What was found; see `neural_mp.compat.inc.benchmark.Performance`.
+            Mode → result; see `neural_mp.compat.inc.benchmark.Performance`.
 
         Raises:
-            NeuralMPError: there is no model or no data, or the mode is neither.
+            NeuralMPError: model or data are missing, or the mode is neither.
         """
         metric = metric_of(self.metric, self.settings.model.framework)
         found = benchmark.measured(
@@ -123,20 +123,20 @@ class Benchmark(Configured):
 
 
 class _Experiment(Configured):
-    """What is tuned as a configuration says.
+    """Tuning by a configuration.
 
     Args:
-        conf_fname_or_obj: the path of a YAML file, settings by attribute, or None.
+        conf_fname_or_obj: path of a YAML file, settings as attributes, or None.
 
     Attributes:
         calib_dataloader, eval_dataloader: batches of `(inputs, labels)`.
         eval_func: native model → accuracy.
-        objective: what is made small.
+        objective: the quantity to minimize.
         input, output: names of the model's inputs and outputs.
-        q_func: what trains in INT8, which is not here.
+        q_func: quantization-aware training, which is not supported.
     """
 
-    #: The precisions where the configuration names none.
+    #: Default precisions.
     default: ClassVar[tuple[Precision, ...]] = (Precision.BF16,)
 
     def __init__(self, conf_fname_or_obj: object = None) -> None:
@@ -152,7 +152,7 @@ class _Experiment(Configured):
 
     @property
     def precisions(self) -> list[str]:
-        """The precisions by their words, in alphabetical order."""
+        """Names of the precisions, sorted."""
         return self._precisions
 
     @precisions.setter
@@ -164,11 +164,10 @@ class _Experiment(Configured):
         """Tune.
 
         Returns:
-            A usable model, always; where theirs would be None, it is the FP32 one, and a logged
-            warning says so.
+            Always a usable model; the FP32 model, with a logged warning, if INC would return None.
 
         Raises:
-            NeuralMPError: something asked for does not exist or does not fit.
+            NeuralMPError: an option is unknown or does not fit.
         """
         if self.q_func is not None:
             raise NotHereError("q_func trains in INT8, which is not here; leave it out")
@@ -189,9 +188,9 @@ class _Experiment(Configured):
 
 
 def _without_idle_fp16(words: list[str], model: object, framework: str | None) -> list[str]:
-    """The precisions without an FP16 that is forced for ONNX Runtime where it has no kernels.
+    """Return the precisions without a forced FP16 if ONNX Runtime lacks FP16 kernels.
 
-    Theirs converts nothing then. FP16 would halve the file, and leave time and arithmetic alone.
+    INC converts nothing in this case. FP16 would halve the file without any speedup.
     """
     support = machine.detect().support(Precision.FP16)
     forced = support.available and not support.native
@@ -206,15 +205,15 @@ def _without_idle_fp16(words: list[str], model: object, framework: str | None) -
 
 
 class GraphOptimization(_Experiment):
-    """`GraphOptimization` of theirs, which is mixed precision."""
+    """INC's `GraphOptimization`: mixed precision."""
 
 
 class MixedPrecision(_Experiment):
-    """`MixedPrecision` of theirs: BF16 where nothing else is said."""
+    """INC's `MixedPrecision`: BF16 by default."""
 
 
 class Quantization(_Experiment):
-    """`Quantization` of theirs: INT8 where nothing else is said."""
+    """INC's `Quantization`: INT8 by default."""
 
     default = (Precision.INT8,)
 

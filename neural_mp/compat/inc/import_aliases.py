@@ -1,4 +1,4 @@
-"""Their module names, each with the module that has its names here."""
+"""Module names of INC, each mapped to the module here with the same names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THEIRS = "neural_compressor"
 
 _UTILS = f"{HERE}.utils"
 _DATA = f"{HERE}.data"
-#: Module of theirs, without the package's name → module here.
+#: INC module, without the package's name → module here.
 ALIASES: Mapping[str, str] = {
     "experimental": f"{HERE}.experimental",
     "experimental.common": f"{HERE}.experimental",
@@ -73,7 +73,7 @@ ALIASES: Mapping[str, str] = {
 
 
 class _Alias(ModuleType):
-    """A module of theirs: has its parts, and the names of the module here."""
+    """An INC module: its submodules, and the names of the module here."""
 
     def __init__(self, name: str, target: object) -> None:
         super().__init__(name)
@@ -81,25 +81,25 @@ class _Alias(ModuleType):
         vars(self)["__path__"] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("__file__", "__all__"):  # asked for by whoever looks through all modules
+        if name in ("__file__", "__all__"):  # read by code that scans all modules
             raise AttributeError(name)
-        # `conf` is both a name and a part of theirs; who asks for it wants the name.
+        # `conf` is both a name and a submodule in INC; scripts import the name.
         part = sys.modules.get(f"{self.__name__}.{name}")
         return part if part is not None and name != "conf" else getattr(self._target, name)
 
 
 def register(package: str) -> None:
-    """Let `import package.x.y` find what stands for a module of theirs.
+    """Make `import package.x.y` work for the modules of INC.
 
     Args:
-        package: `neural_compressor`, or the package here.
+        package: `neural_compressor`, or this package.
     """
     here = importlib.import_module(HERE)
     if package != HERE:
         sys.modules.setdefault(package, _Alias(package, here))
     for theirs, ours in ALIASES.items():
         name = f"{package}.{theirs}"
-        if name != ours:  # else it is that module itself
+        if name != ours:  # otherwise the real module
             sys.modules.setdefault(name, _Alias(name, importlib.import_module(ours)))
     sys.modules.setdefault(f"{package}.conf", _Alias(f"{package}.conf", conf))
 
@@ -110,7 +110,7 @@ _QAT = "training in INT8 is not here; tune the trained model with post-training 
 _MXNET = "there is no adaptor for MXNet"
 _INSIDE = "it belongs to the inside of that package"
 
-#: Name → what to do instead.
+#: Name → replacement.
 ABSENT: Mapping[str, str] = {
     "Pruning": _TRAINED,
     "Distillation": _TRAINED,
@@ -143,21 +143,21 @@ ABSENT: Mapping[str, str] = {
 
 
 class NotHereError(NeuralMPError):
-    """Something of Intel Neural Compressor's that this package does not have was used."""
+    """A feature of Intel Neural Compressor was used that this package lacks."""
 
 
 class Absent:
-    """Stands for a class or function that is not here, and says so when it is used.
+    """Placeholder of a missing class or function; raises on use.
 
     Args:
-        name: what it is called there.
+        name: the name in INC.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __call__(self, *arguments: object, **options: object) -> Any:
-        """Refused.
+        """Raise NotHereError.
 
         Raises:
             NotHereError: always.
@@ -173,10 +173,10 @@ class Absent:
 
 
 def looked_up(module: str, name: str, here: Mapping[str, Any]) -> Any:
-    """What a name of a module stands for, that is not defined in it.
+    """Return the object for a name that the module does not define.
 
     Raises:
-        AttributeError: nothing.
+        AttributeError: the name is unknown.
     """
     if name in ABSENT:
         return Absent(name)

@@ -1,4 +1,4 @@
-"""`metric`: what measures accuracy, by their names."""
+"""`metric`: accuracy metrics by INC's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neural_mp.config.inc_dialect import FRAMEWORKS
 from neural_mp.data.registry import Registry
 from neural_mp.metrics import METRICS as OUR_METRICS
 
-#: Names of classes of theirs → the name of the metric.
+#: INC class names → name of the metric.
 _CLASSES: Mapping[str, str] = {
     "TensorflowTopK": "topk",
     "GeneralTopK": "topk",
@@ -24,10 +24,10 @@ _CLASSES: Mapping[str, str] = {
 
 
 class Names(Mapping[str, Any]):
-    """What one can ask for by name: `METRICS("tensorflow")["topk"](k=1)`.
+    """Mapping of registered names: `METRICS("tensorflow")["topk"](k=1)`.
 
     Args:
-        registry: where it is looked up.
+        registry: the registry to read.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -44,22 +44,22 @@ class Names(Mapping[str, Any]):
 
 
 def framework_of(word: str | None) -> str | None:
-    """Our name of a framework of theirs; None where it is none of ours."""
+    """Return our name of an INC framework; None if not supported."""
     return FRAMEWORKS.get(str(word).lower())
 
 
 def METRICS(framework: str) -> Names:  # noqa: N802  # their name
-    """The metrics of a framework."""
+    """Return the metrics of a framework."""
     return Names(vocabulary(framework_of(framework)).metrics or OUR_METRICS)
 
 
 class BaseMetric:
-    """What metrics of their scripts derive from.
+    """Base class of metrics in scripts.
 
     Args:
-        metric: taken for their sake.
-        single_output: taken for their sake.
-        hvd: taken for their sake.
+        metric: ignored.
+        single_output: ignored.
+        hvd: ignored.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class BaseMetric:
         self.metric = metric
 
     def update(self, preds: Any, labels: Any = None, sample_weight: Any = None) -> None:
-        """Take in one batch."""
+        """Update with one batch."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the state."""
         raise NotImplementedError
 
     def result(self) -> float:
-        """The value."""
+        """Return the value."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""`mix_precision.fit` of their version 2."""
+"""`mix_precision.fit` of INC 2.x."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def fit(
     eval_metric: object = None,
     **ignored: object,
 ) -> Result:
-    """Put a trained model into 16 bits where that is safe.
+    """Convert a trained model to 16 bits while it meets the accuracy target.
 
     Args:
         model: the framework's object, a path, or a `Model`.
-        conf: how; BF16 by default.
+        conf: the options; default: BF16.
         eval_func: native model → accuracy.
         eval_dataloader: batches of `(inputs, labels)`.
         eval_metric: an object with update, reset and result, a `Metric`, or a dict of names.
-        **ignored: what their `fit` takes for other purposes.
+        **ignored: other arguments of INC's `fit`.
 
     Returns:
-        A usable model, always.
+        Always a usable model.
 
     Raises:
-        NeuralMPError: something asked for does not exist or does not fit.
+        NeuralMPError: an option is unknown or does not fit.
     """
     conf = conf or MixedPrecisionConfig()
     if not isinstance(conf, MixedPrecisionConfig):

@@ -1,4 +1,4 @@
-"""`Model`: a model under their names, whatever framework it is of."""
+"""`Model`: a model of any framework with INC's attribute names."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from neural_mp.errors import ConfigurationError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
-#: Framework's own object of a result → all that the result holds; scripts hand on the former.
+#: Framework's object of a result → the whole result, since scripts pass on the former.
 _results: WeakKeyDictionary[Any, OptimizedModel] = WeakKeyDictionary()
 
 
 def own_object(optimized: OptimizedModel) -> Any:
-    """The framework's own object of a result; what belongs to it is noted while it lives."""
+    """Return the framework's object of a result; keep the result while the object lives."""
     found = optimized.model
-    # Not every object can be referred to weakly; such a one is loaded anew where it is needed.
+    # Objects without weak references are loaded again when needed.
     with suppress(TypeError):
         _results[found] = optimized
     return found
 
 
 class Tuned:
-    """A model that was tuned.
+    """A tuned model.
 
     Attributes:
         optimized: the `OptimizedModel`, with plan, report and trials.
@@ -47,14 +47,14 @@ class Tuned:
 
 
 def native(model: object) -> Any:
-    """What a `Model` or a tuned one holds; anything else as it is."""
+    """Return the object inside a `Model` or `Tuned`; anything else unchanged."""
     if isinstance(model, Model):
         return model.root
     return model.model if isinstance(model, Tuned) else model
 
 
 def runnable(model: object) -> Any:
-    """What is measured: of a tuned model all that it holds, of a `Model` what it was made of."""
+    """Return the object to measure: the whole result of a `Tuned`, the root of a `Model`."""
     if isinstance(model, Tuned):
         return model.optimized
     found = native(model)
@@ -64,14 +64,14 @@ def runnable(model: object) -> Any:
 
 
 def outputs_there(model: object, given: object) -> list[str] | None:
-    """The names of outputs that a model has; a name that hits nothing only warns, as there.
+    """Return the names of existing outputs; like INC, only warn about unknown names.
 
     Args:
-        model: what is tuned; names are looked up in a TensorFlow graph, and others let through.
-        given: names as a list, or in one string with commas between; None for none.
+        model: the model; names are checked for TensorFlow graphs only.
+        given: a list, a comma-separated string, or None.
 
     Returns:
-        None where no name is left.
+        None if no name is left.
     """
     names = tensor_names(given)
     nodes = getattr(model, "node", None)
@@ -89,15 +89,15 @@ def outputs_there(model: object, given: object) -> list[str] | None:
 
 
 class Model:
-    """A model by path or as an object; what is not here is looked up in the object.
+    """A model by path or as an object; delegates unknown attributes to the object.
 
     Args:
         root: the object, or the path of a model.
-        **options: taken for their sake; a model says itself what it is.
+        **options: ignored.
 
     Attributes:
-        root: what was given.
-        input_tensor_names, output_tensor_names: of a TensorFlow model; found by themselves.
+        root: the argument.
+        input_tensor_names, output_tensor_names: of a TensorFlow model; detected automatically.
     """
 
     def __init__(self, root: object, **options: object) -> None:
@@ -108,16 +108,16 @@ class Model:
 
     @cached_property
     def loaded(self) -> AnyModel:
-        """The model, with the adaptor of its framework.
+        """Return the model with the adaptor of its framework.
 
         Raises:
-            ModelLoadError: it cannot be read.
+            ModelLoadError: the model cannot be read.
         """
         return load_source(self.root, None, self._input_names, outputs=self._output_names)
 
     @property
     def model(self) -> Any:
-        """The framework's own object."""
+        """The framework's object."""
         return self.loaded.native if isinstance(self.root, str) else self.root
 
     def framework(self) -> str:
@@ -126,12 +126,12 @@ class Model:
 
     @property
     def graph_def(self) -> Any:
-        """The graph of a TensorFlow model, frozen."""
+        """The frozen graph of a TensorFlow model."""
         return graph_def_of(self.loaded)
 
     @cached_property
     def sess(self) -> Any:
-        """A session of TensorFlow 1 with the graph in it."""
+        """A TensorFlow 1 session with the graph."""
         import tensorflow as tf
 
         graph = tf.Graph()
@@ -141,12 +141,12 @@ class Model:
 
     @property
     def graph(self) -> Any:
-        """The graph of that session; of an ONNX model its own."""
+        """The graph of `sess`; of an ONNX model its own graph."""
         return self.sess.graph if self.framework() == "tensorflow" else self.model.graph
 
     @property
     def input_tensor_names(self) -> list[str]:
-        """The inputs of a TensorFlow model."""
+        """Input names of a TensorFlow model."""
         return self._input_names or list(self.loaded.held.signature.input_tensors)
 
     @input_tensor_names.setter
@@ -156,7 +156,7 @@ class Model:
 
     @property
     def output_tensor_names(self) -> list[str]:
-        """Its outputs."""
+        """Output names of a TensorFlow model."""
         return self._output_names or list(self.loaded.held.signature.output_tensors)
 
     @output_tensor_names.setter
@@ -166,12 +166,12 @@ class Model:
 
     @property
     def input_tensor(self) -> list[Any]:
-        """The tensors that are fed, in the graph of `sess`."""
+        """The input tensors in the graph of `sess`."""
         return [self.sess.graph.get_tensor_by_name(_tensor(n)) for n in self.input_tensor_names]
 
     @property
     def output_tensor(self) -> list[Any]:
-        """The tensors that are fetched."""
+        """The output tensors in the graph of `sess`."""
         return [self.sess.graph.get_tensor_by_name(_tensor(n)) for n in self.output_tensor_names]
 
     def _forget(self) -> None:
@@ -179,7 +179,7 @@ class Model:
             vars(self).pop(name, None)
 
     def __call__(self, *inputs: object, **named: object) -> Any:
-        """Run the model, as its framework does."""
+        """Run the model as its framework does."""
         return self.model(*inputs, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -189,13 +189,13 @@ class Model:
 
 
 def graph_def_of(model: Any) -> Any:
-    """The graph of a TensorFlow model, frozen.
+    """Return the frozen graph of a TensorFlow model.
 
     Args:
-        model: a model of TensorFlow's, converted or not, or one that is loaded.
+        model: a TensorFlow model, converted or not, or a loaded model.
 
     Raises:
-        ConfigurationError: it is a model of another framework.
+        ConfigurationError: the model belongs to another framework.
     """
     if hasattr(model, "graph_def"):
         return model.graph_def
@@ -208,7 +208,7 @@ def graph_def_of(model: Any) -> Any:
 
 
 def node_name(tensor: str) -> str:
-    """The node that a TensorFlow tensor is a result of: `final` of `final:0`."""
+    """Return the node that produces a TensorFlow tensor: `final` for `final:0`."""
     return tensor.partition(":")[0]
 
 
@@ -220,7 +220,7 @@ BaseModel = Model
 
 
 class Result(Tuned):
-    """An `OptimizedModel` under their names; all else is looked up in it, then in its model."""
+    """An `OptimizedModel` with INC's names; delegates other names to the result, then the model."""
 
     def __init__(self, optimized: OptimizedModel) -> None:
         super().__init__(optimized)
@@ -232,10 +232,10 @@ class Result(Tuned):
 
     @property
     def graph_def(self) -> Any:
-        """The graph of a TensorFlow model, frozen.
+        """The frozen graph of a TensorFlow model.
 
         Raises:
-            ConfigurationError: it is a model of another framework.
+            ConfigurationError: the model belongs to another framework.
         """
         return graph_def_of(self.model)
 
@@ -243,7 +243,7 @@ class Result(Tuned):
         """The nodes of an ONNX model's graph.
 
         Raises:
-            ConfigurationError: it is a model of another framework.
+            ConfigurationError: the model belongs to another framework.
         """
         graph: Any = getattr(self.model, "graph", None)
         if not hasattr(graph, "node"):
@@ -257,10 +257,10 @@ class Result(Tuned):
         return self.optimized.framework
 
     def save(self, path: str | Path | None = None) -> None:
-        """Save the model: into a folder, or, for `.onnx`, `.pb` and `.pbtxt`, into a file.
+        """Save the model: as a folder, or for `.onnx`, `.pb` and `.pbtxt` as a file.
 
         Args:
-            path: where; `nc_workspace/saved` by default.
+            path: the destination; default: `nc_workspace/saved`.
         """
         self.optimized.save(path or Path("nc_workspace") / "saved")
 
@@ -269,12 +269,12 @@ class Result(Tuned):
 
         Args:
             path: the file.
-            conf: taken for their sake; the file holds the model as it is.
+            conf: ignored; the file holds the model unchanged.
         """
         self.optimized.export_onnx(path)
 
     def __call__(self, *inputs: object, **named: object) -> Any:
-        """Run the model, as the framework's own object where that can be called."""
+        """Run the model, through the framework's object if callable."""
         run = self.model if callable(self.model) else self.optimized
         return run(*inputs, **named)
 

@@ -1,4 +1,4 @@
-"""What op types are called in files of Intel Neural Compressor.
+"""Op type names in files of Intel Neural Compressor.
 
 Sources: the lists of op types in `neural_compressor/adaptor/*.yaml` and `unify_op_type_mapping` of
 the adaptors there, Intel Neural Compressor 1.14 (Apache License 2.0).
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-#: Their word, as `_plain` has it → the op types that it means, where it is not the op type itself.
+#: INC's name, normalized by `_plain` → op types, if different from the name.
 _OTHERWISE: Mapping[str, tuple[str, ...]] = {
-    # Modules of PyTorch, and what its eager mode makes of two or three of them.
+    # PyTorch modules, and the fused modules of eager mode.
     "linear": ("linear", "addmm"),
     "linearrelu": ("linear", "addmm"),
     **{f"conv{d}": (f"conv{d}", "convolution") for d in ("1d", "3d")},
@@ -26,7 +26,7 @@ _OTHERWISE: Mapping[str, tuple[str, ...]] = {
     "gru": ("gru", "GRU"),
     "quantstub": (),
     "dropout": (),
-    # One word for several op types of TensorFlow.
+    # One name for several TensorFlow op types.
     "conv2d": ("conv2d", "Conv2D", "DepthwiseConv2dNative"),
     "batchnorm": ("FusedBatchNormV3",),
     "pooling": ("MaxPool", "MaxPool3D", "AvgPool"),
@@ -34,7 +34,7 @@ _OTHERWISE: Mapping[str, tuple[str, ...]] = {
     "concatv2": ("ConcatV2",),
     "matmul": ("matmul", "MatMul", "BatchMatMul", "BatchMatMulV2"),
     "pad": ("Pad",),
-    # Types of ONNX that its own schemas do not have: they come with optimised models.
+    # ONNX types outside the standard schemas, found in optimized models.
     "attention": ("Attention",),
     "embedlayernormalization": ("EmbedLayerNormalization",),
     **{
@@ -45,15 +45,15 @@ _OTHERWISE: Mapping[str, tuple[str, ...]] = {
 
 
 def in_words_of(types: Iterable[str], word: str) -> tuple[str, ...] | None:
-    """The op types of a model that one of their words means.
+    """Return the op types of a model that match INC's name.
 
     Args:
-        types: the op types that the model has.
-        word: an op type as their files write it.
+        types: op types of the model.
+        word: an op type as written in INC's files.
 
     Returns:
-        Those of `types` that are meant; none where the model has no such op; None where the word
-        is neither theirs nor an op type of the model.
+        The matching part of `types`, maybe empty; None if the name is neither an INC name nor an
+        op type of the model.
     """
     plain = _plain(word)
     meant = _OTHERWISE.get(plain, ())

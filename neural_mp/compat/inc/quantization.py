@@ -1,4 +1,4 @@
-"""`quantization.fit` of their version 2."""
+"""`quantization.fit` of INC 2.x."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ def fit(
 
     Args:
         model: the framework's object, a path, or a `Model`.
-        conf: how; INT8 with calibration by default.
-        calib_dataloader: batches to calibrate with.
-        calib_func: what runs the model over data of its own, which is not here.
+        conf: the options; default: INT8 with calibration.
+        calib_dataloader: calibration batches.
+        calib_func: runs the model on its own data; not supported.
         eval_func: native model → accuracy.
         eval_dataloader: batches of `(inputs, labels)`.
         eval_metric: an object with update, reset and result, a `Metric`, or a dict of names.
-        **ignored: what their `fit` takes for other purposes.
+        **ignored: other arguments of INC's `fit`.
 
     Returns:
-        A usable model, always; where theirs would be None, it is the FP32 one, and a logged
-        warning says so.
+        Always a usable model; the FP32 model, with a logged warning, if INC would return None.
 
     Raises:
-        NotHereError: `calib_func` is given, and no `calib_dataloader`.
-        NeuralMPError: something asked for does not exist or does not fit.
+        NotHereError: `calib_func` is given without `calib_dataloader`.
+        NeuralMPError: an option is unknown or does not fit.
     """
     conf = conf or PostTrainingQuantConfig()
     if not isinstance(conf, PostTrainingQuantConfig):
@@ -62,7 +61,7 @@ def tuned(
     eval_dataloader: object,
     eval_metric: object,
 ) -> Result:
-    """The tuning loop with what their `fit` is given; see there."""
+    """Run the tuning loop with the arguments of `fit`."""
     tuning = MixedPrecision(settings)
     tuning.model = native(model)
     tuning.calib_dataloader = calib_dataloader

@@ -1,4 +1,4 @@
-"""Settings, loaders, metrics and postprocesses of scripts, as what the tuning loop takes."""
+"""Conversion of scripts' settings, loaders, metrics and postprocesses for the tuning loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neural_mp.metrics import METRICS, build_metric
 
 
 class Dotted(dict[str, Any]):
-    """A mapping whose keys are attributes, too; one that is missing is made when it is read."""
+    """A dict with keys as attributes; reading a missing key creates the key."""
 
     def __init__(self, content: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Dotted(dict[str, Any]):
         self.pop(name, None)
 
     def plain(self) -> dict[str, Any]:
-        """The same as plain dicts, without what was read and never set."""
+        """Return plain dicts, without keys that were read but never set."""
         found = {key: _plain(value) for key, value in self.items()}
         return {key: value for key, value in found.items() if value != {}}
 
@@ -56,19 +56,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-#: What scripts set before they make a `Quantization` or a `MixedPrecision`.
+#: Settings that scripts make before a `Quantization` or a `MixedPrecision`.
 conf = Dotted()
 
 
 def settings_of(conf: Any) -> Settings:
-    """The settings of a configuration.
+    """Return the settings of a configuration.
 
     Args:
-        conf: None; the path of a YAML file; settings by attribute or as a dict; or an object of
-            `neural_compressor.conf.config`, which holds one of these.
+        conf: None; the path of a YAML file; settings as attributes or as a dict; or an object of
+            `neural_compressor.conf.config` that holds any of these.
 
     Raises:
-        ConfigurationError: it is none of these, or its content is not as it should be.
+        ConfigurationError: `conf` has another type, or its content is invalid.
     """
     conf = getattr(conf, "conf", conf) if not isinstance(conf, Dotted) else conf
     if conf is None:
@@ -86,16 +86,16 @@ def settings_of(conf: Any) -> Settings:
 
 
 def of_mapping(content: Mapping[str, Any]) -> Settings:
-    """The settings of plain data, as a YAML file holds them.
+    """Return the settings of plain data, as in a YAML file.
 
     Raises:
-        ConfigurationError: a key or a value is not as it should be.
+        ConfigurationError: a key or a value is invalid.
     """
     return _theirs(settings_from(content, dialect=Dialect.INC))
 
 
 def _theirs(settings: Settings) -> Settings:
-    """Settings without a name of the model that is a mere label, as it is there as a rule."""
+    """Drop a model name that is a mere label, which is usual in INC."""
     name = settings.model.name
     if name is None or Path(name).exists() or ":" in name:
         return settings
@@ -106,13 +106,13 @@ class DataLoader(OurDataLoader):
     """`common.DataLoader`: batches of a dataset.
 
     Args:
-        dataset: anything with `__getitem__` and `__len__`, or any iterable.
-        batch_size: samples a batch.
+        dataset: any object with `__getitem__` and `__len__`, or any iterable.
+        batch_size: samples per batch.
         collate_fn: list of samples → batch.
         last_batch: `rollover` or `discard`.
-        sampler, batch_sampler, num_workers, pin_memory, distributed: taken for their sake; samples
-            are read one after the other, in one process.
-        shuffle: whether samples are drawn in a random order.
+        sampler, batch_sampler, num_workers, pin_memory, distributed: ignored; samples are read
+            sequentially in one process.
+        shuffle: whether to shuffle the samples.
     """
 
     def __init__(
@@ -132,24 +132,24 @@ class DataLoader(OurDataLoader):
 
 
 class Later:
-    """A class and the options it is to be made with: `common.Metric`, `common.Postprocess`.
+    """A deferred object, by class and options: `common.Metric`, `common.Postprocess`.
 
     Args:
-        kind: the class, or a function that makes an object.
-        name: taken for their sake.
-        **options: what it is made with.
+        kind: the class, or a factory function.
+        name: ignored.
+        **options: arguments of the class.
     """
 
     def __init__(self, kind: Callable[..., Any], name: str = "user", **options: object) -> None:
         self.kind, self.name, self.options = kind, name, options
 
     def made(self) -> Any:
-        """The object."""
+        """Create the object."""
         return self.kind(**self.options)
 
 
 class Metric(Later):
-    """A metric by its class, or, as their version 2 has it, by the name of one: `name="topk"`."""
+    """A metric by class or, as in INC 2.x, by name: `name="topk"`."""
 
     def __init__(
         self, metric_cls: Any = None, name: str = "user_metric", **options: object
@@ -157,14 +157,14 @@ class Metric(Later):
         super().__init__(metric_cls, name, **options)
 
     def made(self) -> Any:
-        """The metric; of a name, that of the vocabulary."""
+        """Create the metric, or look the name up in the vocabulary."""
         if self.kind is not None:
             return super().made()
         return named_metric(self.name, self.options)
 
 
 class Postprocess(Later):
-    """A postprocess by its class: its objects take `(predictions, labels)`."""
+    """A postprocess by class; its objects are called with `(predictions, labels)`."""
 
     def __init__(
         self, postprocess_cls: Any, name: str = "user_postprocess", **options: object
@@ -173,24 +173,24 @@ class Postprocess(Later):
 
 
 def named_metric(name: str, options: Any, framework: str | None = None) -> Any:
-    """The metric that a name of theirs stands for.
+    """Return the metric with an INC name.
 
     Raises:
-        ConfigurationError: there is none, or an option is not its own.
+        ConfigurationError: the name or an option is unknown.
     """
     return build_metric(name, options, vocabulary(framework).metrics or METRICS)
 
 
 def metric_of(given: object, framework: str | None = None) -> Any:
-    """A metric as the tuning loop takes it, or several by name, which each have to meet the target.
+    """Return a metric for the tuning loop, or several by name, which must all meet the target.
 
     Args:
-        given: an object with update, reset and result; a class of such; a `Metric`; a dict of
-            names with their options, as in YAML.
-        framework: whose names these are.
+        given: an object with update, reset and result; a class of such objects; a `Metric`; a
+            dict of names with their options, as in YAML.
+        framework: framework of the names.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: `given` is none of these.
     """
     if given is None:
         return None
@@ -205,15 +205,15 @@ def metric_of(given: object, framework: str | None = None) -> Any:
     return given() if inspect.isclass(given) else given
 
 
-#: What stands beside the metrics of a dict.
+#: Keys of a dict of metrics that are not metrics.
 _NO_METRICS = ("weight", "higher_is_better")
 
 
 def postprocess_of(given: object) -> Callable[[Any], Any] | None:
-    """A postprocess as a function of `(predictions, labels)`.
+    """Return a postprocess as a function of `(predictions, labels)`.
 
     Raises:
-        ConfigurationError: it cannot be called.
+        ConfigurationError: the object is not callable.
     """
     made = given.made() if isinstance(given, Later) else given
     made = made() if inspect.isclass(made) else made
@@ -224,16 +224,16 @@ def postprocess_of(given: object) -> Callable[[Any], Any] | None:
 
 
 def named_dataset(name: str, options: Mapping[str, Any], framework: str | None = None) -> Any:
-    """The dataset that a name of theirs stands for.
+    """Return the dataset with an INC name.
 
     Raises:
-        ConfigurationError: there is none, or an option is not its own.
+        ConfigurationError: the name or an option is unknown.
     """
     return build_dataset({name: dict(options)}, vocabulary(framework))
 
 
 def tensor_names(given: Any) -> list[str] | None:
-    """Names of tensors as a list; None where none are given."""
+    """Return tensor names as a list; None if none are given."""
     if not given:
         return None
     words = given.split(",") if isinstance(given, str) else list(given)

@@ -1,4 +1,4 @@
-"""What scripts take from their `utils`, and from the inside of their package."""
+"""Helpers that scripts import from INC's `utils` and internal modules."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ debug, info, warning, error, log = (
     *(logger.debug, logger.info, logger.warning, logger.error, logger.log),
 )
 
-#: Limits of an op that keep it in float, as scripts write them.
+#: Constraints, as written in scripts, that keep an op in FP32.
 FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
-#: What scripts set for all runs.
+#: Options of all runs.
 options = Dotted({"random_seed": 1978, "workspace": "./nc_workspace", "resume_from": None})
 
 
 def set_random_seed(seed: int) -> None:
-    """Seed Python's and numpy's random numbers."""
+    """Seed the random generators of Python and numpy."""
     options.random_seed = seed
     random.seed(seed)
     np.random.seed(seed)
 
 
 def set_workspace(workspace: str) -> None:
-    """Note where scripts want their files; what is tuned keeps its trials in its own."""
+    """Set the workspace in `options`; tuning stores trials in its own workspace."""
     options.workspace = workspace
 
 
@@ -50,16 +50,16 @@ def load(
     *others: object,
     **ignored: object,
 ) -> Any:
-    """A torch model that a result's `save` wrote: the module itself.
+    """Load a torch model saved by a result's `save`: the module itself.
 
     Args:
-        checkpoint_dir: the folder it was saved in; `nc_workspace/saved` by default.
-        model: taken for their sake: the folder holds the whole model.
-        *others: taken for their sake.
-        **ignored: the same.
+        checkpoint_dir: the saved folder; default: `nc_workspace/saved`.
+        model: ignored: the folder holds the whole model.
+        *others: ignored.
+        **ignored: ignored.
 
     Raises:
-        ModelLoadError: nothing of ours is there, or it is damaged.
+        ModelLoadError: the folder holds no saved model, or is damaged.
     """
     return own_object(load_saved(checkpoint_dir or Path("nc_workspace") / "saved"))
 
@@ -69,18 +69,18 @@ class OptimizedModel:
 
     @classmethod
     def from_pretrained(cls, folder: str, **ignored: object) -> Any:
-        """A torch model that a result's `save` wrote."""
+        """Load a torch model saved by a result's `save`."""
         return load(folder)
 
 
 def save_for_huggingface_upstream(model: Any, tokenizer: Any, output_dir: str | Path) -> None:
-    """Save a tokenizer, and beside it, in the folder `model`, a result."""
+    """Save a tokenizer, and a result in the subfolder `model`."""
     tokenizer.save_pretrained(output_dir)
     model.save(Path(output_dir) / "model")
 
 
 def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]], Any]:
-    """A decorator that logs how long a function takes."""
+    """Return a decorator that logs the duration of a function."""
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -97,10 +97,10 @@ def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]]
 
 
 class LazyImport:
-    """A module, or a function or class of one, that is imported when it is first used.
+    """A module, function or class, imported on first use.
 
     Args:
-        module_name: its dotted name.
+        module_name: the dotted name.
     """
 
     def __init__(self, module_name: str) -> None:
@@ -110,7 +110,7 @@ class LazyImport:
         return getattr(self._imported(), name)
 
     def __call__(self, *arguments: object, **options: object) -> Any:
-        """Call what the name stands for."""
+        """Call the imported object."""
         return self._imported()(*arguments, **options)
 
     def _imported(self) -> Any:
@@ -122,36 +122,36 @@ class LazyImport:
 
 
 class CpuInfo:
-    """What the CPU runs natively."""
+    """Native instructions of the CPU."""
 
     @property
     def bf16(self) -> bool:
-        """Whether it has BF16."""
+        """Whether the CPU has BF16."""
         return detect().support(Precision.BF16).native
 
     @property
     def vnni(self) -> bool:
-        """Whether sums of products of bytes are exact."""
+        """Whether INT8 accumulation is exact."""
         return detect().byte_products is Int8Accumulation.EXACT
 
 
 class Performance:
-    """A stopwatch: `start`, `end`, and `result_list` with the seconds in between."""
+    """A stopwatch: `start`, `end`, and `result_list` with the seconds."""
 
     def __init__(self) -> None:
         self._taken: list[float] = []
         self._started = 0.0
 
     def start(self) -> None:
-        """Begin."""
+        """Start."""
         self._started = time.perf_counter()
 
     def end(self) -> None:
-        """Note what it took."""
+        """Record the time since `start`."""
         self._taken.append(time.perf_counter() - self._started)
 
     def result_list(self) -> list[float]:
-        """The seconds of every time."""
+        """The recorded seconds."""
         return self._taken
 
 
@@ -169,7 +169,7 @@ def is_saved_model_format(model_path: str | Path) -> bool:
 def strip_unused_nodes(
     graph_def: Any, input_node_names: Iterable[str], output_node_names: Sequence[str]
 ) -> Any:
-    """The part of a TensorFlow graph that its outputs need."""
+    """Return the part of a TensorFlow graph that its outputs depend on."""
     import tensorflow as tf
 
     return tf.compat.v1.graph_util.extract_sub_graph(graph_def, list(output_node_names))
@@ -183,18 +183,18 @@ def iterator_sess_run(
     iteration: int = -1,
     measurer: Any = None,
 ) -> Any:
-    """Run a TensorFlow graph that reads its data itself.
+    """Run a TensorFlow graph that reads its own data.
 
     Args:
         sess: a session of TensorFlow 1.
-        iter_op: what makes the iterator.
-        feed_dict: what that is fed.
-        output_tensor: what is fetched.
-        iteration: how often; -1 until the data end.
-        measurer: told of the start and the end of every run.
+        iter_op: the op that initializes the iterator.
+        feed_dict: values for `iter_op`.
+        output_tensor: the tensors to fetch.
+        iteration: number of runs; -1 for all data.
+        measurer: its `start` and `end` are called around every run.
 
     Returns:
-        The results of all runs, joined along the first axis.
+        The results of all runs, concatenated along the first axis.
     """
     import tensorflow as tf
 
@@ -215,7 +215,7 @@ def iterator_sess_run(
 
 
 def get_torch_version() -> Any:
-    """The version of torch, as `packaging` has it, which scripts compare it with."""
+    """Return torch's version as a `packaging` version, for comparisons."""
     import torch
     from packaging.version import Version
 
@@ -223,7 +223,7 @@ def get_torch_version() -> Any:
 
 
 def get_example_inputs(model: Any, dataloader: Any) -> Any:
-    """The inputs of the first batch; None without data."""
+    """Return the inputs of the first batch; None without data."""
     if dataloader is None:
         return None
     batch = next(iter(dataloader))
@@ -234,10 +234,10 @@ def get_example_inputs(model: Any, dataloader: Any) -> Any:
 
 
 class Configured:
-    """The classes of `conf.config`: hold what a `Quantization` or a `Benchmark` is made with.
+    """Base of the classes of `conf.config`: holds the settings of `Quantization` or `Benchmark`.
 
     Args:
-        conf: the path of a YAML file, or settings by attribute.
+        conf: path of a YAML file, or settings as attributes.
     """
 
     def __init__(self, conf: object = None) -> None:

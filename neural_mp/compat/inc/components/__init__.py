@@ -1,15 +1,14 @@
-"""What names in tuning files of Intel Neural Compressor stand for.
+"""Names that tuning files of Intel Neural Compressor (INC) use, with their meaning in INC.
 
-There, a name means what the framework of the model makes of it: `Resize: 256` is the shorter edge
-for PyTorch and a square elsewhere. What is not listed for a framework means what it means in our
-own files.
+In INC, a name depends on the model's framework: `Resize: 256` sets the shorter edge for PyTorch,
+and a square elsewhere. Names not listed for a framework have the meaning of our own files.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from neural_mp.compat.inc.components import (  # noqa: F401  (they register what they define)
+from neural_mp.compat.inc.components import (  # noqa: F401  (imported to register their classes)
     bert,
     coco,
     dummy,
@@ -28,10 +27,10 @@ from neural_mp.data import Vocabulary
 
 @cache
 def vocabulary(framework: str | None) -> Vocabulary:
-    """The names of a file.
+    """Return the names available to a file.
 
     Args:
-        framework: `pytorch`, `tensorflow` or `onnxrt`, whatever the file calls it; None for what
-            all of them have.
+        framework: `pytorch`, `tensorflow` or `onnxrt`, not INC's spelling; None for the names
+            common to all.
     """
     return Vocabulary(DATASETS[framework], TRANSFORMS[framework], METRICS[framework])

@@ -1,4 +1,4 @@
-"""Token ids of questions and answers that were made ready before: `bert` and `mzbert`."""
+"""Datasets of pre-tokenized questions and answers: `bert` and `mzbert`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FEATURES = ("input_ids", "input_mask", "segment_ids")
 
 @dataclass(frozen=True, eq=False)
 class QuestionRecords:
-    """Records of token ids; all of them have the same label, the articles with their answers.
+    """Records of token ids; the label of every sample is the whole list of articles.
 
     Attributes:
-        records: the inputs of each sample, an array for each feature.
-        articles: what the label file holds under `data`.
-        by_name: inputs are a dict by the features' names, else a tuple.
+        records: the inputs of each sample, one array per feature.
+        articles: the entry `data` of the label file.
+        by_name: whether inputs are a dict by feature name, else a tuple.
     """
 
     records: RecordDataset
@@ -41,7 +41,7 @@ class QuestionRecords:
             yield inputs, self.articles
 
     def collate_samples(self, samples: list[Any]) -> tuple[Any, Any]:
-        """The inputs, stacked, and the one label of them all."""
+        """Return the stacked inputs, and the common label."""
         return stack([inputs for inputs, _ in samples]), samples[0][1]
 
 
@@ -82,9 +82,9 @@ def bert(
     model_type: str = "bert",
     filter: object = None,
 ) -> QuestionRecords:
-    """Questions of SQuAD 1.1 as token ids in a TFRecord file, for a model of four inputs.
+    """Return SQuAD 1.1 questions as token ids from a TFRecord file, for a model with four inputs.
 
-    There, the model gets the path and reads the file itself; here, it gets what it would read.
+    In INC, the model gets the path and reads the file; here, the model gets the content.
 
     Args:
         root: the TFRecord file.
@@ -99,8 +99,8 @@ def bert(
         articles in `label_file`.
 
     Raises:
-        ConfigurationError: an option is wrong.
-        DataError: a file is missing or of the wrong form.
+        ConfigurationError: an option is invalid.
+        DataError: a file is missing or malformed.
         MissingFrameworkError: TensorFlow is not installed.
     """
     say_ignored("bert", filter=filter)
@@ -126,7 +126,7 @@ def model_zoo_bert(
     num_cores: object = None,
     filter: object = None,
 ) -> QuestionRecords:
-    """Questions of SQuAD 1.1 as token ids in a TFRecord file, for a model of three inputs.
+    """Return SQuAD 1.1 questions as token ids from a TFRecord file, for a model with three inputs.
 
     Args:
         root: the TFRecord file.
@@ -141,8 +141,8 @@ def model_zoo_bert(
         label of all samples, and of a batch, is the list of articles in `label_file`.
 
     Raises:
-        ConfigurationError: an option is wrong.
-        DataError: a file is missing or of the wrong form.
+        ConfigurationError: an option is invalid.
+        DataError: a file is missing or malformed.
         MissingFrameworkError: TensorFlow is not installed.
     """
     say_ignored("mzbert", num_cores=num_cores, filter=filter)
@@ -162,19 +162,19 @@ def _three(record: Record) -> dict[str, np.ndarray]:
 @registered(DATASETS, "bert", "pytorch")
 @dataclass(frozen=True, eq=False)
 class NamedTensors:
-    """The tensors of a dataset that was made in Python, by the names of a model's arguments.
+    """Tensors of a dataset created in Python, by the names of the model's arguments.
 
-    In a file, it cannot be used, as a dataset cannot be written there.
+    Not usable in tuning files, which cannot contain a dataset.
 
     Attributes:
         dataset: samples are tuples: token ids, mask, segments, then the labels (`classifier`) or
-            the number of the question (`squad`), then for xlnet and xlm `cls_index` and `p_mask`.
+            the index of the question (`squad`), then for xlnet and xlm `cls_index` and `p_mask`.
         task: `classifier` or `squad`.
         model_type: `bert`, `distilbert`, `xlnet` or `xlm`; only bert and xlnet get the segments.
         filter: no effect.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     dataset: Any

@@ -1,4 +1,4 @@
-"""COCO as images or arrays beside a file of annotations: `COCORaw` and `COCONpy`."""
+"""COCO as images or arrays with an annotation file: `COCORaw` and `COCONpy`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neural_mp.io.readers import read_data_json
 from neural_mp.util.validators import file_path, validate_option
 
 ANNOTATIONS = "annotations/instances_val2017.json"
-#: Numbers of a box: left, top, width, height.
+#: Numbers per box: left, top, width, height.
 _EDGES = 4
 
 
@@ -28,10 +28,10 @@ class AnnotatedImage:
     """An image of an annotation file.
 
     Attributes:
-        name: of the file.
+        name: file name.
         height, width: in pixels.
-        boxes: left, top, width, height in pixels, in the order of the file.
-        categories: the id of each box's category.
+        boxes: left, top, width, height in pixels, in file order.
+        categories: category id of each box.
     """
 
     name: str
@@ -42,12 +42,12 @@ class AnnotatedImage:
 
 
 def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
-    """The images of a COCO annotation file, and the categories: id → name.
+    """Return the images of a COCO annotation file, and the categories: id → name.
 
     Source of the format: https://cocodataset.org/#format-data
 
     Raises:
-        DataError: it is no such file.
+        DataError: the file is not a COCO annotation file.
     """
     try:
         data = read_data_json(path)
@@ -56,7 +56,7 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
         for annotation in data["annotations"]:
             if annotation["category_id"] in names and annotation["bbox"]:
                 of_image.setdefault(annotation["image_id"], []).append(annotation)
-        # An id that is given twice stands for the last image that has it.
+        # For a duplicate id, the last image counts.
         unique = {item["id"]: item for item in data["images"]}
         images = [_image(item, of_image.get(key, [])) for key, item in unique.items()]
     except ConfigurationError as error:
@@ -88,11 +88,11 @@ def _box(edges: Any) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class RawImages:
-    """Images with their boxes.
+    """Images with boxes.
 
     Attributes:
-        folder: of the images.
-        images: those that exist and have boxes.
+        folder: folder of the images.
+        images: the images that exist and have boxes.
         names: category id → name.
     """
 
@@ -118,7 +118,7 @@ class RawImages:
         return pixels, label
 
     def collate_samples(self, samples: list[Any]) -> tuple[Any, Any]:
-        """Images in one array; of each part of the labels an array, or a list of arrays."""
+        """Return stacked images; each part of the labels as an array or a list of arrays."""
         return stack_images(samples)
 
 
@@ -130,25 +130,25 @@ def coco_raw(
     num_cores: object = None,
     filter: object = None,
 ) -> RawImages:
-    """COCO as image files.
+    """Return COCO as image files.
 
-    Images that do not exist or have no boxes are left out.
+    Images that do not exist or have no boxes are skipped.
 
     Args:
-        root: folder of the whole.
+        root: the dataset folder.
         img_dir: folder of the images, in `root`.
-        anno_dir: the file of annotations, in `root`.
+        anno_dir: the annotation file, in `root`.
         num_cores: no effect.
         filter: no effect.
 
     Returns:
         Samples of a uint8 array `[height, width, 3]`, RGB, and a label of four parts: the boxes,
-        float64 `[N, 4]`, as ymin, xmin, ymax, xmax in parts of the image's height and width;
-        names of the classes, bytes `[N]`; an empty array; and the name of the file, bytes `[]`.
-        Batches are those of `stack_images`.
+        float64 `[N, 4]`, as ymin, xmin, ymax, xmax in fractions of the image's height and width;
+        class names, bytes `[N]`; an empty array; and the file name, bytes `[]`.
+        Batches are built by `stack_images`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
         DataError: a file or folder is missing or unreadable, or no image is left.
         MissingFrameworkError: Pillow is not installed.
     """
@@ -173,11 +173,11 @@ def coco_raw(
 
 @dataclass(frozen=True)
 class ImageArrays:
-    """Images as arrays, with their boxes.
+    """Images as arrays, with boxes.
 
     Attributes:
-        folder: of the arrays.
-        images: those that exist.
+        folder: folder of the arrays.
+        images: the images that exist.
     """
 
     folder: Path
@@ -202,23 +202,23 @@ def coco_npy(
     num_cores: object = None,
     filter: object = None,
 ) -> ImageArrays:
-    """COCO as one array an image, ready for the model.
+    """Return COCO as one array per image, ready for the model.
 
-    Images of which there is no array are left out.
+    Images without an array are skipped.
 
     Args:
-        root: folder of the whole.
-        npy_dir: folder of the arrays, in `root`, named like the images and `.npy`: `1.jpg.npy`.
-        anno_dir: the file of annotations, in `root`.
+        root: the dataset folder.
+        npy_dir: folder of the arrays, in `root`, named after the images: `1.jpg.npy`.
+        anno_dir: the annotation file, in `root`.
         num_cores: no effect.
         filter: no effect.
 
     Returns:
-        Samples of the array as it is, and a list of one pair for each box: the category's id,
-        int64 `[]`, and left, top, width, height in pixels, float64 `[4]`.
+        Samples of the unchanged array, and a list of one pair per box: the category id, int64
+        `[]`, and left, top, width, height in pixels, float64 `[4]`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
         DataError: a file or folder is missing or unreadable, or no image is left.
     """
     say_ignored("COCONpy", num_cores=num_cores, filter=filter)

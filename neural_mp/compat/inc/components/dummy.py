@@ -1,6 +1,6 @@
 """Random samples: `dummy`, `dummy_v2` and `sparse_dummy_v2`.
 
-They are the numbers that Intel Neural Compressor draws: the same generator, seed and order.
+The numbers equal those of Intel Neural Compressor: same generator, seed and order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from neural_mp.errors import ConfigurationError
 
 SEED = 9527
 DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
-#: Theirs never ends; ours does, so that whatever walks all of the data comes to an end.
+#: Length of streams, which are infinite in INC, so that loops over all data terminate.
 SAMPLES = 1000
 
 Shape = tuple[int, ...]
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tensor:
-    """How one tensor is drawn: evenly from `low` to `high`, then cast to `dtype`."""
+    """Distribution of one tensor: uniform from `low` to `high`, then cast to `dtype`."""
 
     shape: Shape
     low: float
@@ -40,10 +40,10 @@ class Tensor:
     dtype: str
 
     def draw(self, random: np.random.RandomState, shape: Shape | None = None) -> np.ndarray:
-        """The next values of `random`, of the tensor's shape or of another."""
+        """Draw the next values from `random`, in the tensor's shape or another."""
         values = np.asarray(random.uniform(self.low, self.high, shape or self.shape))
         if self.dtype.startswith(("int", "uint")):
-            # By way of int64, negative numbers wrap round in uint8 on every machine.
+            # The detour over int64 makes negative numbers wrap in uint8 on every machine.
             values = values.astype(np.int64)
         return values.astype(str if self.dtype == "string" else self.dtype)
 
@@ -54,7 +54,7 @@ def _is_list_of_shapes(value: Any) -> bool:
 
 
 def _shapes(option: str, value: Any) -> list[Shape]:
-    """One shape, or a list of shapes."""
+    """Parse one shape or a list of shapes."""
     if _is_list_of_shapes(value):
         return [sizes(option, item) for item in value]
     return [sizes(option, value)]
@@ -68,7 +68,7 @@ def _tensors(
     dtype: object,
     dtypes: Sequence[str],
 ) -> list[Tensor]:
-    """One tensor for each shape; one `low`, `high` or `dtype` is that of all of them."""
+    """Return one tensor per shape; a single `low`, `high` or `dtype` applies to all."""
     lows = _for_each(f"{name}: low", numbers(f"{name}: low", low), len(shapes))
     highs = _for_each(f"{name}: high", numbers(f"{name}: high", high), len(shapes))
     given = [one_of(f"{name}: dtype", item, dtypes) for item in words(f"{name}: dtype", dtype)]
@@ -92,10 +92,10 @@ def _one_or_all(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class DrawnSamples:
-    """Samples that were drawn when the dataset was made.
+    """Samples drawn at construction.
 
     Attributes:
-        inputs: one array `[N, ...]` for each input.
+        inputs: one array `[N, ...]` per input.
         label: the label of all samples.
     """
 
@@ -118,21 +118,21 @@ def dummy(
     label: bool = True,
     filter: object = None,
 ) -> DrawnSamples:
-    """Random samples; the first number of a shape is how many there are.
+    """Return random samples; the first number of a shape is the number of samples.
 
     Args:
-        shape: `[N, …]`, or a list of such shapes with the same N, one for each input.
-        low: values are drawn evenly from here on; one number, or one for each input.
-        high: values are drawn up to here; one number, or one for each input.
-        dtype: one of `DTYPES` or `string`, or one for each input.
-        label: whether all samples have the label 0, else none (None).
+        shape: `[N, …]`, or a list of such shapes with equal N, one per input.
+        low: lower bound of the uniform values; one number, or one per input.
+        high: upper bound of the uniform values; one number, or one per input.
+        dtype: one of `DTYPES` or `string`, or one per input.
+        label: whether samples have the label 0, else None.
         filter: no effect.
 
     Returns:
-        N samples: an array, or a tuple of arrays where there are several inputs, and the label.
+        N samples: an array, or a tuple of arrays for several inputs, and the label.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
     say_ignored("dummy", filter=filter)
     shapes = _shapes("dummy: shape", shape)
@@ -148,7 +148,7 @@ def dummy(
 
 
 def _drawn(tensor: Tensor, random: np.random.RandomState) -> np.ndarray:
-    """All samples, one drawn after the other, as all at once would take the memory of float64."""
+    """Draw all samples one by one, since drawing all at once needs float64 memory."""
     count, *rest = tensor.shape
     part = Tensor(tuple(rest), tensor.low, tensor.high, tensor.dtype)
     return np.stack([part.draw(random) for _ in range(count)])
@@ -156,11 +156,11 @@ def _drawn(tensor: Tensor, random: np.random.RandomState) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EndedStream:
-    """`SAMPLES` random samples, the same at every walk.
+    """`SAMPLES` random samples, identical in every iteration.
 
     Attributes:
-        inputs: one tensor for each input.
-        labels: one tensor for each label; none for samples without a label (None).
+        inputs: one tensor per input.
+        labels: one tensor per label; empty for samples without a label (None).
     """
 
     inputs: tuple[Tensor, ...]
@@ -183,23 +183,23 @@ def dummy_v2(
     dtype: object = "float32",
     filter: object = None,
 ) -> EndedStream:
-    """Random samples; a shape is that of one sample.
+    """Return random samples; a shape is that of one sample.
 
     Args:
-        input_shape: of the inputs, or a list of shapes, one for each input.
-        label_shape: the same of the labels; None for no labels.
-        low: values are drawn evenly from here on; one number, or one for each tensor, first the
-            inputs, then the labels.
-        high: values are drawn up to here; one number, or one for each tensor in that order.
-        dtype: one of `DTYPES`, or one for each tensor in that order.
+        input_shape: shape of the input, or a list of shapes, one per input.
+        label_shape: shape or shapes of the labels; None for no labels.
+        low: lower bound of the uniform values; one number, or one per tensor, inputs first, then
+            labels.
+        high: upper bound of the uniform values; one number, or one per tensor in that order.
+        dtype: one of `DTYPES`, or one per tensor in that order.
         filter: no effect.
 
     Returns:
-        `SAMPLES` samples: inputs and labels, each an array, or a tuple of arrays where there are
+        `SAMPLES` samples: inputs and labels, each an array, or a tuple of arrays if there are
         several.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
     say_ignored("dummy_v2", filter=filter)
     inputs = _shapes("dummy_v2: input_shape", input_shape)
@@ -210,12 +210,12 @@ def dummy_v2(
 
 @dataclass(frozen=True)
 class SparseStream:
-    """`SAMPLES` random samples of sparse inputs, the same at every walk.
+    """`SAMPLES` random samples of sparse inputs, identical in every iteration.
 
     Attributes:
-        inputs: one tensor for each input, of its dense shape.
-        counts: how many values each input has that are given.
-        labels: one tensor for each input, or none.
+        inputs: one tensor per input, with its dense shape.
+        counts: number of explicit values of each input.
+        labels: one tensor per input, or empty.
     """
 
     inputs: tuple[Tensor, ...]
@@ -243,25 +243,25 @@ def sparse_dummy_v2(
     dtype: object = "float32",
     filter: object = None,
 ) -> SparseStream:
-    """Random samples of sparse inputs; a shape is that of one sample.
+    """Return random samples of sparse inputs; a shape is that of one sample.
 
     Args:
-        dense_shape: of the inputs, or a list of shapes, one for each input.
-        label_shape: of the labels: one shape for all inputs, or one for each; None for no labels.
-        sparse_ratio: which part of the values is not given; one number, or one for each input.
-        low: values are drawn evenly from here on; one number, or one for each tensor, first the
-            inputs, then the labels.
-        high: values are drawn up to here; one number, or one for each tensor in that order.
-        dtype: one of `DTYPES`, or one for each tensor in that order.
+        dense_shape: shape of the input, or a list of shapes, one per input.
+        label_shape: shape of the labels: one for all inputs, or one each; None for no labels.
+        sparse_ratio: fraction of values that are omitted; one number, or one per input.
+        low: lower bound of the uniform values; one number, or one per tensor, inputs first, then
+            labels.
+        high: upper bound of the uniform values; one number, or one per tensor in that order.
+        dtype: one of `DTYPES`, or one per tensor in that order.
         filter: no effect.
 
     Returns:
-        `SAMPLES` samples. An input is a pair: places int64 `[K, rank]` and values `[K]`, K of the
-        dense tensor's values from its start on. Several inputs are a tuple of pairs, several
+        `SAMPLES` samples. An input is a pair: indices int64 `[K, rank]` and values `[K]` at the
+        first K positions of the dense tensor. Several inputs are a tuple of pairs, several
         labels a tuple.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
     name = "sparse_dummy_v2"
     say_ignored(name, filter=filter)

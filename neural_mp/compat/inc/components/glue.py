@@ -1,4 +1,4 @@
-"""The dataset `GLUE`: sentences in the tab-separated files of the GLUE tasks, as token ids."""
+"""Dataset `GLUE`: sentences of the tab-separated files of the GLUE tasks, as token ids."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ MODEL_TYPES = ("distilbert", "bert", "mobilebert", "roberta")
 
 @dataclass(frozen=True)
 class GlueTask:
-    """The form of a task's files.
+    """Format of a task's files.
 
     Source: https://gluebenchmark.com/tasks
 
     Attributes:
         texts: columns of the one or two sentences.
         label: column of the label.
-        labels: the labels, in the order of the classes; none for a number.
-        evaluation: the file of samples to evaluate on; those to train on are in `train.tsv`.
-        skips_short_rows: rows that lack cells, of which the published files have some, are left
-            out; elsewhere they are an error.
-        has_header: the first row names the columns; else they are given as positions from 0.
+        labels: labels in class order; empty for numeric labels.
+        evaluation: the evaluation file; the training file is `train.tsv`.
+        skips_short_rows: whether rows with missing cells, which some published files have, are
+            skipped; otherwise an error.
+        has_header: whether the first row names the columns; otherwise columns are indices from 0.
     """
 
     texts: tuple[str, ...]
@@ -65,7 +65,7 @@ TASKS = {
     ),
     "wnli": GlueTask(("sentence1", "sentence2"), "label", _TWO),
 }
-#: The classes of RoBERTa models for MNLI that were published with fairseq.
+#: Class order of RoBERTa models for MNLI published with fairseq.
 _ROBERTA_MNLI = ("contradiction", "neutral", "entailment")
 
 
@@ -74,11 +74,11 @@ class TokenizedSentences:
     """Sentences as token ids.
 
     Attributes:
-        inputs: arrays int64 `[N, max_seq_length]`: token ids and the mask of real tokens (1), and
-            for the model type `bert` also the segments.
-        labels: int64 `[N]`, or float32 `[N]` for a task whose label is a number.
-        lengths: how many tokens each sample has, `[N]`.
-        dynamic_length: batches are as long as their longest sample, not `max_seq_length`.
+        inputs: arrays int64 `[N, max_seq_length]`: token ids, the mask (1 for tokens, 0 for
+            padding), and for the model type `bert` the segments.
+        labels: int64 `[N]`, or float32 `[N]` for a task with numeric labels.
+        lengths: number of tokens per sample, `[N]`.
+        dynamic_length: whether batches are cut to their longest sample, not `max_seq_length`.
     """
 
     inputs: tuple[np.ndarray, ...]
@@ -93,7 +93,7 @@ class TokenizedSentences:
         return tuple(array[index] for array in self.inputs), self.labels[index]
 
     def collate_samples(self, samples: list[Any]) -> Any:
-        """Samples, stacked; cut to the longest of them where the length is dynamic."""
+        """Return stacked samples, cut to the longest of them if the length is dynamic."""
         inputs, labels = stack(samples)
         if self.dynamic_length:
             longest = int(inputs[1].sum(axis=1).max())
@@ -113,18 +113,18 @@ def glue(
     evaluate: bool = True,
     filter: object = None,
 ) -> TokenizedSentences:
-    """Sentences of a GLUE task with their labels.
+    """Return the sentences of a GLUE task with their labels.
 
     Args:
         data_dir: the folder of the task's `train.tsv` and `dev.tsv` (MNLI: `dev_matched.tsv`).
-        model_name_or_path: a folder with a tokenizer's files, or a name that the `transformers`
-            package has in its cache. Nothing is downloaded.
-        max_seq_length: longer samples are cut, shorter ones filled up with 0.
-        do_lower_case: whether the tokenizer makes letters small.
+        model_name_or_path: a folder with a tokenizer's files, or a name in the cache of the
+            `transformers` package. Nothing is downloaded.
+        max_seq_length: longer samples are truncated, shorter samples padded with 0.
+        do_lower_case: whether the tokenizer lowercases text.
         task: one of `TASKS`.
         model_type: one of `MODEL_TYPES`; `bert` has a third input, the segments.
-        dynamic_length: make batches as long as their longest sample.
-        evaluate: the samples to evaluate on, else those to train on.
+        dynamic_length: whether to cut batches to their longest sample.
+        evaluate: whether to read the evaluation samples, else the training samples.
         filter: no effect.
 
     Returns:
@@ -132,8 +132,8 @@ def glue(
         the class (int64), or for `sts-b` a number (float32).
 
     Raises:
-        ConfigurationError: an option is wrong.
-        DataError: a file is missing or of the wrong form, or there is no tokenizer.
+        ConfigurationError: an option is invalid.
+        DataError: a file is missing or malformed, or there is no tokenizer.
         MissingFrameworkError: transformers is not installed.
     """
     say_ignored("GLUE", filter=filter)
@@ -168,7 +168,7 @@ def _tokenizer(name: object, do_lower_case: bool) -> Any:
             source, do_lower_case=do_lower_case, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        # What is said of a name that is not in the cache tells of connections that nobody wanted.
+        # For an uncached name, the error reports network problems, which would mislead.
         why = f" ({one_line(error)})" if path.is_dir() else ""
         raise DataError(
             f"GLUE: model_name_or_path: no tokenizer can be read from {source!r}{why}; nothing is "
@@ -179,15 +179,15 @@ def _tokenizer(name: object, do_lower_case: bool) -> Any:
 def read_task(
     file: Path, form: GlueTask, classes: tuple[str, ...]
 ) -> tuple[list[tuple[str, ...]], np.ndarray]:
-    """The sentences of a task's file, one or two a sample, and the labels.
+    """Read the sentences of a task's file, one or two per sample, and the labels.
 
     Args:
-        file: tab-separated, in UTF-8, without quoting.
-        form: which columns to read.
-        classes: the labels in their order; none where a label is a number.
+        file: tab-separated, UTF-8, unquoted.
+        form: the file format.
+        classes: labels in class order; empty for numeric labels.
 
     Raises:
-        DataError: the file is missing or of another form.
+        DataError: the file is missing or malformed.
     """
     if not file.is_file():
         raise DataError(f"GLUE: {file} does not exist; it comes with the task's data")
@@ -211,7 +211,7 @@ def read_task(
 
 
 def _columns(file: Path, form: GlueTask, rows: Iterator[list[str]]) -> list[int]:
-    """Positions of the sentences and, last, of the label; reads the header if there is one."""
+    """Return the positions of the sentences and, last, of the label; consume a header."""
     wanted = (*form.texts, form.label)
     if not form.has_header:
         return [int(column) for column in wanted]
@@ -236,7 +236,7 @@ def _label(where: str, text: str, classes: tuple[str, ...]) -> int | float:
 def _tokenized(
     tokenizer: Any, texts: list[tuple[str, ...]], length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids, mask and segments, each int64 `[N, length]`, filled up with 0."""
+    """Return token ids, mask and segments, each int64 `[N, length]`, padded with 0."""
     ids, mask, segments = (np.zeros((len(texts), length), dtype=np.int64) for _ in range(3))
     for number, sentences in enumerate(texts):
         found = tokenizer(

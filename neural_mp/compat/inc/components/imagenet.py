@@ -14,29 +14,29 @@ from neural_mp.data.images import ImageFolder, pillow, read_pixels
 from neural_mp.data.option_checks import existing_file, existing_folder, finite_number
 from neural_mp.errors import ConfigurationError, DataError
 
-#: Files that list images with their labels, looked for in this order in the folder of images.
+#: Files that list images with labels, in search order within the image folder.
 LABEL_LISTS = ("val.txt", "val_map.txt")
 
 
 class DatasetWarning(UserWarning):
-    """Something about a dataset that is worth a look, but stops nothing."""
+    """A possible problem of a dataset that is not an error."""
 
 
 @registered(DATASETS, "ImageFolder", "pytorch", "tensorflow")
 def image_folder(root: object, filter: object = None) -> ImageFolder:
-    """Images in one folder per class, as RGB.
+    """Return images from one folder per class, as RGB.
 
     Args:
         root: the folder of class folders.
         filter: no effect.
 
     Returns:
-        Samples of a uint8 array `[height, width, 3]` and the index of the class (int) in the
-        sorted names of the class folders.
+        Samples of a uint8 array `[height, width, 3]` and the class index (int) in the sorted
+        names of the class folders.
 
     Raises:
-        ConfigurationError: an option is wrong.
-        DataError: `root` is missing or holds no images, or (when read) an image is broken.
+        ConfigurationError: an option is invalid.
+        DataError: `root` is missing or contains no images, or (when read) an image is broken.
         MissingFrameworkError: Pillow is not installed.
     """
     say_ignored("ImageFolder", filter=filter)
@@ -44,7 +44,7 @@ def image_folder(root: object, filter: object = None) -> ImageFolder:
 
 
 class _UnconvertedImageFolder(ImageFolder):
-    """Images in one folder per class, with the channels that the files have."""
+    """Images from one folder per class, with the channels of the files."""
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         path, label = self.files[index]
@@ -53,9 +53,9 @@ class _UnconvertedImageFolder(ImageFolder):
 
 @registered(DATASETS, "ImageFolder", "onnxrt")
 def unconverted_image_folder(root: object, filter: object = None) -> ImageFolder:
-    """Images in one folder per class, as they are: a grey one is `[height, width]`.
+    """Return images from one folder per class, unconverted: a grey image is `[height, width]`.
 
-    Args, samples and errors are otherwise those of `image_folder`.
+    Arguments, samples and errors are otherwise those of `image_folder`.
     """
     say_ignored("ImageFolder", filter=filter)
     return _UnconvertedImageFolder(root)
@@ -64,22 +64,22 @@ def unconverted_image_folder(root: object, filter: object = None) -> ImageFolder
 @registered(DATASETS, "ImagenetRaw")
 @dataclass(frozen=True)
 class ImagenetRaw:
-    """Image files that a list names together with their labels.
+    """Image files with labels from a list.
 
     A sample is a uint8 array `[height, width, 3]`, RGB, and the label (int) in the list.
 
     Attributes:
         data_path: the folder of images.
-        image_list: a file with a line `image label` for each image, the image relative to
-            `data_path`. Where left out, it is `val.txt`, or else `val_map.txt`, in `data_path`.
+        image_list: a file with a line `image label` for each image, with paths relative to
+            `data_path`. Default: `val.txt`, or else `val_map.txt`, in `data_path`.
         filter: no effect.
-        files: the images with their labels, in the order of the list. Images that are listed but
-            do not exist are left out, with a warning.
+        files: the images with their labels, in list order. Listed images that do not exist are
+            skipped with a warning.
 
     Raises:
-        ConfigurationError: an option is wrong.
-        DataError: the folder or the list is missing, a line is not understood, or none of the
-            images exists; or (when read) an image is broken.
+        ConfigurationError: an option is invalid.
+        DataError: the folder or the list is missing, a line is malformed, or no listed image
+            exists; or (when read) an image is broken.
         MissingFrameworkError: Pillow is not installed.
     """
 
@@ -152,23 +152,23 @@ def _listed_images(folder: Path, label_list: Path) -> list[tuple[Path, int]]:
 @registered(DATASETS, "style_transfer", "tensorflow")
 @dataclass(frozen=True)
 class StyleTransfer:
-    """Every content image together with every style image.
+    """All pairs of a content image and a style image.
 
-    A sample is `((content, style), 0)`, each of the two a float64 array
-    `[height, width, channels]` from 0 to 1.
+    A sample is `((content, style), 0)` with two float64 arrays `[height, width, channels]` from
+    0 to 1.
 
     Attributes:
         content_folder: folder of content images.
         style_folder: folder of style images.
-        crop_ratio: accepted; images are scaled whole, not cropped, as in Intel Neural Compressor.
-        resize_shape: `[width, height]` that images are scaled to, bicubic.
-        image_format: how names of the images end.
+        crop_ratio: ignored: as in Intel Neural Compressor, images are scaled whole, not cropped.
+        resize_shape: `[width, height]` after bicubic scaling.
+        image_format: ending of the images' file names.
         filter: no effect.
-        pairs: the images, in the order of the samples.
+        pairs: the image pairs, in sample order.
 
     Raises:
-        ConfigurationError: an option is wrong.
-        DataError: a folder is missing or holds no such images, or (when read) one is broken.
+        ConfigurationError: an option is invalid.
+        DataError: a folder is missing or contains no such images, or (when read) one is broken.
         MissingFrameworkError: Pillow is not installed.
     """
 
@@ -221,5 +221,5 @@ class StyleTransfer:
         pixels = read_pixels(path, None, "dataset 'style_transfer'")
         scaled = image.fromarray(pixels).resize(self.resize_shape, image.Resampling.BICUBIC)
         values = np.asarray(scaled, dtype=np.float64)
-        # An image that holds 0 and 1 only is in that range already.
+        # An image with a maximum of 1 is in the range 0…1 already.
         return values / 255 if values.max() > 1 else values

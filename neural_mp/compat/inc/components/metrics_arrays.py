@@ -1,8 +1,8 @@
-"""Metrics over classes and numbers in files of Intel Neural Compressor.
+"""Metrics of Intel Neural Compressor (INC) over classes and numbers.
 
-They are topk, Accuracy, ROC, F1 and mIOU, and Loss, MAE, MSE and RMSE.
+Provides topk, Accuracy, ROC, F1 and mIOU, and Loss, MAE, MSE and RMSE.
 
-Source of what they mean: `neural_compressor/experimental/metric/metric.py` and `f1.py` of
+Source of the definitions: `neural_compressor/experimental/metric/metric.py` and `f1.py` of
 release 1.14.
 """
 
@@ -26,18 +26,18 @@ from neural_mp.util.pytree import as_numpy
 
 @registered(METRICS, "topk")
 class TopK(RunningMean):
-    """The share of samples whose label is among the `k` highest scores; 0 before any sample.
+    """Fraction of samples whose label is among the `k` highest scores; 0 before any sample.
 
-    Scores are `[N, …]`, flattened to `[N, C]`, or `[C]` of one sample. Labels are classes, `[N]`,
-    `[N, 1]` or one number, or one-hot `[N, C]`. NaN counts as higher than any number, since that
-    is how numpy sorts. Of equal scores the last counts as the highest; there, which one does
-    depends on the processor. A label that is no class counts as missed.
+    Scores are `[N, …]`, flattened to `[N, C]`, or `[C]` for one sample. Labels are classes, `[N]`,
+    `[N, 1]` or one number, or one-hot `[N, C]`. NaN ranks above all numbers, as in numpy's sort.
+    Among equal scores the last ranks highest; in INC, the order depends on the processor. An
+    invalid class counts as missed.
 
     Args:
-        k: how many scores are looked at.
+        k: number of highest scores.
 
     Raises:
-        ConfigurationError: `k` is no whole number from 1.
+        ConfigurationError: `k` is not an integer from 1.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -48,10 +48,10 @@ class TopK(RunningMean):
         self.k = whole_number("topk: k", k, minimum=1)
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
-        """Take in one batch.
+        """Update with one batch.
 
         Raises:
-            MetricError: there is not one label for each row of scores.
+            MetricError: the numbers of labels and of rows of scores differ.
         """
         scores = as_one(preds, "predictions")
         scores = scores.reshape(len(scores) if scores.ndim > 1 else 1, -1)
@@ -69,28 +69,28 @@ class TopK(RunningMean):
         self.take_in(self._hits(scores, whole_numbers(truth, "labels")))
 
     def result(self) -> float:
-        """The share since the last reset."""
+        """Return the fraction since the last reset."""
         return super().result() if self._count else 0.0
 
     def _hits(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-        """Whether each row `[C]` of the scores puts the label `[1]` among its best; `[N]`."""
+        """Return whether each row `[C]` of scores ranks the label `[1]` among its best; `[N]`."""
         best = np.argsort(scores, axis=1, kind="stable")[:, -self.k :]
         return (best == truth).any(axis=1)
 
 
 @registered(METRICS, "topk", "tensorflow")
 class TensorFlowTopK(TopK):
-    """`topk` as TensorFlow's `in_top_k` counts, with scores as float32; 0 before any sample.
+    """`topk` by the rule of TensorFlow's `in_top_k`, with float32 scores; 0 before any sample.
 
-    A label is missed if `k` scores are higher than its own: of equal scores all count, so that a
-    model whose scores are all equal is right each time. It is missed too if a score is not finite,
-    or if it is no class.
+    A label is missed if at least `k` scores are strictly higher than its score, so a model with
+    only equal scores is always right. A label is also missed if a score is not finite or the
+    class is invalid.
 
     Args:
-        k: how many scores are looked at.
+        k: number of highest scores.
 
     Raises:
-        ConfigurationError: `k` is no whole number from 1.
+        ConfigurationError: `k` is not an integer from 1.
     """
 
     def _hits(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -103,17 +103,17 @@ class TensorFlowTopK(TopK):
 
 @registered(METRICS, "Accuracy")
 class Accuracy(RunningMean):
-    """How many predictions are right, for each sample.
+    """Number of correct predictions per sample.
 
     * Scores `[N, C, …]` of several classes and labels `[N, …]`: the highest score counts, the
-      first of equal ones. What is right along further axes is added up, as it is there, so that the
-      value of images `[N, C, H, W]` goes up to H·W.
-    * Predictions and labels of one shape `[N, C, …]`: the share of equal numbers among all.
-    * Predictions `[N]`, `[N, 1]` or `[N, 1, …]` and labels with as many numbers: equal numbers, for
-      each sample. No threshold is applied to scores.
+      first of equal scores. Correct predictions along further axes are added up, as in INC, so
+      that the value of images `[N, C, H, W]` reaches H·W.
+    * Predictions and labels of equal shape `[N, C, …]`: fraction of equal numbers.
+    * Predictions `[N]`, `[N, 1]` or `[N, 1, …]` and as many labels: equal numbers per sample, with
+      no threshold on scores.
 
-    There, predictions `[N, 1]` with labels `[N]` are compared each with each; here each with its
-    own label.
+    INC compares each of the predictions `[N, 1]` with all labels `[N]`; here, each is compared
+    with its own label.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -124,14 +124,14 @@ class Accuracy(RunningMean):
 
     @property
     def best_value(self) -> float | None:  # type: ignore[override]
-        """What no sample can better; None before the first batch."""
+        """Upper bound of the value; None before the first batch."""
         return self._most or None
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
-        """Take in one batch.
+        """Update with one batch.
 
         Raises:
-            MetricError: the shapes do not fit each other.
+            MetricError: the shapes are incompatible.
         """
         scores = np.atleast_1d(as_one(preds, "predictions"))
         truth = np.atleast_1d(as_one(labels, "labels"))
@@ -151,23 +151,23 @@ class Accuracy(RunningMean):
         self._most = max(self._most, truth.size / max(count, 1))
 
     def merge(self, other: Any) -> None:
-        """Take in all that another of its kind has taken in."""
+        """Add the state of another instance."""
         super().merge(other)
         self._most = max(self._most, other._most)
 
 
 @registered(METRICS, "ROC")
 class ROC(RunningMean):
-    """The share of samples whose rounded score is the label: an accuracy, as it is there.
+    """Fraction of samples whose rounded score equals the label: an accuracy, as in INC.
 
-    The name notwithstanding it is not the area under the curve. Scores and labels are `[N]`,
-    `[N, 1]` or `[1, N]`, scores from 0 to 1; 0.5 is rounded to 0.
+    Despite the name, not the area under the curve. Scores and labels are `[N]`, `[N, 1]` or
+    `[1, N]`, scores from 0 to 1; 0.5 is rounded to 0.
 
     Args:
-        task: `dlrm`, `dien` or `wide_deep`, which all give the same.
+        task: `dlrm`, `dien` or `wide_deep`, with identical results.
 
     Raises:
-        ConfigurationError: there is no such task.
+        ConfigurationError: the task is unknown.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -178,10 +178,10 @@ class ROC(RunningMean):
         self.task = one_of("ROC: task", task, ("dlrm", "dien", "wide_deep"))
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Update with one batch.
 
         Raises:
-            MetricError: there is not one score and one label for each sample.
+            MetricError: the numbers of scores and labels differ.
         """
         scores = np.atleast_1d(np.squeeze(as_one(preds, "predictions")))
         truth = np.atleast_1d(np.squeeze(as_one(labels, "labels")))
@@ -195,41 +195,41 @@ class ROC(RunningMean):
 
 @registered(METRICS, "F1")
 class F1:
-    """The F1 score of one list of tokens against another, the mean over batches.
+    """F1 score between two lists of tokens, averaged over batches.
 
-    A batch's predictions and labels are each one list of words, numbers or other values, whatever
-    their lengths. Precision is the share of the predictions that is also among the labels, recall
-    the share of the labels that is also among the predictions; their order is of no effect. That
-    is how answers to questions (SQuAD) are compared; the F1 score of classes is `f1_score`.
+    Predictions and labels of a batch are one list each, of words, numbers or other values, of any
+    lengths. Precision is the fraction of predictions found among the labels, recall the fraction
+    of labels found among the predictions; order is ignored. Answers to questions (SQuAD) are
+    compared in this way; the F1 score of classes is `f1_score`.
     """
 
-    running: ClassVar[bool] = False  # a mean over batches, whatever their size
+    running: ClassVar[bool] = False  # a mean over batches of any size
     higher_is_better: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the state."""
         self._scores: list[float] = []
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Update with one batch.
 
         Raises:
-            MetricError: predictions or labels are no list of single values.
+            MetricError: predictions or labels are not a list of single values.
         """
         self._scores.append(token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels")))
 
     def merge(self, other: F1) -> None:
-        """Take in all that another of its kind has taken in, after what is here."""
+        """Append the state of another instance."""
         self._scores += other._scores
 
     def result(self) -> float:
-        """The mean over batches since the last reset, 0 to 1.
+        """Return the mean over batches since the last reset, 0 to 1.
 
         Raises:
-            MetricError: nothing has been taken in.
+            MetricError: there was no update.
         """
         if not self._scores:
             raise nothing_taken_in(self)
@@ -237,9 +237,9 @@ class F1:
 
 
 def token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
-    """The harmonic mean of precision and recall of tokens, each as often as it is on both sides."""
+    """Return the harmonic mean of precision and recall, with tokens counted as multisets."""
     common = (Counter(predicted) & Counter(truth)).total()
-    # With precision common/p and recall common/t the harmonic mean is 2·common/(p + t).
+    # From precision = common/p and recall = common/t follows 2·common/(p + t).
     return 2 * common / (len(predicted) + len(truth)) if common else 0.0
 
 
@@ -259,16 +259,16 @@ def _tokens(values: object, what: str) -> Sequence[Hashable]:
 
 @registered(METRICS, "mIOU")
 class MeanIntersectionOverUnion(MeanIoU):
-    """The mean over classes of intersection over union, of classes that appear at all.
+    """Mean intersection over union of the classes that occur.
 
-    Predictions and labels are classes of pixels, of any shapes with as many numbers. Pixels whose
-    label is no class, such as 255, are left out.
+    Predictions and labels are classes of pixels, of any shapes of equal size. Pixels with an
+    invalid label, e.g. 255, are ignored.
 
     Args:
-        num_classes: how many classes there are.
+        num_classes: number of classes.
 
     Raises:
-        ConfigurationError: `num_classes` is no whole number from 1.
+        ConfigurationError: `num_classes` is not an integer from 1.
     """
 
     def __init__(self, num_classes: int = 21) -> None:
@@ -276,10 +276,10 @@ class MeanIntersectionOverUnion(MeanIoU):
         self._classes = num_classes
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Update with one batch.
 
         Raises:
-            MetricError: there is not one prediction for each label, or a prediction is no class.
+            MetricError: the numbers of predictions and labels differ, or a prediction is invalid.
         """
         predicted = whole_numbers(as_one(preds, "predictions"), "predictions").reshape(-1)
         truth = whole_numbers(as_one(labels, "labels"), "labels").reshape(-1)
@@ -300,7 +300,7 @@ class MeanIntersectionOverUnion(MeanIoU):
 
 
 class _OutputByOutput(RunningMean):
-    """Goes before a metric of ours that takes one output, and gives it all outputs in turn."""
+    """Mixin that passes each of several outputs to a metric for one output."""
 
     def __init__(self, compare_label: bool = True) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ class _OutputByOutput(RunningMean):
         self.compare_label = true_or_false(name, compare_label)
 
     def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
-        """Take in one batch.
+        """Update with one batch.
 
         Raises:
             MetricError: predictions and labels differ in number or shape.
@@ -319,44 +319,44 @@ class _OutputByOutput(RunningMean):
 
 @registered(METRICS, "MAE")
 class MAE(_OutputByOutput, regression.MAE):
-    """The mean absolute difference over all numbers of all outputs.
+    """Mean absolute error over all numbers of all outputs.
 
-    Unsigned integers are compared as the numbers they are; there, their differences wrap around.
+    Unsigned integers are compared by value; in INC, their differences wrap around.
 
     Args:
-        compare_label: whether predictions are compared with the labels; if not, with what the
-            FP32 model predicts.
+        compare_label: whether predictions are compared with the labels, else with the
+            predictions of the FP32 model.
 
     Raises:
-        ConfigurationError: `compare_label` is neither true nor false.
+        ConfigurationError: `compare_label` is not a boolean.
     """
 
 
 @registered(METRICS, "MSE")
 class MSE(_OutputByOutput, regression.MSE):
-    """The mean squared difference over all numbers of all outputs; options as `MAE` has them."""
+    """Mean squared error over all numbers of all outputs; options of `MAE`."""
 
 
 @registered(METRICS, "RMSE")
 class RMSE(_OutputByOutput, regression.RMSE):
-    """The square root of `MSE`; options as `MAE` has them."""
+    """Square root of `MSE`; options of `MAE`."""
 
 
 @registered(METRICS, "Loss")
 class Loss(RunningMean):
-    """The mean of the predictions, which are losses already; labels only tell how many there are.
+    """Mean of predictions that are losses; labels only determine the number of samples.
 
-    All numbers of all outputs are summed up, and the sum is divided by the length of the first
-    output in a list. An array `[N, M]` that is not in a list counts as a list of its N rows, as it
-    does there: its sum is divided by M. That is N times the mean over samples, as large for FP32
-    as for every other model.
+    The sum over all numbers of all outputs is divided by the length of the first output in a
+    list. As in INC, an array `[N, M]` outside a list counts as a list of its N rows: its sum is
+    divided by M. The result is N times the mean over samples, for FP32 and all other models
+    alike.
     """
 
-    running: ClassVar[bool] = False  # what it divides by need not be the number of samples
+    running: ClassVar[bool] = False  # the divisor need not be the number of samples
     higher_is_better: ClassVar[bool] = False
 
     def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
-        """Take in one batch.
+        """Update with one batch.
 
         Raises:
             MetricError: predictions and labels differ in number or shape.
@@ -369,8 +369,8 @@ class Loss(RunningMean):
 
 
 def _pairs(preds: Any, labels: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Output by output, predictions and labels as float64 arrays of one shape."""
+    """Return predictions and labels of each output as float64 arrays of equal shape."""
     predicted, truth = parts(preds), parts(labels)
-    if len(predicted) != len(truth):  # one of them may be a list of rows, which belong together
+    if len(predicted) != len(truth):  # one side may be a list of rows of one array
         predicted, truth = [as_one(preds, "predictions")], [as_one(labels, "labels")]
     return [number_pairs(*pair) for pair in zip(predicted, truth, strict=True)]

@@ -1,14 +1,14 @@
-"""Mean average precision in files of Intel Neural Compressor: mAP, COCOmAP, VOCmAP, COCOmAPv2.
+"""Mean average precision of Intel Neural Compressor (INC): mAP, COCOmAP, VOCmAP, COCOmAPv2.
 
-Predictions are boxes `[N, M, 4]`, each `[ymin, xmin, ymax, xmax]`, their scores `[N, M]` and
-classes `[N, M]`, ids of classes of COCO, and maybe how many of the M count, `[N]` or `[N, 1]`.
-Labels are, image by image, boxes `[M, 4]` in the same unit, names of classes `[M]` or ids of
-classes `[M]`, the other one empty, and the image's name or number. An image that comes again is
-passed over. Classes that COCO does not have are left out, whatever file names them. The sizes
-small, medium and large are areas in pixels; where boxes are shares of the image, all are small.
+Predictions are boxes `[N, M, 4]`, each `[ymin, xmin, ymax, xmax]`, their scores `[N, M]` and COCO
+class ids `[N, M]`, and optionally the number of valid boxes, `[N]` or `[N, 1]`. Labels are, per
+image, boxes `[M, 4]` in the same unit, class names `[M]` or class ids `[M]`, the other empty, and
+the image's name or number. Repeated images are skipped. Classes outside COCO are ignored, even if
+a label file names them. The sizes small, medium and large are areas in pixels; boxes in fractions
+of the image all count as small.
 
-Source of what they mean: `neural_compressor/experimental/metric/` (`metric.py`, `coco_tools.py`)
-of release 1.14.
+Source of the definitions: `neural_compressor/experimental/metric/` (`metric.py`,
+`coco_tools.py`) of release 1.14.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _NAMES = """
     mouse, remote, keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, clock,
     vase, scissors, teddy bear, hair drier, toothbrush
 """
-#: Ids that COCO planned for and did not use in the detection data of 2017.
+#: COCO ids that the detection data of 2017 do not use.
 _UNUSED = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
-#: Id of a class of COCO → name. Source: `annotations/instances_val2017.json` of cocodataset.org.
+#: COCO class id → name. Source: `annotations/instances_val2017.json` of cocodataset.org.
 CATEGORIES: Mapping[int, str] = dict(
     zip(
         (number for number in range(1, 91) if number not in _UNUSED),
@@ -61,27 +61,27 @@ _OUTPUTS = ("num_detections", "boxes", "scores", "classes")
 
 @registered(METRICS, "mAP")
 class MeanAveragePrecision:
-    """The mean average precision over the classes of COCO.
+    """Mean average precision over the classes of COCO.
 
-    Outputs are boxes, scores and classes, or the number of detections and these.
+    Outputs are boxes, scores and classes, or the number of detections followed by these.
 
     Args:
-        anno_path: a YAML file of `name: id`; the classes of COCO where left out.
-        iou_thrs: the overlap (intersection over union) from which on a box counts as found, 0 to 1,
-            or `0.5:0.05:0.95` for the mean over these.
-        map_points: 0 for the area under the curve of precision over recall, 11 or 101 for the mean
-            at so many recalls.
-        map_key: which value of COCO's summary it is, such as `DetectionBoxes_Precision/mAP` or
-            `DetectionBoxes_Recall/AR@100`. What speaks of an overlap that `iou_thrs` leaves out is
-            -1. There, recall is 1 whenever `map_points` is 0; here it is the recall.
+        anno_path: a YAML file of `name: id`; default: the classes of COCO.
+        iou_thrs: minimum overlap (intersection over union) of a detected box, 0 to 1, or
+            `0.5:0.05:0.95` for the mean over these thresholds.
+        map_points: 0 for the area under the precision-recall curve; 11 or 101 for the mean at
+            that number of recalls.
+        map_key: value of COCO's summary to return, e.g. `DetectionBoxes_Precision/mAP` or
+            `DetectionBoxes_Recall/AR@100`. Values for an overlap outside `iou_thrs` are -1. With
+            `map_points` 0, recall is always 1 in INC, but correct here.
 
     Raises:
-        ConfigurationError: an option is wrong.
-        DataError: there is no file at `anno_path`.
+        ConfigurationError: an option is invalid.
+        DataError: the file `anno_path` does not exist.
         MissingFrameworkError: pycocotools is not installed.
     """
 
-    running: ClassVar[bool] = False  # a value takes long, and is no mean over samples
+    running: ClassVar[bool] = False  # slow, and not a mean over samples
     higher_is_better: ClassVar[bool] = True
     name: ClassVar[str] = "mAP"
 
@@ -104,15 +104,15 @@ class MeanAveragePrecision:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the state."""
         self._truth: dict[str, Boxes] = {}
         self._found: dict[str, Boxes] = {}
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
-        """Take in one batch.
+        """Update with one batch.
 
         Raises:
-            MetricError: predictions or labels have another form, or a name of a class is unknown.
+            MetricError: predictions or labels are malformed, or a class name is unknown.
         """
         outputs = [_by_image(output) for output in _listed(preds, "predictions")]
         positions = self._positions(len(outputs))
@@ -136,16 +136,16 @@ class MeanAveragePrecision:
                 self._found[image] = self._detected({w: out[i] for w, out in chosen.items()})
 
     def merge(self, other: MeanAveragePrecision) -> None:
-        """Take in the images that another of its kind has taken in, but for those here."""
+        """Add the images of another instance that are not yet present."""
         for image in other._truth:
             self._truth.setdefault(image, other._truth[image])
             self._found.setdefault(image, other._found[image])
 
     def result(self) -> float:
-        """The value since the last reset, 0 to 1.
+        """Return the value since the last reset, 0 to 1.
 
-        It is 0 before any box to be found, -1 for what is not defined, such as the precision of
-        boxes of a size that there is not.
+        0 before any labelled box; -1 if undefined, e.g. for the precision of boxes of a size that
+        does not occur.
         """
         if not any(
             np.isin(boxes.classes, list(CATEGORIES)).any() for boxes in self._truth.values()
@@ -155,7 +155,7 @@ class MeanAveragePrecision:
         return found[self._key.removeprefix("DetectionBoxes_")]
 
     def _positions(self, count: int) -> dict[str, int]:
-        """Which of `count` outputs are the boxes, and so on."""
+        """Return the index of each output, by name, among `count` outputs."""
         if count not in (3, 4):
             raise MetricError(
                 f"{self.name} takes the outputs boxes, scores and classes, maybe with the number "
@@ -172,7 +172,7 @@ class MeanAveragePrecision:
     def _boxes(
         self, what: str, corners: object, classes: np.ndarray, scores: np.ndarray | None = None
     ) -> Boxes:
-        """Boxes of one image, of which the shapes are checked."""
+        """Return the boxes of one image after checking the shapes."""
         corners = as_numpy(corners)
         corners = corners.reshape(-1, 4) if corners.size == 0 else corners
         rows = {corners.shape[:-1], classes.shape} | (
@@ -188,7 +188,7 @@ class MeanAveragePrecision:
         return Boxes(corners, classes, scores)
 
     def _classes(self, names: Sequence[Any], ids: object) -> np.ndarray:
-        """Ids of one image's boxes, by their names where there are no ids."""
+        """Return the class ids of one image's boxes, from the names if there are no ids."""
         found = as_numpy(ids)
         if found.size or not len(names):
             return found
@@ -203,9 +203,9 @@ class MeanAveragePrecision:
 
 @registered(METRICS, "COCOmAP")
 class COCOMeanAveragePrecision(MeanAveragePrecision):
-    """`mAP` as COCO has it: over ten overlaps, at 101 recalls.
+    """`mAP` as in COCO: ten overlaps, 101 recalls.
 
-    Options are those of `mAP`; `iou_thrs` and `map_points` are of no effect, as there.
+    Options are those of `mAP`; `iou_thrs` and `map_points` have no effect, as in INC.
     """
 
     name = "COCOmAP"
@@ -222,9 +222,9 @@ class COCOMeanAveragePrecision(MeanAveragePrecision):
 
 @registered(METRICS, "VOCmAP")
 class VOCMeanAveragePrecision(MeanAveragePrecision):
-    """`mAP` as VOC has it: the area under the curve, from an overlap of a half.
+    """`mAP` as in VOC: the area under the curve at an overlap of 0.5.
 
-    Options are those of `mAP`; `iou_thrs` and `map_points` are of no effect, as there.
+    Options are those of `mAP`; `iou_thrs` and `map_points` have no effect, as in INC.
     """
 
     name = "VOCmAP"
@@ -241,11 +241,10 @@ class VOCMeanAveragePrecision(MeanAveragePrecision):
 
 @registered(METRICS, "COCOmAPv2")
 class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
-    """`mAP` of a model whose outputs come in any order.
+    """`mAP` for outputs in any order.
 
-    Options are those of `mAP`, and `output_index_mapping`: the positions of the outputs `boxes`,
-    `scores` and `classes`, counted from 0, and of `num_detections`, where the model has it; -1 for
-    a model without it.
+    Options are those of `mAP`, and `output_index_mapping`: positions, from 0, of the outputs
+    `boxes`, `scores`, `classes` and `num_detections`; -1 if the model has no `num_detections`.
     """
 
     name = "COCOmAPv2"
@@ -289,7 +288,7 @@ def _mapping(option: str, value: object) -> dict[str, int]:
 
 
 def _label_map(option: str, path: object) -> dict[str, int]:
-    """The ids of classes by name, from a YAML file."""
+    """Read class ids by name from a YAML file."""
     file = existing_path(option, path)
     wanted = "must be a YAML file with a line 'name: id' for each class"
     try:
@@ -317,14 +316,14 @@ def _listed(values: object, what: str) -> list[Any]:
 
 
 def _by_image(values: object) -> Sequence[Any]:
-    """An array with the images on its first axis, or a list with an array for each image."""
+    """Return an array with images on the first axis, or a list with one array per image."""
     if isinstance(values, list | tuple):
         return values
     return np.atleast_1d(as_numpy(values))  # type: ignore[return-value]
 
 
 def _item(values: Sequence[Any], index: int) -> Any:
-    """What an image has; of what a whole batch lacks, nothing."""
+    """Return the part of one image; empty if the whole batch lacks the part."""
     return values[index] if index < len(values) else np.array([])
 
 

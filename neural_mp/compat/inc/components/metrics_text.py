@@ -1,6 +1,6 @@
-"""Metrics over text in files of Intel Neural Compressor: GLUE, SquadF1 and BLEU.
+"""Text metrics of Intel Neural Compressor (INC): GLUE, SquadF1 and BLEU.
 
-Source of what they mean: `neural_compressor/experimental/metric/` (`metric.py`,
+Source of the definitions: `neural_compressor/experimental/metric/` (`metric.py`,
 `evaluate_squad.py`, `bleu.py` and `bleu_util.py`) of release 1.14.
 """
 
@@ -25,7 +25,7 @@ from neural_mp.errors import MetricError
 from neural_mp.metrics.base import Collection, nothing_taken_in
 from neural_mp.metrics.predictions import whole_numbers
 
-#: Task of GLUE → what measures it, as `glue_compute_metrics` of transformers 4 does.
+#: GLUE task → metric, as in `glue_compute_metrics` of transformers 4.
 _GLUE = {
     "mrpc": "accuracy",
     "qqp": "accuracy",
@@ -39,24 +39,23 @@ _GLUE = {
 }
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-#: The longest run of words that BLEU compares.
+#: Length of the longest n-grams in BLEU.
 _LONGEST = 4
 
 
 @registered(METRICS, "GLUE")
 class GLUE(Collection):
-    """What a task of GLUE is measured by.
+    """Metric of a GLUE task.
 
-    That is the accuracy for all tasks but two, for MRPC and QQP too: their F1 is left out, as it
-    is there. CoLA has Matthews' correlation coefficient, STS-B the mean of Pearson's and
-    Spearman's. Predictions are scores `[N, C]`, for STS-B `[N]` or `[N, 1]`; labels `[N]` or
-    `[N, 1]`.
+    CoLA uses Matthews' correlation coefficient, STS-B the mean of Pearson's and Spearman's, all
+    other tasks the accuracy. As in INC, MRPC and QQP omit the F1 score. Predictions are scores
+    `[N, C]`, for STS-B `[N]` or `[N, 1]`; labels are `[N]` or `[N, 1]`.
 
     Args:
         task: `mrpc`, `qqp`, `qnli`, `rte`, `sts-b`, `cola`, `mnli`, `wnli` or `sst-2`.
 
     Raises:
-        ConfigurationError: there is no such task.
+        ConfigurationError: the task is unknown.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -66,7 +65,7 @@ class GLUE(Collection):
         self.task = one_of("GLUE: task", task, tuple(_GLUE))
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Update with one batch.
 
         Raises:
             MetricError: predictions and labels do not fit each other or the task.
@@ -88,10 +87,10 @@ class GLUE(Collection):
         self.take_in(predicted, truth.reshape(-1))
 
     def result(self) -> float:
-        """The value since the last reset, at most 1.
+        """Return the value since the last reset, at most 1.
 
         Raises:
-            MetricError: nothing has been taken in, or a correlation is asked of one sample.
+            MetricError: there was no update, or only one sample for a correlation.
         """
         predicted, truth = self.collected()
         measure = _GLUE[self.task]
@@ -111,34 +110,34 @@ class GLUE(Collection):
 
 @registered(METRICS, "SquadF1")
 class SquadF1:
-    """The F1 score of answers to the questions of SQuAD 1.1, in percent; 0 before any answer.
+    """F1 score of answers to the questions of SQuAD 1.1, in percent; 0 before any answer.
 
-    It is made for what the postprocess transform `SquadV1` gives: nothing until the last batch,
-    then all answers at once. Where answers come several times, each time with the questions, the
-    mean over these times counts.
+    Expects the output of the postprocess transform `SquadV1`: nothing until the last batch, then
+    all answers at once. If answers arrive several times, each time with the questions, the result
+    is the mean over these times.
     """
 
-    running: ClassVar[bool] = False  # answers come with the last batch
+    running: ClassVar[bool] = False  # answers arrive with the last batch
     higher_is_better: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the state."""
         self._scores: list[float] = []
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
-        """Take in answers; None or no answers are passed over.
+        """Update with answers; None or no answers are ignored.
 
         Args:
-            preds: id of a question → answer. A question without one scores 0.
+            preds: question id → answer. A question without an answer scores 0.
             labels: the articles under `data` of a SQuAD file, with paragraphs, questions and
-                right answers.
-            sample_weight: of no effect.
+                correct answers.
+            sample_weight: no effect.
 
         Raises:
-            MetricError: they have another form, or there is no question.
+            MetricError: the arguments are malformed, or there is no question.
         """
         if preds is None or (isinstance(preds, Sequence | Mapping) and not len(preds)):
             return
@@ -158,12 +157,12 @@ class SquadF1:
         self._scores.append(100 * total / len(questions))
 
     def result(self) -> float:
-        """The score since the last reset, 0 to 100."""
+        """Return the score since the last reset, 0 to 100."""
         return float(np.mean(self._scores)) if self._scores else 0.0
 
 
 def _questions(articles: Any) -> Iterable[tuple[str, list[str]]]:
-    """Every question's id with the answers that are right."""
+    """Yield the id and the correct answers of every question."""
     if isinstance(articles, Mapping) and "data" in articles:
         articles = articles["data"]
     try:
@@ -179,7 +178,7 @@ def _questions(articles: Any) -> Iterable[tuple[str, list[str]]]:
 
 
 def _words(answer: str) -> list[str]:
-    """The words of an answer, without case, punctuation and articles.
+    """Return the words of an answer, without case, punctuation and articles.
 
     Source: the evaluation script of SQuAD 1.1, `normalize_answer`.
     """
@@ -188,16 +187,16 @@ def _words(answer: str) -> list[str]:
 
 @registered(METRICS, "BLEU")
 class BLEU:
-    """The BLEU score of translations against one reference each, in percent, without case.
+    """BLEU score of translations against one reference each, in percent, case-insensitive.
 
-    Runs of one to four words of the whole corpus, with the brevity penalty. Where no run of a
-    length is right, half a run counts, then a quarter for the next such length, and so on.
-    Lengths that no translation has do not count. The words are those of mteval's international
-    tokenization: punctuation (all but the backslash) is set apart unless a digit is next to it,
-    symbols always.
+    Corpus BLEU with n-grams of one to four words and the brevity penalty. If no n-gram of a
+    length matches, half a match counts, a quarter for the next such length, and so on. Lengths
+    that no translation reaches are ignored. Tokens are those of mteval's international
+    tokenization: punctuation (except the backslash) is split off unless next to a digit, symbols
+    always.
 
     Source: Papineni et al., "BLEU: a method for automatic evaluation of machine translation", 2002;
-    smoothing and words as `tensor2tensor/utils/bleu_hook.py` has them.
+    smoothing and tokens as in `tensor2tensor/utils/bleu_hook.py`.
     """
 
     running: ClassVar[bool] = True
@@ -207,16 +206,16 @@ class BLEU:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the state."""
         self._right = np.zeros(_LONGEST, np.int64)
         self._runs = np.zeros(_LONGEST, np.int64)
         self._words = self._reference_words = 0
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in translations and as many references, each a list of strings.
+        """Update with translations and as many references, each a list of strings.
 
         Raises:
-            MetricError: they are no strings, or their numbers differ.
+            MetricError: items are not strings, or the lengths differ.
         """
         translations, references = _texts(preds, "predictions"), _texts(labels, "labels")
         if len(translations) != len(references):
@@ -234,17 +233,17 @@ class BLEU:
                 self._runs[length - 1] += runs.total()
 
     def merge(self, other: BLEU) -> None:
-        """Take in all that another of its kind has taken in."""
+        """Add the state of another instance."""
         self._right += other._right
         self._runs += other._runs
         self._words += other._words
         self._reference_words += other._reference_words
 
     def result(self) -> float:
-        """The score since the last reset, 0 to 100.
+        """Return the score since the last reset, 0 to 100.
 
         Raises:
-            MetricError: nothing has been taken in, or no reference has a word.
+            MetricError: there was no update, or no reference contains a word.
         """
         if not self._reference_words:
             raise nothing_taken_in(self)
@@ -269,7 +268,7 @@ def _texts(values: Any, what: str) -> list[str]:
 
 
 def _runs(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
-    """How often each run of so many words is there."""
+    """Count the n-grams of `length` words."""
     return Counter(tuple(words[i : i + length]) for i in range(len(words) - length + 1))
 
 
@@ -281,7 +280,7 @@ def _tokenized(sentence: str) -> list[str]:
 
 @cache
 def _set_apart() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Punctuation after and before what is no digit, and symbols, by the Unicode categories."""
+    """Return patterns of punctuation after and before non-digits, and of symbols (Unicode)."""
     kinds: dict[str, list[str]] = {"P": [], "S": []}
     for character in map(chr, range(sys.maxunicode + 1)):
         found = kinds.get(unicodedata.category(character)[0])

@@ -1,6 +1,6 @@
-"""Small images in one file: `MNIST`, `FashionMNIST`, `CIFAR10` and `CIFAR100`.
+"""Datasets of small images: `MNIST`, `FashionMNIST`, `CIFAR10` and `CIFAR100`.
 
-The files are never downloaded, and pickled ones are not read, as those can run code.
+Files are never downloaded. Pickled files are not read, as they can run code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MNIST_ARCHIVES = {
 }
 CIFAR_ARCHIVES = {"CIFAR10": "cifar10.npz", "CIFAR100": "cifar100.npz"}
 
-#: Folders in `root` where the files may lie, beside `root` itself.
+#: Folders in `root` that are searched in addition to `root`.
 FOLDERS = {
     "MNIST": ("MNIST", "MNIST/raw"),
     "FashionMNIST": ("FashionMNIST", "FashionMNIST/raw"),
@@ -32,25 +32,25 @@ FOLDERS = {
     "CIFAR100": ("cifar-100-binary",),
 }
 
-#: Of the binary version: files of the training images, and of the test images.
+#: Binary version: files of the training images, and of the test images.
 #: Source of the format: https://www.cs.toronto.edu/~kriz/cifar.html
 CIFAR_BINARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "CIFAR10": (tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",)),
     "CIFAR100": (("train.bin",), ("test.bin",)),
 }
-#: Bytes of labels before each image; the last is the label.
+#: Bytes of labels before each image; the last byte is the label.
 CIFAR_LABEL_BYTES = {"CIFAR10": 1, "CIFAR100": 2}
-#: What the pickled version of the files is called, to say that it is not read.
+#: File names of the pickled version, for a message that it is not supported.
 CIFAR_PICKLES = {"CIFAR10": "test_batch", "CIFAR100": "test"}
 
 
 @dataclass(frozen=True, eq=False)
 class SmallImages:
-    """Images of one size with their classes.
+    """Images of equal size with classes.
 
     Attributes:
         images: uint8 `[N, ...]`.
-        labels: `[N]`; a sample's label is an int.
+        labels: `[N]`; the label of a sample is an int.
     """
 
     images: np.ndarray
@@ -66,12 +66,12 @@ class SmallImages:
 def _mnist(
     name: str, root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
-    """Images `[28, 28]`: handwritten digits, or pictures of clothes in the same form.
+    """Return images `[28, 28]` of handwritten digits or, for `FashionMNIST`, of clothes.
 
     Args:
         name: `MNIST` or `FashionMNIST`.
         root: the folder of `mnist.npz` (`fashion-mnist.npz`) or of the four `…-ubyte.gz` files.
-        train: the training images, else the test images.
+        train: whether to read the training images, else the test images.
         download: no effect; nothing is downloaded.
         filter: no effect.
 
@@ -79,7 +79,7 @@ def _mnist(
         Samples of a uint8 array `[28, 28]` and the class (int).
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
         DataError: the files are missing or broken.
     """
     say_ignored(name, filter=filter)
@@ -126,19 +126,19 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """An array of an IDX file of unsigned bytes, which may be packed with gzip.
+    """Read an IDX file of unsigned bytes, optionally gzip-compressed.
 
     Source of the format: https://yann.lecun.com/exdb/mnist/
 
     Args:
-        path: the file; `.gz` at its end says that it is packed.
-        rank: how many axes the array must have.
+        path: the file; compressed if the name ends with `.gz`.
+        rank: required number of axes.
 
     Returns:
         A uint8 array.
 
     Raises:
-        DataError: it is no such file, or the array has another rank.
+        DataError: the file is not an IDX file, or the array has another rank.
     """
     data = _read_bytes(path)
     start = 4 + 4 * rank
@@ -152,7 +152,7 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
 
 
 def _archive(path: Path, part: str, rank: int = 3) -> SmallImages:
-    """The arrays `x_train`, `y_train`, `x_test`, `y_test`, as Keras names them."""
+    """Read the arrays `x_train`, `y_train`, `x_test`, `y_test`, named as in Keras."""
     with plain_arrays(path) as archive:
         for key in (f"x_{part}", f"y_{part}"):
             if key not in archive.files:
@@ -174,7 +174,7 @@ def _checked(path: Path, images: np.ndarray, labels: np.ndarray, rank: int) -> S
 def _mnist_with_channel(
     name: str, root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
-    """The same with images `[28, 28, 1]`."""
+    """Return the images of `_mnist` as `[28, 28, 1]`."""
     found = _mnist(name, root, train, download, filter)
     return SmallImages(found.images[..., np.newaxis], found.labels)
 
@@ -182,13 +182,13 @@ def _mnist_with_channel(
 def _cifar(
     name: str, root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
-    """Small photos of ten or of a hundred (fine) classes.
+    """Return small photos of ten or a hundred (fine) classes.
 
     Args:
         name: `CIFAR10` or `CIFAR100`.
         root: the folder of the `.bin` files of the binary version, or of `cifar10.npz`
             (`cifar100.npz`).
-        train: the training images, else the test images.
+        train: whether to read the training images, else the test images.
         download: no effect; nothing is downloaded.
         filter: no effect.
 
@@ -196,7 +196,7 @@ def _cifar(
         Samples of a uint8 array `[32, 32, 3]`, RGB, and the class (int).
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
         DataError: the files are missing, pickled or broken.
     """
     say_ignored(name, filter=filter)
@@ -228,7 +228,7 @@ def _cifar(
 
 
 def _binary(path: Path, label_bytes: int) -> np.ndarray:
-    """One row for each image: its labels, then red, green and blue, each `[32, 32]`."""
+    """Return one row per image: labels, then red, green and blue, each `[32, 32]`."""
     values = np.frombuffer(_read_bytes(path), dtype=np.uint8)
     width = label_bytes + 3 * 32 * 32
     if values.size == 0 or values.size % width:

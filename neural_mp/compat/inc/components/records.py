@@ -1,7 +1,7 @@
 """Datasets in TFRecord files: `ImageRecord`, `COCORecord`, `VOCRecord` and `TFRecordDataset`.
 
-TensorFlow reads and decodes them, with the settings of its ops that Intel Neural Compressor uses.
-The transforms `ParseDecode…` are for datasets that hand records on as they are.
+TensorFlow reads and decodes the files, with the op settings of Intel Neural Compressor. The
+transforms `ParseDecode…` are for datasets that return serialized records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neural_mp.compat.inc.components.transforms.image_transform import TensorIma
 from neural_mp.data.option_checks import existing_file, existing_folder, package
 from neural_mp.errors import ConfigurationError, DataError, one_line
 
-#: Bytes before and behind a record: its length and checksums.
+#: Bytes before and after a record: length and checksums.
 _HEAD, _TAIL = 12, 4
 BOX_EDGES = ("ymin", "xmin", "ymax", "xmax")
 
@@ -31,16 +31,16 @@ def _tensorflow(name: str = "TFRecord") -> Any:
 
 @dataclass(frozen=True)
 class Record:
-    """One `tf.train.Example`: features by name, each a list of one kind of value."""
+    """A `tf.train.Example`: features by name, each a list of values of one type."""
 
     example: Any
 
     @classmethod
     def parse(cls, serialized: bytes) -> Record:
-        """Read what stands in a TFRecord file.
+        """Parse a serialized example.
 
         Raises:
-            ValueError: the bytes are no `tf.train.Example`.
+            ValueError: the bytes are not a `tf.train.Example`.
         """
         from google.protobuf.message import DecodeError
 
@@ -54,27 +54,27 @@ class Record:
         return getattr(features[name], kind).value if name in features else ()
 
     def text(self, name: str) -> bytes:
-        """The one value of a feature of bytes; empty where it is missing."""
+        """Return the single value of a bytes feature; empty if missing."""
         values = self.texts(name)
         return bytes(values[0]) if len(values) else b""
 
     def texts(self, name: str) -> np.ndarray:
-        """All values of a feature of bytes: objects `[N]`."""
+        """Return all values of a bytes feature: objects `[N]`."""
         return np.array(list(self._values(name, "bytes_list")), dtype=object)
 
     def integers(self, name: str) -> np.ndarray:
-        """All values of a feature of whole numbers: int64 `[N]`."""
+        """Return all values of an integer feature: int64 `[N]`."""
         return np.array(self._values(name, "int64_list"), dtype=np.int64)
 
     def floats(self, name: str) -> np.ndarray:
-        """All values of a feature of numbers: float32 `[N]`."""
+        """Return all values of a float feature: float32 `[N]`."""
         return np.array(self._values(name, "float_list"), dtype=np.float32)
 
     def image(self, name: str, decode: Callable[[bytes], Any]) -> TensorImage:
-        """The image of a feature, `[H, W, C]`.
+        """Return the image of a feature, `[H, W, C]`.
 
         Raises:
-            ValueError: there is none, or it is broken.
+            ValueError: the image is missing or broken.
         """
         content = self.text(name)
         if not content:
@@ -89,9 +89,9 @@ class Record:
 
 @cache
 def _check_lengths(name: str, file: Path, size: int, _changed: int) -> None:
-    """See that no record is said to be longer than its file: TensorFlow would end for it.
+    """Raise DataError if a record is longer than its file, which would abort TensorFlow.
 
-    Size and time of change are given, so that a file is looked at once and not in every pass.
+    Size and modification time are cache keys: a file is checked once, not in every pass.
     """
     place = 0
     with file.open("rb") as stream:
@@ -108,12 +108,12 @@ def _check_lengths(name: str, file: Path, size: int, _changed: int) -> None:
 
 @dataclass(frozen=True)
 class RecordDataset:
-    """Records of files, one of each file in turn, decoded while they are walked.
+    """Records of several files, interleaved and decoded during iteration.
 
     Attributes:
-        name: of the dataset, for messages.
-        files: paths, in the order in which they take turns.
-        decode: one serialized record → a sample.
+        name: name of the dataset, for messages.
+        files: paths, in interleaving order.
+        decode: serialized record → sample.
     """
 
     name: str
@@ -126,7 +126,7 @@ class RecordDataset:
             found = Path(file).stat()
             _check_lengths(self.name, Path(file), found.st_size, found.st_mtime_ns)
         paths = tensorflow.data.Dataset.from_tensor_slices(list(self.files))
-        # Each walk reads anew; the order is the same every time.
+        # Every iteration reads the files again, in identical order.
         records = paths.interleave(
             tensorflow.data.TFRecordDataset, cycle_length=len(self.files), block_length=1
         )
@@ -148,20 +148,19 @@ class RecordDataset:
 
 @dataclass(frozen=True)
 class BoxRecordDataset(RecordDataset):
-    """Records with boxes, of which each image has another number."""
+    """Records with a different number of boxes per image."""
 
     def collate_samples(self, samples: list[Any]) -> tuple[Any, Any]:
-        """Images in one array; of each part of the labels an array, or a list of arrays."""
+        """Return stacked images; each part of the labels as an array or a list of arrays."""
         return stack_images(samples)
 
 
 def stack_images(samples: list[Any]) -> tuple[Any, Any]:
-    """A batch of samples `(image, (boxes, names, classes, image id))`.
+    """Return a batch of samples `(image, (boxes, names, classes, image id))`.
 
     Returns:
-        The images, stacked, and the parts of the labels in the same order: each is an array with
-        the batch as its first axis, or, where images differ in the number of boxes, a list of
-        arrays, one an image.
+        The stacked images, and the parts of the labels in that order: each an array with the
+        batch as first axis or, if the numbers of boxes differ, a list with one array per image.
 
     Raises:
         DataError: the images differ in shape.
@@ -186,7 +185,7 @@ def _matching(name: str, root: object, pattern: str) -> tuple[str, ...]:
 
 @registered(DATASETS, "ImageRecord", "tensorflow")
 def image_record(root: object, filter: object = None) -> RecordDataset:
-    """ImageNet in TFRecord files, such as `root/validation-00000-of-00128`.
+    """Return ImageNet in TFRecord files, e.g. `root/validation-00000-of-00128`.
 
     Args:
         root: the folder of files, named `*-*-of-*`.
@@ -194,10 +193,10 @@ def image_record(root: object, filter: object = None) -> RecordDataset:
 
     Returns:
         Samples of a uint8 array `[height, width, 3]`, RGB, and an int32 array `[1]`, the class;
-        -1 for none. The files take turns, a record each.
+        -1 for none. Records of the files are interleaved.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
         DataError: the folder is missing or has no such files, or (when read) a record is broken.
         MissingFrameworkError: TensorFlow is not installed.
     """
@@ -220,7 +219,7 @@ def _decode_imagenet(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 @registered(DATASETS, "COCORecord", "tensorflow")
 def coco_record(root: object, num_cores: object = None, filter: object = None) -> RecordDataset:
-    """COCO in one TFRecord file, as the TensorFlow object detection tools write it.
+    """Return COCO in one TFRecord file, as written by the TensorFlow object detection tools.
 
     Args:
         root: the file.
@@ -229,13 +228,13 @@ def coco_record(root: object, num_cores: object = None, filter: object = None) -
 
     Returns:
         Samples of a uint8 array `[height, width, 3]`, RGB, and a label of four parts: the boxes,
-        float32 `[N, 4]`, as ymin, xmin, ymax, xmax in parts of the image's height and width;
-        names of the classes, bytes `[N]`; classes, int64 `[N]`; and the image's id, bytes `[]`.
-        Batches are those of `stack_images`.
+        float32 `[N, 4]`, as ymin, xmin, ymax, xmax in fractions of the image's height and width;
+        class names, bytes `[N]`; classes, int64 `[N]`; and the image's id, bytes `[]`.
+        Batches are built by `stack_images`.
 
     Raises:
-        ConfigurationError: an option is wrong.
-        DataError: the file is missing or holds no boxes with classes, or (when read) a record is
+        ConfigurationError: an option is invalid.
+        DataError: the file is missing or has no boxes with classes, or (when read) a record is
             broken.
         MissingFrameworkError: TensorFlow is not installed.
     """
@@ -269,7 +268,7 @@ def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]
 
 @registered(DATASETS, "VOCRecord", "tensorflow")
 def voc_record(root: object, filter: object = None) -> RecordDataset:
-    """PASCAL VOC segmentation in TFRecord files, such as `root/val-00000-of-00004.tfrecord`.
+    """Return PASCAL VOC segmentation in TFRecord files, e.g. `root/val-00000-of-00004.tfrecord`.
 
     Args:
         root: the folder of files, named `val-*`.
@@ -277,10 +276,10 @@ def voc_record(root: object, filter: object = None) -> RecordDataset:
 
     Returns:
         Samples of a uint8 array `[height, width, 3]`, RGB, and a uint8 array
-        `[height, width, 1]`, the class of every pixel. The files take turns, a record each.
+        `[height, width, 1]`, the class of every pixel. Records of the files are interleaved.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
         DataError: the folder is missing or has no such files, or (when read) a record is broken.
         MissingFrameworkError: TensorFlow is not installed.
     """
@@ -303,18 +302,18 @@ def _decoded(content: bytes, channels: int) -> Any:
 
 @registered(DATASETS, "TFRecordDataset", "tensorflow")
 def tf_record_dataset(root: object, filter: object = None) -> RecordDataset:
-    """The records of TFRecord files as they are, for a transform that takes them apart.
+    """Return the serialized records of TFRecord files, for a transform that parses them.
 
     Args:
-        root: a file, or a pattern of files such as `folder/*.tfrecord`.
+        root: a file, or a file pattern, e.g. `folder/*.tfrecord`.
         filter: no effect.
 
     Returns:
-        Samples that are the bytes of a record. The files take turns, a record each.
+        Samples that are the bytes of a record. Records of the files are interleaved.
 
     Raises:
-        ConfigurationError: `root` is no path.
-        DataError: there is no such file.
+        ConfigurationError: `root` is not a path.
+        DataError: no such file exists.
         MissingFrameworkError: TensorFlow is not installed.
     """
     say_ignored("TFRecordDataset", filter=filter)
@@ -332,11 +331,11 @@ def tf_record_dataset(root: object, filter: object = None) -> RecordDataset:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A record, or a sample `(image, label)` that was one → a sample, as the datasets give it.
+    """Decoder of a record to a sample; a pair `(image, label)` is returned unchanged.
 
     Attributes:
-        name: of the transform, for messages.
-        decode: one serialized record → a sample.
+        name: name of the transform, for messages.
+        decode: serialized record → sample.
     """
 
     name: str
@@ -346,7 +345,7 @@ class Decoder:
         """Decode one record.
 
         Raises:
-            DataError: it is neither a record nor a pair, or it is broken.
+            DataError: the sample is neither a record nor a pair, or the record is broken.
             MissingFrameworkError: TensorFlow is not installed.
         """
         if type(sample).__module__.startswith("tensorflow.") and hasattr(sample, "numpy"):

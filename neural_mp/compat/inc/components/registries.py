@@ -1,7 +1,7 @@
-"""What datasets, transforms and metrics of theirs share: registries, and forms of what they get.
+"""Registries of INC's datasets, transforms and metrics, and conversions of their arguments.
 
-A model with several outputs gives a metric a list, a tuple or a dict of arrays, a model with one
-output the array, or a list that holds it. Sample weights are of no effect, as there.
+A model with several outputs passes a list, a tuple or a dict of arrays to a metric; a model with
+one output passes the array, or a list that holds the array. As in INC, sample weights are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WHY_IGNORED = {
 
 
 def say_ignored(dataset: str, **options: Any) -> None:
-    """Warn of each option that was given (is not None) and has no effect."""
+    """Warn about each option without effect that was set (is not None)."""
     for option, value in options.items():
         if value is not None:
             message = f"dataset {dataset!r}: {option} is ignored: {_WHY_IGNORED[option]}"
@@ -38,7 +38,7 @@ def say_ignored(dataset: str, **options: Any) -> None:
 
 
 def words(option: str, value: Any) -> list[Any]:
-    """A list as it is; `"a, b"` and `"a b"` as a list of words; anything else as the only item."""
+    """Return a list as is, `"a, b"` and `"a b"` as lists of words, other values as one item."""
     if isinstance(value, str):
         found = value.replace(",", " ").split()
         if not found:
@@ -48,7 +48,7 @@ def words(option: str, value: Any) -> list[Any]:
 
 
 def numbers(option: str, value: Any) -> tuple[float, ...]:
-    """One number or several, also written as `"1.0, 2.0"` or `"1.0 2.0"`."""
+    """Parse one or several numbers, also written as `"1.0, 2.0"` or `"1.0 2.0"`."""
     found = tuple(finite_number(option, _number(item)) for item in words(option, value))
     if not found:
         raise ConfigurationError(f"{option} is empty")
@@ -56,7 +56,7 @@ def numbers(option: str, value: Any) -> tuple[float, ...]:
 
 
 def sizes(option: str, value: Any) -> tuple[int, ...]:
-    """Whole numbers from 1 on, also written as `"3, 224, 224"`."""
+    """Parse integers from 1, also written as `"3, 224, 224"`."""
     return whole_numbers(option, [*map(_number, words(option, value))], minimum=1)
 
 
@@ -72,7 +72,7 @@ def _number(item: Any) -> Any:
 
 
 def parts(values: Any) -> list[Any]:
-    """The arrays that a list, tuple or dict holds; anything else, a list of numbers too, alone."""
+    """Return the arrays in a list, tuple or dict; other values and lists of numbers as one item."""
     if isinstance(values, Mapping):
         return list(values.values())
     if isinstance(values, list | tuple) and any(getattr(v, "ndim", 0) > 0 for v in values):
@@ -81,14 +81,14 @@ def parts(values: Any) -> list[Any]:
 
 
 def as_one(values: Any, what: str) -> np.ndarray:
-    """All of `values` as one array; a list of several arrays is stacked along a new first axis.
+    """Return `values` as one array; several arrays are stacked along a new first axis.
 
     Args:
-        values: what a model or a dataloader gave.
+        values: output of a model or a dataloader.
         what: `"predictions"` or `"labels"`, for messages.
 
     Raises:
-        MetricError: they do not form one array of numbers.
+        MetricError: the values do not form one numeric array.
     """
     pieces = parts(values)
     if len(pieces) == 1:
@@ -103,7 +103,7 @@ def as_one(values: Any, what: str) -> np.ndarray:
 
 
 def text(value: Any) -> str:
-    """A string, given as such, as bytes in UTF-8, or as an array of one; a number as its digits."""
+    """Return a string given as such, as UTF-8 bytes or as an array of one; a number as digits."""
     if not isinstance(value, str | bytes):
         array = as_numpy(value)
         value = array.item() if array.size == 1 else value
@@ -116,13 +116,13 @@ FRAMEWORKS = ("pytorch", "tensorflow", "onnxrt")
 
 
 class ShortRegistry(Registry):
-    """A registry where a value alone stands for the first option: `Resize: 256`."""
+    """A registry in which a bare value sets the first option: `Resize: 256`."""
 
     def build(self, name: str, options: Any = None) -> Any:
-        """Call the factory that `name` stands for with `options`, or with one value alone.
+        """Call the factory registered as `name` with `options`, or with a bare value.
 
         Raises:
-            ConfigurationError: the name or an option is not known, or an option is missing.
+            ConfigurationError: the name or an option is unknown, or an option is missing.
         """
         if options is not None and not isinstance(options, Mapping):
             parameters = [*inspect.signature(self.find(name)).parameters]
@@ -136,7 +136,7 @@ def _registries(kind: str, ours: Registry) -> Mapping[str | None, Registry]:
     return {None: shared, **{name: ShortRegistry(kind, beyond=shared) for name in FRAMEWORKS}}
 
 
-#: Framework → its names; None → those that all of them have.
+#: Framework → its names; None → names common to all.
 DATASETS = _registries("dataset", OUR_DATASETS)
 TRANSFORMS = _registries("transform", OUR_TRANSFORMS)
 METRICS = _registries("metric", OUR_METRICS)
@@ -145,7 +145,7 @@ METRICS = _registries("metric", OUR_METRICS)
 def registered(
     registries: Mapping[str | None, Registry], name: str, *frameworks: str
 ) -> Callable[[Factory], Factory]:
-    """Decorate what a name stands for, with some frameworks, or without any named, with all."""
+    """Return a decorator that registers a factory for some frameworks; by default for all."""
 
     def add(factory: Factory) -> Factory:
         for framework in frameworks or (None,):

@@ -1,6 +1,6 @@
-"""The transforms of their files, by framework; each module registers its own."""
+"""Transforms of INC's files, by framework; each module registers its own."""
 
-from neural_mp.compat.inc.components.transforms import (  # imported to be registered
+from neural_mp.compat.inc.components.transforms import (  # imported to register their classes
     geometry,
     imagenet,
     squad,

@@ -1,7 +1,7 @@
-"""Cutting, turning and scaling images in files for TensorFlow and ONNX Runtime.
+"""Cropping, flipping and scaling of images for TensorFlow and ONNX Runtime.
 
-Arrays are scaled by OpenCV, whose sizes are `[width, height]`, and images of records by TensorFlow,
-whose sizes are `[height, width]`. That is what files that exist were tuned with.
+OpenCV scales arrays, with sizes `[width, height]`; TensorFlow scales images of records, with sizes
+`[height, width]`. Existing files were tuned with these conventions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRIES = 10
 @registered(TRANSFORMS, "Resize", "tensorflow")
 @dataclass(frozen=True)
 class Resize(ImageTransform):
-    """Scale an image to two sizes, whatever shape it has.
+    """Scale an image to two sizes, regardless of its aspect ratio.
 
     Attributes:
         size: one number for both sizes; `[width, height]` for an array, `[height, width]` for an
@@ -43,7 +43,7 @@ class Resize(ImageTransform):
         interpolation: `nearest`, `bilinear` or `bicubic`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     size: Any
@@ -54,7 +54,7 @@ class Resize(ImageTransform):
         one_of("Resize: interpolation", self.interpolation, INTERPOLATIONS)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """float32 for an image of a record, the dtype of the image for an array."""
+        """Return float32 for an image of a record, an unchanged dtype for an array."""
         if isinstance(inputs, TensorImage):
             height, width = self.size
             return tensorflow_resize(np.asarray(inputs), height, width, self.interpolation)
@@ -65,10 +65,10 @@ class Resize(ImageTransform):
 @registered(TRANSFORMS, "Resize", "onnxrt")
 @dataclass(frozen=True)
 class ResizeWithChannels(Resize):
-    """The same, but the result has an axis of channels, always."""
+    """`Resize` with a result that always has a channel axis."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """`[H, W, C]`."""
+        """Return `[H, W, C]`."""
         scaled = super().apply(inputs)
         return scaled[:, :, np.newaxis] if scaled.ndim == 2 else scaled
 
@@ -85,15 +85,15 @@ def _inside(image: np.ndarray, top: int, left: int, height: int, width: int) -> 
 @registered(TRANSFORMS, "CropResize", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class CropResize(ImageTransform):
-    """Cut out a part, and scale it.
+    """Crop a part and scale the part.
 
     Attributes:
-        x, y: the left and the upper edge of the part.
-        width, height: of the part.
-        size, interpolation: as those of `Resize`.
+        x, y: left and upper edge of the part.
+        width, height: size of the part.
+        size, interpolation: as in `Resize`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     x: int
@@ -111,7 +111,7 @@ class CropResize(ImageTransform):
         self.resize(self.size, self.interpolation)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """As `Resize` gives it."""
+        """Return the result of `Resize`."""
         part = self.part(inputs, self.y, self.x, self.height, self.width)
         return self.resize(self.size, self.interpolation).apply(part)
 
@@ -119,10 +119,10 @@ class CropResize(ImageTransform):
 @registered(TRANSFORMS, "CropToBoundingBox", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class CropToBoundingBox(ImageTransform):
-    """Cut out the part with this upper left corner and this size.
+    """Crop the part with this upper left corner and size.
 
     Raises:
-        ConfigurationError: an option is no whole number, or below its least value.
+        ConfigurationError: an option is not an integer, or below its minimum.
     """
 
     offset_height: int
@@ -138,7 +138,7 @@ class CropToBoundingBox(ImageTransform):
             whole_number(f"CropToBoundingBox: {option}", getattr(self, option), minimum=least)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """The part."""
+        """Return the part."""
         return self.part(
             inputs, self.offset_height, self.offset_width, self.target_height, self.target_width
         )
@@ -147,7 +147,7 @@ class CropToBoundingBox(ImageTransform):
 @registered(TRANSFORMS, "CenterCrop", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class CenterCrop(ImageTransform, OurCenterCrop):
-    """Cut the middle out of an image: `[height, width]`, or one number for both."""
+    """Crop the center of an image: `[height, width]`, or one number for both."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", two_sizes("CenterCrop: size", self.size))
@@ -156,12 +156,12 @@ class CenterCrop(ImageTransform, OurCenterCrop):
 @registered(TRANSFORMS, "PaddedCenterCrop", "tensorflow")
 @dataclass(frozen=True)
 class PaddedCenterCrop(ImageTransform):
-    """Cut out the middle square with `size / (size + crop_padding)` of the shorter edge.
+    """Crop the central square with `size / (size + crop_padding)` of the shorter edge.
 
-    It is not scaled: Resize comes after it.
+    The result is not scaled; a Resize must follow.
 
     Raises:
-        ConfigurationError: an option is wrong, or `size` names two sizes that differ.
+        ConfigurationError: an option is invalid, or `size` contains two different sizes.
     """
 
     size: Any
@@ -177,7 +177,7 @@ class PaddedCenterCrop(ImageTransform):
         object.__setattr__(self, "size", height)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Odd margins leave the larger part above and to the left."""
+        """Crop; an odd margin is larger above and on the left."""
         height, width = checked_rank(inputs, 2, 3).shape[:2]
         edge = int((self.size / (self.size + self.crop_padding)) * min(height, width))
         return cut(inputs, (height - edge + 1) // 2, (width - edge + 1) // 2, edge, edge)
@@ -185,10 +185,10 @@ class PaddedCenterCrop(ImageTransform):
 
 @dataclass(frozen=True)
 class RandomTransform(ImageTransform):
-    """Draws numbers; the same `seed` gives the same ones, sample after sample.
+    """Random transform; an equal `seed` reproduces the sequence of random numbers.
 
     Raises:
-        ConfigurationError: the seed is no whole number from 0.
+        ConfigurationError: the seed is not an integer from 0.
     """
 
     seed: int = field(default=0, kw_only=True)
@@ -201,19 +201,19 @@ class RandomTransform(ImageTransform):
 
 @dataclass(frozen=True)
 class RandomFlip(RandomTransform):
-    """Turn over every second image, on average."""
+    """Flip half of the images, on average."""
 
     axis: ClassVar[int]
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """The image, or its mirror image."""
+        """Return the image or its mirror image."""
         return np.flip(inputs, self.axis) if self.random.rand(1)[0] > 0.5 else inputs
 
 
 @registered(TRANSFORMS, "RandomHorizontalFlip", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class RandomHorizontalFlip(RandomFlip):
-    """Turn over every second image, on average, from left to right."""
+    """Flip half of the images horizontally, on average."""
 
     axis: ClassVar[int] = 1
 
@@ -221,7 +221,7 @@ class RandomHorizontalFlip(RandomFlip):
 @registered(TRANSFORMS, "RandomVerticalFlip", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class RandomVerticalFlip(RandomFlip):
-    """Turn over every second image, on average, upside down."""
+    """Flip half of the images vertically, on average."""
 
     axis: ClassVar[int] = 0
 
@@ -229,10 +229,10 @@ class RandomVerticalFlip(RandomFlip):
 @registered(TRANSFORMS, "RandomCrop", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class RandomCrop(RandomTransform):
-    """Cut `[height, width]` out of an array somewhere, out of an image of a record in the middle.
+    """Crop `[height, width]`: at random from an array, centrally from an image of a record.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     size: Any
@@ -242,7 +242,7 @@ class RandomCrop(RandomTransform):
         object.__setattr__(self, "size", two_sizes("RandomCrop: size", self.size))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """A part of that size."""
+        """Return the cropped part."""
         height, width = self.size
         down, right = np.subtract(checked_rank(inputs, 2, 3).shape[:2], self.size)
         if down < 0 or right < 0:
@@ -256,16 +256,16 @@ class RandomCrop(RandomTransform):
 @registered(TRANSFORMS, "RandomResizedCrop", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class RandomResizedCrop(RandomTransform):
-    """Cut out a part of a random size and shape, and scale it.
+    """Crop a part of random size and aspect ratio, and scale the part.
 
     Attributes:
-        size: as that of `Resize`.
-        scale: the least and the largest share of the image that is cut out.
-        ratio: the least and the largest width of the part, in heights.
+        size: as in `Resize`.
+        scale: smallest and largest fraction of the image's area.
+        ratio: smallest and largest ratio of width to height.
         interpolation: `nearest`, `bilinear`, or for arrays also `bicubic`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     size: Any
@@ -282,7 +282,7 @@ class RandomResizedCrop(RandomTransform):
         one_of("RandomResizedCrop: interpolation", self.interpolation, INTERPOLATIONS)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """A scaled part: float32 for an image of a record, the dtype of the image for an array."""
+        """Return float32 for an image of a record, an unchanged dtype for an array."""
         height, width = checked_rank(inputs, 3).shape[:2]
         tensor = isinstance(inputs, TensorImage)
         top, left, rows, columns = self.drawn_part(height, width, False, tensor)
@@ -299,13 +299,13 @@ class RandomResizedCrop(RandomTransform):
     def drawn_part(
         self, height: int, width: int, whole: bool, between_pixels: bool = False
     ) -> tuple[float, float, int, int]:
-        """Top, left, height and width; of the largest middle part, where none is found.
+        """Return top, left, height and width; of the largest central part if no draw fits.
 
         Args:
-            height: of the image.
-            width: of the image.
-            whole: whether a part may be as high or wide as the image, and end where it ends.
-            between_pixels: whether a part may begin there.
+            height: image height.
+            width: image width.
+            whole: whether a part may reach the far edges of the image.
+            between_pixels: whether a part may start at a fraction of a pixel.
         """
         for _ in range(_TRIES):
             area = self.random.uniform(*self.scale) * height * width

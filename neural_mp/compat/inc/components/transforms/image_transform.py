@@ -1,4 +1,4 @@
-"""What the transforms have in common: kinds of images, checks, and the libraries that scale."""
+"""Common parts of the image transforms: image types, checks, and scaling libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neural_mp.data.transforms import InputTransform
 from neural_mp.errors import ConfigurationError, one_line
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
-#: Method → OpenCV's name of it, in the order of its numbers.
+#: Method → OpenCV's name, in the order of OpenCV's numbers.
 OPENCV_METHODS = {
     "nearest": "INTER_NEAREST",
     "bilinear": "INTER_LINEAR",
@@ -24,69 +24,69 @@ _OPENCV_DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
 
 
 class TensorImage(np.ndarray):
-    """An image that is a tensor of TensorFlow where the file comes from.
+    """An image that is a TensorFlow tensor in INC.
 
-    There, images of records are decoded into tensors, and the transforms treat tensors by the rules
-    of TensorFlow, but arrays by those of OpenCV and numpy.
+    INC decodes images of records into tensors; its transforms treat tensors by the rules of
+    TensorFlow, and arrays by those of OpenCV and numpy.
     """
 
 
 def as_tensor_image(image: object) -> TensorImage:
-    """The same numbers, marked as a tensor."""
+    """Return a view of the image, marked as a tensor."""
     return np.asarray(image).view(TensorImage)
 
 
 def is_tensor_image(image: object) -> bool:
-    """Whether an image is marked as a tensor, or is one of TensorFlow."""
+    """Whether an image is marked as a tensor, or is a TensorFlow tensor."""
     return isinstance(image, TensorImage) or type(image).__module__.startswith("tensorflow.")
 
 
 def is_picture(image: np.ndarray) -> bool:
-    """Whether an array is what Pillow would hold, with channels last, if any."""
+    """Whether an array is a Pillow-like image: uint8, with channels, if any, last."""
     return image.dtype == np.uint8 and (
         image.ndim == 2 or (image.ndim == 3 and image.shape[2] <= 4)
     )
 
 
 def axes_of(image: np.ndarray) -> tuple[int, int]:
-    """The axes of height and width; raises ValueError where there are none."""
+    """Return the axes of height and width; raise ValueError if there are none."""
     if image.ndim < 2:
         raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
     return (0, 1) if is_picture(image) else (image.ndim - 2, image.ndim - 1)
 
 
 def height_and_width_of(image: np.ndarray) -> tuple[int, int]:
-    """In pixels."""
+    """Return height and width in pixels."""
     rows, columns = axes_of(image)
     return image.shape[rows], image.shape[columns]
 
 
 class ImageTransform(InputTransform):
-    """Changes an image; what was a `TensorImage` stays one."""
+    """Base of image transforms; a `TensorImage` remains a `TensorImage`."""
 
     def array_of(self, inputs: object) -> np.ndarray:
-        """The image as an array; a `TensorImage` for a tensor."""
+        """Return the image as an array; a `TensorImage` for a tensor."""
         return as_tensor_image(inputs) if is_tensor_image(inputs) else np.asarray(inputs)
 
     def __call__(self, sample: Any) -> tuple[np.ndarray, Any]:
         """Transform one sample `(image, label)`.
 
         Raises:
-            DataError: it is no such pair, or the image does not fit.
+            DataError: the sample is not such a pair, or the image does not fit.
         """
         changed, label = super().__call__(sample)
         return (as_tensor_image(changed) if is_tensor_image(sample[0]) else changed), label
 
 
 def two_sizes(option: str, value: object) -> tuple[int, int]:
-    """Two sizes in pixels, in the order given; one number, or a list of one, stands for both."""
+    """Parse two sizes in pixels, in the given order; a single number sets both."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1:
         value = value[0]
     return height_and_width(option, value)
 
 
 def from_low_to_high(option: str, value: Any) -> tuple[float, float]:
-    """`[lowest, highest]`, both above 0."""
+    """Parse `[lowest, highest]`, both above 0."""
     found = finite_numbers(option, value)
     if len(found) != 2 or not 0 < found[0] <= found[1]:
         raise ConfigurationError(
@@ -96,7 +96,7 @@ def from_low_to_high(option: str, value: Any) -> tuple[float, float]:
 
 
 def checked_rank(image: np.ndarray, *ranks: int) -> np.ndarray:
-    """`image`, if it has one of these numbers of axes; raises ValueError otherwise."""
+    """Return `image`; raise ValueError unless its number of axes is in `ranks`."""
     if image.ndim not in ranks:
         shapes = {2: "[H, W]", 3: "[H, W, C]", 4: "[N, H, W, C]"}
         raise ValueError(f"an image has the shape {' or '.join(shapes[rank] for rank in ranks)}")
@@ -104,19 +104,19 @@ def checked_rank(image: np.ndarray, *ranks: int) -> np.ndarray:
 
 
 def cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
-    """A part of an image `[H, W]` or `[H, W, C]`."""
+    """Return a part of an image `[H, W]` or `[H, W, C]`."""
     return image[top : top + height, left : left + width]
 
 
 def computed(function: Callable[[Any], Any]) -> np.ndarray:
-    """The tensor that a function of TensorFlow gives, computed on the CPU.
+    """Return the tensor that a TensorFlow function computes, on the CPU.
 
     Raises:
-        ValueError: TensorFlow refuses the image.
+        ValueError: TensorFlow rejects the image.
     """
     tf = package("tensorflow", "a transform of images", "tensorflow")
     try:
-        # Scripts for TensorFlow 1 read data inside a graph, or without eager execution at all.
+        # Scripts for TensorFlow 1 read data inside a graph, or with eager execution disabled.
         with tf.init_scope(), tf.device("CPU"):
             if tf.executing_eagerly():
                 return np.asarray(function(tf).numpy())
@@ -127,7 +127,7 @@ def computed(function: Callable[[Any], Any]) -> np.ndarray:
 
 
 def tensorflow_resize(image: np.ndarray, height: int, width: int, method: str) -> np.ndarray:
-    """Scale `[H, W, C]` with `tf.image.resize`: float32, but for `nearest` the dtype of the image.
+    """Scale `[H, W, C]` with `tf.image.resize`; returns float32, or for `nearest` the same dtype.
 
     Raises:
         ValueError: the shape or the dtype does not fit.
@@ -139,7 +139,7 @@ def tensorflow_resize(image: np.ndarray, height: int, width: int, method: str) -
 
 @contextmanager
 def opencv() -> Iterator[Any]:
-    """The module; an image that it refuses is a ValueError."""
+    """Yield the OpenCV module; convert its errors to ValueError."""
     cv2 = package("cv2", "a transform of arrays", "opencv")
     try:
         yield cv2
@@ -148,16 +148,16 @@ def opencv() -> Iterator[Any]:
 
 
 def opencv_resize(image: np.ndarray, width: int, height: int, method: str) -> np.ndarray:
-    """Scale `[H, W]` or `[H, W, C]` with OpenCV's `resize`, whose order is width first.
+    """Scale `[H, W]` or `[H, W, C]` with OpenCV's `resize`, with the width first.
 
     Returns:
-        An array of the same dtype; a single channel loses its axis.
+        An array of unchanged dtype; a single channel loses its axis.
 
     Raises:
         ValueError: the shape or the dtype does not fit.
     """
     checked_rank(image, 2, 3)
-    if image.dtype.name not in _OPENCV_DTYPES:  # what it makes of others depends on its version
+    if image.dtype.name not in _OPENCV_DTYPES:  # results of others depend on OpenCV's version
         raise ValueError(f"it takes uint8, float32 or float64, not {image.dtype}; Cast it before")
     with opencv() as cv2:
         how = getattr(cv2, OPENCV_METHODS[method])

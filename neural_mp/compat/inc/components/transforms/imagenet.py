@@ -1,4 +1,4 @@
-"""Whole ways from a decoded photo to the input of a model, each under one name."""
+"""Complete preprocessing pipelines from a decoded photo to a model input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from neural_mp.compat.inc.components.transforms.values import image_as
 from neural_mp.data.option_checks import finite_number, one_of, whole_number
 from neural_mp.errors import ConfigurationError, DataError
 
-#: How `tf.image.resize` scales.
+#: Methods of `tf.image.resize`.
 _METHODS = (
     *("nearest", "bilinear", "bicubic", "area"),
     *("lanczos3", "lanczos5", "gaussian", "mitchellcubic"),
@@ -44,7 +44,7 @@ def _three(option: str, value: object) -> tuple[float, ...]:
 
 
 def _central_part(image: np.ndarray, fraction: float) -> np.ndarray:
-    """What is left when the same margin is cut off on both sides, rounded down."""
+    """Return the part left after equal margins, rounded down, are cut off on both sides."""
     height, width = image.shape[:2]
     top, left = (int((size - size * fraction) / 2) for size in (height, width))
     return cut(image, top, left, height - 2 * top, width - 2 * left)
@@ -53,16 +53,16 @@ def _central_part(image: np.ndarray, fraction: float) -> np.ndarray:
 @registered(TRANSFORMS, "BilinearImagenet", "onnxrt")
 @dataclass(frozen=True)
 class BilinearImagenet(ImageTransform):
-    """Cut out the middle, scale it, and bring 0…255, also as floats, to -1…1, as Inception nets.
+    """Crop the center, scale, and map 0…255, also as floats, to -1…1, as for Inception.
 
     Attributes:
-        height, width: of the result.
-        central_fraction: the share of height and width that is kept.
-        mean_value: what is taken away at the end, one number or one for each channel.
-        scale: what is multiplied with then.
+        height, width: size of the result.
+        central_fraction: fraction of height and width that is kept.
+        mean_value: subtracted at the end, one number or one per channel.
+        scale: factor applied after `mean_value`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     height: int
@@ -83,50 +83,50 @@ class BilinearImagenet(ImageTransform):
         object.__setattr__(self, "mean_value", mean)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """float32 `[height, width, C]`."""
+        """Return float32 `[height, width, C]`."""
         image = self.in_floats(np.asarray(checked_rank(inputs, 3)))
         image = self.scaled(_central_part(image, self.central_fraction))
         mean = np.array(self.mean_value, dtype=np.float32)
         return ((image - np.float32(0.5)) * np.float32(2) - mean) * np.float32(self.scale)
 
     def in_floats(self, image: np.ndarray) -> np.ndarray:
-        """float32 from 0 to 1."""
+        """Return float32 from 0 to 1."""
         return image.astype(np.float32) / np.float32(255)
 
     def scaled(self, image: np.ndarray) -> np.ndarray:
-        """`[height, width, C]`."""
+        """Return `[height, width, C]`."""
         found = opencv_resize(image, self.width, self.height, "bilinear")
         return found if found.ndim == 3 else found[:, :, np.newaxis]
 
 
 @registered(TRANSFORMS, "BilinearImagenet", "tensorflow")
 class TensorFlowBilinearImagenet(BilinearImagenet):
-    """The same; floats are taken to lie in 0…1 already, and whole numbers to fill their dtype."""
+    """`BilinearImagenet` that expects floats in 0…1, and integers in the range of their dtype."""
 
     def in_floats(self, image: np.ndarray) -> np.ndarray:
-        """float32 from 0 to 1."""
+        """Return float32 from 0 to 1."""
         return image_as(image, np.dtype(np.float32))
 
     def scaled(self, image: np.ndarray) -> np.ndarray:
-        """`[height, width, C]`."""
+        """Return `[height, width, C]`."""
         return tensorflow_resize(image, self.height, self.width, "bilinear")
 
 
 @dataclass(frozen=True)
 class CroppedToSize(RandomTransform):
-    """What both frameworks have in ResizeCropImagenet.
+    """Base of ResizeCropImagenet for both frameworks.
 
     Attributes:
-        height, width: of the result.
-        random_crop: cut out somewhere, not in the middle.
-        resize_side: what the shorter edge is scaled to before.
-        mean_value: what is taken away, one number or one for each channel.
-        resize_method: how it is scaled.
+        height, width: size of the result.
+        random_crop: whether to crop at random, not centrally.
+        resize_side: length of the shorter edge after scaling, before the crop.
+        mean_value: subtracted value, one number or one per channel.
+        resize_method: interpolation method.
         data_format: `channels_last`, or `channels_first`.
-        subpixels: `BGR` turns the channels round.
+        subpixels: `BGR` reverses the channels.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     height: int
@@ -149,7 +149,7 @@ class CroppedToSize(RandomTransform):
         one_of("ResizeCropImagenet: subpixels", self.subpixels, ("RGB", "BGR"))
 
     def cut_to_size(self, image: np.ndarray) -> np.ndarray:
-        """A part of `height` and `width`; raises ValueError where the image is smaller."""
+        """Return a part of `height` and `width`; raise ValueError if the image is smaller."""
         down, right = image.shape[0] - self.height, image.shape[1] - self.width
         if down < 0 or right < 0:
             raise ValueError(
@@ -165,11 +165,11 @@ class CroppedToSize(RandomTransform):
 @registered(TRANSFORMS, "ResizeCropImagenet", "tensorflow")
 @dataclass(frozen=True)
 class TensorFlowResizeCropImagenet(CroppedToSize):
-    """Scale the shorter edge, cut out a part; then `(image - mean_value) * scale`.
+    """Scale the shorter edge, crop; then `(image - mean_value) * scale`.
 
     Attributes:
-        random_flip_left_right: turn over every second image, on average.
-        scale: what is multiplied with at the end.
+        random_flip_left_right: whether to flip half of the images, on average.
+        scale: factor applied at the end.
     """
 
     random_flip_left_right: bool = False
@@ -180,7 +180,7 @@ class TensorFlowResizeCropImagenet(CroppedToSize):
         finite_number("ResizeCropImagenet: scale", self.scale)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """float32 `[height, width, C]`, with channels last whatever they were."""
+        """Return float32 `[height, width, C]`; channels are always last."""
         image = np.asarray(checked_rank(inputs, 3))
         if self.data_format == "channels_first":
             image = np.moveaxis(image, 0, -1)
@@ -199,10 +199,10 @@ class TensorFlowResizeCropImagenet(CroppedToSize):
 @registered(TRANSFORMS, "ResizeCropImagenet", "onnxrt")
 @dataclass(frozen=True)
 class ArrayResizeCropImagenet(CroppedToSize):
-    """Scale, cut out a part, bring 0…255 to 0…1; then `(image - mean_value) / std_value`.
+    """Scale, crop, map 0…255 to 0…1; then `(image - mean_value) / std_value`.
 
-    It is always scaled bilinearly, from RGB with channels last. The two new edges are swapped, as
-    they are there: an image that is no square is stretched.
+    Scaling is always bilinear, from RGB with channels last. As in INC, the two new edges are
+    swapped: a non-square image is stretched.
     """
 
     std_value: Any = (0.229, 0.224, 0.225)
@@ -215,7 +215,7 @@ class ArrayResizeCropImagenet(CroppedToSize):
         object.__setattr__(self, "std_value", std)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """float32 `[3, height, width]`."""
+        """Return float32 `[3, height, width]`."""
         height, width = checked_rank(inputs, 2, 3).shape[:2]
         factor = self.resize_side / min(height, width)
         width_there, height_there = int(height * factor), int(width * factor)
@@ -230,15 +230,15 @@ class ArrayResizeCropImagenet(CroppedToSize):
 @registered(TRANSFORMS, "ResizeWithAspectRatio", "onnxrt")
 @dataclass(frozen=True)
 class ResizeWithAspectRatio(ImageTransform):
-    """Scale so that the shorter edge is `100 / scale` times what is cut out of it afterwards.
+    """Scale so that the shorter edge is `100 / scale` times the size of a later crop.
 
     Attributes:
-        height, width: what will be cut out.
-        scale: the share of the scaled image that is kept then, in percent.
-        inter_pol: `area`, `bilinear`, `bicubic` or `nearest`, or OpenCV's number for it.
+        height, width: size of the later crop.
+        scale: percentage of the scaled edge that the crop keeps.
+        inter_pol: `area`, `bilinear`, `bicubic` or `nearest`, or OpenCV's number of the method.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     height: int
@@ -256,7 +256,7 @@ class ResizeWithAspectRatio(ImageTransform):
         object.__setattr__(self, "inter_pol", method)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """An array of the same dtype."""
+        """Return an array of unchanged dtype."""
         old_height, old_width = checked_rank(inputs, 3).shape[:2]
         height, width = (int(100.0 * size / self.scale) for size in (self.height, self.width))
         if old_height > old_width:
@@ -269,19 +269,18 @@ class ResizeWithAspectRatio(ImageTransform):
 @registered(TRANSFORMS, "ResizeWithRatio")
 @dataclass(frozen=True)
 class ResizeWithRatio(ImageTransform):
-    """Scale an image so that its shorter edge is `min_dim`, but its longer one `max_dim` at most.
+    """Scale the shorter edge to `min_dim`, with the longer edge limited to `max_dim`.
 
-    An image is never made smaller for `min_dim`. Padded, it lies in the middle, and so do the boxes
-    of its label. For arrays the two new edges are swapped, as they are there: an image that is no
-    square is stretched.
+    `min_dim` never shrinks an image. A padded image is centered, and the boxes of its label are
+    shifted. For arrays the two new edges are swapped, as in INC: a non-square image is stretched.
 
     Attributes:
-        min_dim, max_dim: in pixels; 0 for no such bound.
+        min_dim, max_dim: in pixels; 0 for no bound.
         padding: whether to pad to `max_dim` × `max_dim`.
-        constant_value: what to pad with.
+        constant_value: the padding value.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     min_dim: int = 800
@@ -299,10 +298,10 @@ class ResizeWithRatio(ImageTransform):
     def __call__(self, sample: Any) -> tuple[np.ndarray, Any]:
         """Transform one sample `(image, (boxes, names, classes, image id))`.
 
-        Boxes are shares `[top, left, bottom, right]` of height and width.
+        Boxes are fractions `[top, left, bottom, right]` of height and width.
 
         Raises:
-            DataError: it is no such sample, or the image does not fit.
+            DataError: the sample is malformed, or the image does not fit.
         """
         image, label = super().__call__(sample)
         if not isinstance(label, tuple | list) or len(label) != 4:
@@ -324,7 +323,7 @@ class ResizeWithRatio(ImageTransform):
         return (as_tensor_image(padded) if tensor else padded), (moved / self.max_dim, *label[1:])
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """The scaled image, before it is padded."""
+        """Return the scaled image, without padding."""
         height, width = checked_rank(inputs, 2, 3).shape[:2]
         scale = self._scale(height, width)
         new_height, new_width = round(height * scale), round(width * scale)

@@ -1,4 +1,4 @@
-"""From what a model says on windows of text to the answers of SQuAD 1.1."""
+"""Conversion of model outputs for text windows to answers of SQuAD 1.1."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from neural_mp.compat.inc.components.transforms.squad_windows import (
 from neural_mp.data.option_checks import existing_path, true_or_false, whole_number
 from neural_mp.errors import DataError
 
-#: The number of the first window; the others follow one by one.
+#: Id of the first window; the others follow consecutively.
 FIRST_WINDOW = 1_000_000_000
-#: What stands for the answer to a question whose windows were not all seen.
+#: Answer to a question with windows missing from the predictions.
 SKIPPED = "*#skip this example#*"
 NOTHING_YET = (None, None)
 _NO_ANSWER = "empty"
@@ -36,13 +36,13 @@ def _pair(transform: object, sample: Any) -> tuple[Any, Any]:
 
 @registered(TRANSFORMS, "Collect", "tensorflow")
 class Collect:
-    """Hold back predictions `[N, places, 2]` until those of all windows are there.
+    """Collect predictions `[N, tokens, 2]` until those of all windows are complete.
 
     Args:
-        length: how many windows there are.
+        length: number of windows.
 
     Raises:
-        ConfigurationError: `length` is no whole number from 1.
+        ConfigurationError: `length` is not an integer from 1.
     """
 
     def __init__(self, length: int = 10833) -> None:
@@ -50,15 +50,15 @@ class Collect:
         self.reset()
 
     def reset(self) -> None:
-        """Begin with the first window again."""
+        """Restart with the first window."""
         self._starts: list[np.ndarray] = []
         self._ends: list[np.ndarray] = []
 
     def __call__(self, sample: object) -> tuple[Any, Any]:
-        """`(predictions, labels)` → `([numbers, starts, ends], labels)`, or nothing yet.
+        """`(predictions, labels)` → `([ids, starts, ends], labels)`, or nothing yet.
 
         Raises:
-            DataError: it is no such pair.
+            DataError: the sample is not such a pair.
         """
         predictions, labels = _pair(self, sample)
         starts, ends = self._two(predictions)
@@ -74,7 +74,7 @@ class Collect:
         return complete, labels
 
     def _two(self, predictions: Any) -> tuple[np.ndarray, np.ndarray]:
-        """For each window the scores of its places as starts and as ends."""
+        """Return per window the scores of its tokens as starts and as ends."""
         scores = np.asarray(predictions)
         if scores.ndim != 3 or scores.shape[2] != 2:
             raise DataError(
@@ -85,7 +85,7 @@ class Collect:
 
 @registered(TRANSFORMS, "ModelZooCollect", "tensorflow")
 class ModelZooCollect(Collect):
-    """The same, for predictions (starts `[N, places]`, ends `[N, places]`)."""
+    """`Collect` for predictions (starts `[N, tokens]`, ends `[N, tokens]`)."""
 
     def _two(self, predictions: Any) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(predictions, Sequence | np.ndarray) or len(predictions) != 2:
@@ -96,22 +96,22 @@ class ModelZooCollect(Collect):
 @registered(TRANSFORMS, "SquadV1", "tensorflow")
 @dataclass(frozen=True)
 class SquadV1:
-    """The best answer to each question.
+    """Best answer to each question.
 
     Attributes:
-        label_file: a file of SQuAD 1.1, the one that the dataset was made from.
-        vocab_file: the vocabulary of the model.
-        n_best_size: how many starts and how many ends of each window are looked at.
-        max_seq_length: of a window with its question, in pieces.
-        max_query_length: of a question, in pieces; the rest is cut off.
-        max_answer_length: in pieces.
-        do_lower_case: whether the model knows no upper case.
-        doc_stride: from one window of a text to the next, in pieces.
+        label_file: the SQuAD 1.1 file that the dataset was made from.
+        vocab_file: vocabulary of the model.
+        n_best_size: number of candidate starts and ends per window.
+        max_seq_length: length of a window with its question, in tokens.
+        max_query_length: maximum length of a question, in tokens; the rest is truncated.
+        max_answer_length: in tokens.
+        do_lower_case: whether the model is uncased.
+        doc_stride: distance between the windows of a text, in tokens.
         task: the questions and their windows.
 
     Raises:
-        ConfigurationError: an option is wrong.
-        DataError: a file is missing or of another form.
+        ConfigurationError: an option is invalid.
+        DataError: a file is missing or malformed.
         MissingFrameworkError: the tokenizers are not installed.
     """
 
@@ -137,12 +137,12 @@ class SquadV1:
         object.__setattr__(self, "task", Task(questions, windows))
 
     def __call__(self, sample: object) -> tuple[Any, Any]:
-        """`([numbers of windows, starts, ends], labels)` → `({question: answer}, labels)`.
+        """`([window ids, starts, ends], labels)` → `({question: answer}, labels)`.
 
-        `(None, None)`, which is nothing yet, stays that.
+        `(None, None)`, meaning nothing yet, is returned unchanged.
 
         Raises:
-            DataError: it is no such pair.
+            DataError: the sample is not such a pair.
         """
         predictions, labels = _pair(self, sample)
         if predictions is None:
@@ -188,7 +188,7 @@ class SquadV1:
         return self.task.answers.text(question.words[first : last + 1], pieces)
 
     def _candidates(self, scores: np.ndarray) -> list[int]:
-        """The places with the best scores; of two that are equal, the first comes first."""
+        """Return the tokens with the best scores; ties in order of position."""
         return [int(place) for place in np.argsort(-scores, kind="stable")[: self.n_best_size]]
 
 
@@ -199,7 +199,7 @@ def _row(scores: object) -> np.ndarray:
 @registered(TRANSFORMS, "SquadV1ModelZoo", "tensorflow")
 @dataclass(frozen=True)
 class SquadV1ModelZoo(SquadV1):
-    """The same, for predictions (starts, ends) batch by batch; answers come with the last batch."""
+    """`SquadV1` for predictions (starts, ends) per batch; answers come with the last batch."""
 
     collect: ModelZooCollect = field(init=False, repr=False)
 
@@ -208,13 +208,13 @@ class SquadV1ModelZoo(SquadV1):
         object.__setattr__(self, "collect", ModelZooCollect(len(self.task.windows)))
 
     def reset(self) -> None:
-        """Begin with the first window again."""
+        """Restart with the first window."""
         self.collect.reset()
 
     def __call__(self, sample: object) -> tuple[Any, Any]:
         """`((starts, ends), labels)` → `({question: answer}, labels)`, or nothing yet.
 
         Raises:
-            DataError: it is no such pair.
+            DataError: the sample is not such a pair.
         """
         return super().__call__(self.collect(sample))

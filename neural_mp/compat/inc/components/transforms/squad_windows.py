@@ -1,6 +1,6 @@
-"""Questions on texts, cut into windows that a BERT model can read: SQuAD 1.1.
+"""SQuAD 1.1 questions with their texts, split into windows for a BERT model.
 
-The way is that of `run_squad.py` of https://github.com/google-research/bert.
+The algorithm is that of `run_squad.py` of https://github.com/google-research/bert.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from neural_mp.data.option_checks import package
 from neural_mp.errors import DataError
 from neural_mp.io.readers import read_data_json
 
-_LONGEST_WORD = 200  # in characters; a longer one is unknown
+_LONGEST_WORD = 200  # in characters; longer words are unknown tokens
 _NARROW_SPACE = "\u202f"
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question on a text.
+    """A question about a text.
 
     Attributes:
-        identity: of the question, in the file.
+        identity: question id in the file.
         text: the question.
-        words: the text that it is on, split at white space.
+        words: the text, split at white space.
     """
 
     identity: str
@@ -35,14 +35,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a text, as the model sees it after the question.
+    """A span of a text, in the model input after the question.
 
     Attributes:
-        question: its place in the list of questions.
-        pieces: all of what the model sees: `[CLS] question [SEP] stretch [SEP]`.
-        first: where the stretch begins in `pieces`.
-        words: of each piece of the stretch, its word in the text.
-        best_seen: of each piece of the stretch, whether no other window shows more around it.
+        question: index of the question.
+        pieces: the model input: `[CLS] question [SEP] span [SEP]`.
+        first: index in `pieces` of the start of the span.
+        words: for each piece of the span, the index of its word in the text.
+        best_seen: for each piece of the span, whether no other window has more context around it.
     """
 
     question: int
@@ -52,15 +52,15 @@ class Window:
     best_seen: tuple[bool, ...]
 
     def shows(self, place: int) -> bool:
-        """Whether a place in `pieces` is in the stretch."""
+        """Whether an index in `pieces` is in the span."""
         return self.first <= place < self.first + len(self.words)
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The questions of a file of SQuAD 1.1, in its order.
+    """Read the questions of a SQuAD 1.1 file, in file order.
 
     Raises:
-        DataError: the file is of another form.
+        DataError: the file is malformed.
     """
     try:
         data = read_data_json(path)["data"]
@@ -78,21 +78,21 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Split at what BERT's way counts as white space, which is less than what Python does."""
+    """Split at BERT's white space, a subset of Python's."""
     for space in ("\t", "\r", "\n", _NARROW_SPACE):
         text = text.replace(space, " ")
     return tuple(word for word in text.split(" ") if word)
 
 
 class Tokenizer:
-    """BERT's tokenizer: words and punctuation, and their pieces in a vocabulary.
+    """BERT's tokenizer: words and punctuation, split into WordPiece tokens (pieces).
 
     Args:
-        vocabulary: a file with one piece a line.
-        lower_case: whether to drop upper case and accents.
+        vocabulary: a file with one piece per line.
+        lower_case: whether to remove case and accents.
 
     Raises:
-        DataError: the file is no vocabulary.
+        DataError: the file is not a vocabulary.
         MissingFrameworkError: the tokenizers are not installed.
     """
 
@@ -112,12 +112,12 @@ class Tokenizer:
         self._tokenizer.pre_tokenizer = self._splitter
 
     def words(self, text: str) -> list[str]:
-        """Words and punctuation, not yet cut into pieces."""
+        """Return words and punctuation, not yet split into pieces."""
         normal = self._normalizer.normalize_str(text)
         return [word for word, _ in self._splitter.pre_tokenize_str(normal)]
 
     def pieces(self, texts: Sequence[str]) -> list[list[str]]:
-        """The pieces of each text."""
+        """Return the pieces of each text."""
         encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [found.tokens for found in encoded]
 
@@ -132,13 +132,13 @@ def _numbered(vocabulary: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Windows:
-    """How questions are cut into windows.
+    """Splitter of questions into windows.
 
     Attributes:
-        tokenizer: what makes pieces.
-        length: of a window with its question, in pieces.
-        question_length: of a question, at most; the rest is cut off.
-        stride: from one window of a text to the next, in pieces.
+        tokenizer: the tokenizer.
+        length: length of a window with its question, in pieces.
+        question_length: maximum length of a question, in pieces; the rest is truncated.
+        stride: distance between the windows of a text, in pieces.
     """
 
     tokenizer: Tokenizer
@@ -147,7 +147,7 @@ class Windows:
     stride: int
 
     def of(self, questions: Sequence[Question]) -> list[Window]:
-        """The windows of all questions, one question after the other.
+        """Return the windows of all questions, in question order.
 
         Raises:
             DataError: a question leaves no room for its text.
@@ -197,7 +197,7 @@ class Windows:
 
 
 def _best_span(spans: Sequence[tuple[int, int]], place: int) -> int:
-    """The span that shows most on the poorer side of a place; a longer one wins a tie."""
+    """Return the span with the most context on the shorter side of a place; ties: the longer."""
     if len(spans) == 1:
         return 0
     around = {
@@ -210,16 +210,16 @@ def _best_span(spans: Sequence[tuple[int, int]], place: int) -> int:
 
 @dataclass(frozen=True)
 class Answers:
-    """From pieces back to the words of the text."""
+    """Conversion of pieces back to the words of the text."""
 
     tokenizer: Tokenizer
 
     def text(self, words: Sequence[str], pieces: Sequence[str]) -> str:
-        """What stands in the text where the model found these pieces.
+        """Return the original text of an answer.
 
         Args:
-            words: of the text, those that the pieces are of.
-            pieces: of the answer.
+            words: the words of the text that the pieces belong to.
+            pieces: the pieces of the answer.
         """
         original = " ".join(words)
         found = " ".join(pieces).replace(" ##", "").replace("##", "")
@@ -241,11 +241,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class Task:
-    """A file of questions, with all its windows.
+    """A file of questions, with all windows.
 
     Attributes:
-        label_file: of SQuAD 1.1.
-        windows: how to cut.
+        label_file: a SQuAD 1.1 file.
+        cutting: the splitter.
     """
 
     label_file: Path
@@ -253,21 +253,21 @@ class Task:
 
     @cached_property
     def questions(self) -> list[Question]:
-        """In the order of the file."""
+        """The questions in file order."""
         return read_questions(self.label_file)
 
     @cached_property
     def windows(self) -> list[Window]:
-        """The windows of all questions, as the model gets them, one by one."""
+        """The windows of all questions, in model input order."""
         return self.cutting.of(self.questions)
 
     @cached_property
     def answers(self) -> Answers:
-        """From pieces to words."""
+        """The conversion of pieces to words."""
         return Answers(self.cutting.tokenizer)
 
     def of_question(self) -> list[list[tuple[int, Window]]]:
-        """For each question its windows, with their places among all."""
+        """Return for each question its windows, with their indices among all."""
         found: list[list[tuple[int, Window]]] = [[] for _ in self.questions]
         for place, window in enumerate(self.windows):
             found[window.question].append((place, window))

@@ -1,7 +1,7 @@
-"""Images in files for PyTorch: torchvision's names, without torchvision.
+"""Image transforms for PyTorch with torchvision's names, without torchvision.
 
-Pictures, which torchvision gets from Pillow, are uint8 arrays `[H, W]` or `[H, W, C]` here, and its
-tensors are arrays of floats `[C, H, W]`. Pillow scales and colours pictures, PyTorch scales floats.
+torchvision's Pillow images are uint8 arrays `[H, W]` or `[H, W, C]` here, called pictures, and its
+tensors are float arrays `[C, H, W]`. Pillow scales and colors pictures, PyTorch scales floats.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from neural_mp.util.validators import MAX_SEED
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 _UNBOUNDED = float("inf")
-#: Option → what changes nothing, the bounds of its factor, and Pillow's name of it.
+#: Option → neutral value, bounds of its factor, and Pillow's name.
 _JITTER = {
     "brightness": (1.0, 0.0, _UNBOUNDED, "Brightness"),
     "contrast": (1.0, 0.0, _UNBOUNDED, "Contrast"),
@@ -46,7 +46,7 @@ _JITTER = {
 
 
 def part(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
-    """A part; 0 where it lies outside of the image."""
+    """Return a part, 0 outside the image."""
     full_height, full_width = height_and_width_of(image)
     margins = (-left, -top, left + width - full_width, top + height - full_height)
     padded = pad(image, tuple(max(0, margin) for margin in margins))
@@ -60,7 +60,7 @@ def part(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.
 def pad(
     image: np.ndarray, margins: tuple[int, ...], fill: Any = (0.0,), mode: str = "constant"
 ) -> np.ndarray:
-    """Put margins (left, top, right, bottom) around an image."""
+    """Pad an image by margins (left, top, right, bottom)."""
     left, top, right, bottom = margins
     if not any(margins):
         return image
@@ -77,10 +77,10 @@ def pad(
 
 
 def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> np.ndarray:
-    """Scale as torchvision does: what becomes smaller is averaged, but for `nearest`.
+    """Scale as torchvision does: with antialiasing, except for `nearest`.
 
     Raises:
-        ValueError: it is neither a picture nor `[C, H, W]`.
+        ValueError: the image is neither a picture nor `[C, H, W]`.
     """
     if is_picture(image):
         return PillowResize([height, width], interpolation).apply(image)
@@ -98,14 +98,14 @@ def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> n
 @registered(TRANSFORMS, "Resize", "pytorch")
 @dataclass(frozen=True)
 class Resize(ImageTransform):
-    """Scale an image: one size is its shorter edge, and its shape stays; two are its new edges.
+    """Scale an image: one size sets the shorter edge and keeps the aspect ratio; two set both.
 
     Attributes:
         size: one number, or `[height, width]`.
         interpolation: `nearest`, `bilinear` or `bicubic`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
         MissingFrameworkError: Pillow is not installed.
     """
 
@@ -119,7 +119,7 @@ class Resize(ImageTransform):
         object.__setattr__(self, "size", sizes if both else sizes[:1])
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """An image of the same kind."""
+        """Return an image of unchanged type."""
         height, width = height_and_width_of(inputs)
         if len(self.size) == 2:
             return resized(inputs, self.size[0], self.size[1], self.interpolation)
@@ -132,7 +132,7 @@ class Resize(ImageTransform):
 
 @registered(TRANSFORMS, "CropResize", "pytorch")
 class CropResize(geometry.CropResize):
-    """Cut out a part, and scale it as `Resize` does; 0 outside of the image."""
+    """Crop a part, 0 outside the image, and scale as `Resize` does."""
 
     part: ClassVar[Callable[..., np.ndarray]] = staticmethod(part)
     resize: ClassVar[Callable[..., ImageTransform]] = Resize
@@ -140,7 +140,7 @@ class CropResize(geometry.CropResize):
 
 @registered(TRANSFORMS, "CropToBoundingBox", "pytorch")
 class CropToBoundingBox(geometry.CropToBoundingBox):
-    """Cut out the part with this upper left corner and this size; 0 outside of the image."""
+    """Crop the part with this upper left corner and size; 0 outside the image."""
 
     part: ClassVar[Callable[..., np.ndarray]] = staticmethod(part)
     least_offset: ClassVar[int] = -MAX_SEED
@@ -149,10 +149,10 @@ class CropToBoundingBox(geometry.CropToBoundingBox):
 @registered(TRANSFORMS, "CenterCrop", "pytorch")
 @dataclass(frozen=True)
 class CenterCrop(ImageTransform):
-    """Cut `[height, width]` out of the middle; 0 around an image that is smaller.
+    """Crop the central `[height, width]`; a smaller image is padded with 0.
 
     Raises:
-        ConfigurationError: the size is wrong.
+        ConfigurationError: the size is invalid.
     """
 
     size: Any
@@ -161,7 +161,7 @@ class CenterCrop(ImageTransform):
         object.__setattr__(self, "size", two_sizes("CenterCrop: size", self.size))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Halves of pixels are rounded to even numbers."""
+        """Crop; half pixels are rounded to even numbers."""
         top, left = (
             round((old - new) / 2) if old >= new else -((new - old) // 2)
             for old, new in zip(height_and_width_of(inputs), self.size, strict=True)
@@ -172,15 +172,15 @@ class CenterCrop(ImageTransform):
 @registered(TRANSFORMS, "Pad", "pytorch")
 @dataclass(frozen=True)
 class Pad(ImageTransform):
-    """Put margins around an image.
+    """Pad an image.
 
     Attributes:
         padding: one number, `[left and right, top and bottom]`, or `[left, top, right, bottom]`.
-        fill: what margins are filled with, one number or one for each channel.
+        fill: value of the margins, one number or one per channel.
         padding_mode: `constant` for `fill`, or `edge`, `reflect`, `symmetric`, as in `numpy.pad`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     padding: Any
@@ -197,13 +197,13 @@ class Pad(ImageTransform):
         one_of("Pad: padding_mode", self.padding_mode, PADDING_MODES)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """A larger image of the same kind."""
+        """Return a larger image of unchanged type."""
         return pad(inputs, self.padding, self.fill, self.padding_mode)
 
 
 @dataclass(frozen=True)
 class RandomFlip(geometry.RandomFlip):
-    """Turn over a share `p` of the images, on average."""
+    """Flip a fraction `p` of the images, on average."""
 
     p: float = 0.5
 
@@ -214,21 +214,21 @@ class RandomFlip(geometry.RandomFlip):
             raise ConfigurationError(f"{name} must be from 0 to 1, got {self.p!r}")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """The image, or its mirror image."""
+        """Return the image or its mirror image."""
         axis = axes_of(inputs)[self.axis]
         return np.flip(inputs, axis) if self.random.rand() < self.p else inputs
 
 
 @registered(TRANSFORMS, "RandomHorizontalFlip", "pytorch")
 class RandomHorizontalFlip(RandomFlip):
-    """Turn over a share `p` of the images, on average, from left to right."""
+    """Flip a fraction `p` of the images horizontally, on average."""
 
     axis: ClassVar[int] = 1
 
 
 @registered(TRANSFORMS, "RandomVerticalFlip", "pytorch")
 class RandomVerticalFlip(RandomFlip):
-    """Turn over a share `p` of the images, on average, upside down."""
+    """Flip a fraction `p` of the images vertically, on average."""
 
     axis: ClassVar[int] = 0
 
@@ -236,16 +236,16 @@ class RandomVerticalFlip(RandomFlip):
 @registered(TRANSFORMS, "RandomCrop", "pytorch")
 @dataclass(frozen=True)
 class RandomCrop(RandomTransform):
-    """Cut `[height, width]` out somewhere.
+    """Crop `[height, width]` at random.
 
     Attributes:
         size: one number, or `[height, width]`.
-        padding: margins that are put around before, as those of `Pad`.
-        pad_if_needed: put margins around where the image is too small.
-        fill, padding_mode: as those of `Pad`.
+        padding: margins added before the crop, as in `Pad`.
+        pad_if_needed: whether to pad an image that is too small.
+        fill, padding_mode: as in `Pad`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     size: Any
@@ -262,7 +262,7 @@ class RandomCrop(RandomTransform):
         object.__setattr__(self, "around", around)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """A part of that size; raises ValueError where the image is smaller."""
+        """Return a part of that size; raise ValueError if the image is smaller."""
         image = self.around.apply(inputs)
         if self.pad_if_needed:
             lacking = np.subtract(self.size, height_and_width_of(image)).clip(min=0)
@@ -278,10 +278,10 @@ class RandomCrop(RandomTransform):
 
 @registered(TRANSFORMS, "RandomResizedCrop", "pytorch")
 class RandomResizedCrop(geometry.RandomResizedCrop):
-    """Cut out a part of a random size and shape, and scale it to `[height, width]`."""
+    """Crop a part of random size and aspect ratio, and scale to `[height, width]`."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """An image of the same kind."""
+        """Return an image of unchanged type."""
         top, left, rows, columns = self.drawn_part(*height_and_width_of(inputs), whole=True)
         chosen = part(inputs, int(top), int(left), rows, columns)
         return resized(chosen, self.size[0], self.size[1], self.interpolation)
@@ -290,7 +290,7 @@ class RandomResizedCrop(geometry.RandomResizedCrop):
 @registered(TRANSFORMS, "AlignImageChannel", "pytorch")
 @dataclass(frozen=True)
 class AlignImageChannel(ImageTransform):
-    """Turn a picture into RGB (`dim: 3`) or into grey (`dim: 1`).
+    """Convert a picture to RGB (`dim: 3`) or grey (`dim: 1`).
 
     Raises:
         ConfigurationError: `dim` is neither.
@@ -305,7 +305,7 @@ class AlignImageChannel(ImageTransform):
         pillow("transform 'AlignImageChannel'")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """uint8 `[H, W, dim]`."""
+        """Return uint8 `[H, W, dim]`."""
         picture = np.array(_in_pillow(inputs).convert("RGB" if self.dim == 3 else "L"))
         return picture if picture.ndim == 3 else picture[:, :, np.newaxis]
 
@@ -322,14 +322,15 @@ def _in_pillow(image: np.ndarray) -> Any:
 @registered(TRANSFORMS, "ColorJitter", "pytorch")
 @dataclass(frozen=True)
 class ColorJitter(RandomTransform):
-    """Change brightness, contrast, saturation and hue of a picture at random, in a random order.
+    """Change brightness, contrast, saturation and hue of a picture at random, in random order.
 
     Attributes:
-        brightness, contrast, saturation: how far the factor may be from 1; or `[lowest, highest]`.
-        hue: how far it may be turned, in whole turns, up to 0.5; or `[lowest, highest]`.
+        brightness, contrast, saturation: maximum distance of the factor from 1; or
+            `[lowest, highest]`.
+        hue: maximum shift in full turns, up to 0.5; or `[lowest, highest]`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
         MissingFrameworkError: Pillow is not installed.
     """
 
@@ -354,7 +355,7 @@ class ColorJitter(RandomTransform):
             object.__setattr__(self, option, found)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """A picture of the same shape."""
+        """Return a picture of unchanged shape."""
         from PIL import ImageEnhance
 
         order = self.random.permutation(len(_JITTER))
@@ -370,7 +371,7 @@ class ColorJitter(RandomTransform):
 
 
 def _turned(picture: Any, turns: float) -> Any:
-    """Other hues; grey has none."""
+    """Shift the hue; no effect on grey."""
     if picture.mode == "L":
         return picture
     image = pillow("transform 'ColorJitter'")

@@ -1,4 +1,4 @@
-"""Transforms that change the values of an image or a label, or what they are stored as."""
+"""Transforms of the values or the dtype of an image or a label."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LARGEST_BYTE = np.float32(255)
 
 
 def _two_steps(name: str, rescale: object) -> tuple[float, float] | None:
-    """`[divisor, subtrahend]`, or None for nothing."""
+    """Parse `[divisor, subtrahend]`; None for no change."""
     if rescale is None:
         return None
     found = numbers(f"{name}: rescale", rescale)
@@ -51,14 +51,14 @@ def _rescaled(image: np.ndarray, rescale: tuple[float, float] | None) -> np.ndar
 @registered(TRANSFORMS, "Normalize", "onnxrt")
 @dataclass(frozen=True)
 class Normalize(ImageTransform, OurNormalize):
-    """`(image - mean) / std` for channels that come last; gives float32.
+    """`(image - mean) / std` for channels last; returns float32.
 
     Attributes:
-        mean, std: one number, or one for each channel; nothing changes without.
+        mean, std: one number, or one per channel; no change by default.
         channels: `last`, or `first`.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     mean: Any = (0.0,)
@@ -79,7 +79,7 @@ class Normalize(ImageTransform, OurNormalize):
 @registered(TRANSFORMS, "Normalize", "tensorflow")
 @dataclass(frozen=True)
 class NormalizeAndRescale(Normalize):
-    """The same; then `image / rescale[0] - rescale[1]`, if `rescale` is given."""
+    """`Normalize`; then `image / rescale[0] - rescale[1]` if `rescale` is set."""
 
     rescale: Any = None
 
@@ -88,23 +88,23 @@ class NormalizeAndRescale(Normalize):
         object.__setattr__(self, "rescale", _two_steps("Normalize", self.rescale))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """In float32."""
+        """Return float32."""
         return _rescaled(super().apply(inputs), self.rescale)
 
 
 @registered(TRANSFORMS, "Normalize", "pytorch")
 def normalize_channels_first(mean: object = (0.0,), std: object = (1.0,)) -> Normalize:
-    """`(image - mean) / std` for channels that come first, as ToTensor puts them."""
+    """`(image - mean) / std` for channels first, as returned by ToTensor."""
     return Normalize(mean, std, channels="first")
 
 
 @registered(TRANSFORMS, "KerasRescale", "tensorflow")
 @dataclass(frozen=True)
 class KerasRescale(ImageTransform):
-    """`image / rescale[0] - rescale[1]`, in float32; nothing without `rescale`.
+    """`image / rescale[0] - rescale[1]`, in float32; no change without `rescale`.
 
     Raises:
-        ConfigurationError: `rescale` is wrong.
+        ConfigurationError: `rescale` is invalid.
     """
 
     rescale: Any = None
@@ -113,17 +113,17 @@ class KerasRescale(ImageTransform):
         object.__setattr__(self, "rescale", _two_steps("KerasRescale", self.rescale))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """In float32."""
+        """Return float32."""
         return _rescaled(inputs, self.rescale)
 
 
 @registered(TRANSFORMS, "Rescale", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class Rescale(ImageTransform):
-    """Divide by 255; gives float32."""
+    """Divide by 255; returns float32."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """0…255 to 0…1."""
+        """Map 0…255 to 0…1."""
         return inputs.astype(np.float32) / _LARGEST_BYTE
 
 
@@ -133,7 +133,7 @@ class Cast(ImageTransform):
     """Change the dtype, not the values.
 
     Raises:
-        ConfigurationError: `dtype` is none that numpy has.
+        ConfigurationError: `dtype` is not a numpy dtype.
     """
 
     dtype: str = "float32"
@@ -147,27 +147,27 @@ class Cast(ImageTransform):
         one_of("Cast: dtype", self.dtype, _DTYPES)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """As `numpy.ndarray.astype` does."""
+        """Convert with `numpy.ndarray.astype`."""
         return inputs.astype(self.dtype)
 
 
 @registered(TRANSFORMS, "Cast", "tensorflow")
 @dataclass(frozen=True)
 class CastOfTensors(Cast):
-    """The same for arrays; images of records are scaled to the range of the new dtype, too."""
+    """`Cast` for arrays; also scales images of records to the range of the new dtype."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """As `numpy.ndarray.astype` or `tf.image.convert_image_dtype` do."""
+        """Convert with `numpy.ndarray.astype` or `tf.image.convert_image_dtype`."""
         if isinstance(inputs, TensorImage):
             return image_as(np.asarray(inputs), np.dtype(self.dtype))
         return super().apply(inputs)
 
 
 def image_as(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Change the dtype with `tf.image.convert_image_dtype`: 255 as uint8 is 1 as a float.
+    """Change the dtype with `tf.image.convert_image_dtype`: uint8 255 becomes float 1.
 
     Raises:
-        ValueError: a dtype holds neither whole numbers nor floats.
+        ValueError: a dtype is neither an integer nor a float type.
     """
     if image.dtype.kind not in "iuf" or dtype.kind not in "iuf":
         raise ValueError("images of records are of whole numbers or floats")
@@ -177,14 +177,14 @@ def image_as(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 @registered(TRANSFORMS, "QuantizedInput", "tensorflow")
 @dataclass(frozen=True)
 class QuantizedInput(ImageTransform):
-    """Store an image in 8 bits, cut off to whole numbers; nothing happens without `scale`.
+    """Quantize an image to 8 bits, truncated to integers; no change without `scale`.
 
     Attributes:
-        dtype: `int8`, or `uint8`, where 128 is added.
-        scale: the image is multiplied by it.
+        dtype: `int8`, or `uint8`, which adds 128.
+        scale: factor applied to the image.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is invalid.
     """
 
     dtype: str = "int8"
@@ -196,7 +196,7 @@ class QuantizedInput(ImageTransform):
             raise ConfigurationError(f"QuantizedInput: scale must be above 0, got {self.scale!r}")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Beyond the range of the dtype, its ends."""
+        """Quantize; saturate at the range of the dtype."""
         if self.scale is None:
             return inputs
         scaled = inputs.astype(np.float32) * np.float32(self.scale)
@@ -208,27 +208,27 @@ class QuantizedInput(ImageTransform):
 @registered(TRANSFORMS, "Transpose")
 @dataclass(frozen=True)
 class Transpose(ImageTransform, OurTranspose):
-    """Put the axes of one image (without the batch) in the order `perm`."""
+    """Permute the axes of one image (without the batch) to the order `perm`."""
 
 
 @registered(TRANSFORMS, "ToArray")
 @registered(TRANSFORMS, "ToNDArray")
 @dataclass(frozen=True)
 class ToArray(ImageTransform):
-    """Anything that is an image as an array: those of Pillow, and arrays as they are."""
+    """Convert any image, e.g. of Pillow, to an array; arrays are unchanged."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """The same values."""
+        """Return the unchanged values."""
         return inputs
 
 
 @registered(TRANSFORMS, "ToTensor")
 @dataclass(frozen=True)
 class ToTensor(ImageTransform):
-    """A picture `[H, W]` or `[H, W, C]` → `[C, H, W]`; 0…255 as uint8 become 0…1 as float32."""
+    """Convert a picture `[H, W]` or `[H, W, C]` to `[C, H, W]`; uint8 0…255 to float32 0…1."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Other numbers keep their values and their dtype."""
+        """Convert; other dtypes keep their values."""
         image = checked_rank(inputs, 2, 3)
         image = image[np.newaxis] if image.ndim == 2 else image.transpose(2, 0, 1)
         return image.astype(np.float32) / _LARGEST_BYTE if image.dtype == np.uint8 else image
@@ -237,10 +237,10 @@ class ToTensor(ImageTransform):
 @registered(TRANSFORMS, "ToPILImage", "pytorch")
 @dataclass(frozen=True)
 class ToPILImage(ImageTransform):
-    """Floats `[C, H, W]` from 0 to 1 → a picture `[H, W, C]`, uint8; a picture stays as it is."""
+    """Convert floats `[C, H, W]` in 0…1 to a uint8 picture `[H, W, C]`; keep a picture as is."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Cut off to whole numbers."""
+        """Convert; values are truncated to integers."""
         if is_picture(inputs):
             return inputs
         if inputs.dtype.kind != "f" or inputs.ndim not in (2, 3):
@@ -252,7 +252,7 @@ class ToPILImage(ImageTransform):
 @registered(TRANSFORMS, "AlignImageChannel", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class AlignImageChannel(ImageTransform):
-    """Give an image `dim` channels: `[H, W]` is repeated, RGBA loses A, RGB becomes grey.
+    """Convert an image to `dim` channels: `[H, W]` is repeated, RGBA loses A, RGB becomes grey.
 
     Raises:
         ConfigurationError: `dim` is not from 1 to 4.
@@ -265,7 +265,7 @@ class AlignImageChannel(ImageTransform):
             raise ConfigurationError(f"AlignImageChannel: dim must be up to 4, got {self.dim!r}")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """An array `[H, W, dim]`."""
+        """Return an array `[H, W, dim]`."""
         if inputs.ndim == 2:
             return np.repeat(inputs[:, :, np.newaxis], self.dim, axis=2)
         if inputs.shape[-1] == self.dim:
@@ -282,10 +282,10 @@ class AlignImageChannel(ImageTransform):
 @registered(TRANSFORMS, "LabelShift")
 @dataclass(frozen=True)
 class LabelShift:
-    """Take a number away from every label, such as 1 where class 0 is the background.
+    """Subtract a number from every label, e.g. 1 if class 0 is the background.
 
     Raises:
-        ConfigurationError: it is no whole number.
+        ConfigurationError: `label_shift` is not an integer.
     """
 
     label_shift: int = 0
@@ -294,10 +294,10 @@ class LabelShift:
         whole_number("LabelShift: label_shift", self.label_shift)
 
     def __call__(self, sample: Any) -> tuple[Any, Any]:
-        """`(predictions, labels)` → the same predictions, and labels in the kind that they had.
+        """`(predictions, labels)` → unchanged predictions, and labels of unchanged type.
 
         Raises:
-            DataError: it is no such pair, or labels are no numbers.
+            DataError: the sample is not such a pair, or labels are not numbers.
         """
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise DataError("LabelShift takes (predictions, labels)")
