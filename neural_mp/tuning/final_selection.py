@@ -97,7 +97,7 @@ def select(
     The best plans are measured interleaved with each other and FP32. If latency is the only
     objective and no finalist is faster than FP32 beyond noise, the next ones are measured; FP32 is
     the result when none is left. A single finalist is not measured again if its trial was
-    undisturbed.
+    measured without parallel trials.
 
     Args:
         job: the run.
