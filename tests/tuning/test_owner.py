@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 import cloudpickle
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.tuning.executors import Work
+from neural_mp.tuning.executors import WorkerPayload
 from neural_mp.tuning.executors.contract import _Package
 from neural_mp.tuning.executors.local import LocalExecutor
 from neural_mp.tuning.executors.options import Workers
@@ -41,7 +41,7 @@ class Stuck:
         open("told", "w").write(f"{os.getpid()} {child} ")
         ctypes.PyDLL(None).sleep(600)
 
-work = Work(OnnxRuntimeAdaptor, cloudpickle.dumps(_Package(None, Stuck())))
+work = WorkerPayload(OnnxRuntimeAdaptor, cloudpickle.dumps(_Package(None, Stuck())))
 executor = LocalExecutor(work, Workers(count=1), print)
 executor.assessment(executor.submit("plan", 0.0))
 """
