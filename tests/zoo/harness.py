@@ -90,10 +90,8 @@ class Row:
             times = f" ×{count}" if count > 1 else ""
             columns[ran is Precision.INT8].append(f"{op_type}{bits}{times}")
         quantized, others = (", ".join(columns[is_int8]) or "–" for is_int8 in (True, False))
-        shown = (
-            "equal" if self.output_sqnr_db >= EQUAL_DECIBELS else f"{self.output_sqnr_db:.0f} dB"
-        )
-        shown = "–" if np.isnan(self.output_sqnr_db) else shown
+        shown = "equal" if self.decibels >= EQUAL_DECIBELS else f"{self.decibels:.0f} dB"
+        shown = "–" if np.isnan(self.decibels) else shown
         return f"| {self.name} | {quantized} | {others} | {shown} |"
 
 
@@ -137,7 +135,7 @@ def _tuned(built: Built, folder: Path) -> OptimizedModel:
 def _compared(case: Case, built: Built, result: OptimizedModel, quantized: bool) -> float:
     """Return the least SQNR over batches and outputs, in dB."""
     least = EQUAL_DECIBELS
-    limit = case.output_sqnr_db if quantized else FP32_DECIBELS
+    limit = case.decibels if quantized else FP32_DECIBELS
     for batch, expected in zip(built.batches, built.outputs, strict=True):
         given = flat(result.loaded(batch))
         assert len(given) == len(expected), f"{len(given)} outputs, expected {len(expected)}"
