@@ -1,4 +1,4 @@
-"""How much of the package says of its parameters what they are."""
+"""Share of the package's parameters with a type other than `Any`."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ MOST = 0.08
 
 
 def annotations(source: str) -> Iterator[ast.expr]:
-    """What stands behind the parameters of all functions; `self` and `cls` do not count."""
+    """Yield the annotations of all function parameters, without `self` and `cls`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given = node.args

@@ -38,7 +38,7 @@ def keras_net() -> Any:
 
 
 def as_onnx(net: nn.Module) -> Any:
-    """What torch's exporter writes, with an open batch."""
+    """Return the ONNX model that torch's exporter writes, with an open batch."""
     import onnx
 
     with tempfile.TemporaryDirectory() as folder:

@@ -227,10 +227,10 @@ class _Run:
         If a trial missed the accuracy target, no further ops move to INT8.
         """
         space, figures = self.problem.space, replace(self._figures(self.noise), in_place=True)
-        may_lower = all(trial.meets_accuracy for trial in self.tried.values())
-        plans = [self._solved_within(plan), *neighbours(space, plan, figures, may_lower)]
+        nearby = neighbours(space, plan, figures, may_lower=self._all_accurate())
+        plans = [self._solved_within(plan), *nearby]
         resolved = dict.fromkeys(self._resolved(other) for other in plans)
-        known = {*self.tried, self.problem.space.resolve(plan)}
+        known = {*self.tried, space.resolve(plan)}
         return [found.plan for found in resolved if found not in known and found.has_low_precision]
 
     def _solved_within(self, plan: PrecisionPlan) -> PrecisionPlan:
@@ -240,9 +240,10 @@ class _Run:
         """
         model = self._cost_model(self.noise)
         cut = self._finished(model.plan(CutSolver(model.assignment).best(0.0)))
-        if not all(trial.meets_accuracy for trial in self.tried.values()):
-            cut = only(plan, _low(cut))
-        return cut
+        return cut if self._all_accurate() else only(plan, _low(cut))
+
+    def _all_accurate(self) -> bool:
+        return all(trial.meets_accuracy for trial in self.tried.values())
 
     def _gains(self, plan: PrecisionPlan) -> dict[str, float]:
         """Return op in a lower precision → saved seconds, for ops timed in both precisions."""

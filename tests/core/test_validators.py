@@ -1,4 +1,4 @@
-"""What a validator refuses is said of a file as of an option, in a line, however large it is."""
+"""Refusals of a validator: one line for files and options, however large the value."""
 
 import numpy as np
 import pytest

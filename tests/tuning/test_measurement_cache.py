@@ -1,4 +1,4 @@
-"""What is measured is kept for later runs, and found by them only where all is the same."""
+"""Measurements are cached for later runs, and found only under equal conditions."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ def kept(tmp_path):
 
 
 def found_in(cache, key, data):
-    """What is found under a key for these data; None where nothing is."""
+    """Return the entry under a key for these data; None if there is none."""
     digest = data if callable(data) else lambda: data
     looked, value = cache.scoped(data=digest).get(key, anything)
     assert looked is (value is not None)

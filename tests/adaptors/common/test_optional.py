@@ -1,4 +1,4 @@
-"""What a framework does not offer: a run does without it, and what needs it says so."""
+"""Optional parts of an adaptor: runs do without an absent part, and callers name it."""
 
 from dataclasses import replace
 
