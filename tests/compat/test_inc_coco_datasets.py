@@ -145,8 +145,8 @@ def test_images_that_are_elsewhere_are_said(name, coco):
     ("content", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "is no COCO annotation file"),
-        ('{"images": [], "categories": []}', "is no COCO annotation file .*'annotations'"),
+        ("[]", "must be a COCO annotation file"),
+        ('{"images": [], "categories": []}', "must be a COCO annotation file .*'annotations'"),
     ],
 )
 def test_a_file_that_holds_no_annotations_is_said(content, message, coco):
@@ -160,8 +160,8 @@ def test_a_file_that_holds_no_annotations_is_said(content, message, coco):
     [
         ("file_name", "x" * 5000, "file_name must be a path of at most 4096 bytes, and 255 for"),
         ("file_name", "\ud800", "file_name must be a path in Unicode"),
-        ("bbox", [1], "a bbox has 4 numbers, found 1"),
-        ("bbox", "12345", "a bbox has 4 numbers, found 5"),
+        ("bbox", [1], "a bbox must hold 4 numbers, got 1"),
+        ("bbox", "12345", "a bbox must hold 4 numbers, got 5"),
     ],
 )
 def test_annotations_that_nothing_can_be_read_by_are_said(key, value, message, coco):

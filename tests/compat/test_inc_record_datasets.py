@@ -119,7 +119,7 @@ def test_an_image_that_cannot_be_decoded_is_said(tmp_path):
 
 def test_a_record_that_is_no_example_is_said(tmp_path):
     write(tmp_path / "a-0-of-1", b"\xff\xff\xff")
-    with pytest.raises(DataError, match=r"it is no tf\.train\.Example"):
+    with pytest.raises(DataError, match=r"expected a tf\.train\.Example"):
         list(dataset("ImageRecord", root=str(tmp_path)))
 
 
@@ -285,8 +285,11 @@ def test_mzbert_gives_three_inputs_and_the_articles(squad):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"version": "2.0", "data": []}', r"is not SQuAD 1\.1.*its version is '2\.0'"),
-        ("[]", r"is not SQuAD 1\.1"),
+        (
+            '{"version": "2.0", "data": []}',
+            r"must be a file of SQuAD 1\.1, got .* of version '2\.0'",
+        ),
+        ("[]", r"must be a file of SQuAD 1\.1"),
         ("{", "cannot be read as JSON"),
     ],
 )

@@ -2,6 +2,14 @@
 
 In INC, a name depends on the model's framework: `Resize: 256` sets the shorter edge for PyTorch,
 and a square elsewhere. Names not listed for a framework have the meaning of our own files.
+
+Conventions of all classes and functions here, unless stated otherwise:
+
+* ConfigurationError is raised for an invalid option; DataError for a missing or malformed file,
+  record or sample; MetricError for predictions and labels that do not fit, and for a result
+  without samples; MissingFrameworkError for a package that is not installed.
+* The dataset options `filter` and `num_cores` have no effect; a warning names them if set.
+* The method `apply` of a transform raises ValueError if the image does not fit.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.records import Record, RecordDataset
-from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
-from neural_mp.data.option_checks import existing_file, one_of, package
+from neural_mp.compat.inc.components.records import Record, RecordDataset, tensorflow_for
+from neural_mp.compat.inc.components.registries import Options, choice, dataset, option
+from neural_mp.data.option_checks import existing_file, one_of
 from neural_mp.errors import DataError
 from neural_mp.io.readers import read_data_json
 
@@ -51,8 +51,8 @@ def _articles(name: str, label_file: object) -> list[Any]:
     found = content if isinstance(content, dict) else {}
     if found.get("version") != "1.1" or not isinstance(found.get("data"), list):
         raise DataError(
-            f"{name}: label_file: {path} is not SQuAD 1.1, such as dev-v1.1.json; its version is "
-            f"{found.get('version')!r}"
+            f"{name}: label_file must be a file of SQuAD 1.1, got {path} of version "
+            f"{found.get('version')!r}; set e.g. dev-v1.1.json"
         )
     return list(found["data"])
 
@@ -62,25 +62,20 @@ def _questions(
 ) -> Any:
     one_of(f"{name}: task", task, TASKS)
     one_of(f"{name}: model_type", model_type, MODEL_TYPES)
-    package("tensorflow", f"dataset {name!r}", "tensorflow")
     file = str(existing_file(f"{name}: root", root))
     articles = _articles(name, label_file)
     first = next(iter(RecordDataset(name, (file,), Record.parse)), None)
     if first is None or not all(len(first.integers(feature)) for feature in FEATURES):
         raise DataError(
             f"{name}: root: the first record of {file} must have the features "
-            f"{', '.join(FEATURES)}, as create_tf_record.py of the example writes them"
+            f"{', '.join(FEATURES)}; write the file with create_tf_record.py of INC's example"
         )
     return file, articles
 
 
-@registered(DATASETS, "bert", "tensorflow")
+@dataset("bert", "tensorflow", needs=tensorflow_for)
 def bert(
-    root: object,
-    label_file: object,
-    task: str = "squad",
-    model_type: str = "bert",
-    filter: object = None,
+    root: object, label_file: object, task: str = "squad", model_type: str = "bert"
 ) -> QuestionRecords:
     """Return SQuAD 1.1 questions as token ids from a TFRecord file, for a model with four inputs.
 
@@ -91,77 +86,54 @@ def bert(
         label_file: the questions with their answers, `dev-v1.1.json`.
         task: `squad` or `classifier`.
         model_type: one of `MODEL_TYPES`.
-        filter: no effect.
 
     Returns:
         Samples of int32 arrays by name: `unique_ids` `[]`, and `input_ids`, `input_mask` and
         `segment_ids`, `[L]` each. The label of all samples, and of a batch, is the list of
         articles in `label_file`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: a file is missing or malformed.
-        MissingFrameworkError: TensorFlow is not installed.
     """
-    say_ignored("bert", filter=filter)
     file, articles = _questions("bert", root, label_file, task, model_type)
     return QuestionRecords(RecordDataset("bert", (file,), _with_id), articles, by_name=True)
 
 
 def _with_id(serialized: bytes) -> dict[str, np.ndarray]:
     record = Record.parse(serialized)
-    ids = record.integers("unique_ids")
-    if len(ids) != 1:
-        raise ValueError(f"unique_ids holds {len(ids)} values, expected one")
-    named = {"unique_ids": ids[0], **_three(record)}
+    named = {"unique_ids": record.integer("unique_ids"), **_features(record)}
     return {name: np.asarray(values, dtype=np.int32) for name, values in named.items()}
 
 
-@registered(DATASETS, "mzbert", "tensorflow")
+@dataset("mzbert", "tensorflow", ignored=("num_cores", "filter"), needs=tensorflow_for)
 def model_zoo_bert(
-    root: object,
-    label_file: object,
-    task: str = "squad",
-    model_type: str = "bert",
-    num_cores: object = None,
-    filter: object = None,
+    root: object, label_file: object, task: str = "squad", model_type: str = "bert"
 ) -> QuestionRecords:
-    """Return SQuAD 1.1 questions as token ids from a TFRecord file, for a model with three inputs.
+    """Return the questions of `bert`, with the same options, for a model with three inputs.
 
-    Args:
-        root: the TFRecord file.
-        label_file: the questions with their answers, `dev-v1.1.json`.
-        task: `squad` or `classifier`.
-        model_type: one of `MODEL_TYPES`.
-        num_cores: no effect.
-        filter: no effect.
-
-    Returns:
-        Samples of three int64 arrays `[L]`: `input_ids`, `input_mask` and `segment_ids`. The
-        label of all samples, and of a batch, is the list of articles in `label_file`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: a file is missing or malformed.
-        MissingFrameworkError: TensorFlow is not installed.
+    Inputs are int64 arrays `[L]`: `input_ids`, `input_mask` and `segment_ids`.
     """
-    say_ignored("mzbert", num_cores=num_cores, filter=filter)
     file, articles = _questions("mzbert", root, label_file, task, model_type)
     records = RecordDataset("mzbert", (file,), _without_id)
     return QuestionRecords(records, articles, by_name=False)
 
 
 def _without_id(serialized: bytes) -> dict[str, np.ndarray]:
-    return _three(Record.parse(serialized))
+    return _features(Record.parse(serialized))
 
 
-def _three(record: Record) -> dict[str, np.ndarray]:
+def _features(record: Record) -> dict[str, np.ndarray]:
     return {name: record.integers(name) for name in FEATURES}
 
 
-@registered(DATASETS, "bert", "pytorch")
+def _python_dataset(option: str, value: Any) -> Any:
+    if isinstance(value, str | Path) or not hasattr(value, "__getitem__"):
+        raise DataError(
+            f"{option} must be a dataset made in Python, got {value!r}; pass e.g. a TensorDataset"
+        )
+    return value
+
+
+@dataset("bert", "pytorch")
 @dataclass(frozen=True, eq=False)
-class NamedTensors:
+class NamedTensors(Options):
     """Tensors of a dataset created in Python, by the names of the model's arguments.
 
     Not usable in tuning files, which cannot contain a dataset.
@@ -171,26 +143,11 @@ class NamedTensors:
             the index of the question (`squad`), then for xlnet and xlm `cls_index` and `p_mask`.
         task: `classifier` or `squad`.
         model_type: `bert`, `distilbert`, `xlnet` or `xlm`; only bert and xlnet get the segments.
-        filter: no effect.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
-    dataset: Any
-    task: str
-    model_type: str = "bert"
-    filter: Any = None
-
-    def __post_init__(self) -> None:
-        say_ignored("bert", filter=self.filter)
-        one_of("bert: task", self.task, TASKS)
-        one_of("bert: model_type", self.model_type, ("distilbert", *MODEL_TYPES))
-        if isinstance(self.dataset, str | Path) or not hasattr(self.dataset, "__getitem__"):
-            raise DataError(
-                f"bert: dataset must be a dataset made in Python, such as a TensorDataset, "
-                f"got {self.dataset!r}"
-            )
+    dataset: Any = option(_python_dataset)
+    task: str = option(choice(*TASKS))
+    model_type: str = option(choice("distilbert", *MODEL_TYPES), "bert")
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.records import stack_images
-from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
+from neural_mp.compat.inc.components.records import BoxedImages
+from neural_mp.compat.inc.components.registries import dataset
 from neural_mp.data.images import pillow, read_pixels
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.option_checks import existing_file, existing_folder
@@ -45,9 +45,6 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
     """Return the images of a COCO annotation file, and the categories: id → name.
 
     Source of the format: https://cocodataset.org/#format-data
-
-    Raises:
-        DataError: the file is not a COCO annotation file.
     """
     try:
         data = read_data_json(path)
@@ -63,7 +60,7 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
         raise DataError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(
-            f"{path} is no COCO annotation file with images, annotations and categories: "
+            f"{path} must be a COCO annotation file with images, annotations and categories; "
             f"{type(error).__name__}: {error}"
         ) from error
     return images, names
@@ -82,17 +79,17 @@ def _image(item: Mapping[str, Any], annotations: list[Mapping[str, Any]]) -> Ann
 def _box(edges: Any) -> tuple[float, ...]:
     found = tuple(map(float, edges))
     if len(found) != _EDGES:
-        raise TypeError(f"a bbox has {_EDGES} numbers, found {len(found)}")
+        raise TypeError(f"a bbox must hold {_EDGES} numbers, got {len(found)}")
     return found
 
 
 @dataclass(frozen=True)
-class RawImages:
+class CocoImages:
     """Images with boxes.
 
     Attributes:
-        folder: folder of the images.
-        images: the images that exist and have boxes.
+        folder: folder of the images or arrays.
+        images: the images that exist.
         names: category id → name.
     """
 
@@ -102,6 +99,10 @@ class RawImages:
 
     def __len__(self) -> int:
         return len(self.images)
+
+
+class RawImages(BoxedImages, CocoImages):
+    """Image files with boxes."""
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         image = self.images[index]
@@ -117,19 +118,19 @@ class RawImages:
         )
         return pixels, label
 
-    def collate_samples(self, samples: list[Any]) -> tuple[Any, Any]:
-        """Return stacked images; each part of the labels as an array or a list of arrays."""
-        return stack_images(samples)
+
+def _opened(
+    name: str, root: object, option: str, value: str, anno_dir: str
+) -> tuple[Path, Path, list[AnnotatedImage], dict[int, str]]:
+    """Return the folder, the annotation file, and the images and categories in the file."""
+    parent = existing_folder(f"{name}: root", root)
+    folder = existing_folder(f"{name}: {option}", parent / str(value))
+    annotations = existing_file(f"{name}: anno_dir", parent / str(anno_dir))
+    return folder, annotations, *read_annotations(annotations)
 
 
-@registered(DATASETS, "COCORaw")
-def coco_raw(
-    root: object,
-    img_dir: str = "val2017",
-    anno_dir: str = ANNOTATIONS,
-    num_cores: object = None,
-    filter: object = None,
-) -> RawImages:
+@dataset("COCORaw", ignored=("num_cores", "filter"), needs=pillow)
+def coco_raw(root: object, img_dir: str = "val2017", anno_dir: str = ANNOTATIONS) -> RawImages:
     """Return COCO as image files.
 
     Images that do not exist or have no boxes are skipped.
@@ -138,70 +139,37 @@ def coco_raw(
         root: the dataset folder.
         img_dir: folder of the images, in `root`.
         anno_dir: the annotation file, in `root`.
-        num_cores: no effect.
-        filter: no effect.
 
     Returns:
         Samples of a uint8 array `[height, width, 3]`, RGB, and a label of four parts: the boxes,
         float64 `[N, 4]`, as ymin, xmin, ymax, xmax in fractions of the image's height and width;
         class names, bytes `[N]`; an empty array; and the file name, bytes `[]`.
-        Batches are built by `stack_images`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: a file or folder is missing or unreadable, or no image is left.
-        MissingFrameworkError: Pillow is not installed.
+        Batches are those of `BoxedImages`.
     """
-    say_ignored("COCORaw", num_cores=num_cores, filter=filter)
-    pillow("dataset 'COCORaw'")
-    parent = existing_folder("COCORaw: root", root)
-    folder = existing_folder("COCORaw: img_dir", parent / str(img_dir))
-    annotations = existing_file("COCORaw: anno_dir", parent / str(anno_dir))
-    images, names = read_annotations(annotations)
+    folder, annotations, images, names = _opened("COCORaw", root, "img_dir", img_dir, anno_dir)
     kept = tuple(image for image in images if image.boxes and (folder / image.name).is_file())
     if not kept:
         raise DataError(
-            f"COCORaw: none of the {len(images)} images in {annotations} has boxes and lies in "
+            f"COCORaw: none of the {len(images)} images in {annotations} has boxes and exists in "
             f"{folder}"
         )
-    if any(len(box) != 4 for image in kept for box in image.boxes):
-        raise DataError(f"COCORaw: {annotations}: each bbox must hold left, top, width, height")
     if any(image.height <= 0 or image.width <= 0 for image in kept):
-        raise DataError(f"COCORaw: {annotations}: each height and width must be above 0")
+        raise DataError(f"COCORaw: {annotations}: each height and width must be above 0 pixels")
     return RawImages(folder, kept, names)
 
 
-@dataclass(frozen=True)
-class ImageArrays:
-    """Images as arrays, with boxes.
-
-    Attributes:
-        folder: folder of the arrays.
-        images: the images that exist.
-    """
-
-    folder: Path
-    images: tuple[AnnotatedImage, ...]
-
-    def __len__(self) -> int:
-        return len(self.images)
+class ImageArrays(CocoImages):
+    """Images as arrays, with boxes."""
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
         image = self.images[index]
-        path = _array_path(self.folder, image)
-        with plain_arrays(path) as pixels:
+        with plain_arrays(_array_path(self.folder, image)) as pixels:
             pairs = zip(image.categories, image.boxes, strict=True)
             return pixels, [(np.array(category), np.array(box)) for category, box in pairs]
 
 
-@registered(DATASETS, "COCONpy")
-def coco_npy(
-    root: object,
-    npy_dir: str = "val2017",
-    anno_dir: str = ANNOTATIONS,
-    num_cores: object = None,
-    filter: object = None,
-) -> ImageArrays:
+@dataset("COCONpy", ignored=("num_cores", "filter"))
+def coco_npy(root: object, npy_dir: str = "val2017", anno_dir: str = ANNOTATIONS) -> ImageArrays:
     """Return COCO as one array per image, ready for the model.
 
     Images without an array are skipped.
@@ -210,30 +178,19 @@ def coco_npy(
         root: the dataset folder.
         npy_dir: folder of the arrays, in `root`, named after the images: `1.jpg.npy`.
         anno_dir: the annotation file, in `root`.
-        num_cores: no effect.
-        filter: no effect.
 
     Returns:
         Samples of the unchanged array, and a list of one pair per box: the category id, int64
         `[]`, and left, top, width, height in pixels, float64 `[4]`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: a file or folder is missing or unreadable, or no image is left.
     """
-    say_ignored("COCONpy", num_cores=num_cores, filter=filter)
-    parent = existing_folder("COCONpy: root", root)
-    folder = existing_folder("COCONpy: npy_dir", parent / str(npy_dir))
-    annotations = existing_file("COCONpy: anno_dir", parent / str(anno_dir))
-    images, _ = read_annotations(annotations)
+    folder, annotations, images, names = _opened("COCONpy", root, "npy_dir", npy_dir, anno_dir)
     kept = tuple(image for image in images if _array_path(folder, image).is_file())
     if not kept:
-        expected = f", such as {_array_path(folder, images[0])}" if images else ""
+        expected = f", e.g. {_array_path(folder, images[0])}" if images else ""
         raise DataError(
-            f"COCONpy: of none of the {len(images)} images in {annotations} there is an "
-            f"array{expected}"
+            f"COCONpy: none of the {len(images)} images in {annotations} has an array{expected}"
         )
-    return ImageArrays(folder, kept)
+    return ImageArrays(folder, kept, names)
 
 
 def _array_path(folder: Path, image: AnnotatedImage) -> Path:

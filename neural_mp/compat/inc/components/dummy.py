@@ -1,5 +1,9 @@
 """Random samples: `dummy`, `dummy_v2` and `sparse_dummy_v2`.
 
+Options of all: `low` and `high`, the bounds of the uniform values, and `dtype`, one of `DTYPES`.
+Each is one value, or one per tensor, inputs first, then labels. A shape is `[…]`, or a list of
+shapes, one per tensor; `label_shape` None stands for no labels.
+
 The numbers equal those of Intel Neural Compressor: same generator, seed and order.
 """
 
@@ -7,18 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    numbers,
-    registered,
-    say_ignored,
-    sizes,
-    words,
-)
+from neural_mp.compat.inc.components.registries import dataset, numbers, sizes, words
 from neural_mp.data.option_checks import one_of, true_or_false
 from neural_mp.errors import ConfigurationError
 
@@ -54,10 +52,11 @@ def _is_list_of_shapes(value: Any) -> bool:
 
 
 def _shapes(option: str, value: Any) -> list[Shape]:
-    """Parse one shape or a list of shapes."""
-    if _is_list_of_shapes(value):
-        return [sizes(option, item) for item in value]
-    return [sizes(option, value)]
+    """Parse one shape or a list of shapes; none for None."""
+    if value is None:
+        return []
+    several = _is_list_of_shapes(value)
+    return [sizes(option, item) for item in (value if several else [value])]
 
 
 def _tensors(
@@ -69,21 +68,22 @@ def _tensors(
     dtypes: Sequence[str],
 ) -> list[Tensor]:
     """Return one tensor per shape; a single `low`, `high` or `dtype` applies to all."""
-    lows = _for_each(f"{name}: low", numbers(f"{name}: low", low), len(shapes))
-    highs = _for_each(f"{name}: high", numbers(f"{name}: high", high), len(shapes))
-    given = [one_of(f"{name}: dtype", item, dtypes) for item in words(f"{name}: dtype", dtype)]
-    kinds = _for_each(f"{name}: dtype", given, len(shapes))
-    return [Tensor(*parts) for parts in zip(shapes, lows, highs, kinds, strict=True)]
+
+    def each(option: str, values: Sequence[Any]) -> list[Any]:
+        return _for_each(f"{name}: {option}", values, len(shapes))
+
+    kinds = [one_of(f"{name}: dtype", item, dtypes) for item in words(f"{name}: dtype", dtype)]
+    lows, highs = numbers(f"{name}: low", low), numbers(f"{name}: high", high)
+    options = each("low", lows), each("high", highs), each("dtype", kinds)
+    return [Tensor(*parts) for parts in zip(shapes, *options, strict=True)]
 
 
 def _for_each(option: str, values: Sequence[Any], count: int) -> list[Any]:
-    if len(values) == 1:
-        return list(values) * count
-    if len(values) != count:
+    if len(values) not in (1, count):
         raise ConfigurationError(
             f"{option} must be one value or {count}, one for each tensor; got {len(values)}"
         )
-    return list(values)
+    return list(values) * count if len(values) == 1 else list(values)
 
 
 def _one_or_all(values: Sequence[Any]) -> Any:
@@ -109,37 +109,27 @@ class DrawnSamples:
         return _one_or_all([array[index] for array in self.inputs]), self.label
 
 
-@registered(DATASETS, "dummy")
+@dataset("dummy")
 def dummy(
     shape: object,
     low: object = -128.0,
     high: object = 127.0,
     dtype: object = "float32",
     label: bool = True,
-    filter: object = None,
 ) -> DrawnSamples:
     """Return random samples; the first number of a shape is the number of samples.
 
-    Args:
-        shape: `[N, …]`, or a list of such shapes with equal N, one per input.
-        low: lower bound of the uniform values; one number, or one per input.
-        high: upper bound of the uniform values; one number, or one per input.
-        dtype: one of `DTYPES` or `string`, or one per input.
-        label: whether samples have the label 0, else None.
-        filter: no effect.
+    `shape` is `[N, …]`, or a list of such shapes with equal N, one per input. With `label`, samples
+    have the label 0, else None. `dtype` may also be `string`.
 
     Returns:
         N samples: an array, or a tuple of arrays for several inputs, and the label.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
-    say_ignored("dummy", filter=filter)
     shapes = _shapes("dummy: shape", shape)
     if len({item[0] for item in shapes}) != 1:
         raise ConfigurationError(
-            f"dummy: shape: the first number of every shape is how many samples there are, "
-            f"so it must be the same; got {', '.join(str(list(item)) for item in shapes)}"
+            f"dummy: shape: the first number of every shape, the number of samples, must be the "
+            f"same; got {', '.join(str(list(item)) for item in shapes)}"
         )
     tensors = _tensors("dummy", shapes, low, high, dtype, (*DTYPES, "string"))
     random = np.random.RandomState(SEED)
@@ -159,81 +149,56 @@ class EndedStream:
     """`SAMPLES` random samples, identical in every iteration.
 
     Attributes:
-        inputs: one tensor per input.
+        inputs: one tensor per input; of a sparse input, with its dense shape.
         labels: one tensor per label; empty for samples without a label (None).
+        counts: number of explicit values of each sparse input; None for dense inputs.
     """
 
     inputs: tuple[Tensor, ...]
     labels: tuple[Tensor, ...]
+    counts: tuple[int, ...] | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         random = np.random.RandomState(SEED)
         for _ in range(SAMPLES):
-            inputs = [tensor.draw(random) for tensor in self.inputs]
-            labels = [tensor.draw(random) for tensor in self.labels]
+            inputs, labels = self._dense(random) if self.counts is None else self._sparse(random)
             yield _one_or_all(inputs), _one_or_all(labels) if labels else None
 
+    def _dense(self, random: np.random.RandomState) -> tuple[list[Any], list[np.ndarray]]:
+        inputs = [tensor.draw(random) for tensor in self.inputs]
+        return inputs, [tensor.draw(random) for tensor in self.labels]
 
-@registered(DATASETS, "dummy_v2")
+    def _sparse(self, random: np.random.RandomState) -> tuple[list[Any], list[np.ndarray]]:
+        """Draw each input before its label."""
+        inputs, labels = [], []
+        for tensor, count, label in zip_longest(self.inputs, self.counts or (), self.labels):
+            places = np.unravel_index(np.arange(count), tensor.shape)
+            inputs.append((np.stack(places, axis=-1), tensor.draw(random, (count,))))
+            labels += [label.draw(random)] if label else []
+        return inputs, labels
+
+
+@dataset("dummy_v2")
 def dummy_v2(
     input_shape: object,
     label_shape: object = (1,),
     low: object = -128.0,
     high: object = 127.0,
     dtype: object = "float32",
-    filter: object = None,
 ) -> EndedStream:
     """Return random samples; a shape is that of one sample.
-
-    Args:
-        input_shape: shape of the input, or a list of shapes, one per input.
-        label_shape: shape or shapes of the labels; None for no labels.
-        low: lower bound of the uniform values; one number, or one per tensor, inputs first, then
-            labels.
-        high: upper bound of the uniform values; one number, or one per tensor in that order.
-        dtype: one of `DTYPES`, or one per tensor in that order.
-        filter: no effect.
 
     Returns:
         `SAMPLES` samples: inputs and labels, each an array, or a tuple of arrays if there are
         several.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
-    say_ignored("dummy_v2", filter=filter)
     inputs = _shapes("dummy_v2: input_shape", input_shape)
-    labels = [] if label_shape is None else _shapes("dummy_v2: label_shape", label_shape)
+    labels = _shapes("dummy_v2: label_shape", label_shape)
     tensors = _tensors("dummy_v2", [*inputs, *labels], low, high, dtype, DTYPES)
     return EndedStream(tuple(tensors[: len(inputs)]), tuple(tensors[len(inputs) :]))
 
 
-@dataclass(frozen=True)
-class SparseStream:
-    """`SAMPLES` random samples of sparse inputs, identical in every iteration.
-
-    Attributes:
-        inputs: one tensor per input, with its dense shape.
-        counts: number of explicit values of each input.
-        labels: one tensor per input, or empty.
-    """
-
-    inputs: tuple[Tensor, ...]
-    counts: tuple[int, ...]
-    labels: tuple[Tensor, ...]
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        random = np.random.RandomState(SEED)
-        for _ in range(SAMPLES):
-            inputs, labels = [], []
-            for position, (tensor, count) in enumerate(zip(self.inputs, self.counts, strict=True)):
-                places = np.unravel_index(np.arange(count), tensor.shape)
-                inputs.append((np.stack(places, axis=-1), tensor.draw(random, (count,))))
-                labels += [label.draw(random) for label in self.labels[position : position + 1]]
-            yield _one_or_all(inputs), _one_or_all(labels) if labels else None
-
-
-@registered(DATASETS, "sparse_dummy_v2")
+@dataset("sparse_dummy_v2")
 def sparse_dummy_v2(
     dense_shape: object,
     label_shape: object = (1,),
@@ -241,43 +206,29 @@ def sparse_dummy_v2(
     low: object = -128.0,
     high: object = 127.0,
     dtype: object = "float32",
-    filter: object = None,
-) -> SparseStream:
+) -> EndedStream:
     """Return random samples of sparse inputs; a shape is that of one sample.
 
-    Args:
-        dense_shape: shape of the input, or a list of shapes, one per input.
-        label_shape: shape of the labels: one for all inputs, or one each; None for no labels.
-        sparse_ratio: fraction of values that are omitted; one number, or one per input.
-        low: lower bound of the uniform values; one number, or one per tensor, inputs first, then
-            labels.
-        high: upper bound of the uniform values; one number, or one per tensor in that order.
-        dtype: one of `DTYPES`, or one per tensor in that order.
-        filter: no effect.
+    A single shape of labels is that of all inputs. `sparse_ratio` is the fraction of values that
+    are omitted; one number, or one per input.
 
     Returns:
         `SAMPLES` samples. An input is a pair: indices int64 `[K, rank]` and values `[K]` at the
         first K positions of the dense tensor. Several inputs are a tuple of pairs, several
         labels a tuple.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
     name = "sparse_dummy_v2"
-    say_ignored(name, filter=filter)
     inputs = _shapes(f"{name}: dense_shape", dense_shape)
-    labels: list[Any] = []
-    if label_shape is not None:
-        given = _shapes(f"{name}: label_shape", label_shape)
-        labels = _for_each(f"{name}: label_shape", given, len(inputs))
+    labels: list[Any] = _shapes(f"{name}: label_shape", label_shape)
+    if labels:
+        labels = _for_each(f"{name}: label_shape", labels, len(inputs))
     option = f"{name}: sparse_ratio"
     ratios = _for_each(option, numbers(option, sparse_ratio), len(inputs))
     if any(not 0 <= ratio <= 1 for ratio in ratios):
         raise ConfigurationError(f"{option} must be from 0 to 1, got {sparse_ratio!r}")
     tensors = _tensors(name, [*inputs, *labels], low, high, dtype, DTYPES)
-    counts = (
+    counts = tuple(
         round(int(np.prod(shape)) * (1 - ratio))
         for shape, ratio in zip(inputs, ratios, strict=True)
     )
-    drawn = tuple(tensors[: len(inputs)]), tuple(counts), tuple(tensors[len(inputs) :])
-    return SparseStream(*drawn)
+    return EndedStream(tuple(tensors[: len(inputs)]), tuple(tensors[len(inputs) :]), counts)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
+from neural_mp.compat.inc.components.registries import dataset
 from neural_mp.data.option_checks import (
     existing_folder,
     one_of,
@@ -101,7 +101,7 @@ class TokenizedSentences:
         return inputs, labels
 
 
-@registered(DATASETS, "GLUE", "onnxrt")
+@dataset("GLUE", "onnxrt")
 def glue(
     data_dir: object,
     model_name_or_path: object,
@@ -111,7 +111,6 @@ def glue(
     model_type: str = "bert",
     dynamic_length: bool = False,
     evaluate: bool = True,
-    filter: object = None,
 ) -> TokenizedSentences:
     """Return the sentences of a GLUE task with their labels.
 
@@ -125,32 +124,21 @@ def glue(
         model_type: one of `MODEL_TYPES`; `bert` has a third input, the segments.
         dynamic_length: whether to cut batches to their longest sample.
         evaluate: whether to read the evaluation samples, else the training samples.
-        filter: no effect.
 
     Returns:
         Samples of two or three arrays int64 `[max_seq_length]` (token ids, mask, segments), and
         the class (int64), or for `sts-b` a number (float32).
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: a file is missing or malformed, or there is no tokenizer.
-        MissingFrameworkError: transformers is not installed.
     """
-    say_ignored("GLUE", filter=filter)
     task = one_of("GLUE: task", str(task).lower(), tuple(TASKS))
     model_type = one_of("GLUE: model_type", str(model_type).lower(), MODEL_TYPES)
     length = whole_number("GLUE: max_seq_length", max_seq_length, minimum=1)
     is_dynamic = true_or_false("GLUE: dynamic_length", dynamic_length)
     form = TASKS[task]
     is_evaluation = true_or_false("GLUE: evaluate", evaluate)
-    file = existing_folder("GLUE: data_dir", data_dir) / (
-        form.evaluation if is_evaluation else "train.tsv"
-    )
-    classes = form.labels
-    if task == "mnli" and model_type == "roberta":
-        classes = _ROBERTA_MNLI
-    lower = true_or_false("GLUE: do_lower_case", do_lower_case)
-    tokenizer = _tokenizer(model_name_or_path, lower)
+    folder = existing_folder("GLUE: data_dir", data_dir)
+    tokenizer = _tokenizer(model_name_or_path, true_or_false("GLUE: do_lower_case", do_lower_case))
+    classes = _ROBERTA_MNLI if (task, model_type) == ("mnli", "roberta") else form.labels
+    file = folder / (form.evaluation if is_evaluation else "train.tsv")
     texts, labels = read_task(file, form, classes)
     ids, mask, segments = _tokenized(tokenizer, texts, length)
     inputs = (ids, mask, segments) if model_type == "bert" else (ids, mask)
@@ -172,7 +160,7 @@ def _tokenizer(name: object, do_lower_case: bool) -> Any:
         why = f" ({one_line(error)})" if path.is_dir() else ""
         raise DataError(
             f"GLUE: model_name_or_path: no tokenizer can be read from {source!r}{why}; nothing is "
-            f"downloaded, so give a folder with its files, such as vocab.txt and config.json"
+            f"downloaded, set a folder with its files, e.g. vocab.txt and config.json"
         ) from error
 
 
@@ -185,12 +173,9 @@ def read_task(
         file: tab-separated, UTF-8, unquoted.
         form: the file format.
         classes: labels in class order; empty for numeric labels.
-
-    Raises:
-        DataError: the file is missing or malformed.
     """
     if not file.is_file():
-        raise DataError(f"GLUE: {file} does not exist; it comes with the task's data")
+        raise DataError(f"GLUE: {file} does not exist; set data_dir to the folder of the task")
     texts, labels = [], []
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
@@ -200,7 +185,10 @@ def read_task(
                 if not row or (len(row) <= max(columns) and form.skips_short_rows):
                     continue
                 if len(row) <= max(columns):
-                    raise DataError(f"{file}, line {rows.line_num}: a cell is missing: {row}")
+                    raise DataError(
+                        f"{file}, line {rows.line_num}: at least {max(columns) + 1} cells are "
+                        f"expected, got {row}"
+                    )
                 texts.append(tuple(row[column] for column in columns[:-1]))
                 labels.append(_label(f"{file}, line {rows.line_num}", row[columns[-1]], classes))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -225,12 +213,12 @@ def _columns(file: Path, form: GlueTask, rows: Iterator[list[str]]) -> list[int]
 def _label(where: str, text: str, classes: tuple[str, ...]) -> int | float:
     if classes:
         if text not in classes:
-            raise DataError(f"{where}: the label {text!r} is none of {', '.join(classes)}")
+            raise DataError(f"{where}: label must be one of {', '.join(classes)}, got {text!r}")
         return classes.index(text)
     try:
         return float(text)
     except ValueError as error:
-        raise DataError(f"{where}: the label {text!r} is no number") from error
+        raise DataError(f"{where}: label must be a number, got {text!r}") from error
 
 
 def _tokenized(

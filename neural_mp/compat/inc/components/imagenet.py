@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored, sizes
+from neural_mp.compat.inc.components.registries import Options, dataset, option, sizes
 from neural_mp.data.images import ImageFolder, pillow, read_pixels
 from neural_mp.data.option_checks import existing_file, existing_folder, finite_number
 from neural_mp.errors import ConfigurationError, DataError
@@ -22,24 +22,17 @@ class DatasetWarning(UserWarning):
     """A possible problem of a dataset that is not an error."""
 
 
-@registered(DATASETS, "ImageFolder", "pytorch", "tensorflow")
-def image_folder(root: object, filter: object = None) -> ImageFolder:
+@dataset("ImageFolder", "pytorch", "tensorflow")
+def image_folder(root: object) -> ImageFolder:
     """Return images from one folder per class, as RGB.
 
     Args:
         root: the folder of class folders.
-        filter: no effect.
 
     Returns:
         Samples of a uint8 array `[height, width, 3]` and the class index (int) in the sorted
         names of the class folders.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: `root` is missing or contains no images, or (when read) an image is broken.
-        MissingFrameworkError: Pillow is not installed.
     """
-    say_ignored("ImageFolder", filter=filter)
     return ImageFolder(root)
 
 
@@ -51,19 +44,32 @@ class _UnconvertedImageFolder(ImageFolder):
         return read_pixels(path, None, "dataset 'ImageFolder'"), label
 
 
-@registered(DATASETS, "ImageFolder", "onnxrt")
-def unconverted_image_folder(root: object, filter: object = None) -> ImageFolder:
+@dataset("ImageFolder", "onnxrt")
+def unconverted_image_folder(root: object) -> ImageFolder:
     """Return images from one folder per class, unconverted: a grey image is `[height, width]`.
 
     Arguments, samples and errors are otherwise those of `image_folder`.
     """
-    say_ignored("ImageFolder", filter=filter)
     return _UnconvertedImageFolder(root)
 
 
-@registered(DATASETS, "ImagenetRaw")
+def _label_file(name: str, value: Any) -> Path | None:
+    return None if value is None else existing_file(name, value)
+
+
+def _default_list(folder: Path) -> Path:
+    found = next((folder / name for name in LABEL_LISTS if (folder / name).is_file()), None)
+    if found is None:
+        raise DataError(
+            f"ImagenetRaw: {folder} has no {' or '.join(LABEL_LISTS)}; set image_list to a file "
+            f"with a line 'image label' for each image"
+        )
+    return found
+
+
+@dataset("ImagenetRaw", needs=pillow)
 @dataclass(frozen=True)
-class ImagenetRaw:
+class ImagenetRaw(Options):
     """Image files with labels from a list.
 
     A sample is a uint8 array `[height, width, 3]`, RGB, and the label (int) in the list.
@@ -72,54 +78,33 @@ class ImagenetRaw:
         data_path: the folder of images.
         image_list: a file with a line `image label` for each image, with paths relative to
             `data_path`. Default: `val.txt`, or else `val_map.txt`, in `data_path`.
-        filter: no effect.
         files: the images with their labels, in list order. Listed images that do not exist are
             skipped with a warning.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: the folder or the list is missing, a line is malformed, or no listed image
-            exists; or (when read) an image is broken.
-        MissingFrameworkError: Pillow is not installed.
     """
 
-    data_path: Any
-    image_list: Any = None
-    filter: Any = None
+    data_path: Any = option(existing_folder)
+    image_list: Any = option(_label_file, None)
     files: tuple[tuple[Path, int], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        say_ignored("ImagenetRaw", filter=self.filter)
-        pillow("dataset 'ImagenetRaw'")
-        folder = existing_folder("ImagenetRaw: data_path", self.data_path)
-        label_list = self._label_list(folder)
-        listed = _listed_images(folder, label_list)
+        super().__post_init__()
+        label_list = self.image_list or _default_list(self.data_path)
+        listed = _listed_images(self.data_path, label_list)
         found = tuple((path, label) for path, label in listed if path.is_file())
+        missing = [path for path, _ in listed if not path.is_file()]
         if not found:
-            first = f", such as {listed[0][0]}" if listed else ""
+            first = f", e.g. {missing[0]}" if missing else ""
             raise DataError(
                 f"ImagenetRaw: none of the {len(listed)} images in {label_list} exists{first}"
             )
-        if len(found) < len(listed):
-            missing = next(path for path, _ in listed if not path.is_file())
+        if missing:
             warnings.warn(
-                f"ImagenetRaw: {len(listed) - len(found)} of {len(listed)} images in {label_list} "
-                f"do not exist and are left out, such as {missing}",
+                f"ImagenetRaw: {len(missing)} of {len(listed)} images in {label_list} do not exist "
+                f"and are skipped, e.g. {missing[0]}",
                 DatasetWarning,
                 stacklevel=3,
             )
-        object.__setattr__(self, "files", found)
-
-    def _label_list(self, folder: Path) -> Path:
-        if self.image_list is not None:
-            return existing_file("ImagenetRaw: image_list", self.image_list)
-        for name in LABEL_LISTS:
-            if (folder / name).is_file():
-                return folder / name
-        raise DataError(
-            f"ImagenetRaw: {folder} has no {' or '.join(LABEL_LISTS)}; set image_list to a file "
-            f"with a line 'image label' for each image"
-        )
+        self.put(files=found)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -144,14 +129,21 @@ def _listed_images(folder: Path, label_list: Path) -> list[tuple[Path, int]]:
         except ValueError as error:
             raise DataError(
                 f"{label_list}, line {number}: expected an image and its label, a whole number, "
-                f"such as 'ILSVRC2012_val_00000001.JPEG 65', got {line!r}"
+                f"e.g. 'ILSVRC2012_val_00000001.JPEG 65', got {line!r}"
             ) from error
     return listed
 
 
-@registered(DATASETS, "style_transfer", "tensorflow")
+def _width_and_height(name: str, value: object) -> tuple[int, ...]:
+    shape = sizes(name, value)
+    if len(shape) != 2:
+        raise ConfigurationError(f"{name} must be [width, height], got {value!r}")
+    return shape
+
+
+@dataset("style_transfer", "tensorflow", needs=pillow)
 @dataclass(frozen=True)
-class StyleTransfer:
+class StyleTransfer(Options):
     """All pairs of a content image and a style image.
 
     A sample is `((content, style), 0)` with two float64 arrays `[height, width, channels]` from
@@ -163,40 +155,23 @@ class StyleTransfer:
         crop_ratio: ignored: as in Intel Neural Compressor, images are scaled whole, not cropped.
         resize_shape: `[width, height]` after bicubic scaling.
         image_format: ending of the images' file names.
-        filter: no effect.
         pairs: the image pairs, in sample order.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: a folder is missing or contains no such images, or (when read) one is broken.
-        MissingFrameworkError: Pillow is not installed.
     """
 
-    content_folder: Any
-    style_folder: Any
-    crop_ratio: float = 0.1
-    resize_shape: Any = (256, 256)
+    content_folder: Any = option(existing_folder)
+    style_folder: Any = option(existing_folder)
+    crop_ratio: float = option(finite_number, 0.1)
+    resize_shape: Any = option(_width_and_height, (256, 256))
     image_format: str = "jpg"
-    filter: Any = None
     pairs: tuple[tuple[Path, Path], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        say_ignored("style_transfer", filter=self.filter)
-        pillow("dataset 'style_transfer'")
-        finite_number("style_transfer: crop_ratio", self.crop_ratio)
-        shape = sizes("style_transfer: resize_shape", self.resize_shape)
-        if len(shape) != 2:
-            raise ConfigurationError(
-                f"style_transfer: resize_shape must be [width, height], got {self.resize_shape!r}"
-            )
-        contents = self._images("content_folder", self.content_folder)
-        styles = self._images("style_folder", self.style_folder)
-        pairs = tuple((content, style) for content in contents for style in styles)
-        object.__setattr__(self, "resize_shape", shape)
-        object.__setattr__(self, "pairs", pairs)
+        super().__post_init__()
+        contents, styles = self._images("content_folder"), self._images("style_folder")
+        self.put(pairs=tuple((content, style) for content in contents for style in styles))
 
-    def _images(self, option: str, value: object) -> list[Path]:
-        folder = existing_folder(f"style_transfer: {option}", value)
+    def _images(self, option: str) -> list[Path]:
+        folder: Path = getattr(self, option)
         found = sorted(
             path
             for path in folder.iterdir()
@@ -205,7 +180,7 @@ class StyleTransfer:
         if not found:
             raise DataError(
                 f"style_transfer: {option}: {folder} has no files ending in "
-                f"{self.image_format!r}; image_format sets the ending"
+                f"{self.image_format!r}; set image_format to the ending of the images"
             )
         return found
 

@@ -35,9 +35,6 @@ class TopK(RunningMean):
 
     Args:
         k: number of highest scores.
-
-    Raises:
-        ConfigurationError: `k` is not an integer from 1.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -48,11 +45,7 @@ class TopK(RunningMean):
         self.k = whole_number("topk: k", k, minimum=1)
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
-        """Update with one batch.
-
-        Raises:
-            MetricError: the numbers of labels and of rows of scores differ.
-        """
+        """Update with one batch."""
         scores = as_one(preds, "predictions")
         scores = scores.reshape(len(scores) if scores.ndim > 1 else 1, -1)
         truth = np.atleast_1d(as_one(labels, "labels"))
@@ -88,9 +81,6 @@ class TensorFlowTopK(TopK):
 
     Args:
         k: number of highest scores.
-
-    Raises:
-        ConfigurationError: `k` is not an integer from 1.
     """
 
     def _hits(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -128,11 +118,7 @@ class Accuracy(RunningMean):
         return self._most or None
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
-        """Update with one batch.
-
-        Raises:
-            MetricError: the shapes are incompatible.
-        """
+        """Update with one batch."""
         scores = np.atleast_1d(as_one(preds, "predictions"))
         truth = np.atleast_1d(as_one(labels, "labels"))
         if scores.ndim == truth.ndim + 1:
@@ -165,9 +151,6 @@ class ROC(RunningMean):
 
     Args:
         task: `dlrm`, `dien` or `wide_deep`, with identical results.
-
-    Raises:
-        ConfigurationError: the task is unknown.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -178,11 +161,7 @@ class ROC(RunningMean):
         self.task = one_of("ROC: task", task, ("dlrm", "dien", "wide_deep"))
 
     def update(self, preds: object, labels: object) -> None:
-        """Update with one batch.
-
-        Raises:
-            MetricError: the numbers of scores and labels differ.
-        """
+        """Update with one batch."""
         scores = np.atleast_1d(np.squeeze(as_one(preds, "predictions")))
         truth = np.atleast_1d(np.squeeze(as_one(labels, "labels")))
         if scores.ndim != 1 or scores.shape != truth.shape:
@@ -214,11 +193,7 @@ class F1:
         self._scores: list[float] = []
 
     def update(self, preds: object, labels: object) -> None:
-        """Update with one batch.
-
-        Raises:
-            MetricError: predictions or labels are not a list of single values.
-        """
+        """Update with one batch."""
         self._scores.append(token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels")))
 
     def merge(self, other: F1) -> None:
@@ -226,11 +201,7 @@ class F1:
         self._scores += other._scores
 
     def result(self) -> float:
-        """Return the mean over batches since the last reset, 0 to 1.
-
-        Raises:
-            MetricError: there was no update.
-        """
+        """Return the mean over batches since the last reset, 0 to 1."""
         if not self._scores:
             raise nothing_taken_in(self)
         return float(np.mean(self._scores))
@@ -266,9 +237,6 @@ class MeanIntersectionOverUnion(MeanIoU):
 
     Args:
         num_classes: number of classes.
-
-    Raises:
-        ConfigurationError: `num_classes` is not an integer from 1.
     """
 
     def __init__(self, num_classes: int = 21) -> None:
@@ -276,11 +244,7 @@ class MeanIntersectionOverUnion(MeanIoU):
         self._classes = num_classes
 
     def update(self, preds: object, labels: object) -> None:
-        """Update with one batch.
-
-        Raises:
-            MetricError: the numbers of predictions and labels differ, or a prediction is invalid.
-        """
+        """Update with one batch."""
         predicted = whole_numbers(as_one(preds, "predictions"), "predictions").reshape(-1)
         truth = whole_numbers(as_one(labels, "labels"), "labels").reshape(-1)
         if predicted.shape != truth.shape:
@@ -308,11 +272,7 @@ class _OutputByOutput(RunningMean):
         self.compare_label = true_or_false(name, compare_label)
 
     def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
-        """Update with one batch.
-
-        Raises:
-            MetricError: predictions and labels differ in number or shape.
-        """
+        """Update with one batch."""
         for predicted, truth in _pairs(preds, labels):
             super().update(predicted, truth)  # type: ignore[misc]
 
@@ -326,9 +286,6 @@ class MAE(_OutputByOutput, regression.MAE):
     Args:
         compare_label: whether predictions are compared with the labels, else with the
             predictions of the FP32 model.
-
-    Raises:
-        ConfigurationError: `compare_label` is not a boolean.
     """
 
 
@@ -356,11 +313,7 @@ class Loss(RunningMean):
     higher_is_better: ClassVar[bool] = False
 
     def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
-        """Update with one batch.
-
-        Raises:
-            MetricError: predictions and labels differ in number or shape.
-        """
+        """Update with one batch."""
         self._sum += float(sum(predicted.sum() for predicted, _ in _pairs(preds, labels)))
         first = parts(labels)[0]
         array = np.atleast_1d(as_array(first, "labels"))

@@ -74,11 +74,6 @@ class MeanAveragePrecision:
         map_key: value of COCO's summary to return, e.g. `DetectionBoxes_Precision/mAP` or
             `DetectionBoxes_Recall/AR@100`. Values for an overlap outside `iou_thrs` are -1. With
             `map_points` 0, recall is always 1 in INC, but correct here.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: the file `anno_path` does not exist.
-        MissingFrameworkError: pycocotools is not installed.
     """
 
     running: ClassVar[bool] = False  # slow, and not a mean over samples
@@ -109,11 +104,7 @@ class MeanAveragePrecision:
         self._found: dict[str, Boxes] = {}
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
-        """Update with one batch.
-
-        Raises:
-            MetricError: predictions or labels are malformed, or a class name is unknown.
-        """
+        """Update with one batch."""
         outputs = [_by_image(output) for output in _listed(preds, "predictions")]
         positions = self._positions(len(outputs))
         if not isinstance(labels, list | tuple) or len(labels) != 4:

@@ -53,9 +53,6 @@ class GLUE(Collection):
 
     Args:
         task: `mrpc`, `qqp`, `qnli`, `rte`, `sts-b`, `cola`, `mnli`, `wnli` or `sst-2`.
-
-    Raises:
-        ConfigurationError: the task is unknown.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -65,11 +62,7 @@ class GLUE(Collection):
         self.task = one_of("GLUE: task", task, tuple(_GLUE))
 
     def update(self, preds: object, labels: object) -> None:
-        """Update with one batch.
-
-        Raises:
-            MetricError: predictions and labels do not fit each other or the task.
-        """
+        """Update with one batch."""
         scores, truth = as_one(preds, "predictions"), as_one(labels, "labels")
         if self.task == "sts-b":
             fits = scores.size == truth.size
@@ -87,11 +80,7 @@ class GLUE(Collection):
         self.take_in(predicted, truth.reshape(-1))
 
     def result(self) -> float:
-        """Return the value since the last reset, at most 1.
-
-        Raises:
-            MetricError: there was no update, or only one sample for a correlation.
-        """
+        """Return the value since the last reset, at most 1."""
         predicted, truth = self.collected()
         measure = _GLUE[self.task]
         if measure == "accuracy":
@@ -135,9 +124,6 @@ class SquadF1:
             labels: the articles under `data` of a SQuAD file, with paragraphs, questions and
                 correct answers.
             sample_weight: no effect.
-
-        Raises:
-            MetricError: the arguments are malformed, or there is no question.
         """
         if preds is None or (isinstance(preds, Sequence | Mapping) and not len(preds)):
             return
@@ -212,11 +198,7 @@ class BLEU:
         self._words = self._reference_words = 0
 
     def update(self, preds: object, labels: object) -> None:
-        """Update with translations and as many references, each a list of strings.
-
-        Raises:
-            MetricError: items are not strings, or the lengths differ.
-        """
+        """Update with translations and as many references, each a list of strings."""
         translations, references = _texts(preds, "predictions"), _texts(labels, "labels")
         if len(translations) != len(references):
             raise MetricError(
@@ -240,11 +222,7 @@ class BLEU:
         self._reference_words += other._reference_words
 
     def result(self) -> float:
-        """Return the score since the last reset, 0 to 100.
-
-        Raises:
-            MetricError: there was no update, or no reference contains a word.
-        """
+        """Return the score since the last reset, 0 to 100."""
         if not self._reference_words:
             raise nothing_taken_in(self)
         if not self._words:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.registries import DATASETS, TRANSFORMS, registered, say_ignored
+from neural_mp.compat.inc.components.registries import TRANSFORMS, dataset, registered
 from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
 from neural_mp.data.option_checks import existing_file, existing_folder, package
 from neural_mp.errors import ConfigurationError, DataError, one_line
@@ -25,8 +25,9 @@ _HEAD, _TAIL = 12, 4
 BOX_EDGES = ("ymin", "xmin", "ymax", "xmax")
 
 
-def _tensorflow(name: str = "TFRecord") -> Any:
-    return package("tensorflow", f"dataset {name!r}", "tensorflow")
+def tensorflow_for(needed_by: str = "dataset 'TFRecord'") -> Any:
+    """Return the module `tensorflow`."""
+    return package("tensorflow", needed_by, "tensorflow")
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Record:
         from google.protobuf.message import DecodeError
 
         try:
-            return cls(_tensorflow().train.Example.FromString(serialized))
+            return cls(tensorflow_for().train.Example.FromString(serialized))
         except DecodeError as error:
-            raise ValueError(f"it is no tf.train.Example: {error}") from error
+            raise ValueError(f"expected a tf.train.Example: {error}") from error
 
     def _values(self, name: str, kind: str) -> Sequence[Any]:
         features = self.example.features.feature
@@ -66,6 +67,19 @@ class Record:
         """Return all values of an integer feature: int64 `[N]`."""
         return np.array(self._values(name, "int64_list"), dtype=np.int64)
 
+    def integer(self, name: str, default: int | None = None) -> Any:
+        """Return the single value of an integer feature, int64; a default if missing.
+
+        Raises:
+            ValueError: there are several values, or none and no default.
+        """
+        values = self.integers(name)
+        if not len(values) and default is not None:
+            return np.int64(default)
+        if len(values) != 1:
+            raise ValueError(f"feature {name!r} must hold one value, got {len(values)}")
+        return values[0]
+
     def floats(self, name: str) -> np.ndarray:
         """Return all values of a float feature: float32 `[N]`."""
         return np.array(self._values(name, "float_list"), dtype=np.float32)
@@ -78,12 +92,12 @@ class Record:
         """
         content = self.text(name)
         if not content:
-            raise ValueError(f"it has nothing under {name!r}")
+            raise ValueError(f"feature {name!r} must hold an image, got no value")
         try:
             return as_tensor_image(decode(content).numpy())
-        except _tensorflow().errors.OpError as error:
+        except tensorflow_for().errors.OpError as error:
             raise ValueError(
-                f"what it has under {name!r} cannot be read as an image: {one_line(error)}"
+                f"feature {name!r} cannot be decoded as an image: {one_line(error)}"
             ) from error
 
 
@@ -100,8 +114,8 @@ def _check_lengths(name: str, file: Path, size: int, _changed: int) -> None:
             length = int.from_bytes(stream.read(8), "little")
             if length > size:
                 raise DataError(
-                    f"{name}: a record of {file} is said to hold {length} bytes, and the file "
-                    f"holds {size}"
+                    f"{name}: {file} is damaged: the length of a record exceeds that of the file, "
+                    f"{length} bytes > {size} bytes"
                 )
             place += _HEAD + length + _TAIL
 
@@ -121,7 +135,7 @@ class RecordDataset:
     decode: Callable[[bytes], Any]
 
     def __iter__(self) -> Iterator[Any]:
-        tensorflow = _tensorflow(self.name)
+        tensorflow = tensorflow_for(f"dataset {self.name!r}")
         for file in self.files:
             found = Path(file).stat()
             _check_lengths(self.name, Path(file), found.st_size, found.st_mtime_ns)
@@ -146,28 +160,23 @@ class RecordDataset:
         return f"{self.files[0]}{more}"
 
 
-@dataclass(frozen=True)
-class BoxRecordDataset(RecordDataset):
-    """Records with a different number of boxes per image."""
+class BoxedImages:
+    """Mixin of datasets of samples `(image, (boxes, names, classes, image id))`."""
 
     def collate_samples(self, samples: list[Any]) -> tuple[Any, Any]:
-        """Return stacked images; each part of the labels as an array or a list of arrays."""
-        return stack_images(samples)
+        """Return a batch: the stacked images, and the parts of the labels in order.
+
+        A part is an array with the batch as first axis or, if the numbers of boxes differ, a list
+        with one array per image.
+        """
+        images = stack([image for image, _ in samples])
+        parts = zip(*(label for _, label in samples), strict=True)
+        return images, tuple(_stack_or_list([np.asarray(item) for item in part]) for part in parts)
 
 
-def stack_images(samples: list[Any]) -> tuple[Any, Any]:
-    """Return a batch of samples `(image, (boxes, names, classes, image id))`.
-
-    Returns:
-        The stacked images, and the parts of the labels in that order: each an array with the
-        batch as first axis or, if the numbers of boxes differ, a list with one array per image.
-
-    Raises:
-        DataError: the images differ in shape.
-    """
-    images = stack([image for image, _ in samples])
-    parts = zip(*(label for _, label in samples), strict=True)
-    return images, tuple(_stack_or_list([np.asarray(item) for item in part]) for part in parts)
+@dataclass(frozen=True)
+class BoxRecordDataset(BoxedImages, RecordDataset):
+    """Records with a different number of boxes per image."""
 
 
 def _stack_or_list(arrays: list[np.ndarray]) -> Any:
@@ -183,63 +192,42 @@ def _matching(name: str, root: object, pattern: str) -> tuple[str, ...]:
     return files
 
 
-@registered(DATASETS, "ImageRecord", "tensorflow")
-def image_record(root: object, filter: object = None) -> RecordDataset:
+@dataset("ImageRecord", "tensorflow", needs=tensorflow_for)
+def image_record(root: object) -> RecordDataset:
     """Return ImageNet in TFRecord files, e.g. `root/validation-00000-of-00128`.
 
     Args:
         root: the folder of files, named `*-*-of-*`.
-        filter: no effect.
 
     Returns:
         Samples of a uint8 array `[height, width, 3]`, RGB, and an int32 array `[1]`, the class;
         -1 for none. Records of the files are interleaved.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: the folder is missing or has no such files, or (when read) a record is broken.
-        MissingFrameworkError: TensorFlow is not installed.
     """
-    say_ignored("ImageRecord", filter=filter)
-    _tensorflow("ImageRecord")
     files = _matching("ImageRecord", root, "*-*-of-*")
     return RecordDataset("ImageRecord", files, _decode_imagenet)
 
 
 def _decode_imagenet(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
     record = Record.parse(serialized)
-    decode = _tensorflow().io.decode_jpeg
+    decode = tensorflow_for().io.decode_jpeg
     by_fast_rules = partial(decode, channels=3, fancy_upscaling=False, dct_method="INTEGER_FAST")
     image = record.image("image/encoded", by_fast_rules)
-    labels = record.integers("image/class/label")
-    if len(labels) > 1:
-        raise ValueError(f"image/class/label holds {len(labels)} values, expected one")
-    return image, (labels if len(labels) else np.array([-1])).astype(np.int32)
+    return image, np.array([record.integer("image/class/label", -1)], dtype=np.int32)
 
 
-@registered(DATASETS, "COCORecord", "tensorflow")
-def coco_record(root: object, num_cores: object = None, filter: object = None) -> RecordDataset:
+@dataset("COCORecord", "tensorflow", ignored=("num_cores", "filter"), needs=tensorflow_for)
+def coco_record(root: object) -> RecordDataset:
     """Return COCO in one TFRecord file, as written by the TensorFlow object detection tools.
 
     Args:
         root: the file.
-        num_cores: no effect.
-        filter: no effect.
 
     Returns:
         Samples of a uint8 array `[height, width, 3]`, RGB, and a label of four parts: the boxes,
         float32 `[N, 4]`, as ymin, xmin, ymax, xmax in fractions of the image's height and width;
         class names, bytes `[N]`; classes, int64 `[N]`; and the image's id, bytes `[]`.
-        Batches are built by `stack_images`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: the file is missing or has no boxes with classes, or (when read) a record is
-            broken.
-        MissingFrameworkError: TensorFlow is not installed.
+        Batches are those of `BoxedImages`.
     """
-    say_ignored("COCORecord", num_cores=num_cores, filter=filter)
-    _tensorflow("COCORecord")
     file = str(existing_file("COCORecord: root", root))
     first = next(iter(RecordDataset("COCORecord", (file,), Record.parse)), None)
     classes = () if first is None else first.integers("image/object/class/label")
@@ -255,7 +243,7 @@ def coco_record(root: object, num_cores: object = None, filter: object = None) -
 
 def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     record = Record.parse(serialized)
-    decode = partial(_tensorflow().io.decode_image, channels=3, expand_animations=False)
+    decode = partial(tensorflow_for().io.decode_image, channels=3, expand_animations=False)
     edges = [record.floats(f"image/object/bbox/{edge}") for edge in BOX_EDGES]
     label = (
         np.stack(edges, axis=-1),
@@ -266,25 +254,17 @@ def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]
     return record.image("image/encoded", decode), label
 
 
-@registered(DATASETS, "VOCRecord", "tensorflow")
-def voc_record(root: object, filter: object = None) -> RecordDataset:
+@dataset("VOCRecord", "tensorflow", needs=tensorflow_for)
+def voc_record(root: object) -> RecordDataset:
     """Return PASCAL VOC segmentation in TFRecord files, e.g. `root/val-00000-of-00004.tfrecord`.
 
     Args:
         root: the folder of files, named `val-*`.
-        filter: no effect.
 
     Returns:
         Samples of a uint8 array `[height, width, 3]`, RGB, and a uint8 array
         `[height, width, 1]`, the class of every pixel. Records of the files are interleaved.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: the folder is missing or has no such files, or (when read) a record is broken.
-        MissingFrameworkError: TensorFlow is not installed.
     """
-    say_ignored("VOCRecord", filter=filter)
-    _tensorflow("VOCRecord")
     return RecordDataset("VOCRecord", _matching("VOCRecord", root, "val-*"), _decode_voc)
 
 
@@ -295,29 +275,21 @@ def _decode_voc(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _decoded(content: bytes, channels: int) -> Any:
-    ops = _tensorflow().io
+    ops = tensorflow_for().io
     decode = ops.decode_jpeg if ops.is_jpeg(content) else ops.decode_png
     return decode(content, channels=channels)
 
 
-@registered(DATASETS, "TFRecordDataset", "tensorflow")
-def tf_record_dataset(root: object, filter: object = None) -> RecordDataset:
+@dataset("TFRecordDataset", "tensorflow", needs=tensorflow_for)
+def tf_record_dataset(root: object) -> RecordDataset:
     """Return the serialized records of TFRecord files, for a transform that parses them.
 
     Args:
         root: a file, or a file pattern, e.g. `folder/*.tfrecord`.
-        filter: no effect.
 
     Returns:
         Samples that are the bytes of a record. Records of the files are interleaved.
-
-    Raises:
-        ConfigurationError: `root` is not a path.
-        DataError: no such file exists.
-        MissingFrameworkError: TensorFlow is not installed.
     """
-    say_ignored("TFRecordDataset", filter=filter)
-    _tensorflow("TFRecordDataset")
     if not isinstance(root, str | Path):
         raise ConfigurationError(f"TFRecordDataset: root must be a path, got {root!r}")
     path = Path(root).expanduser().absolute()
@@ -342,23 +314,18 @@ class Decoder:
     decode: Callable[[bytes], tuple[Any, Any]]
 
     def __call__(self, sample: Any) -> tuple[Any, Any]:
-        """Decode one record.
-
-        Raises:
-            DataError: the sample is neither a record nor a pair, or the record is broken.
-            MissingFrameworkError: TensorFlow is not installed.
-        """
+        """Decode one record."""
         if type(sample).__module__.startswith("tensorflow.") and hasattr(sample, "numpy"):
             sample = sample.numpy()
         if isinstance(sample, bytes):
             try:
                 return self.decode(sample)
             except ValueError as error:
-                raise DataError(f"{self.name}: a record cannot be read: {error}") from error
+                raise DataError(f"{self.name}: damaged record: {error}") from error
         if isinstance(sample, tuple | list) and len(sample) == 2:
             return sample[0], sample[1]
         raise DataError(
-            f"{self.name} takes records, or samples (image, label), got {type(sample).__name__}"
+            f"{self.name}: a sample must be a record or (image, label), got {type(sample).__name__}"
         )
 
 

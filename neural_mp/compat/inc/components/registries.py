@@ -9,32 +9,27 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial, wraps
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import DATASETS as OUR_DATASETS
 from neural_mp.data import TRANSFORMS as OUR_TRANSFORMS
-from neural_mp.data.option_checks import finite_number, whole_numbers
+from neural_mp.data.option_checks import finite_number, one_of, whole_number, whole_numbers
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.metrics import METRICS as OUR_METRICS
 from neural_mp.metrics.predictions import as_array
 from neural_mp.util.pytree import as_numpy
 
-_WHY_IGNORED = {
+#: Dataset options without effect → reason.
+_IGNORED = {
     "filter": "all samples of the dataset are used",
     "num_cores": "files are read one after the other",
 }
-
-
-def say_ignored(dataset: str, **options: Any) -> None:
-    """Warn about each option without effect that was set (is not None)."""
-    for option, value in options.items():
-        if value is not None:
-            message = f"dataset {dataset!r}: {option} is ignored: {_WHY_IGNORED[option]}"
-            warnings.warn(message, IgnoredSettingWarning, stacklevel=3)
 
 
 def words(option: str, value: Any) -> list[Any]:
@@ -86,9 +81,6 @@ def as_one(values: Any, what: str) -> np.ndarray:
     Args:
         values: output of a model or a dataloader.
         what: `"predictions"` or `"labels"`, for messages.
-
-    Raises:
-        MetricError: the values do not form one numeric array.
     """
     pieces = parts(values)
     if len(pieces) == 1:
@@ -111,6 +103,43 @@ def text(value: Any) -> str:
 
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+#: Validates a value by the name of its option, and returns the normalized value.
+Check = Callable[[str, Any], Any]
+POSITIVE: Check = partial(whole_number, minimum=1)
+NON_NEGATIVE: Check = partial(whole_number, minimum=0)
+
+
+def choice(*words: str) -> Check:
+    """Return a check for one of some words."""
+    return lambda option, value: one_of(option, value, words)
+
+
+def option(check: Check, default: Any = MISSING, *, kw_only: bool = False) -> Any:
+    """Return a field of `Options` that `check` validates and normalizes."""
+    return field(default=default, kw_only=kw_only, metadata={"check": check})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of frozen dataclasses whose fields are options, validated when created."""
+
+    #: Registered name, for messages.
+    label: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if "check" in item.metadata:
+                name = f"{self.label}: {item.name}"
+                self.put(**{item.name: item.metadata["check"](name, getattr(self, item.name))})
+        beyond = getattr(super(), "__post_init__", None)
+        if beyond is not None:
+            beyond()
+
+    def put(self, **values: Any) -> None:
+        """Set fields during creation."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
 
 FRAMEWORKS = ("pytorch", "tensorflow", "onnxrt")
 
@@ -119,11 +148,7 @@ class ShortRegistry(Registry):
     """A registry in which a bare value sets the first option: `Resize: 256`."""
 
     def build(self, name: str, options: Any = None) -> Any:
-        """Call the factory registered as `name` with `options`, or with a bare value.
-
-        Raises:
-            ConfigurationError: the name or an option is unknown, or an option is missing.
-        """
+        """Call the factory registered as `name` with `options`, or with a bare value."""
         if options is not None and not isinstance(options, Mapping):
             parameters = [*inspect.signature(self.find(name)).parameters]
             if parameters:
@@ -148,8 +173,54 @@ def registered(
     """Return a decorator that registers a factory for some frameworks; by default for all."""
 
     def add(factory: Factory) -> Factory:
+        _label(factory, name)
         for framework in frameworks or (None,):
             registries[framework].register(name)(factory)
+        return factory
+
+    return add
+
+
+def _label(factory: Callable[..., Any], name: str) -> None:
+    if inspect.isclass(factory) and issubclass(factory, Options):
+        factory.label = name
+
+
+def dataset(
+    name: str,
+    *frameworks: str,
+    ignored: Sequence[str] = ("filter",),
+    needs: Callable[[str], object] | None = None,
+) -> Callable[[Factory], Factory]:
+    """Return a decorator that registers a dataset.
+
+    Args:
+        name: name of the dataset.
+        *frameworks: frameworks whose files may use the name; default: all.
+        ignored: further options, without effect.
+        needs: imports a package, by the name of its user, before the dataset is created.
+    """
+
+    def add(factory: Factory) -> Factory:
+        _label(factory, name)
+
+        @wraps(factory)
+        def made(*arguments: object, **options: object) -> Any:
+            for option in ignored:
+                if options.pop(option, None) is not None:
+                    message = f"dataset {name!r}: {option} is ignored: {_IGNORED[option]}"
+                    warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
+            if needs is not None:
+                needs(f"dataset {name!r}")
+            return factory(*arguments, **options)
+
+        signature = inspect.signature(factory)
+        unused = [
+            inspect.Parameter(o, inspect.Parameter.KEYWORD_ONLY, default=None) for o in ignored
+        ]
+        parameters = [*signature.parameters.values(), *unused]
+        vars(made)["__signature__"] = signature.replace(parameters=parameters)
+        registered(DATASETS, name, *frameworks)(made)
         return factory
 
     return add

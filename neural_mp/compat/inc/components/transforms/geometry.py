@@ -41,9 +41,6 @@ class Resize(ImageTransform):
         size: one number for both sizes; `[width, height]` for an array, `[height, width]` for an
             image of a record.
         interpolation: `nearest`, `bilinear` or `bicubic`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     size: Any
@@ -91,9 +88,6 @@ class CropResize(ImageTransform):
         x, y: left and upper edge of the part.
         width, height: size of the part.
         size, interpolation: as in `Resize`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     x: int
@@ -119,11 +113,7 @@ class CropResize(ImageTransform):
 @registered(TRANSFORMS, "CropToBoundingBox", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class CropToBoundingBox(ImageTransform):
-    """Crop the part with this upper left corner and size.
-
-    Raises:
-        ConfigurationError: an option is not an integer, or below its minimum.
-    """
+    """Crop the part with this upper left corner and size."""
 
     offset_height: int
     offset_width: int
@@ -159,9 +149,6 @@ class PaddedCenterCrop(ImageTransform):
     """Crop the central square with `size / (size + crop_padding)` of the shorter edge.
 
     The result is not scaled; a Resize must follow.
-
-    Raises:
-        ConfigurationError: an option is invalid, or `size` contains two different sizes.
     """
 
     size: Any
@@ -185,11 +172,7 @@ class PaddedCenterCrop(ImageTransform):
 
 @dataclass(frozen=True)
 class RandomTransform(ImageTransform):
-    """Random transform; an equal `seed` reproduces the sequence of random numbers.
-
-    Raises:
-        ConfigurationError: the seed is not an integer from 0.
-    """
+    """Random transform; an equal `seed` reproduces the sequence of random numbers."""
 
     seed: int = field(default=0, kw_only=True)
     random: np.random.RandomState = field(init=False, repr=False, compare=False)
@@ -229,11 +212,7 @@ class RandomVerticalFlip(RandomFlip):
 @registered(TRANSFORMS, "RandomCrop", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class RandomCrop(RandomTransform):
-    """Crop `[height, width]`: at random from an array, centrally from an image of a record.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-    """
+    """Crop `[height, width]`: at random from an array, centrally from an image of a record."""
 
     size: Any
 
@@ -263,9 +242,6 @@ class RandomResizedCrop(RandomTransform):
         scale: smallest and largest fraction of the image's area.
         ratio: smallest and largest ratio of width to height.
         interpolation: `nearest`, `bilinear`, or for arrays also `bicubic`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     size: Any

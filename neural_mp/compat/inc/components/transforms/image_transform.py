@@ -69,11 +69,7 @@ class ImageTransform(InputTransform):
         return as_tensor_image(inputs) if is_tensor_image(inputs) else np.asarray(inputs)
 
     def __call__(self, sample: Any) -> tuple[np.ndarray, Any]:
-        """Transform one sample `(image, label)`.
-
-        Raises:
-            DataError: the sample is not such a pair, or the image does not fit.
-        """
+        """Transform one sample `(image, label)`."""
         changed, label = super().__call__(sample)
         return (as_tensor_image(changed) if is_tensor_image(sample[0]) else changed), label
 

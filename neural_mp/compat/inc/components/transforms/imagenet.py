@@ -60,9 +60,6 @@ class BilinearImagenet(ImageTransform):
         central_fraction: fraction of height and width that is kept.
         mean_value: subtracted at the end, one number or one per channel.
         scale: factor applied after `mean_value`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     height: int
@@ -124,9 +121,6 @@ class CroppedToSize(RandomTransform):
         resize_method: interpolation method.
         data_format: `channels_last`, or `channels_first`.
         subpixels: `BGR` reverses the channels.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     height: int
@@ -236,9 +230,6 @@ class ResizeWithAspectRatio(ImageTransform):
         height, width: size of the later crop.
         scale: percentage of the scaled edge that the crop keeps.
         inter_pol: `area`, `bilinear`, `bicubic` or `nearest`, or OpenCV's number of the method.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     height: int
@@ -278,9 +269,6 @@ class ResizeWithRatio(ImageTransform):
         min_dim, max_dim: in pixels; 0 for no bound.
         padding: whether to pad to `max_dim` × `max_dim`.
         constant_value: the padding value.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     min_dim: int = 800
@@ -299,9 +287,6 @@ class ResizeWithRatio(ImageTransform):
         """Transform one sample `(image, (boxes, names, classes, image id))`.
 
         Boxes are fractions `[top, left, bottom, right]` of height and width.
-
-        Raises:
-            DataError: the sample is malformed, or the image does not fit.
         """
         image, label = super().__call__(sample)
         if not isinstance(label, tuple | list) or len(label) != 4:

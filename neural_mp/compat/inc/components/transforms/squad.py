@@ -40,9 +40,6 @@ class Collect:
 
     Args:
         length: number of windows.
-
-    Raises:
-        ConfigurationError: `length` is not an integer from 1.
     """
 
     def __init__(self, length: int = 10833) -> None:
@@ -55,11 +52,7 @@ class Collect:
         self._ends: list[np.ndarray] = []
 
     def __call__(self, sample: object) -> tuple[Any, Any]:
-        """`(predictions, labels)` → `([ids, starts, ends], labels)`, or nothing yet.
-
-        Raises:
-            DataError: the sample is not such a pair.
-        """
+        """`(predictions, labels)` → `([ids, starts, ends], labels)`, or nothing yet."""
         predictions, labels = _pair(self, sample)
         starts, ends = self._two(predictions)
         # Windows beyond `length` pad the last batch.
@@ -108,11 +101,6 @@ class SquadV1:
         do_lower_case: whether the model is uncased.
         doc_stride: distance between the windows of a text, in tokens.
         task: the questions and their windows.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        DataError: a file is missing or malformed.
-        MissingFrameworkError: the tokenizers are not installed.
     """
 
     label_file: Any
@@ -140,9 +128,6 @@ class SquadV1:
         """`([window ids, starts, ends], labels)` → `({question: answer}, labels)`.
 
         `(None, None)`, meaning nothing yet, is returned unchanged.
-
-        Raises:
-            DataError: the sample is not such a pair.
         """
         predictions, labels = _pair(self, sample)
         if predictions is None:
@@ -212,9 +197,5 @@ class SquadV1ModelZoo(SquadV1):
         self.collect.reset()
 
     def __call__(self, sample: object) -> tuple[Any, Any]:
-        """`((starts, ends), labels)` → `({question: answer}, labels)`, or nothing yet.
-
-        Raises:
-            DataError: the sample is not such a pair.
-        """
+        """`((starts, ends), labels)` → `({question: answer}, labels)`, or nothing yet."""
         return super().__call__(self.collect(sample))

@@ -57,11 +57,7 @@ class Window:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read the questions of a SQuAD 1.1 file, in file order.
-
-    Raises:
-        DataError: the file is malformed.
-    """
+    """Read the questions of a SQuAD 1.1 file, in file order."""
     try:
         data = read_data_json(path)["data"]
         return [
@@ -90,10 +86,6 @@ class Tokenizer:
     Args:
         vocabulary: a file with one piece per line.
         lower_case: whether to remove case and accents.
-
-    Raises:
-        DataError: the file is not a vocabulary.
-        MissingFrameworkError: the tokenizers are not installed.
     """
 
     def __init__(self, vocabulary: Path, lower_case: bool) -> None:
@@ -147,11 +139,7 @@ class Windows:
     stride: int
 
     def of(self, questions: Sequence[Question]) -> list[Window]:
-        """Return the windows of all questions, in question order.
-
-        Raises:
-            DataError: a question leaves no room for its text.
-        """
+        """Return the windows of all questions, in question order."""
         asked = self.tokenizer.pieces([question.text for question in questions])
         texts = dict.fromkeys(question.words for question in questions)
         pieces = {words: self.tokenizer.pieces(words) for words in texts}

@@ -103,10 +103,6 @@ class Resize(ImageTransform):
     Attributes:
         size: one number, or `[height, width]`.
         interpolation: `nearest`, `bilinear` or `bicubic`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        MissingFrameworkError: Pillow is not installed.
     """
 
     size: Any
@@ -149,11 +145,7 @@ class CropToBoundingBox(geometry.CropToBoundingBox):
 @registered(TRANSFORMS, "CenterCrop", "pytorch")
 @dataclass(frozen=True)
 class CenterCrop(ImageTransform):
-    """Crop the central `[height, width]`; a smaller image is padded with 0.
-
-    Raises:
-        ConfigurationError: the size is invalid.
-    """
+    """Crop the central `[height, width]`; a smaller image is padded with 0."""
 
     size: Any
 
@@ -178,9 +170,6 @@ class Pad(ImageTransform):
         padding: one number, `[left and right, top and bottom]`, or `[left, top, right, bottom]`.
         fill: value of the margins, one number or one per channel.
         padding_mode: `constant` for `fill`, or `edge`, `reflect`, `symmetric`, as in `numpy.pad`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     padding: Any
@@ -243,9 +232,6 @@ class RandomCrop(RandomTransform):
         padding: margins added before the crop, as in `Pad`.
         pad_if_needed: whether to pad an image that is too small.
         fill, padding_mode: as in `Pad`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     size: Any
@@ -290,12 +276,7 @@ class RandomResizedCrop(geometry.RandomResizedCrop):
 @registered(TRANSFORMS, "AlignImageChannel", "pytorch")
 @dataclass(frozen=True)
 class AlignImageChannel(ImageTransform):
-    """Convert a picture to RGB (`dim: 3`) or grey (`dim: 1`).
-
-    Raises:
-        ConfigurationError: `dim` is neither.
-        MissingFrameworkError: Pillow is not installed.
-    """
+    """Convert a picture to RGB (`dim: 3`) or grey (`dim: 1`)."""
 
     dim: int = 3
 
@@ -328,10 +309,6 @@ class ColorJitter(RandomTransform):
         brightness, contrast, saturation: maximum distance of the factor from 1; or
             `[lowest, highest]`.
         hue: maximum shift in full turns, up to 0.5; or `[lowest, highest]`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-        MissingFrameworkError: Pillow is not installed.
     """
 
     brightness: Any = 0

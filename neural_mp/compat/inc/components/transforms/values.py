@@ -56,9 +56,6 @@ class Normalize(ImageTransform, OurNormalize):
     Attributes:
         mean, std: one number, or one per channel; no change by default.
         channels: `last`, or `first`.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     mean: Any = (0.0,)
@@ -101,11 +98,7 @@ def normalize_channels_first(mean: object = (0.0,), std: object = (1.0,)) -> Nor
 @registered(TRANSFORMS, "KerasRescale", "tensorflow")
 @dataclass(frozen=True)
 class KerasRescale(ImageTransform):
-    """`image / rescale[0] - rescale[1]`, in float32; no change without `rescale`.
-
-    Raises:
-        ConfigurationError: `rescale` is invalid.
-    """
+    """`image / rescale[0] - rescale[1]`, in float32; no change without `rescale`."""
 
     rescale: Any = None
 
@@ -130,11 +123,7 @@ class Rescale(ImageTransform):
 @registered(TRANSFORMS, "Cast", "onnxrt", "pytorch")
 @dataclass(frozen=True)
 class Cast(ImageTransform):
-    """Change the dtype, not the values.
-
-    Raises:
-        ConfigurationError: `dtype` is not a numpy dtype.
-    """
+    """Change the dtype, not the values."""
 
     dtype: str = "float32"
 
@@ -182,9 +171,6 @@ class QuantizedInput(ImageTransform):
     Attributes:
         dtype: `int8`, or `uint8`, which adds 128.
         scale: factor applied to the image.
-
-    Raises:
-        ConfigurationError: an option is invalid.
     """
 
     dtype: str = "int8"
@@ -252,11 +238,7 @@ class ToPILImage(ImageTransform):
 @registered(TRANSFORMS, "AlignImageChannel", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class AlignImageChannel(ImageTransform):
-    """Convert an image to `dim` channels: `[H, W]` is repeated, RGBA loses A, RGB becomes grey.
-
-    Raises:
-        ConfigurationError: `dim` is not from 1 to 4.
-    """
+    """Convert an image to `dim` channels: `[H, W]` is repeated, RGBA loses A, RGB becomes grey."""
 
     dim: int = 3
 
@@ -282,11 +264,7 @@ class AlignImageChannel(ImageTransform):
 @registered(TRANSFORMS, "LabelShift")
 @dataclass(frozen=True)
 class LabelShift:
-    """Subtract a number from every label, e.g. 1 if class 0 is the background.
-
-    Raises:
-        ConfigurationError: `label_shift` is not an integer.
-    """
+    """Subtract a number from every label, e.g. 1 if class 0 is the background."""
 
     label_shift: int = 0
 
@@ -294,11 +272,7 @@ class LabelShift:
         whole_number("LabelShift: label_shift", self.label_shift)
 
     def __call__(self, sample: Any) -> tuple[Any, Any]:
-        """`(predictions, labels)` → unchanged predictions, and labels of unchanged type.
-
-        Raises:
-            DataError: the sample is not such a pair, or labels are not numbers.
-        """
+        """`(predictions, labels)` → unchanged predictions, and labels of unchanged type."""
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise DataError("LabelShift takes (predictions, labels)")
         predictions, labels = sample
