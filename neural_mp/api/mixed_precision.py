@@ -109,7 +109,13 @@ class MixedPrecision:
     def __init__(
         self, conf: str | Path | Mapping[str, Any] | Settings | None = None, **options: object
     ) -> None:
-        settings = _settings_of(conf)
+        self.configure(_settings_of(conf))
+        for name, value in options.items():
+            setattr(self, name, value)
+
+    def configure(self, settings: Settings) -> None:
+        """Set all options to those of validated settings."""
+        self._complete = False
         self._settings = settings
         self._precisions = settings.precisions
         tuning = settings.tuning
@@ -148,8 +154,6 @@ class MixedPrecision:
         self.hardware: machine.Hardware | None = None
         self.listener: Listener | None = None
         self._complete = True
-        for name, value in options.items():
-            setattr(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
         if getattr(self, "_complete", False) and not hasattr(self, name):

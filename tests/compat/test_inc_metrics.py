@@ -121,9 +121,9 @@ def test_accuracy_of_images_counts_the_right_pixels_of_each():
 def test_accuracy_refuses_labels_of_another_form():
     scores, labels = drawn()
     for wrong in (labels[:10], labels[:, None], labels[:, None, None]):
-        with pytest.raises(MetricError, match=r"Accuracy needs predictions \[N, …\]"):
+        with pytest.raises(MetricError, match=r"Accuracy: predictions must be \[N, …\]"):
             named("Accuracy").update(scores, wrong)
-    with pytest.raises(MetricError, match="are 2 arrays"):
+    with pytest.raises(MetricError, match="must be one array, got 2"):
         named("Accuracy").update((scores, scores[:, :2]), labels)
 
 
@@ -174,7 +174,7 @@ def test_miou_is_the_jaccard_score_of_classes_that_appear():
 
 def test_miou_refuses_what_is_no_class():
     metric = named("mIOU", {"num_classes": 3})
-    with pytest.raises(MetricError, match="predicted classes from 0 to 2, got 0 to 5"):
+    with pytest.raises(MetricError, match="classes from 0 to 2, got 0 to 5"):
         metric.update(np.array([0, 5]), np.array([0, 1]))
     with pytest.raises(MetricError, match="a prediction for each pixel"):
         metric.update(np.zeros((2, 3, 4, 4)), np.zeros((2, 4, 4)))
@@ -210,7 +210,7 @@ def test_errors_of_unsigned_numbers_do_not_wrap_around():
 def test_errors_say_what_does_not_fit():
     with pytest.raises(MetricError, match="must be the same"):
         named("MSE").update(np.zeros((4, 2)), np.zeros((4, 3)))
-    with pytest.raises(MetricError, match="the predictions are 2 arrays"):
+    with pytest.raises(MetricError, match="the predictions must be one array, got 2"):
         named("MSE").update([np.zeros((4, 2)), np.zeros(4)], np.zeros((4, 2)))
     with pytest.raises(ConfigurationError, match="MSE: compare_label must be true or false"):
         named("MSE", {"compare_label": "no"})

@@ -49,9 +49,11 @@ def test_glue_starts_anew_after_a_reset():
 
 
 def test_glue_says_which_form_a_task_needs():
-    with pytest.raises(MetricError, match=r"'mrpc' needs scores \[N, C\] for labels \[N\]"):
+    with pytest.raises(
+        MetricError, match=r"'mrpc', predictions must be scores \[N, C\] for labels \[N\]"
+    ):
         named("GLUE").update(np.zeros(4), np.zeros(4))
-    with pytest.raises(MetricError, match="'sts-b' needs one number for each label"):
+    with pytest.raises(MetricError, match="'sts-b', predictions must be one number for each label"):
         named("GLUE", {"task": "sts-b"}).update(np.zeros((4, 2)), np.zeros(4))
     with pytest.raises(MetricError, match="no result before"):
         named("GLUE").result()
@@ -103,9 +105,9 @@ def test_squad_f1_says_what_labels_it_takes(labels):
 
 
 def test_squad_f1_says_what_predictions_it_takes():
-    with pytest.raises(MetricError, match="SquadV1 gives them"):
+    with pytest.raises(MetricError, match="add the postprocess transform SquadV1"):
         named("SquadF1").update([np.zeros((3, 384))], articles(q=["x"]))
-    with pytest.raises(MetricError, match="hold no question"):
+    with pytest.raises(MetricError, match="must hold a question"):
         named("SquadF1").update({"q": "x"}, [])
 
 
@@ -156,7 +158,7 @@ def test_bleu_gives_the_values_that_are_published_for_it():
 def test_bleu_says_what_it_takes():
     with pytest.raises(MetricError, match="2 translations and 1 references"):
         named("BLEU").update(["a", "b"], ["c"])
-    with pytest.raises(MetricError, match="predictions as a list of strings"):
+    with pytest.raises(MetricError, match="predictions must be a list of strings"):
         named("BLEU").update(np.zeros((2, 3)), ["a", "b"])
     with pytest.raises(MetricError, match="no result before"):
         named("BLEU").result()

@@ -141,5 +141,5 @@ def test_colours_change_by_known_factors():
 
 
 def test_colours_need_a_picture():
-    with pytest.raises(DataError, match="ToTensor comes after"):
+    with pytest.raises(DataError, match="move ToTensor after"):
         applied(FLOATS, ColorJitter={"brightness": 0.5})

@@ -9,33 +9,22 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from neural_mp.compat.inc.import_aliases import looked_up
+from neural_mp.compat.inc.import_aliases import HERE, absent_names, register
 
-_HERE = "neural_mp.compat.inc"
-#: Name → module that defines the name; the module itself if the name is empty.
-_NAMES = {
-    "AccuracyCriterion": "config",
-    "BenchmarkConfig": "config",
-    "MixedPrecisionConfig": "config",
-    "PostTrainingQuantConfig": "config",
-    "TuningCriterion": "config",
-    "METRICS": "metric",
-    "Metric": "metric",
-    "BaseMetric": "metric",
-    "Model": "model",
-    "conf": "user_objects",
-    "options": "utils",
-    "set_random_seed": "utils",
-    "set_workspace": "utils",
-    "Quantization": "experimental",
-    "MixedPrecision": "experimental",
-    "Benchmark": "experimental",
+#: Module → names that are defined there.
+_MODULES = {
+    "config": (
+        *("AccuracyCriterion", "BenchmarkConfig", "MixedPrecisionConfig"),
+        *("PostTrainingQuantConfig", "TuningCriterion"),
+    ),
+    "metric": ("METRICS", "Metric", "BaseMetric"),
+    "model": ("Model",),
+    "user_objects": ("conf",),
+    "utils": ("options", "set_random_seed", "set_workspace"),
+    "experimental": ("Quantization", "MixedPrecision", "Benchmark"),
+    **dict.fromkeys(("benchmark", "data", "mix_precision", "quantization"), ()),
 }
-_MODULES = (
-    *("benchmark", "config", "data", "experimental", "metric", "mix_precision", "model"),
-    "quantization",
-)
-
+_NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
 #: Latest INC version whose API is provided.
 __version__ = "2.2"
@@ -43,18 +32,10 @@ __version__ = "2.2"
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
-        return getattr(importlib.import_module(f"{_HERE}.{_NAMES[name]}"), name)
+        return getattr(importlib.import_module(f"{HERE}.{_NAMES[name]}"), name)
     if name in _MODULES:
-        return importlib.import_module(f"{_HERE}.{name}")
-    if name == "utils":
-        return importlib.import_module(f"{_HERE}.utils")
-    return looked_up(__name__, name, _NAMES)
+        return importlib.import_module(f"{HERE}.{name}")
+    return absent_names({**_NAMES, "__name__": __name__})(name)
 
 
-def _with_their_paths() -> None:
-    from neural_mp.compat.inc.import_aliases import HERE, register
-
-    register(HERE)
-
-
-_with_their_paths()
+register(HERE)

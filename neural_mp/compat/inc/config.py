@@ -7,11 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.compat.inc.import_aliases import looked_up
-from neural_mp.compat.inc.user_objects import of_mapping, tensor_names
-from neural_mp.config import Settings
-from neural_mp.config.inc_dialect import IGNORED
+from neural_mp.compat.inc.import_aliases import absent_names
+from neural_mp.compat.inc.user_objects import tensor_names
+from neural_mp.config import CalibrationSettings, ModelSettings, Settings, TuningSettings, values
+from neural_mp.config.build import constraints
+from neural_mp.config.inc_dialect import (
+    IGNORED,
+    IGNORED_OBJECTIVES,
+    INT8_APPROACHES,
+    OTHER_STRATEGIES,
+    STRATEGIES,
+)
+from neural_mp.config.schema import validated
+from neural_mp.config.source import Source, read_mapping
+from neural_mp.core.enums import Dialect
+from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.data.option_checks import one_of
+from neural_mp.space.capability import Constraints
+from neural_mp.tuning import criterion
+from neural_mp.util.validators import validate_option
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +47,7 @@ _WITHOUT_MEANING: Mapping[str, str] = {
     "model_name": "it is a label",
     "strategy_kwargs": "a strategy has its own settings",
 }
+_SOURCE = Source("the configuration")
 #: Values that count as not set.
 _UNSET: tuple[Any, ...] = (None, "", "default", "auto", [], {}, (), False)
 
@@ -117,28 +132,60 @@ class _Conversion:
     accuracy_criterion: AccuracyCriterion = field(default_factory=AccuracyCriterion)
     tuning_criterion: TuningCriterion = field(default_factory=TuningCriterion)
 
-    def content(self) -> dict[str, Any]:
-        """Return the content of an equivalent tuning file, without the precision."""
+    def settings_for(self, precisions: tuple[Precision, ...], **others: Any) -> Settings:
+        """Return the equivalent settings.
+
+        Args:
+            precisions: the allowed precisions.
+            **others: further fields of `Settings`.
+        """
+        self._warn_without_effect()
+        names = (tuple(tensor_names(given) or ()) for given in (self.inputs, self.outputs))
+        return Settings(
+            model=ModelSettings(None, None, *names),
+            device=one_of("device", self.device, ("cpu", "gpu")),
+            precisions=precisions,
+            tuning=_tuning(self.accuracy_criterion, self.tuning_criterion),
+            dialect=Dialect.INC,
+            **others,
+        )
+
+    def _warn_without_effect(self) -> None:
         for name, why in _WITHOUT_MEANING.items():
             holder = self.tuning_criterion if name == "strategy_kwargs" else self
-            if getattr(holder, name, None) not in _UNSET:
-                logger.warning("%s=%r has no effect: %s", name, getattr(holder, name), why)
-        loss, search = self.accuracy_criterion, self.tuning_criterion
-        model = {"inputs": tensor_names(self.inputs), "outputs": tensor_names(self.outputs)}
-        exit_policy = {"timeout": search.timeout, "max_trials": search.max_trials}
-        return {
-            "model": {key: value for key, value in model.items() if value},
-            "device": self.device,
-            "tuning": {
-                "strategy": {"name": search.strategy},
-                "accuracy_criterion": {
-                    loss.criterion: loss.tolerable_loss,
-                    "higher_is_better": loss.higher_is_better,
-                },
-                "objective": search.objective,
-                "exit_policy": exit_policy,
-            },
-        }
+            value = getattr(holder, name, None)
+            if value not in _UNSET:
+                logger.warning("%s=%r has no effect: %s", name, value, why)
+
+
+def _tuning(loss: AccuracyCriterion, search: TuningCriterion) -> TuningSettings:
+    objective = validate_option("objective", values.OBJECTIVE, search.objective)
+    if isinstance(objective, str) and objective in IGNORED_OBJECTIVES:
+        _SOURCE.ignored(("objective", objective), IGNORED_OBJECTIVES[objective])
+        objective = TuningSettings.objective
+    strategy = validate_option("strategy", values.TEXT, search.strategy).lower()
+    if strategy in OTHER_STRATEGIES:
+        _SOURCE.ignored(("strategy", strategy), OTHER_STRATEGIES[strategy])
+    return TuningSettings(
+        strategy=STRATEGIES.get(strategy, strategy),
+        criterion=criterion.AccuracyCriterion(
+            validate_option("tolerable_loss", values.ANY_SHARE, loss.tolerable_loss),
+            relative=loss.criterion == "relative",
+            higher_is_better=loss.higher_is_better,
+            any_tolerance=True,
+        ),
+        objective=objective,
+        exit_policy=criterion.ExitPolicy(
+            timeout=validate_option("timeout", values.ANY_SECONDS, search.timeout),
+            max_trials=validate_option("max_trials", values.raised_to(1), search.max_trials),
+        ),
+    )
+
+
+def _constraints(section: str, **limits: Mapping[str, Any] | None) -> Constraints:
+    given = {name: limit for name, limit in limits.items() if limit}
+    source = read_mapping({section: given}, _SOURCE.origin)
+    return constraints(source, validated(source, Dialect.INC))
 
 
 @dataclass
@@ -175,17 +222,19 @@ class PostTrainingQuantConfig(_Conversion):
         """
         sizes = self.calibration_sampling_size
         listed = [sizes] if isinstance(sizes, int) else list(sizes)
-        wanted = [word for word in ("int8", "bf16") if word not in self.excluded_precisions]
-        quantization = {
-            "approach": _APPROACHES[self.approach],
-            "calibration": {"sampling_size": listed},
-            "op_wise": dict(self.op_name_dict or {}),
-            "optype_wise": dict(self.op_type_dict or {}),
-        }
-        content = self.content()
-        if wanted != ["int8", "bf16"]:
-            content["mixed_precision"] = {"precisions": wanted or ["fp32"]}
-        return of_mapping({**content, "quantization": quantization})
+        words = [word for word in ("int8", "bf16") if word not in self.excluded_precisions]
+        # BF16 is searched only if INT8 is excluded, as without `use_bf16` in a tuning file.
+        precisions = ("int8",) if len(words) == 2 else words or ("fp32",)
+        return self.settings_for(
+            parse_precisions(precisions),
+            approach=INT8_APPROACHES[_APPROACHES[self.approach]],
+            calibration=CalibrationSettings(
+                validate_option("calibration_sampling_size", values.SIZES, listed)
+            ),
+            constraints=_constraints(
+                "quantization", op_wise=self.op_name_dict, optype_wise=self.op_type_dict
+            ),
+        )
 
 
 @dataclass
@@ -204,10 +253,10 @@ class MixedPrecisionConfig(_Conversion):
         Raises:
             ConfigurationError: a value is invalid.
         """
-        words = tensor_names(self.precisions) or []
-        kept = [word for word in words if word not in self.excluded_precisions]
-        section = {"precisions": kept or ["fp32"], "op_wise": dict(self.op_name_dict or {})}
-        return of_mapping({**self.content(), "mixed_precision": section})
+        wanted = parse_precisions(self.precisions or "fp32")
+        kept = tuple(precision for precision in wanted if precision not in self.excluded_precisions)
+        limits = _constraints("mixed_precision", op_wise=self.op_name_dict)
+        return self.settings_for(kept or (Precision.FP32,), constraints=limits)
 
 
 @dataclass
@@ -252,5 +301,4 @@ class ExportConfig:
 TF2ONNXConfig = Torch2ONNXConfig = ExportConfig
 
 
-def __getattr__(name: str) -> Any:
-    return looked_up(__name__, name, globals())
+__getattr__ = absent_names(globals())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neural_mp.compat.inc.components import vocabulary
-from neural_mp.compat.inc.import_aliases import looked_up
+from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.metric import Names, framework_of
 from neural_mp.compat.inc.user_objects import DataLoader as CommonDataLoader
 from neural_mp.compat.inc.user_objects import Postprocess
@@ -88,20 +89,8 @@ def DataLoader(framework: str, dataset: object, **options: Any) -> CommonDataLoa
     return CommonDataLoader(dataset, **options)
 
 
-class _Loaders(Mapping[str, Any]):
-    """Loader factories: `DATALOADERS["onnxrt_qdq"](dataset, batch_size=1)`."""
-
-    def __getitem__(self, framework: str) -> Any:
-        return CommonDataLoader
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-
-DATALOADERS = _Loaders()
+#: Loader factories: `DATALOADERS["onnxrt_qdq"](dataset, batch_size=1)`.
+DATALOADERS: Mapping[str, Any] = defaultdict(lambda: CommonDataLoader)
 DATASETS = Datasets
 DefaultDataLoader = TensorflowDataLoader = ONNXRTDataLoader = CommonDataLoader
 
@@ -160,4 +149,4 @@ def __getattr__(name: str) -> Any:
         return vocabulary(framework).transforms.find(known)
     if name in _DATASETS:
         return _dataset_class(*_DATASETS[name])
-    return looked_up(__name__, name, globals())
+    return absent_names(globals())(name)

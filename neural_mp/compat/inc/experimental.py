@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc import benchmark
-from neural_mp.compat.inc.import_aliases import NotHereError, looked_up
+from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
 from neural_mp.compat.inc.model import Model, Result, native, outputs_there, runnable
 from neural_mp.compat.inc.user_objects import (
     DataLoader,
@@ -170,8 +170,9 @@ class _Experiment(Configured):
             NeuralMPError: an option is unknown or does not fit.
         """
         if self.q_func is not None:
-            raise NotHereError("q_func trains in INT8, which is not here; leave it out")
-        tuning = Tuning(self.settings)
+            raise NotHereError("q_func must be None, as training in INT8 is not supported")
+        tuning = Tuning()
+        tuning.configure(self.settings)
         tuning.model = native(self.model)
         tuning.precisions = _without_idle_fp16(self.precisions, tuning.model, tuning.framework)
         tuning.calib_dataloader = self.calib_dataloader
@@ -197,8 +198,8 @@ def _without_idle_fp16(words: list[str], model: object, framework: str | None) -
     if "fp16" not in words or not forced or adaptor_for(model, framework).framework != "onnxrt":
         return words
     logger.warning(
-        "ONNX Runtime computes nothing in FP16 on this CPU (%s); FP16 is left out, as in Intel "
-        "Neural Compressor. neural_mp.MixedPrecision converts to it",
+        "FP16 is excluded, as in Intel Neural Compressor: ONNX Runtime has no FP16 kernels for this "
+        "CPU (%s); use neural_mp.MixedPrecision to convert to FP16",
         support.reason,
     )
     return [word for word in words if word != "fp16"] or ["fp32"]
@@ -234,5 +235,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    return looked_up(__name__, name, globals())
+__getattr__ = absent_names(globals())

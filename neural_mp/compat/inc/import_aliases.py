@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,61 +14,41 @@ from neural_mp.errors import NeuralMPError, did_you_mean
 HERE = "neural_mp.compat.inc"
 THEIRS = "neural_compressor"
 
-_UTILS = f"{HERE}.utils"
-_DATA = f"{HERE}.data"
+_DATA_PARTS = (
+    *("datasets", "datasets.dataset", "datasets.dummy_dataset", "datasets.coco_dataset"),
+    *("datasets.bert_dataset", "dataloaders", "dataloaders.dataloader"),
+    *("dataloaders.default_dataloader", "dataloaders.onnxrt_dataloader"),
+    *("dataloaders.tensorflow_dataloader", "transforms", "transforms.transform"),
+    *("transforms.imagenet_transform", "filters"),
+)
+#: Module here → modules of INC with these names.
+_MODULES: Mapping[str, Sequence[str]] = {
+    "experimental": (
+        *("experimental", "experimental.common", "experimental.common.criterion"),
+        *("experimental.scheduler", "experimental.compression"),
+    ),
+    "metric": ("experimental.metric", "experimental.metric.metric", "metric", "metric.metric"),
+    "config": ("config", "training"),
+    "quantization": ("quantization",),
+    "mix_precision": ("mix_precision",),
+    "benchmark": ("benchmark",),
+    "model": ("model", "model.model"),
+    "data": (
+        *("data", "experimental.data", "utils.create_obj_from_config"),
+        *(f"{package}.{part}" for package in ("data", "experimental.data") for part in _DATA_PARTS),
+    ),
+    "utils": (
+        *("utils", "utils.logger", "utils.options", "utils.pytorch", "utils.utility"),
+        *("utils.constant", "utils.load_huggingface", "adaptor", "adaptor.pytorch"),
+        *("adaptor.tf_utils", "adaptor.tf_utils.util", "adaptor.mxnet_utils"),
+        *("adaptor.mxnet_utils.util", "objective", "experimental.metric.coco_label_map"),
+        *("model.nets_factory", "model.tensorflow_model", "compression", "compression.pruner"),
+        *("conf.config", "conf.dotdict"),
+    ),
+}
 #: INC module, without the package's name → module here.
 ALIASES: Mapping[str, str] = {
-    "experimental": f"{HERE}.experimental",
-    "experimental.common": f"{HERE}.experimental",
-    "experimental.common.criterion": f"{HERE}.experimental",
-    "experimental.scheduler": f"{HERE}.experimental",
-    "experimental.metric": f"{HERE}.metric",
-    "experimental.metric.metric": f"{HERE}.metric",
-    "experimental.data": _DATA,
-    "experimental.compression": f"{HERE}.experimental",
-    "config": f"{HERE}.config",
-    "quantization": f"{HERE}.quantization",
-    "mix_precision": f"{HERE}.mix_precision",
-    "benchmark": f"{HERE}.benchmark",
-    "training": f"{HERE}.config",
-    "model": f"{HERE}.model",
-    "model.model": f"{HERE}.model",
-    "metric": f"{HERE}.metric",
-    "metric.metric": f"{HERE}.metric",
-    "data": _DATA,
-    **{
-        f"{package}{part}": _DATA
-        for package in ("data.", "experimental.data.")
-        for part in (
-            *("datasets", "datasets.dataset", "datasets.dummy_dataset", "datasets.coco_dataset"),
-            *("datasets.bert_dataset", "dataloaders", "dataloaders.dataloader"),
-            *("dataloaders.default_dataloader", "dataloaders.onnxrt_dataloader"),
-            *("dataloaders.tensorflow_dataloader", "transforms", "transforms.transform"),
-            *("transforms.imagenet_transform", "filters"),
-        )
-    },
-    "utils": _UTILS,
-    "utils.logger": _UTILS,
-    "utils.options": _UTILS,
-    "utils.pytorch": _UTILS,
-    "utils.utility": _UTILS,
-    "utils.constant": _UTILS,
-    "utils.load_huggingface": _UTILS,
-    "utils.create_obj_from_config": _DATA,
-    "adaptor": _UTILS,
-    "adaptor.pytorch": _UTILS,
-    "adaptor.tf_utils.util": _UTILS,
-    "adaptor.mxnet_utils.util": _UTILS,
-    "objective": _UTILS,
-    "experimental.metric.coco_label_map": _UTILS,
-    "model.nets_factory": _UTILS,
-    "model.tensorflow_model": _UTILS,
-    "compression.pruner": _UTILS,
-    "adaptor.tf_utils": _UTILS,
-    "adaptor.mxnet_utils": _UTILS,
-    "compression": _UTILS,
-    "conf.config": _UTILS,
-    "conf.dotdict": _UTILS,
+    theirs: f"{HERE}.{ours}" for ours, modules in _MODULES.items() for theirs in modules
 }
 
 
@@ -104,42 +84,29 @@ def register(package: str) -> None:
     sys.modules.setdefault(f"{package}.conf", _Alias(f"{package}.conf", conf))
 
 
-_TRAINED = "this package converts models that are trained; it does not train, prune or distil"
-_QAT = "training in INT8 is not here; tune the trained model with post-training quantization"
-
-_MXNET = "there is no adaptor for MXNet"
-_INSIDE = "it belongs to the inside of that package"
-
-#: Name → replacement.
-ABSENT: Mapping[str, str] = {
-    "Pruning": _TRAINED,
-    "Distillation": _TRAINED,
-    "Scheduler": _TRAINED,
-    "Component": _TRAINED,
-    "NAS": _TRAINED,
-    "DyNAS": _TRAINED,
-    "prepare_pruning": _TRAINED,
-    "prepare_compression": _TRAINED,
-    "WeightPruningConfig": _TRAINED,
-    "DistillationConfig": _TRAINED,
-    "KnowledgeDistillationLossConfig": _TRAINED,
-    "IntermediateLayersKnowledgeDistillationLossConfig": _TRAINED,
-    "SelfKnowledgeDistillationLossConfig": _TRAINED,
-    "PyTorchKnowledgeDistillationLoss": _TRAINED,
-    "QuantizationAwareTrainingConfig": _QAT,
-    "TensorflowQATModel": _QAT,
-    "ModelConversion": "a QAT model of TensorFlow is read as it is; give it to Quantization",
-    "NASConfig": _TRAINED,
-    "model_slim": _TRAINED,
-    "parse_auto_slim_config": _TRAINED,
-    "check_mx_version": _MXNET,
-    "get_backend_name": _MXNET,
-    "FRAMEWORKS": _INSIDE,
-    "Objective": _INSIDE,
-    "get_estimator_graph": "estimators are gone from TensorFlow; export a SavedModel",
-    "_parse_ckpt_bn_input": _INSIDE,
-    "TFSlimNetsFactory": "freeze a slim checkpoint into a .pb file first",
+_INTERNAL = "internal to Intel Neural Compressor"
+#: Reason or replacement → missing names.
+_REASONS: Mapping[str, Sequence[str]] = {
+    "trained models are converted; training, pruning and distillation are not supported": (
+        *("Pruning", "Distillation", "Scheduler", "Component", "NAS", "DyNAS", "NASConfig"),
+        *("prepare_pruning", "prepare_compression", "WeightPruningConfig", "DistillationConfig"),
+        *("KnowledgeDistillationLossConfig", "SelfKnowledgeDistillationLossConfig"),
+        *("IntermediateLayersKnowledgeDistillationLossConfig", "PyTorchKnowledgeDistillationLoss"),
+        *("model_slim", "parse_auto_slim_config"),
+    ),
+    "training in INT8 is not supported; use post-training quantization of the trained model": (
+        *("QuantizationAwareTrainingConfig", "TensorflowQATModel"),
+    ),
+    "QAT models of TensorFlow are read directly; pass the model to Quantization": (
+        *("ModelConversion",),
+    ),
+    "there is no adaptor for MXNet": ("check_mx_version", "get_backend_name"),
+    _INTERNAL: ("FRAMEWORKS", "Objective", "_parse_ckpt_bn_input"),
+    "TensorFlow has removed estimators; export a SavedModel": ("get_estimator_graph",),
+    "freeze the slim checkpoint into a .pb file first": ("TFSlimNetsFactory",),
 }
+#: Missing name → reason or replacement.
+ABSENT: Mapping[str, str] = {name: why for why, names in _REASONS.items() for name in names}
 
 
 class NotHereError(NeuralMPError):
@@ -163,7 +130,7 @@ class Absent:
             NotHereError: always.
         """
         raise NotHereError(
-            f"{self._name} of Intel Neural Compressor is not here: {ABSENT[self._name]}"
+            f"{self._name} of Intel Neural Compressor is not supported: {ABSENT[self._name]}"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -172,12 +139,18 @@ class Absent:
         return self()
 
 
-def looked_up(module: str, name: str, here: Mapping[str, Any]) -> Any:
-    """Return the object for a name that the module does not define.
+def absent_names(module: dict[str, Any]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__`: a placeholder for missing names, AttributeError for others.
 
-    Raises:
-        AttributeError: the name is unknown.
+    Args:
+        module: the names that the module defines.
     """
-    if name in ABSENT:
-        return Absent(name)
-    raise AttributeError(f"module {module!r} has no attribute {name!r}{did_you_mean(name, here)}")
+
+    def missing(name: str) -> Any:
+        if name in ABSENT:
+            return Absent(name)
+        raise AttributeError(
+            f"module {module['__name__']!r} has no attribute {name!r}{did_you_mean(name, module)}"
+        )
+
+    return missing

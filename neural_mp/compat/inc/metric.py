@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from neural_mp.compat.inc.components import vocabulary
-from neural_mp.compat.inc.import_aliases import looked_up
+from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.user_objects import Metric
 from neural_mp.config.inc_dialect import FRAMEWORKS
 from neural_mp.data.registry import Registry
@@ -89,4 +89,4 @@ def __getattr__(name: str) -> Any:
             metrics = vocabulary(framework).metrics or OUR_METRICS
             if _CLASSES[name] in metrics:
                 return metrics.find(_CLASSES[name])
-    return looked_up(__name__, name, globals())
+    return absent_names(globals())(name)

@@ -21,23 +21,9 @@ def fit(
 ) -> Result:
     """Convert a trained model to 16 bits while it meets the accuracy target.
 
-    Args:
-        model: the framework's object, a path, or a `Model`.
-        conf: the options; default: BF16.
-        eval_func: native model → accuracy.
-        eval_dataloader: batches of `(inputs, labels)`.
-        eval_metric: an object with update, reset and result, a `Metric`, or a dict of names.
-        **ignored: other arguments of INC's `fit`.
-
-    Returns:
-        Always a usable model.
-
-    Raises:
-        NeuralMPError: an option is unknown or does not fit.
+    Arguments and result are those of `quantization.fit`; the default of `conf` is BF16.
     """
     conf = conf or MixedPrecisionConfig()
     if not isinstance(conf, MixedPrecisionConfig):
-        raise ConfigurationError(
-            f"mix_precision.fit takes a MixedPrecisionConfig, got {type(conf).__name__}"
-        )
+        raise ConfigurationError(f"conf must be a MixedPrecisionConfig, got {type(conf).__name__}")
     return tuned(model, conf.settings(), None, eval_func, eval_dataloader, eval_metric)

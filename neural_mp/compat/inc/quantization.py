@@ -46,10 +46,10 @@ def fit(
     conf = conf or PostTrainingQuantConfig()
     if not isinstance(conf, PostTrainingQuantConfig):
         raise ConfigurationError(
-            f"quantization.fit takes a PostTrainingQuantConfig, got {type(conf).__name__}"
+            f"conf must be a PostTrainingQuantConfig, got {type(conf).__name__}"
         )
     if calib_func is not None and calib_dataloader is None:
-        raise NotHereError("calib_func is not here: give calib_dataloader, batches of inputs")
+        raise NotHereError("calib_func is not supported; set calib_dataloader, batches of inputs")
     return tuned(model, conf.settings(), calib_dataloader, eval_func, eval_dataloader, eval_metric)
 
 
@@ -62,7 +62,8 @@ def tuned(
     eval_metric: object,
 ) -> Result:
     """Run the tuning loop with the arguments of `fit`."""
-    tuning = MixedPrecision(settings)
+    tuning = MixedPrecision()
+    tuning.configure(settings)
     tuning.model = native(model)
     tuning.calib_dataloader = calib_dataloader
     tuning.eval_dataloader = eval_dataloader

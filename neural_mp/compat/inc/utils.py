@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.api.optimized_model import load as load_saved
-from neural_mp.compat.inc.import_aliases import looked_up
+from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.model import Model, own_object
 from neural_mp.compat.inc.user_objects import Dotted
 from neural_mp.core.hardware import detect
@@ -250,5 +250,4 @@ DotDict = Dotted
 BaseModel = Model
 
 
-def __getattr__(name: str) -> Any:
-    return looked_up(__name__, name, globals())
+__getattr__ = absent_names(globals())

@@ -18,7 +18,7 @@ from neural_mp.compat.inc.components.registries import METRICS, as_one, parts, r
 from neural_mp.data.option_checks import one_of, true_or_false, whole_number
 from neural_mp.errors import MetricError
 from neural_mp.metrics import regression
-from neural_mp.metrics.base import RunningMean, nothing_taken_in
+from neural_mp.metrics.base import RunningMean
 from neural_mp.metrics.predictions import as_array, number_pairs, whole_numbers
 from neural_mp.metrics.segmentation import MeanIoU
 from neural_mp.util.pytree import as_numpy
@@ -53,8 +53,8 @@ class TopK(RunningMean):
             truth = truth.reshape(truth.shape[-1], -1)  # [(first, second, …)]
         if len(truth) != len(scores):
             raise MetricError(
-                f"topk needs a label for each row of scores, got scores of shape {scores.shape} "
-                f"and labels of shape {truth.shape}"
+                f"topk: labels must be a label for each row of scores, got shape {truth.shape} for "
+                f"scores of shape {scores.shape}"
             )
         truth = truth.reshape(len(truth), -1)
         if truth.shape[1] != 1:
@@ -127,7 +127,7 @@ class Accuracy(RunningMean):
             predicted = scores
         if predicted.shape != truth.shape:
             raise MetricError(
-                f"Accuracy needs predictions [N, …] or scores [N, C, …] for labels [N, …], "
+                f"Accuracy: predictions must be [N, …] or scores [N, C, …] for labels [N, …], "
                 f"got predictions of shape {scores.shape} and labels of shape {truth.shape}"
             )
         are_many_labels = predicted is scores and truth.ndim > 1 and truth.shape[1] > 1
@@ -166,14 +166,14 @@ class ROC(RunningMean):
         truth = np.atleast_1d(np.squeeze(as_one(labels, "labels")))
         if scores.ndim != 1 or scores.shape != truth.shape:
             raise MetricError(
-                f"ROC needs one score and one label for each sample, got scores of shape "
+                f"ROC: scores and labels must hold one number for each sample, got scores of shape "
                 f"{scores.shape} and labels of shape {truth.shape}"
             )
         self.take_in(np.round(scores) == truth)
 
 
 @registered(METRICS, "F1")
-class F1:
+class F1(RunningMean):
     """F1 score between two lists of tokens, averaged over batches.
 
     Predictions and labels of a batch are one list each, of words, numbers or other values, of any
@@ -185,26 +185,10 @@ class F1:
     running: ClassVar[bool] = False  # a mean over batches of any size
     higher_is_better: ClassVar[bool] = True
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Reset the state."""
-        self._scores: list[float] = []
-
     def update(self, preds: object, labels: object) -> None:
         """Update with one batch."""
-        self._scores.append(token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels")))
-
-    def merge(self, other: F1) -> None:
-        """Append the state of another instance."""
-        self._scores += other._scores
-
-    def result(self) -> float:
-        """Return the mean over batches since the last reset, 0 to 1."""
-        if not self._scores:
-            raise nothing_taken_in(self)
-        return float(np.mean(self._scores))
+        score = token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels"))
+        self.take_in(np.array([score]))
 
 
 def token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
@@ -222,8 +206,8 @@ def _tokens(values: object, what: str) -> Sequence[Hashable]:
         values = array.tolist() if array.ndim == 1 else None
     if not isinstance(values, Sequence) or not all(isinstance(v, Hashable) for v in values):
         raise MetricError(
-            f"F1 takes the {what} as one list of words or numbers; for the F1 score of classes "
-            f"name f1_score instead"
+            f"F1: {what} must be one list of words or numbers, got {type(values).__name__}; for "
+            f"classes, name f1_score instead"
         )
     return values
 
@@ -249,16 +233,16 @@ class MeanIntersectionOverUnion(MeanIoU):
         truth = whole_numbers(as_one(labels, "labels"), "labels").reshape(-1)
         if predicted.shape != truth.shape:
             raise MetricError(
-                f"mIOU needs a prediction for each pixel of the labels, got {predicted.size} "
-                f"predictions and {truth.size} labels"
+                f"mIOU: predictions must hold a prediction for each pixel of the labels, got "
+                f"{predicted.size} predictions and {truth.size} labels"
             )
         known = (truth >= 0) & (truth < self._classes)
         predicted, truth = predicted[known], truth[known]
         if predicted.size and not 0 <= predicted.min() <= predicted.max() < self._classes:
             raise MetricError(
-                f"mIOU with num_classes={self._classes} needs predicted classes from 0 to "
-                f"{self._classes - 1}, got {predicted.min()} to {predicted.max()}; scores must "
-                f"be turned into classes by the model or a postprocess transform"
+                f"mIOU: with num_classes={self._classes}, predictions must be classes from 0 to "
+                f"{self._classes - 1}, got {predicted.min()} to {predicted.max()}; convert scores "
+                f"to classes in the model or a postprocess transform"
             )
         self.add(truth, predicted, self._classes)
 

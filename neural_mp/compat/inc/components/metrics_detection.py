@@ -79,15 +79,18 @@ class MeanAveragePrecision:
     running: ClassVar[bool] = False  # slow, and not a mean over samples
     higher_is_better: ClassVar[bool] = True
     name: ClassVar[str] = "mAP"
+    #: Values of `iou_thrs` and `map_points` in place of the options, as in INC.
+    fixed: ClassVar[tuple[float | str, int] | None] = None
 
     def __init__(
         self,
         anno_path: str | None = None,
-        iou_thrs: float | str = 0.5,
-        map_points: int = 0,
+        iou_thrs: float | str | None = 0.5,
+        map_points: int | None = 0,
         map_key: str = _KEYS[0],
     ) -> None:
         coco_tools(self.name)
+        iou_thrs, map_points = self.fixed or (iou_thrs, map_points)
         self._ids = (
             {name: number for number, name in CATEGORIES.items()}
             if anno_path is None
@@ -109,16 +112,16 @@ class MeanAveragePrecision:
         positions = self._positions(len(outputs))
         if not isinstance(labels, list | tuple) or len(labels) != 4:
             raise MetricError(
-                f"{self.name} takes labels of four parts: boxes, names of classes, ids of classes "
-                f"and images; got {_size(labels)}"
+                f"{self.name}: labels must be (boxes, class names, class ids, images), got "
+                f"{_size(labels)}"
             )
         corners, names, ids, images = map(_by_image, labels)
         chosen = {what: outputs[position] for what, position in positions.items()}
         for what, output in {**chosen, "labelled boxes": corners}.items():
             if len(output) != len(images):
                 raise MetricError(
-                    f"{self.name} got {what} for {len(output)} images and labels of {len(images)}; "
-                    f"their first axis must be the images of a batch"
+                    f"{self.name}: the first axis must be the images of a batch, got {what} for "
+                    f"{len(output)} images and labels of {len(images)}"
                 )
         for i, image in enumerate(map(text, images)):
             if image not in self._truth:
@@ -149,8 +152,8 @@ class MeanAveragePrecision:
         """Return the index of each output, by name, among `count` outputs."""
         if count not in (3, 4):
             raise MetricError(
-                f"{self.name} takes the outputs boxes, scores and classes, maybe with the number "
-                f"of detections before them, got {count} outputs; COCOmAPv2 takes them in any order"
+                f"{self.name}: outputs must be boxes, scores and classes, optionally after the "
+                f"number of detections, got {count} outputs; use COCOmAPv2 for another order"
             )
         return {what: i for i, what in enumerate(_OUTPUTS[4 - count :])}
 
@@ -173,8 +176,8 @@ class MeanAveragePrecision:
             found = f"boxes {corners.shape}, classes {classes.shape}"
             found += "" if scores is None else f", scores {scores.shape}"
             raise MetricError(
-                f"{self.name} takes for each image boxes [M, 4] with M classes and scores, got as "
-                f"{what}: {found}"
+                f"{self.name}: {what} of an image must be boxes [M, 4] with M classes and scores, "
+                f"got {found}"
             )
         return Boxes(corners, classes, scores)
 
@@ -194,40 +197,18 @@ class MeanAveragePrecision:
 
 @registered(METRICS, "COCOmAP")
 class COCOMeanAveragePrecision(MeanAveragePrecision):
-    """`mAP` as in COCO: ten overlaps, 101 recalls.
-
-    Options are those of `mAP`; `iou_thrs` and `map_points` have no effect, as in INC.
-    """
+    """`mAP` as in COCO: ten overlaps, 101 recalls, regardless of `iou_thrs` and `map_points`."""
 
     name = "COCOmAP"
-
-    def __init__(
-        self,
-        anno_path: str | None = None,
-        iou_thrs: float | str | None = None,
-        map_points: int | None = None,
-        map_key: str = _KEYS[0],
-    ) -> None:
-        super().__init__(anno_path, ALL_OVERLAPS, 101, map_key)
+    fixed = (ALL_OVERLAPS, 101)
 
 
 @registered(METRICS, "VOCmAP")
 class VOCMeanAveragePrecision(MeanAveragePrecision):
-    """`mAP` as in VOC: the area under the curve at an overlap of 0.5.
-
-    Options are those of `mAP`; `iou_thrs` and `map_points` have no effect, as in INC.
-    """
+    """`mAP` as in VOC: the area under the curve at an overlap of 0.5, regardless of options."""
 
     name = "VOCmAP"
-
-    def __init__(
-        self,
-        anno_path: str | None = None,
-        iou_thrs: float | str | None = None,
-        map_points: int | None = None,
-        map_key: str = _KEYS[0],
-    ) -> None:
-        super().__init__(anno_path, 0.5, 0, map_key)
+    fixed = (0.5, 0)
 
 
 @registered(METRICS, "COCOmAPv2")
@@ -255,8 +236,8 @@ class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
         beyond = {what: place for what, place in self._mapping.items() if place >= count}
         if beyond:
             raise MetricError(
-                f"COCOmAPv2 looks for {' and '.join(beyond)} at output {max(beyond.values())} "
-                f"(counted from 0), but the model has {count} outputs; set output_index_mapping"
+                f"COCOmAPv2: {' and '.join(beyond)} must be among the {count} outputs, got "
+                f"position {max(beyond.values())} (from 0); set output_index_mapping"
             )
         return dict(self._mapping)
 
@@ -271,7 +252,7 @@ def _mapping(option: str, value: object) -> dict[str, int]:
             raise ConfigurationError(f"{option}: unknown {what!r}{did_you_mean(what, _OUTPUTS)}")
     for what in _OUTPUTS[1:]:
         if what not in value:
-            raise ConfigurationError(f"{option} must say the position of {what!r}, got {value!r}")
+            raise ConfigurationError(f"{option} must hold the position of {what!r}, got {value!r}")
     places = {what: whole_number(f"{option}: {what}", value[what], -1) for what in value}
     if min(places[what] for what in _OUTPUTS[1:]) < 0:
         raise ConfigurationError(f"{option}: only num_detections can be -1, got {value!r}")
@@ -288,7 +269,7 @@ def _label_map(option: str, path: object) -> dict[str, int]:
         raise ConfigurationError(f"{option} {wanted}; {file} cannot be read: {error}") from error
     fits = isinstance(found, Mapping) and found
     if not fits or not all(isinstance(number, int) for number in found.values()):
-        raise ConfigurationError(f"{option} {wanted}; {file} has another form")
+        raise ConfigurationError(f"{option} {wanted}, got {file} with another structure")
     return {str(name): number for name, number in found.items()}
 
 
@@ -302,7 +283,7 @@ def _listed(values: object, what: str) -> list[Any]:
     if isinstance(values, Mapping):
         return list(values.values())
     if not isinstance(values, list | tuple):
-        raise MetricError(f"mAP takes {what} of several outputs, got {_size(values)}")
+        raise MetricError(f"mAP: {what} must be several outputs, got {_size(values)}")
     return list(values)
 
 

@@ -22,7 +22,7 @@ from neural_mp.compat.inc.components.metrics_arrays import token_f1
 from neural_mp.compat.inc.components.registries import METRICS, as_one, registered, text
 from neural_mp.data.option_checks import one_of
 from neural_mp.errors import MetricError
-from neural_mp.metrics.base import Collection, nothing_taken_in
+from neural_mp.metrics.base import Collection, RunningMean, nothing_taken_in
 from neural_mp.metrics.predictions import whole_numbers
 
 #: GLUE task → metric, as in `glue_compute_metrics` of transformers 4.
@@ -74,8 +74,8 @@ class GLUE(Collection):
             form = "scores [N, C] for labels [N]"
         if not fits:
             raise MetricError(
-                f"GLUE with task {self.task!r} needs {form}, got predictions of shape "
-                f"{scores.shape} and labels of shape {truth.shape}"
+                f"GLUE: with task {self.task!r}, predictions must be {form}, got predictions of "
+                f"shape {scores.shape} and labels of shape {truth.shape}"
             )
         self.take_in(predicted, truth.reshape(-1))
 
@@ -90,7 +90,9 @@ class GLUE(Collection):
 
             return float(matthews_corrcoef(truth, predicted))
         if len(truth) < 2:
-            raise MetricError("a correlation needs at least two samples, got one")
+            raise MetricError(
+                "GLUE: with task 'sts-b', a correlation needs at least two samples, got 1"
+            )
         from scipy.stats import pearsonr, spearmanr
 
         predicted = predicted.astype(np.float64)
@@ -98,7 +100,7 @@ class GLUE(Collection):
 
 
 @registered(METRICS, "SquadF1")
-class SquadF1:
+class SquadF1(RunningMean):
     """F1 score of answers to the questions of SQuAD 1.1, in percent; 0 before any answer.
 
     Expects the output of the postprocess transform `SquadV1`: nothing until the last batch, then
@@ -108,13 +110,6 @@ class SquadF1:
 
     running: ClassVar[bool] = False  # answers arrive with the last batch
     higher_is_better: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Reset the state."""
-        self._scores: list[float] = []
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Update with answers; None or no answers are ignored.
@@ -129,22 +124,22 @@ class SquadF1:
             return
         if not isinstance(preds, Mapping):
             raise MetricError(
-                f"SquadF1 takes answers by the id of their question, got a "
-                f"{type(preds).__name__}; the postprocess transform SquadV1 gives them"
+                f"SquadF1: predictions must be a dict from question ids to answers, got "
+                f"{type(preds).__name__}; add the postprocess transform SquadV1"
             )
         questions = list(_questions(labels))
         if not questions:
-            raise MetricError("SquadF1 got answers, but the labels hold no question")
+            raise MetricError("SquadF1: labels must hold a question, got none")
         total = sum(
             max((token_f1(_words(preds[name]), _words(right)) for right in answers), default=0.0)
             for name, answers in questions
             if name in preds
         )
-        self._scores.append(100 * total / len(questions))
+        self.take_in(np.array([100 * total / len(questions)]))
 
     def result(self) -> float:
         """Return the score since the last reset, 0 to 100."""
-        return float(np.mean(self._scores)) if self._scores else 0.0
+        return super().result() if self._count else 0.0
 
 
 def _questions(articles: Any) -> Iterable[tuple[str, list[str]]]:
@@ -158,7 +153,7 @@ def _questions(articles: Any) -> Iterable[tuple[str, list[str]]]:
                     yield question["id"], [answer["text"] for answer in question["answers"]]
     except (TypeError, KeyError, IndexError) as error:
         raise MetricError(
-            f"SquadF1 takes as labels the list under 'data' of a SQuAD 1.1 file, articles with "
+            f"SquadF1: labels must be the list under 'data' of a SQuAD 1.1 file, articles with "
             f"'paragraphs' of 'qas' with 'id' and 'answers'; {type(error).__name__}: {error}"
         ) from error
 
@@ -202,7 +197,7 @@ class BLEU:
         translations, references = _texts(preds, "predictions"), _texts(labels, "labels")
         if len(translations) != len(references):
             raise MetricError(
-                f"BLEU needs a reference for each translation, got {len(translations)} "
+                f"BLEU: labels must hold a reference for each translation, got {len(translations)} "
                 f"translations and {len(references)} references"
             )
         for translation, reference in zip(translations, references, strict=True):
@@ -241,7 +236,7 @@ def _texts(values: Any, what: str) -> list[str]:
     values = values.tolist() if isinstance(values, np.ndarray) else values
     fits = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     if not fits or not all(isinstance(value, str | bytes) for value in values):
-        raise MetricError(f"BLEU takes the {what} as a list of strings, got {values!r:.80}")
+        raise MetricError(f"BLEU: {what} must be a list of strings, got {values!r:.80}")
     return [text(value) for value in values]
 
 

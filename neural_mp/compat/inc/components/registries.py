@@ -20,10 +20,11 @@ from neural_mp.data import DATASETS as OUR_DATASETS
 from neural_mp.data import TRANSFORMS as OUR_TRANSFORMS
 from neural_mp.data.option_checks import finite_number, one_of, whole_number, whole_numbers
 from neural_mp.data.registry import Registry
-from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.errors import ConfigurationError, DataError, MetricError
 from neural_mp.metrics import METRICS as OUR_METRICS
 from neural_mp.metrics.predictions import as_array
 from neural_mp.util.pytree import as_numpy
+from neural_mp.util.validators import positive_float, validate_option
 
 #: Dataset options without effect → reason.
 _IGNORED = {
@@ -88,10 +89,20 @@ def as_one(values: Any, what: str) -> np.ndarray:
     shapes = [np.shape(piece) for piece in pieces]
     if len(set(shapes)) != 1:
         raise MetricError(
-            f"the {what} are {len(pieces)} arrays of the shapes {shapes[:4]}, and this metric "
-            f"takes one; a postprocess transform or a metric of your own can choose among them"
+            f"the {what} must be one array, got {len(pieces)} arrays of shapes {shapes[:4]}; "
+            f"select one in a postprocess transform or a metric of your own"
         )
     return np.stack([as_array(piece, what) for piece in pieces])
+
+
+def predictions_and_labels(transform: object, sample: Any) -> tuple[Any, Any]:
+    """Return the parts of the sample of a postprocess transform."""
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise DataError(
+            f"{type(transform).__name__}: a sample must be (predictions, labels), got "
+            f"{type(sample).__name__}"
+        )
+    return sample[0], sample[1]
 
 
 def text(value: Any) -> str:
@@ -112,6 +123,11 @@ NON_NEGATIVE: Check = partial(whole_number, minimum=0)
 def choice(*words: str) -> Check:
     """Return a check for one of some words."""
     return lambda option, value: one_of(option, value, words)
+
+
+def above_zero(name: str, value: Any) -> float:
+    """Return a finite number above 0 as a float."""
+    return validate_option(name, positive_float, value)
 
 
 def option(check: Check, default: Any = MISSING, *, kw_only: bool = False) -> Any:

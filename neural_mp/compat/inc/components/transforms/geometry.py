@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
+from neural_mp.compat.inc.components.registries import (
+    NON_NEGATIVE,
+    POSITIVE,
+    TRANSFORMS,
+    choice,
+    option,
+    registered,
+)
 from neural_mp.compat.inc.components.transforms.image_transform import (
     INTERPOLATIONS,
     ImageTransform,
@@ -26,7 +33,7 @@ from neural_mp.compat.inc.components.transforms.image_transform import (
     two_sizes,
 )
 from neural_mp.data.images import CenterCrop as OurCenterCrop
-from neural_mp.data.option_checks import one_of, whole_number
+from neural_mp.data.option_checks import whole_number
 from neural_mp.errors import ConfigurationError
 
 _TRIES = 10
@@ -43,12 +50,8 @@ class Resize(ImageTransform):
         interpolation: `nearest`, `bilinear` or `bicubic`.
     """
 
-    size: Any
-    interpolation: str = "bilinear"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", two_sizes("Resize: size", self.size))
-        one_of("Resize: interpolation", self.interpolation, INTERPOLATIONS)
+    size: Any = option(two_sizes)
+    interpolation: str = option(choice(*INTERPOLATIONS), "bilinear")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 for an image of a record, an unchanged dtype for an array."""
@@ -74,7 +77,8 @@ def _inside(image: np.ndarray, top: int, left: int, height: int, width: int) -> 
     checked_rank(image, 2, 3)
     if image.shape[0] < top + height or image.shape[1] < left + width:
         raise ValueError(
-            f"rows {top}…{top + height} and columns {left}…{left + width} are not all in it"
+            f"the part of rows {top}…{top + height} and columns {left}…{left + width} exceeds the "
+            f"image"
         )
     return cut(image, top, left, height, width)
 
@@ -90,18 +94,17 @@ class CropResize(ImageTransform):
         size, interpolation: as in `Resize`.
     """
 
-    x: int
-    y: int
-    width: int
-    height: int
+    x: int = option(NON_NEGATIVE)
+    y: int = option(NON_NEGATIVE)
+    width: int = option(POSITIVE)
+    height: int = option(POSITIVE)
     size: Any
     interpolation: str = "bilinear"
     part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_inside)
     resize: ClassVar[Callable[..., ImageTransform]] = Resize
 
     def __post_init__(self) -> None:
-        for option, least in (("x", 0), ("y", 0), ("width", 1), ("height", 1)):
-            whole_number(f"CropResize: {option}", getattr(self, option), minimum=least)
+        super().__post_init__()
         self.resize(self.size, self.interpolation)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
@@ -117,15 +120,15 @@ class CropToBoundingBox(ImageTransform):
 
     offset_height: int
     offset_width: int
-    target_height: int
-    target_width: int
+    target_height: int = option(POSITIVE)
+    target_width: int = option(POSITIVE)
     part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_inside)
     least_offset: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        for option in ("offset_height", "offset_width", "target_height", "target_width"):
-            least = 1 if option.startswith("target") else self.least_offset
-            whole_number(f"CropToBoundingBox: {option}", getattr(self, option), minimum=least)
+        super().__post_init__()
+        for name in ("offset_height", "offset_width"):
+            whole_number(f"{self.label}: {name}", getattr(self, name), self.least_offset)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return the part."""
@@ -139,8 +142,14 @@ class CropToBoundingBox(ImageTransform):
 class CenterCrop(ImageTransform, OurCenterCrop):
     """Crop the center of an image: `[height, width]`, or one number for both."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", two_sizes("CenterCrop: size", self.size))
+    size: Any = option(two_sizes)
+
+
+def _edge(name: str, value: object) -> int:
+    height, width = two_sizes(name, value)
+    if height != width:
+        raise ConfigurationError(f"{name} must be the same for height and width, got {value!r}")
+    return height
 
 
 @registered(TRANSFORMS, "PaddedCenterCrop", "tensorflow")
@@ -151,17 +160,8 @@ class PaddedCenterCrop(ImageTransform):
     The result is not scaled; a Resize must follow.
     """
 
-    size: Any
-    crop_padding: int = 0
-
-    def __post_init__(self) -> None:
-        height, width = two_sizes("PaddedCenterCrop: size", self.size)
-        if height != width:
-            raise ConfigurationError(
-                f"PaddedCenterCrop: size must be the same for height and width, got {self.size!r}"
-            )
-        whole_number("PaddedCenterCrop: crop_padding", self.crop_padding, minimum=0)
-        object.__setattr__(self, "size", height)
+    size: Any = option(_edge)
+    crop_padding: int = option(NON_NEGATIVE, 0)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Crop; an odd margin is larger above and on the left."""
@@ -174,12 +174,12 @@ class PaddedCenterCrop(ImageTransform):
 class RandomTransform(ImageTransform):
     """Random transform; an equal `seed` reproduces the sequence of random numbers."""
 
-    seed: int = field(default=0, kw_only=True)
+    seed: int = option(NON_NEGATIVE, 0, kw_only=True)
     random: np.random.RandomState = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        seed = whole_number(f"{type(self).__name__}: seed", self.seed, minimum=0)
-        object.__setattr__(self, "random", np.random.RandomState(seed))
+        super().__post_init__()
+        self.put(random=np.random.RandomState(self.seed))
 
 
 @dataclass(frozen=True)
@@ -214,18 +214,14 @@ class RandomVerticalFlip(RandomFlip):
 class RandomCrop(RandomTransform):
     """Crop `[height, width]`: at random from an array, centrally from an image of a record."""
 
-    size: Any
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "size", two_sizes("RandomCrop: size", self.size))
+    size: Any = option(two_sizes)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return the cropped part."""
         height, width = self.size
         down, right = np.subtract(checked_rank(inputs, 2, 3).shape[:2], self.size)
         if down < 0 or right < 0:
-            raise ValueError(f"the image is smaller than {height} × {width}; Resize comes before")
+            raise ValueError(f"the image is smaller than {height} × {width}; add a Resize before")
         if isinstance(inputs, TensorImage) or (down == 0 and right == 0):
             return cut(inputs, down // 2, right // 2, height, width)
         top, left = self.random.randint(0, down + 1), self.random.randint(0, right + 1)
@@ -244,18 +240,10 @@ class RandomResizedCrop(RandomTransform):
         interpolation: `nearest`, `bilinear`, or for arrays also `bicubic`.
     """
 
-    size: Any
-    scale: Any = (0.08, 1.0)
-    ratio: Any = (3 / 4, 4 / 3)
-    interpolation: str = "bilinear"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "size", two_sizes("RandomResizedCrop: size", self.size))
-        for option in ("scale", "ratio"):
-            value = from_low_to_high(f"RandomResizedCrop: {option}", getattr(self, option))
-            object.__setattr__(self, option, value)
-        one_of("RandomResizedCrop: interpolation", self.interpolation, INTERPOLATIONS)
+    size: Any = option(two_sizes)
+    scale: Any = option(from_low_to_high, (0.08, 1.0))
+    ratio: Any = option(from_low_to_high, (3 / 4, 4 / 3))
+    interpolation: str = option(choice(*INTERPOLATIONS), "bilinear")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 for an image of a record, an unchanged dtype for an array."""
@@ -266,7 +254,9 @@ class RandomResizedCrop(RandomTransform):
             part = cut(inputs, int(top), int(left), rows, columns)
             return opencv_resize(part, self.size[0], self.size[1], self.interpolation)
         if self.interpolation == "bicubic":
-            raise ValueError("images of records are scaled with bilinear or nearest here")
+            raise ValueError(
+                "interpolation must be bilinear or nearest for images of records, got bicubic"
+            )
         box = (top / height, left / width, (top + rows) / height, (left + columns) / width)
         image = np.asarray(inputs)[np.newaxis].astype(np.float32)
         how = [box], [0], self.size, self.interpolation

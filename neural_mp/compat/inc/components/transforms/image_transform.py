@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.compat.inc.components.registries import Options
 from neural_mp.data.option_checks import finite_numbers, height_and_width, package
 from neural_mp.data.transforms import InputTransform
 from neural_mp.errors import ConfigurationError, one_line
@@ -61,7 +62,7 @@ def height_and_width_of(image: np.ndarray) -> tuple[int, int]:
     return image.shape[rows], image.shape[columns]
 
 
-class ImageTransform(InputTransform):
+class ImageTransform(Options, InputTransform):
     """Base of image transforms; a `TensorImage` remains a `TensorImage`."""
 
     def array_of(self, inputs: object) -> np.ndarray:

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import TRANSFORMS, numbers, registered
+from neural_mp.compat.inc.components.registries import (
+    NON_NEGATIVE,
+    POSITIVE,
+    TRANSFORMS,
+    above_zero,
+    choice,
+    numbers,
+    option,
+    registered,
+)
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
 from neural_mp.compat.inc.components.transforms.image_transform import (
     OPENCV_METHODS,
@@ -20,7 +29,7 @@ from neural_mp.compat.inc.components.transforms.image_transform import (
     tensorflow_resize,
 )
 from neural_mp.compat.inc.components.transforms.values import image_as
-from neural_mp.data.option_checks import finite_number, one_of, whole_number
+from neural_mp.data.option_checks import finite_number, one_of
 from neural_mp.errors import ConfigurationError, DataError
 
 #: Methods of `tf.image.resize`.
@@ -30,16 +39,24 @@ _METHODS = (
 )
 
 
-def _sizes_checked(transform: object, *options: str) -> None:
-    for option in options:
-        name = f"{type(transform).__name__}: {option}"
-        whole_number(name, getattr(transform, option), minimum=1)
-
-
-def _three(option: str, value: object) -> tuple[float, ...]:
-    found = numbers(option, value)
+def _three(name: str, value: object) -> tuple[float, ...]:
+    found = numbers(name, value)
     if len(found) not in (1, 3):
-        raise ConfigurationError(f"{option} must be one number, or three, got {value!r}")
+        raise ConfigurationError(f"{name} must be one number or three, got {value!r}")
+    return found
+
+
+def _deviations(name: str, value: object) -> tuple[float, ...]:
+    found = _three(name, value)
+    if min(found) <= 0:
+        raise ConfigurationError(f"{name} must be above 0, got {value!r}")
+    return found
+
+
+def _fraction(name: str, value: object) -> float:
+    found = finite_number(name, value)
+    if not 0 < found <= 1:
+        raise ConfigurationError(f"{name} must be above 0 and at most 1, got {value!r}")
     return found
 
 
@@ -62,22 +79,11 @@ class BilinearImagenet(ImageTransform):
         scale: factor applied after `mean_value`.
     """
 
-    height: int
-    width: int
-    central_fraction: float = 0.875
-    mean_value: Any = (0.0, 0.0, 0.0)
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        _sizes_checked(self, "height", "width")
-        fraction = finite_number("BilinearImagenet: central_fraction", self.central_fraction)
-        if not 0 < fraction <= 1:
-            raise ConfigurationError(
-                f"BilinearImagenet: central_fraction must be above 0, and 1 at most, got {fraction}"
-            )
-        finite_number("BilinearImagenet: scale", self.scale)
-        mean = _three("BilinearImagenet: mean_value", self.mean_value)
-        object.__setattr__(self, "mean_value", mean)
+    height: int = option(POSITIVE)
+    width: int = option(POSITIVE)
+    central_fraction: float = option(_fraction, 0.875)
+    mean_value: Any = option(_three, (0.0, 0.0, 0.0))
+    scale: float = option(finite_number, 1.0)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 `[height, width, C]`."""
@@ -123,32 +129,22 @@ class CroppedToSize(RandomTransform):
         subpixels: `BGR` reverses the channels.
     """
 
-    height: int
-    width: int
+    height: int = option(POSITIVE)
+    width: int = option(POSITIVE)
     random_crop: bool = False
-    resize_side: int = 256
-    mean_value: Any = (0.0, 0.0, 0.0)
-    resize_method: str = "bilinear"
-    data_format: str = "channels_last"
-    subpixels: str = "RGB"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _sizes_checked(self, "height", "width", "resize_side")
-        mean = _three("ResizeCropImagenet: mean_value", self.mean_value)
-        object.__setattr__(self, "mean_value", mean)
-        one_of("ResizeCropImagenet: resize_method", self.resize_method, _METHODS)
-        formats = ("channels_last", "channels_first")
-        one_of("ResizeCropImagenet: data_format", self.data_format, formats)
-        one_of("ResizeCropImagenet: subpixels", self.subpixels, ("RGB", "BGR"))
+    resize_side: int = option(POSITIVE, 256)
+    mean_value: Any = option(_three, (0.0, 0.0, 0.0))
+    resize_method: str = option(choice(*_METHODS), "bilinear")
+    data_format: str = option(choice("channels_last", "channels_first"), "channels_last")
+    subpixels: str = option(choice("RGB", "BGR"), "RGB")
 
     def cut_to_size(self, image: np.ndarray) -> np.ndarray:
         """Return a part of `height` and `width`; raise ValueError if the image is smaller."""
         down, right = image.shape[0] - self.height, image.shape[1] - self.width
         if down < 0 or right < 0:
             raise ValueError(
-                f"it is scaled to {image.shape[0]} × {image.shape[1]}, from which "
-                f"{self.height} × {self.width} cannot be cut; give a larger resize_side"
+                f"the scaled image, {image.shape[0]} × {image.shape[1]}, is smaller than the crop, "
+                f"{self.height} × {self.width}; set a larger resize_side"
             )
         if not self.random_crop:
             return cut(image, down // 2, right // 2, self.height, self.width)
@@ -167,11 +163,7 @@ class TensorFlowResizeCropImagenet(CroppedToSize):
     """
 
     random_flip_left_right: bool = False
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        finite_number("ResizeCropImagenet: scale", self.scale)
+    scale: float = option(finite_number, 1.0)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 `[height, width, C]`; channels are always last."""
@@ -199,14 +191,7 @@ class ArrayResizeCropImagenet(CroppedToSize):
     swapped: a non-square image is stretched.
     """
 
-    std_value: Any = (0.229, 0.224, 0.225)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        std = _three("ResizeCropImagenet: std_value", self.std_value)
-        if min(std) <= 0:
-            raise ConfigurationError(f"ResizeCropImagenet: std_value must be above 0, got {std}")
-        object.__setattr__(self, "std_value", std)
+    std_value: Any = option(_deviations, (0.229, 0.224, 0.225))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 `[3, height, width]`."""
@@ -221,6 +206,10 @@ class ArrayResizeCropImagenet(CroppedToSize):
         return normal.astype(np.float32).transpose(2, 0, 1)
 
 
+def _opencv_method(name: str, value: Any) -> str:
+    return one_of(name, dict(enumerate(OPENCV_METHODS)).get(value, value), [*OPENCV_METHODS])
+
+
 @registered(TRANSFORMS, "ResizeWithAspectRatio", "onnxrt")
 @dataclass(frozen=True)
 class ResizeWithAspectRatio(ImageTransform):
@@ -232,19 +221,10 @@ class ResizeWithAspectRatio(ImageTransform):
         inter_pol: `area`, `bilinear`, `bicubic` or `nearest`, or OpenCV's number of the method.
     """
 
-    height: int
-    width: int
-    scale: float = 87.5
-    inter_pol: Any = "area"
-
-    def __post_init__(self) -> None:
-        _sizes_checked(self, "height", "width")
-        if finite_number("ResizeWithAspectRatio: scale", self.scale) <= 0:
-            raise ConfigurationError("ResizeWithAspectRatio: scale must be above 0")
-        method = self.inter_pol
-        method = dict(enumerate(OPENCV_METHODS)).get(method, method)
-        one_of("ResizeWithAspectRatio: inter_pol", method, [*OPENCV_METHODS])
-        object.__setattr__(self, "inter_pol", method)
+    height: int = option(POSITIVE)
+    width: int = option(POSITIVE)
+    scale: float = option(above_zero, 87.5)
+    inter_pol: Any = option(_opencv_method, "area")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an array of unchanged dtype."""
@@ -271,17 +251,15 @@ class ResizeWithRatio(ImageTransform):
         constant_value: the padding value.
     """
 
-    min_dim: int = 800
-    max_dim: int = 1365
+    min_dim: int = option(NON_NEGATIVE, 800)
+    max_dim: int = option(NON_NEGATIVE, 1365)
     padding: bool = False
-    constant_value: float = 0
+    constant_value: float = option(finite_number, 0)
 
     def __post_init__(self) -> None:
-        whole_number("ResizeWithRatio: min_dim", self.min_dim, minimum=0)
-        whole_number("ResizeWithRatio: max_dim", self.max_dim, minimum=0)
-        finite_number("ResizeWithRatio: constant_value", self.constant_value)
+        super().__post_init__()
         if self.padding and not self.max_dim:
-            raise ConfigurationError("ResizeWithRatio: padding needs max_dim")
+            raise ConfigurationError("ResizeWithRatio: padding needs max_dim above 0, got 0")
 
     def __call__(self, sample: Any) -> tuple[np.ndarray, Any]:
         """Transform one sample `(image, (boxes, names, classes, image id))`.
@@ -291,8 +269,8 @@ class ResizeWithRatio(ImageTransform):
         image, label = super().__call__(sample)
         if not isinstance(label, tuple | list) or len(label) != 4:
             raise DataError(
-                "ResizeWithRatio takes labels (boxes, names, classes, image id), as the COCO "
-                f"datasets give them, got {type(label).__name__}"
+                "ResizeWithRatio: labels must be (boxes, names, classes, image id), as in the COCO "
+                f"datasets, got {type(label).__name__}"
             )
         if not self.padding:
             return image, tuple(label)

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
+from neural_mp.compat.inc.components.registries import (
+    POSITIVE,
+    TRANSFORMS,
+    Options,
+    option,
+    predictions_and_labels,
+    registered,
+)
 from neural_mp.compat.inc.components.transforms.squad_windows import (
     Question,
     Task,
@@ -25,13 +32,6 @@ FIRST_WINDOW = 1_000_000_000
 SKIPPED = "*#skip this example#*"
 NOTHING_YET = (None, None)
 _NO_ANSWER = "empty"
-_SIZES = ("n_best_size", "max_seq_length", "max_query_length", "max_answer_length", "doc_stride")
-
-
-def _pair(transform: object, sample: Any) -> tuple[Any, Any]:
-    if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise DataError(f"{type(transform).__name__} takes (predictions, labels)")
-    return sample[0], sample[1]
 
 
 @registered(TRANSFORMS, "Collect", "tensorflow")
@@ -53,7 +53,7 @@ class Collect:
 
     def __call__(self, sample: object) -> tuple[Any, Any]:
         """`(predictions, labels)` → `([ids, starts, ends], labels)`, or nothing yet."""
-        predictions, labels = _pair(self, sample)
+        predictions, labels = predictions_and_labels(self, sample)
         starts, ends = self._two(predictions)
         # Windows beyond `length` pad the last batch.
         room = self.length - len(self._starts)
@@ -71,7 +71,7 @@ class Collect:
         scores = np.asarray(predictions)
         if scores.ndim != 3 or scores.shape[2] != 2:
             raise DataError(
-                f"Collect takes predictions [N, places, 2], got the shape {list(scores.shape)}"
+                f"Collect: predictions must be [N, tokens, 2], got the shape {list(scores.shape)}"
             )
         return scores[..., 0], scores[..., 1]
 
@@ -82,13 +82,16 @@ class ModelZooCollect(Collect):
 
     def _two(self, predictions: Any) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(predictions, Sequence | np.ndarray) or len(predictions) != 2:
-            raise DataError(f"{type(self).__name__} takes two predictions: starts and ends")
+            raise DataError(
+                f"{type(self).__name__}: predictions must be (starts, ends), got "
+                f"{type(predictions).__name__}"
+            )
         return np.asarray(predictions[0]), np.asarray(predictions[1])
 
 
 @registered(TRANSFORMS, "SquadV1", "tensorflow")
 @dataclass(frozen=True)
-class SquadV1:
+class SquadV1(Options):
     """Best answer to each question.
 
     Attributes:
@@ -103,37 +106,35 @@ class SquadV1:
         task: the questions and their windows.
     """
 
-    label_file: Any
-    vocab_file: Any
-    n_best_size: int = 20
-    max_seq_length: int = 384
-    max_query_length: int = 64
-    max_answer_length: int = 30
-    do_lower_case: bool = True
-    doc_stride: int = 128
+    label_file: Any = option(existing_path)
+    vocab_file: Any = option(existing_path)
+    n_best_size: int = option(POSITIVE, 20)
+    max_seq_length: int = option(POSITIVE, 384)
+    max_query_length: int = option(POSITIVE, 64)
+    max_answer_length: int = option(POSITIVE, 30)
+    do_lower_case: bool = option(true_or_false, True)
+    doc_stride: int = option(POSITIVE, 128)
     task: Task = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        for option in _SIZES:
-            whole_number(f"{name}: {option}", getattr(self, option), minimum=1)
-        true_or_false(f"{name}: do_lower_case", self.do_lower_case)
-        questions = existing_path(f"{name}: label_file", self.label_file)
-        vocabulary = existing_path(f"{name}: vocab_file", self.vocab_file)
-        tokenizer = Tokenizer(vocabulary, self.do_lower_case)
+        super().__post_init__()
+        tokenizer = Tokenizer(self.vocab_file, self.do_lower_case)
         windows = Windows(tokenizer, self.max_seq_length, self.max_query_length, self.doc_stride)
-        object.__setattr__(self, "task", Task(questions, windows))
+        self.put(task=Task(self.label_file, windows))
 
     def __call__(self, sample: object) -> tuple[Any, Any]:
         """`([window ids, starts, ends], labels)` → `({question: answer}, labels)`.
 
         `(None, None)`, meaning nothing yet, is returned unchanged.
         """
-        predictions, labels = _pair(self, sample)
+        predictions, labels = predictions_and_labels(self, sample)
         if predictions is None:
             return NOTHING_YET
         if not isinstance(predictions, Sequence | np.ndarray) or len(predictions) != 3:
-            raise DataError(f"{type(self).__name__} takes numbers of windows, starts and ends")
+            raise DataError(
+                f"{type(self).__name__}: predictions must be (window ids, starts, ends), got "
+                f"{type(predictions).__name__}"
+            )
         numbers, starts, ends = predictions
         scores = {
             int(np.asarray(number).item()) - FIRST_WINDOW: (_row(start), _row(end))
@@ -170,7 +171,7 @@ class SquadV1:
         _, window, start, end = best
         first, last = (window.words[place - window.first] for place in (start, end))
         pieces = window.pieces[start : end + 1]
-        return self.task.answers.text(question.words[first : last + 1], pieces)
+        return self.task.cutting.tokenizer.original_text(question.words[first : last + 1], pieces)
 
     def _candidates(self, scores: np.ndarray) -> list[int]:
         """Return the tokens with the best scores; ties in order of position."""
@@ -190,7 +191,7 @@ class SquadV1ModelZoo(SquadV1):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "collect", ModelZooCollect(len(self.task.windows)))
+        self.put(collect=ModelZooCollect(len(self.task.windows)))
 
     def reset(self) -> None:
         """Restart with the first window."""

@@ -69,7 +69,8 @@ def read_questions(path: Path) -> list[Question]:
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} is no file of SQuAD 1.1: data, paragraphs, context and qas are expected"
+            f"{path} must be a SQuAD 1.1 file with data, paragraphs, context and qas; "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -92,7 +93,7 @@ class Tokenizer:
         tokenizers = package("tokenizers", "SquadV1", "text")
         pieces = _numbered(vocabulary)
         if "[UNK]" not in pieces:
-            raise DataError(f"{vocabulary} is no vocabulary of BERT: it has no line [UNK]")
+            raise DataError(f"{vocabulary} must be a vocabulary of BERT, with a line [UNK]")
         self._normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
         self._splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
         self._tokenizer = tokenizers.Tokenizer(
@@ -112,6 +113,30 @@ class Tokenizer:
         """Return the pieces of each text."""
         encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [found.tokens for found in encoded]
+
+    def original_text(self, words: Sequence[str], pieces: Sequence[str]) -> str:
+        """Return the original text of an answer.
+
+        Args:
+            words: the words of the text that the pieces belong to.
+            pieces: the pieces of the answer.
+        """
+        original = " ".join(words)
+        found = " ".join(pieces).replace(" ##", "").replace("##", "")
+        found = " ".join(found.split())
+        split = " ".join(self.words(original))
+        start = split.find(found)
+        if start < 0:
+            return original
+        original_places = [place for place, letter in enumerate(original) if letter != " "]
+        split_places = [place for place, letter in enumerate(split) if letter != " "]
+        if len(original_places) != len(split_places):
+            return original
+        rank = {place: number for number, place in enumerate(split_places)}
+        ends = (rank.get(start), rank.get(start + len(found) - 1))
+        if ends[0] is None or ends[1] is None:
+            return original
+        return original[original_places[ends[0]] : original_places[ends[1]] + 1]
 
 
 def _numbered(vocabulary: Path) -> dict[str, int]:
@@ -154,8 +179,8 @@ class Windows:
         room = self.length - len(asked) - 3  # [CLS], and [SEP] twice
         if room < 1:
             raise DataError(
-                f"a question of {len(asked)} pieces leaves no room for its text in {self.length}; "
-                f"give a larger max_seq_length, or a smaller max_query_length"
+                f"a question of {len(asked)} pieces leaves no room for its text in a window of "
+                f"{self.length}; set a larger max_seq_length or a smaller max_query_length"
             )
         words = [word for word, found in enumerate(text) for _ in found]
         pieces = [piece for found in text for piece in found]
@@ -197,37 +222,6 @@ def _best_span(spans: Sequence[tuple[int, int]], place: int) -> int:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Conversion of pieces back to the words of the text."""
-
-    tokenizer: Tokenizer
-
-    def text(self, words: Sequence[str], pieces: Sequence[str]) -> str:
-        """Return the original text of an answer.
-
-        Args:
-            words: the words of the text that the pieces belong to.
-            pieces: the pieces of the answer.
-        """
-        original = " ".join(words)
-        found = " ".join(pieces).replace(" ##", "").replace("##", "")
-        found = " ".join(found.split())
-        split = " ".join(self.tokenizer.words(original))
-        start = split.find(found)
-        if start < 0:
-            return original
-        original_places = [place for place, letter in enumerate(original) if letter != " "]
-        split_places = [place for place, letter in enumerate(split) if letter != " "]
-        if len(original_places) != len(split_places):
-            return original
-        rank = {place: number for number, place in enumerate(split_places)}
-        ends = (rank.get(start), rank.get(start + len(found) - 1))
-        if ends[0] is None or ends[1] is None:
-            return original
-        return original[original_places[ends[0]] : original_places[ends[1]] + 1]
-
-
-@dataclass(frozen=True)
 class Task:
     """A file of questions, with all windows.
 
@@ -248,11 +242,6 @@ class Task:
     def windows(self) -> list[Window]:
         """The windows of all questions, in model input order."""
         return self.cutting.of(self.questions)
-
-    @cached_property
-    def answers(self) -> Answers:
-        """The conversion of pieces to words."""
-        return Answers(self.cutting.tokenizer)
 
     def of_question(self) -> list[list[tuple[int, Window]]]:
         """Return for each question its windows, with their indices among all."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
+from neural_mp.compat.inc.components.registries import TRANSFORMS, choice, option, registered
 from neural_mp.compat.inc.components.transforms import geometry
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
 from neural_mp.compat.inc.components.transforms.image_transform import (
@@ -24,13 +24,7 @@ from neural_mp.compat.inc.components.transforms.image_transform import (
 )
 from neural_mp.data.images import Resize as PillowResize
 from neural_mp.data.images import pillow
-from neural_mp.data.option_checks import (
-    finite_number,
-    finite_numbers,
-    one_of,
-    package,
-    whole_number,
-)
+from neural_mp.data.option_checks import finite_number, finite_numbers, package, whole_number
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.validators import MAX_SEED
 
@@ -112,7 +106,7 @@ class Resize(ImageTransform):
         both = isinstance(self.size, list | tuple) and len(self.size) == 2
         sizes = two_sizes("Resize: size", self.size)
         PillowResize(sizes, self.interpolation)
-        object.__setattr__(self, "size", sizes if both else sizes[:1])
+        self.put(size=sizes if both else sizes[:1])
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an image of unchanged type."""
@@ -147,10 +141,7 @@ class CropToBoundingBox(geometry.CropToBoundingBox):
 class CenterCrop(ImageTransform):
     """Crop the central `[height, width]`; a smaller image is padded with 0."""
 
-    size: Any
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", two_sizes("CenterCrop: size", self.size))
+    size: Any = option(two_sizes)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Crop; half pixels are rounded to even numbers."""
@@ -159,6 +150,14 @@ class CenterCrop(ImageTransform):
             for old, new in zip(height_and_width_of(inputs), self.size, strict=True)
         )
         return part(inputs, top, left, *self.size)
+
+
+def _margins(name: str, value: Any) -> tuple[int, ...]:
+    given = value if isinstance(value, list | tuple) else [value]
+    sizes = tuple(whole_number(name, size, minimum=0) for size in given)
+    if len(sizes) not in (1, 2, 4):
+        raise ConfigurationError(f"{name} must be 1, 2 or 4 numbers, got {value!r}")
+    return (sizes * 4)[:4]
 
 
 @registered(TRANSFORMS, "Pad", "pytorch")
@@ -172,35 +171,27 @@ class Pad(ImageTransform):
         padding_mode: `constant` for `fill`, or `edge`, `reflect`, `symmetric`, as in `numpy.pad`.
     """
 
-    padding: Any
-    fill: Any = 0
-    padding_mode: str = "constant"
-
-    def __post_init__(self) -> None:
-        given = self.padding if isinstance(self.padding, list | tuple) else [self.padding]
-        sizes = tuple(whole_number("Pad: padding", size, minimum=0) for size in given)
-        if len(sizes) not in (1, 2, 4):
-            raise ConfigurationError(f"Pad: padding must be 1, 2 or 4 numbers, got {self.padding}")
-        object.__setattr__(self, "padding", (sizes * 4)[:4])
-        object.__setattr__(self, "fill", finite_numbers("Pad: fill", self.fill))
-        one_of("Pad: padding_mode", self.padding_mode, PADDING_MODES)
+    padding: Any = option(_margins)
+    fill: Any = option(finite_numbers, 0)
+    padding_mode: str = option(choice(*PADDING_MODES), "constant")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return a larger image of unchanged type."""
         return pad(inputs, self.padding, self.fill, self.padding_mode)
 
 
+def _probability(name: str, value: Any) -> float:
+    found = finite_number(name, value)
+    if not 0 <= found <= 1:
+        raise ConfigurationError(f"{name} must be from 0 to 1, got {value!r}")
+    return found
+
+
 @dataclass(frozen=True)
 class RandomFlip(geometry.RandomFlip):
     """Flip a fraction `p` of the images, on average."""
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        name = f"{type(self).__name__}: p"
-        if not 0 <= finite_number(name, self.p) <= 1:
-            raise ConfigurationError(f"{name} must be from 0 to 1, got {self.p!r}")
+    p: float = option(_probability, 0.5)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return the image or its mirror image."""
@@ -234,7 +225,7 @@ class RandomCrop(RandomTransform):
         fill, padding_mode: as in `Pad`.
     """
 
-    size: Any
+    size: Any = option(two_sizes)
     padding: Any = None
     pad_if_needed: bool = False
     fill: Any = 0
@@ -243,9 +234,7 @@ class RandomCrop(RandomTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "size", two_sizes("RandomCrop: size", self.size))
-        around = Pad(self.padding or 0, self.fill, self.padding_mode)
-        object.__setattr__(self, "around", around)
+        self.put(around=Pad(self.padding or 0, self.fill, self.padding_mode))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return a part of that size; raise ValueError if the image is smaller."""
@@ -257,7 +246,7 @@ class RandomCrop(RandomTransform):
             image = pad(image, margins, self.around.fill, self.padding_mode)
         down, right = np.subtract(height_and_width_of(image), self.size)
         if down < 0 or right < 0:
-            raise ValueError(f"it is smaller than {self.size}; pad_if_needed: true mends that")
+            raise ValueError(f"the image is smaller than {self.size}; set pad_if_needed: true")
         top, left = self.random.randint(0, down + 1), self.random.randint(0, right + 1)
         return part(image, top, left, *self.size)
 
@@ -293,7 +282,9 @@ class AlignImageChannel(ImageTransform):
 
 def _in_pillow(image: np.ndarray) -> Any:
     if not is_picture(image):
-        raise ValueError("a picture is expected, uint8 [H, W] or [H, W, C]; ToTensor comes after")
+        raise ValueError(
+            f"expected uint8 [H, W] or [H, W, C], got {image.dtype}; move ToTensor after"
+        )
     one_channel = image.ndim == 3 and image.shape[2] == 1
     return pillow("a transform").fromarray(
         np.ascontiguousarray(image[:, :, 0] if one_channel else image)
@@ -319,31 +310,32 @@ class ColorJitter(RandomTransform):
     def __post_init__(self) -> None:
         super().__post_init__()
         pillow("transform 'ColorJitter'")
-        for option, (neutral, least, most, _) in _JITTER.items():
-            found = finite_numbers(f"ColorJitter: {option}", getattr(self, option))
+        for name, (neutral, least, most, _) in _JITTER.items():
+            given = getattr(self, name)
+            found = finite_numbers(f"ColorJitter: {name}", given)
             if len(found) == 1 and found[0] >= 0:
                 lowest = neutral - found[0]
-                found = (lowest if option == "hue" else max(0.0, lowest), neutral + found[0])
+                found = (lowest if name == "hue" else max(0.0, lowest), neutral + found[0])
             if len(found) != 2 or not least <= found[0] <= found[1] <= most:
                 raise ConfigurationError(
-                    f"ColorJitter: {option} must be one number, or [lowest, highest] from {least} "
-                    f"to {most}, got {getattr(self, option)!r}"
+                    f"ColorJitter: {name} must be one number, or [lowest, highest] from {least} "
+                    f"to {most}, got {given!r}"
                 )
-            object.__setattr__(self, option, found)
+            self.put(**{name: found})
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return a picture of unchanged shape."""
         from PIL import ImageEnhance
 
         order = self.random.permutation(len(_JITTER))
-        factors = {option: self.random.uniform(*getattr(self, option)) for option in _JITTER}
+        factors = {name: self.random.uniform(*getattr(self, name)) for name in _JITTER}
         picture = _in_pillow(inputs)
-        for option in np.array(list(_JITTER))[order]:
-            neutral, *_, enhancer = _JITTER[option]
-            if option == "hue" and factors[option] != neutral:
-                picture = _turned(picture, factors[option])
-            elif factors[option] != neutral:
-                picture = getattr(ImageEnhance, enhancer)(picture).enhance(factors[option])
+        for name in np.array(list(_JITTER))[order]:
+            neutral, *_, enhancer = _JITTER[name]
+            if name == "hue" and factors[name] != neutral:
+                picture = _turned(picture, factors[name])
+            elif factors[name] != neutral:
+                picture = getattr(ImageEnhance, enhancer)(picture).enhance(factors[name])
         return np.array(picture, dtype=np.uint8).reshape(inputs.shape)
 
 

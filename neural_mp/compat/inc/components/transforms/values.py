@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import TRANSFORMS, numbers, registered
+from neural_mp.compat.inc.components.registries import (
+    TRANSFORMS,
+    Options,
+    above_zero,
+    choice,
+    numbers,
+    option,
+    predictions_and_labels,
+    registered,
+)
 from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
     TensorImage,
@@ -16,10 +25,11 @@ from neural_mp.compat.inc.components.transforms.image_transform import (
     is_picture,
     opencv,
 )
-from neural_mp.data.option_checks import finite_number, one_of, whole_number
+from neural_mp.data.option_checks import one_of, whole_number
 from neural_mp.data.transforms import Normalize as OurNormalize
 from neural_mp.data.transforms import Transpose as OurTranspose
 from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.util.validators import integer_between, validate_option
 
 _DTYPES = (
     "float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64",
@@ -29,15 +39,14 @@ _LEAST_STD = 1e-6
 _LARGEST_BYTE = np.float32(255)
 
 
-def _two_steps(name: str, rescale: object) -> tuple[float, float] | None:
+def _two_steps(name: str, value: object) -> tuple[float, float] | None:
     """Parse `[divisor, subtrahend]`; None for no change."""
-    if rescale is None:
+    if value is None:
         return None
-    found = numbers(f"{name}: rescale", rescale)
+    found = numbers(name, value)
     if len(found) != 2 or found[0] == 0:
         raise ConfigurationError(
-            f"{name}: rescale must be [divisor, subtrahend] with a divisor other than 0, "
-            f"got {rescale!r}"
+            f"{name} must be [divisor, subtrahend] with a divisor other than 0, got {value!r}"
         )
     return found[0], found[1]
 
@@ -46,6 +55,13 @@ def _rescaled(image: np.ndarray, rescale: tuple[float, float] | None) -> np.ndar
     if rescale is None:
         return image
     return image.astype(np.float32) / np.float32(rescale[0]) - np.float32(rescale[1])
+
+
+def _deviations(name: str, value: object) -> tuple[float, ...]:
+    found = numbers(name, value)
+    if min(found) < _LEAST_STD:
+        raise ConfigurationError(f"{name} must be at least {_LEAST_STD}, got {value!r}")
+    return found
 
 
 @registered(TRANSFORMS, "Normalize", "onnxrt")
@@ -58,19 +74,9 @@ class Normalize(ImageTransform, OurNormalize):
         channels: `last`, or `first`.
     """
 
-    mean: Any = (0.0,)
-    std: Any = (1.0,)
+    mean: Any = option(numbers, (0.0,))
+    std: Any = option(_deviations, (1.0,))
     channels: str = "last"
-
-    def __post_init__(self) -> None:
-        for option in ("mean", "std"):
-            given = numbers(f"Normalize: {option}", getattr(self, option))
-            object.__setattr__(self, option, given)
-        if min(self.std) < _LEAST_STD:
-            raise ConfigurationError(
-                f"Normalize: std must be {_LEAST_STD} at least, got {self.std!r}"
-            )
-        super().__post_init__()
 
 
 @registered(TRANSFORMS, "Normalize", "tensorflow")
@@ -78,11 +84,7 @@ class Normalize(ImageTransform, OurNormalize):
 class NormalizeAndRescale(Normalize):
     """`Normalize`; then `image / rescale[0] - rescale[1]` if `rescale` is set."""
 
-    rescale: Any = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "rescale", _two_steps("Normalize", self.rescale))
+    rescale: Any = option(_two_steps, None)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32."""
@@ -100,10 +102,7 @@ def normalize_channels_first(mean: object = (0.0,), std: object = (1.0,)) -> Nor
 class KerasRescale(ImageTransform):
     """`image / rescale[0] - rescale[1]`, in float32; no change without `rescale`."""
 
-    rescale: Any = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rescale", _two_steps("KerasRescale", self.rescale))
+    rescale: Any = option(_two_steps, None)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32."""
@@ -120,20 +119,21 @@ class Rescale(ImageTransform):
         return inputs.astype(np.float32) / _LARGEST_BYTE
 
 
+def _numpy_dtype(name: str, value: Any) -> str:
+    if value in ("bfloat16", "string"):
+        raise ConfigurationError(
+            f"{name} must be a numpy dtype, got {value!r}; set float32, and let tuning choose the "
+            f"precision"
+        )
+    return one_of(name, value, _DTYPES)
+
+
 @registered(TRANSFORMS, "Cast", "onnxrt", "pytorch")
 @dataclass(frozen=True)
 class Cast(ImageTransform):
     """Change the dtype, not the values."""
 
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if self.dtype in ("bfloat16", "string"):
-            raise ConfigurationError(
-                f"Cast: numpy has no {self.dtype} to hand to a model; cast to float32, "
-                f"and let the tuning choose the precision"
-            )
-        one_of("Cast: dtype", self.dtype, _DTYPES)
+    dtype: str = option(_numpy_dtype, "float32")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Convert with `numpy.ndarray.astype`."""
@@ -159,8 +159,12 @@ def image_as(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
         ValueError: a dtype is neither an integer nor a float type.
     """
     if image.dtype.kind not in "iuf" or dtype.kind not in "iuf":
-        raise ValueError("images of records are of whole numbers or floats")
+        raise ValueError(f"images of records must hold integers or floats, got {image.dtype}")
     return computed(lambda tf: tf.image.convert_image_dtype(image, dtype))
+
+
+def _factor(name: str, value: Any) -> float | None:
+    return None if value is None else above_zero(name, value)
 
 
 @registered(TRANSFORMS, "QuantizedInput", "tensorflow")
@@ -173,13 +177,8 @@ class QuantizedInput(ImageTransform):
         scale: factor applied to the image.
     """
 
-    dtype: str = "int8"
-    scale: float | None = None
-
-    def __post_init__(self) -> None:
-        one_of("QuantizedInput: dtype", self.dtype, ("int8", "uint8"))
-        if self.scale is not None and finite_number("QuantizedInput: scale", self.scale) <= 0:
-            raise ConfigurationError(f"QuantizedInput: scale must be above 0, got {self.scale!r}")
+    dtype: str = option(choice("int8", "uint8"), "int8")
+    scale: float | None = option(_factor, None)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Quantize; saturate at the range of the dtype."""
@@ -235,16 +234,16 @@ class ToPILImage(ImageTransform):
         return picture.transpose(1, 2, 0) if picture.ndim == 3 else picture[:, :, np.newaxis]
 
 
+def _channels(name: str, value: Any) -> int:
+    return validate_option(name, integer_between(1, 4), value)
+
+
 @registered(TRANSFORMS, "AlignImageChannel", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class AlignImageChannel(ImageTransform):
     """Convert an image to `dim` channels: `[H, W]` is repeated, RGBA loses A, RGB becomes grey."""
 
-    dim: int = 3
-
-    def __post_init__(self) -> None:
-        if whole_number("AlignImageChannel: dim", self.dim, minimum=1) > 4:
-            raise ConfigurationError(f"AlignImageChannel: dim must be up to 4, got {self.dim!r}")
+    dim: int = option(_channels, 3)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an array `[H, W, dim]`."""
@@ -258,28 +257,23 @@ class AlignImageChannel(ImageTransform):
             with opencv() as cv2:
                 grey = cv2.cvtColor(np.ascontiguousarray(inputs), cv2.COLOR_RGB2GRAY)
             return np.asarray(grey)[..., np.newaxis]
-        raise ValueError(f"there is no rule from {inputs.shape[-1]} to {self.dim} channels")
+        raise ValueError(f"{inputs.shape[-1]} channels cannot be converted to {self.dim}")
 
 
 @registered(TRANSFORMS, "LabelShift")
 @dataclass(frozen=True)
-class LabelShift:
+class LabelShift(Options):
     """Subtract a number from every label, e.g. 1 if class 0 is the background."""
 
-    label_shift: int = 0
-
-    def __post_init__(self) -> None:
-        whole_number("LabelShift: label_shift", self.label_shift)
+    label_shift: int = option(whole_number, 0)
 
     def __call__(self, sample: Any) -> tuple[Any, Any]:
         """`(predictions, labels)` → unchanged predictions, and labels of unchanged type."""
-        if not isinstance(sample, tuple | list) or len(sample) != 2:
-            raise DataError("LabelShift takes (predictions, labels)")
-        predictions, labels = sample
+        predictions, labels = predictions_and_labels(self, sample)
         try:
             return predictions, self._shifted(labels)
         except TypeError as error:
-            raise DataError("LabelShift takes labels that are numbers") from error
+            raise DataError(f"LabelShift: labels must be numbers: {error}") from error
 
     def _shifted(self, labels: Any) -> Any:
         if not isinstance(labels, list):
