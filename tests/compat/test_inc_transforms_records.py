@@ -91,7 +91,7 @@ def test_a_sample_that_is_decoded_already_stays_as_it_is():
         (b"\xff\xff\xff", "tf.train.Example"),
         (record(image__class__label=[1]), "nothing under 'image/encoded'"),
         (record(image__encoded=[b"no image"]), "cannot be read as an image"),
-        (5, "takes records"),
+        (5, "must be a record"),
     ],
 )
 def test_a_broken_record_is_refused_with_what_is_wrong(sample, message):

@@ -198,8 +198,8 @@ def _without_idle_fp16(words: list[str], model: object, framework: str | None) -
     if "fp16" not in words or not forced or adaptor_for(model, framework).framework != "onnxrt":
         return words
     logger.warning(
-        "FP16 is excluded, as in Intel Neural Compressor: ONNX Runtime has no FP16 kernels for this "
-        "CPU (%s); use neural_mp.MixedPrecision to convert to FP16",
+        "FP16 is excluded, as in Intel Neural Compressor: ONNX Runtime has no FP16 kernels for "
+        "this CPU (%s); use neural_mp.MixedPrecision to convert to FP16",
         support.reason,
     )
     return [word for word in words if word != "fp16"] or ["fp32"]
