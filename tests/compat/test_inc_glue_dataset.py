@@ -193,8 +193,14 @@ def test_roberta_has_the_classes_of_mnli_in_another_order(tmp_path, tokenizer):
     ("rows", "message"),
     [
         ([("Quality", "#1 String"), ("1", "a")], "has no column '#2 String'"),
-        ([("Quality", "#1 String", "#2 String"), ("1", "a")], "line 2: at least 3 cells are expected"),
-        ([("Quality", "#1 String", "#2 String"), ("2", "a", "b")], "line 2: label must be one of 0, 1, got '2'"),
+        (
+            [("Quality", "#1 String", "#2 String"), ("1", "a")],
+            "line 2: at least 3 cells are expected",
+        ),
+        (
+            [("Quality", "#1 String", "#2 String"), ("2", "a", "b")],
+            "line 2: label must be one of 0, 1, got '2'",
+        ),
         ([("Quality", "#1 String", "#2 String")], "has no samples"),
     ],
 )

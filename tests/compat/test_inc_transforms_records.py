@@ -89,8 +89,8 @@ def test_a_sample_that_is_decoded_already_stays_as_it_is():
     ("sample", "message"),
     [
         (b"\xff\xff\xff", "tf.train.Example"),
-        (record(image__class__label=[1]), "nothing under 'image/encoded'"),
-        (record(image__encoded=[b"no image"]), "cannot be read as an image"),
+        (record(image__class__label=[1]), "feature 'image/encoded' must hold an image"),
+        (record(image__encoded=[b"no image"]), "cannot be decoded as an image"),
         (5, "must be a record"),
     ],
 )

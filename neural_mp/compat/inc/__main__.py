@@ -27,7 +27,8 @@ def main(arguments: list[str]) -> None:
     """
     if not arguments or not Path(arguments[0]).is_file():
         raise ConfigurationError(
-            "give the script to run: python -m neural_mp.compat.inc script.py [its arguments]"
+            f"the first argument must be a script, got {' '.join(arguments) or 'none'}; run "
+            f"python -m neural_mp.compat.inc script.py [its arguments]"
         )
     register(THEIRS)
     sys.argv = arguments

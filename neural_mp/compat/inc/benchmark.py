@@ -35,10 +35,9 @@ from neural_mp.util.pytree import batch_size_of
 logger = logging.getLogger(__name__)
 
 #: Default number of timed batches; INC times all data.
-_MOST = 100
-#: Seconds that an instance waits until the others are ready.
-_PATIENCE = 600.0
-MODES = ("performance", "accuracy")
+_MAX_BATCHES = 100
+#: Longest time that an instance waits until the others are ready.
+_READY_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def fit(
     if b_func is not None:
         return b_func(native(model))
     if b_dataloader is None:
-        raise DataError("benchmark.fit needs b_dataloader, batches to run the model on")
+        raise DataError("b_dataloader must be set to batches of model inputs, got None")
     return timed(
         runnable(model),
         b_dataloader,
@@ -157,75 +156,39 @@ def timed(
         cores: cores per instance; None to divide all.
         instances: number of concurrent processes.
         ports: names of inputs and outputs, if the model does not define them.
-
-    Raises:
-        ConfigurationError: there are fewer cores than the instances need.
-        DataError: there are no batches.
     """
-    batches = list(itertools.islice(Batches(loader, "b_dataloader").inputs(), _MOST))
+    batches = list(itertools.islice(Batches(loader, "b_dataloader").inputs(), _MAX_BATCHES))
     count = iterations if iterations > 0 else len(batches)
     job = Job(model, batches, max(0, warmup), count, *ports)
-    found = (
-        run_here(job)
-        if instances == 1 and cores is None
-        else run_instances(job, _shares(cores, instances))
-    )
+    if instances == 1 and cores is None:  # in this process, on all its cores
+        found = Performance(batch_size_of(batches[0]), (_timed(job),))
+    else:
+        found = run_instances(job, _shares(cores, instances))
     for line in found.words():
         logger.info(line)
     return found
 
 
-def measured(
+def measured_accuracy(
     settings: Settings,
     model: object,
-    mode: str,
     loader: object,
-    function: Callable[[Any], Any] | None,
     metric: object,
     postprocess: Callable[[Any], Any] | None,
-) -> Any:
-    """Return the result of INC 1.x's `Benchmark`.
+) -> float | list[float]:
+    """Return the accuracy; of several unweighted metrics a list of values, as INC does.
 
     Args:
         settings: the configuration.
         model: the framework's object, or a path.
-        mode: `performance` or `accuracy`.
-        loader: the batches; None for those of the configuration.
-        function: called with the model in place of the measurement.
+        loader: the batches.
         metric: None for the metric of the configuration.
         postprocess: None for the postprocess of the configuration.
-
-    Raises:
-        ConfigurationError: the mode is neither, or no metric is given.
-        DataError: there are no batches.
     """
-    if mode not in MODES:
-        raise ConfigurationError(f"mode must be {' or '.join(MODES)}, got {mode!r}")
-    if function is not None:
-        return function(model)
-    if loader is None and mode == "performance":
-        loader = config_objects.loader(settings, config_objects.PERFORMANCE)
-    if loader is None:
-        loader = config_objects.loader(settings, config_objects.ACCURACY)
-    if loader is None:
-        raise DataError(f"there is nothing to measure {mode} on: set b_dataloader")
-    if mode == "performance":
-        wanted = settings.evaluation.performance
-        return timed(model, loader, wanted.warmup, wanted.iteration, wanted.cores_per_instance, 1)
-    return _accuracy(settings, model, Batches(loader, "b_dataloader"), metric, postprocess)
-
-
-def _accuracy(
-    settings: Settings,
-    model: object,
-    batches: Batches,
-    metric: object,
-    postprocess: Callable[[Any], Any] | None,
-) -> float | list[float]:
-    """Return the accuracy; of several unweighted metrics a list of values, as INC does."""
+    batches = Batches(loader, "b_dataloader")
     metrics = gather_metrics(metric, settings, batches, None)
     if not metrics:
-        raise ConfigurationError("there is no metric to measure accuracy by: set metric")
+        raise ConfigurationError("metric must be set to measure accuracy, got none")
     postprocess = postprocess or config_objects.postprocess(settings)
     loaded = loaded_model(model, settings.model.inputs or None, settings.model.outputs or None)
     evaluator = Evaluator(batches, metrics, None, postprocess)
@@ -240,8 +203,8 @@ def _shares(cores: int | None, instances: int) -> list[list[int]]:
     each = cores if cores is not None else len(there) // instances
     if each < 1 or each * instances > len(there):
         raise ConfigurationError(
-            f"num_of_instance is {instances} with {each or 1} cores each, and there are "
-            f"{len(there)} cores"
+            f"num_of_instance is {instances} with {each or 1} cores each, which exceeds the "
+            f"{len(there)} available cores; set fewer"
         )
     return [there[number * each : (number + 1) * each] for number in range(instances)]
 
@@ -249,11 +212,7 @@ def _shares(cores: int | None, instances: int) -> list[list[int]]:
 def loaded_model(
     model: Any, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
 ) -> AnyModel:
-    """Load a model or a saved result together with its adaptor.
-
-    Raises:
-        ModelLoadError: the model cannot be read.
-    """
+    """Load a model or a saved result together with its adaptor."""
     if isinstance(model, OptimizedModel):
         return model.loaded
     if is_saved_model(model):
@@ -261,21 +220,8 @@ def loaded_model(
     return load_source(model, None, list(inputs or ()) or None, outputs=outputs)
 
 
-def run_here(job: Job) -> Performance:
-    """Run one instance in this process, on all its cores."""
-    return Performance(batch_size_of(job.batches[0]), (_timed(job),))
-
-
 def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
-    """Run several instances at once.
-
-    Args:
-        job: the work of every instance.
-        shares: cores of every instance.
-
-    Raises:
-        TuningError: an instance ended too early.
-    """
+    """Run one instance at once on each set of cores."""
     threads = {name: str(len(shares[0])) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     with tempfile.TemporaryDirectory() as scratch:
         ready, saved = Path(scratch) / "ready", Path(scratch) / "model"
@@ -303,10 +249,13 @@ def _instance(task: bytes, cores: list[int], folder: Path, count: int) -> tuple[
 
     def all_are_ready() -> None:
         (folder / str(cores[0])).touch()
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
         while len(list(folder.iterdir())) < count:
             if time.monotonic() > deadline:
-                raise TuningError("an instance waited for the others in vain")
+                raise TuningError(
+                    f"{count} instances must be ready within {_READY_TIMEOUT_SECONDS:g} seconds, "
+                    f"got {len(list(folder.iterdir()))}"
+                )
             time.sleep(0.01)
 
     return _timed(job, all_are_ready)

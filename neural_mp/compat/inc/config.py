@@ -215,11 +215,7 @@ class PostTrainingQuantConfig(_Conversion):
         one_of("approach", self.approach, tuple(_APPROACHES))
 
     def settings(self) -> Settings:
-        """Return the equivalent settings.
-
-        Raises:
-            ConfigurationError: a value is invalid.
-        """
+        """Return the equivalent settings; raise ConfigurationError for an invalid value."""
         sizes = self.calibration_sampling_size
         listed = [sizes] if isinstance(sizes, int) else list(sizes)
         words = [word for word in ("int8", "bf16") if word not in self.excluded_precisions]
@@ -248,11 +244,7 @@ class MixedPrecisionConfig(_Conversion):
     precisions: str | Sequence[str] = "bf16"
 
     def settings(self) -> Settings:
-        """Return the equivalent settings.
-
-        Raises:
-            ConfigurationError: a value is invalid.
-        """
+        """Return the equivalent settings; raise ConfigurationError for an invalid value."""
         wanted = parse_precisions(self.precisions or "fp32")
         kept = tuple(precision for precision in wanted if precision not in self.excluded_precisions)
         limits = _constraints("mixed_precision", op_wise=self.op_name_dict)

@@ -96,11 +96,7 @@ DefaultDataLoader = TensorflowDataLoader = ONNXRTDataLoader = CommonDataLoader
 
 
 def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
-    """Return the loader described by the settings, as under `dataloader` in a tuning file.
-
-    Raises:
-        ConfigurationError: a name or an option is invalid.
-    """
+    """Return the loader described by the settings, as under `dataloader` in a tuning file."""
     given = {key: value for key, value in dataloader_cfg.items() if value is not None}
     without = ("filter", "distributed", "num_workers", "pin_memory", "sampler")
     kept = {key: value for key, value in given.items() if key not in without}

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api import config_objects
 from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc import benchmark
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
@@ -28,6 +29,7 @@ from neural_mp.compat.inc.user_objects import (
 )
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError, DataError
 
 logger = logging.getLogger(__name__)
 #: Alias of this module.
@@ -78,9 +80,6 @@ class Configured:
 class Benchmark(Configured):
     """Measurement of a model's accuracy or speed.
 
-    Args:
-        conf_fname_or_obj: path of a YAML file, settings as attributes, or None.
-
     Attributes:
         model: the framework's object, a path, a `common.Model` or a result.
         b_dataloader: the batches; default: those of the configuration.
@@ -106,27 +105,35 @@ class Benchmark(Configured):
         Raises:
             NeuralMPError: model or data are missing, or the mode is neither.
         """
-        metric = metric_of(self.metric, self.settings.model.framework)
-        found = benchmark.measured(
-            self.settings,
-            runnable(self.model),
-            mode,
-            self.b_dataloader,
-            self.b_func,
-            metric,
-            postprocess_of(self.postprocess),
-        )
+        if mode not in ("performance", "accuracy"):
+            raise ConfigurationError(f"mode must be performance or accuracy, got {mode!r}")
+        found = self._measured(mode == "accuracy")
         self.results[mode] = found
         return self.results
+
+    def _measured(self, is_accuracy: bool) -> Any:
+        model, settings, loader = runnable(self.model), self.settings, self.b_dataloader
+        if self.b_func is not None:
+            return self.b_func(model)
+        if loader is None and not is_accuracy:
+            loader = config_objects.loader(settings, config_objects.PERFORMANCE)
+        if loader is None:
+            loader = config_objects.loader(settings, config_objects.ACCURACY)
+        if loader is None:
+            raise DataError("b_dataloader must be set, as the configuration has no dataloader")
+        if is_accuracy:
+            metric = metric_of(self.metric, settings.model.framework)
+            postprocess = postprocess_of(self.postprocess)
+            return benchmark.measured_accuracy(settings, model, loader, metric, postprocess)
+        speed = settings.evaluation.performance
+        cores = speed.cores_per_instance
+        return benchmark.timed(model, loader, speed.warmup, speed.iteration, cores, 1)
 
     __call__ = fit
 
 
 class _Experiment(Configured):
     """Tuning by a configuration.
-
-    Args:
-        conf_fname_or_obj: path of a YAML file, settings as attributes, or None.
 
     Attributes:
         calib_dataloader, eval_dataloader: batches of `(inputs, labels)`.

@@ -30,32 +30,16 @@ def own_object(optimized: OptimizedModel) -> Any:
     return found
 
 
-class Tuned:
-    """A tuned model.
-
-    Attributes:
-        optimized: the `OptimizedModel`, with plan, report and trials.
-    """
-
-    def __init__(self, optimized: OptimizedModel) -> None:
-        self.optimized = optimized
-
-    @cached_property
-    def model(self) -> Any:
-        """The framework's own object."""
-        return own_object(self.optimized)
-
-
 def native(model: object) -> Any:
-    """Return the object inside a `Model` or `Tuned`; anything else unchanged."""
+    """Return the object inside a `Model` or `Result`; anything else unchanged."""
     if isinstance(model, Model):
         return model.root
-    return model.model if isinstance(model, Tuned) else model
+    return model.model if isinstance(model, Result) else model
 
 
 def runnable(model: object) -> Any:
-    """Return the object to measure: the whole result of a `Tuned`, the root of a `Model`."""
-    if isinstance(model, Tuned):
+    """Return the object to measure: the `OptimizedModel` of a `Result`, the root of a `Model`."""
+    if isinstance(model, Result):
         return model.optimized
     found = native(model)
     with suppress(TypeError):
@@ -81,7 +65,7 @@ def outputs_there(model: object, given: object) -> list[str] | None:
     for name in names:
         if node_name(name) not in known:
             logger.warning(
-                "output names %r, which is no tensor of the graph%s; it is left out",
+                "output %r is ignored: the graph has no such tensor%s",
                 name,
                 did_you_mean(name, known),
             )
@@ -108,11 +92,7 @@ class Model:
 
     @cached_property
     def loaded(self) -> AnyModel:
-        """Return the model with the adaptor of its framework.
-
-        Raises:
-            ModelLoadError: the model cannot be read.
-        """
+        """Return the model with the adaptor of its framework."""
         return load_source(self.root, None, self._input_names, outputs=self._output_names)
 
     @property
@@ -193,16 +173,13 @@ def graph_def_of(model: Any) -> Any:
 
     Args:
         model: a TensorFlow model, converted or not, or a loaded model.
-
-    Raises:
-        ConfigurationError: the model belongs to another framework.
     """
     if hasattr(model, "graph_def"):
         return model.graph_def
     loaded = model if hasattr(model, "adaptor") else load_source(model, None, None)
     if loaded.adaptor.framework != "tensorflow":
         raise ConfigurationError(
-            f"graph_def is for TensorFlow models; this is one of {loaded.adaptor.framework}"
+            f"graph_def needs a TensorFlow model, got one of {loaded.adaptor.framework}"
         )
     return loaded.held.graph.to_graph_def()
 
@@ -219,36 +196,37 @@ def _tensor(name: str) -> str:
 BaseModel = Model
 
 
-class Result(Tuned):
-    """An `OptimizedModel` with INC's names; delegates other names to the result, then the model."""
+class Result:
+    """An `OptimizedModel` with INC's names; delegates other names to the result, then the model.
+
+    Attributes:
+        optimized: the `OptimizedModel`, with plan, report and trials.
+    """
 
     def __init__(self, optimized: OptimizedModel) -> None:
-        super().__init__(optimized)
+        self.optimized = optimized
         if optimized.met is False:
             logger.warning(
-                "no plan met the accuracy target; what comes back is the FP32 model, where theirs "
-                "would be None"
+                "no plan met the accuracy target; returning the FP32 model, where Intel Neural "
+                "Compressor returns None"
             )
+
+    @cached_property
+    def model(self) -> Any:
+        """The framework's own object."""
+        return own_object(self.optimized)
 
     @property
     def graph_def(self) -> Any:
-        """The frozen graph of a TensorFlow model.
-
-        Raises:
-            ConfigurationError: the model belongs to another framework.
-        """
+        """The frozen graph of a TensorFlow model."""
         return graph_def_of(self.model)
 
     def nodes(self) -> Any:
-        """The nodes of an ONNX model's graph.
-
-        Raises:
-            ConfigurationError: the model belongs to another framework.
-        """
+        """The nodes of an ONNX model's graph."""
         graph: Any = getattr(self.model, "graph", None)
         if not hasattr(graph, "node"):
             raise ConfigurationError(
-                f"nodes() is for ONNX models; this is one of {self.optimized.framework}"
+                f"nodes() needs an ONNX model, got one of {self.optimized.framework}"
             )
         return graph.node
 

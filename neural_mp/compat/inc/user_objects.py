@@ -66,9 +66,6 @@ def settings_of(conf: Any) -> Settings:
     Args:
         conf: None; the path of a YAML file; settings as attributes or as a dict; or an object of
             `neural_compressor.conf.config` that holds any of these.
-
-    Raises:
-        ConfigurationError: `conf` has another type, or its content is invalid.
     """
     conf = getattr(conf, "conf", conf) if not isinstance(conf, Dotted) else conf
     if conf is None:
@@ -80,17 +77,13 @@ def settings_of(conf: Any) -> Settings:
     if isinstance(conf, Mapping):
         return of_mapping(Dotted(conf).plain())
     raise ConfigurationError(
-        f"expected the path of a YAML file or a configuration, got {conf!r} of type "
+        f"conf must be the path of a YAML file or a configuration, got {conf!r} of type "
         f"{type(conf).__name__}"
     )
 
 
 def of_mapping(content: Mapping[str, Any]) -> Settings:
-    """Return the settings of plain data, as in a YAML file.
-
-    Raises:
-        ConfigurationError: a key or a value is invalid.
-    """
+    """Return the settings of plain data, as in a YAML file."""
     return _theirs(settings_from(content, dialect=Dialect.INC))
 
 
@@ -173,11 +166,7 @@ class Postprocess(Later):
 
 
 def named_metric(name: str, options: Any, framework: str | None = None) -> Any:
-    """Return the metric with an INC name.
-
-    Raises:
-        ConfigurationError: the name or an option is unknown.
-    """
+    """Return the metric with an INC name."""
     return build_metric(name, options, vocabulary(framework).metrics or METRICS)
 
 
@@ -188,9 +177,6 @@ def metric_of(given: object, framework: str | None = None) -> Any:
         given: an object with update, reset and result; a class of such objects; a `Metric`; a
             dict of names with their options, as in YAML.
         framework: framework of the names.
-
-    Raises:
-        ConfigurationError: `given` is none of these.
     """
     if given is None:
         return None
@@ -210,25 +196,19 @@ _NO_METRICS = ("weight", "higher_is_better")
 
 
 def postprocess_of(given: object) -> Callable[[Any], Any] | None:
-    """Return a postprocess as a function of `(predictions, labels)`.
-
-    Raises:
-        ConfigurationError: the object is not callable.
-    """
+    """Return a postprocess as a function of `(predictions, labels)`."""
     made = given.made() if isinstance(given, Later) else given
     made = made() if inspect.isclass(made) else made
     if made is not None and not callable(made):
-        raise ConfigurationError(f"postprocess must take (predictions, labels), got {given!r}")
+        raise ConfigurationError(
+            f"postprocess must be a function of (predictions, labels), got {given!r}"
+        )
     found: Callable[[Any], Any] | None = made
     return found
 
 
 def named_dataset(name: str, options: Mapping[str, Any], framework: str | None = None) -> Any:
-    """Return the dataset with an INC name.
-
-    Raises:
-        ConfigurationError: the name or an option is unknown.
-    """
+    """Return the dataset with an INC name."""
     return build_dataset({name: dict(options)}, vocabulary(framework))
 
 
