@@ -350,4 +350,4 @@ def test_a_script_runs_untouched(tmp_path):
     run = subprocess.run(
         [sys.executable, "-m", "neural_mp.compat.inc", "nix.py"], capture_output=True, text=True
     )
-    assert (run.returncode, "give the script to run" in run.stderr) == (2, True)
+    assert (run.returncode, "the first argument must be a script" in run.stderr) == (2, True)

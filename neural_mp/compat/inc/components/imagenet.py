@@ -24,15 +24,7 @@ class DatasetWarning(UserWarning):
 
 @dataset("ImageFolder", "pytorch", "tensorflow")
 def image_folder(root: object) -> ImageFolder:
-    """Return images from one folder per class, as RGB.
-
-    Args:
-        root: the folder of class folders.
-
-    Returns:
-        Samples of a uint8 array `[height, width, 3]` and the class index (int) in the sorted
-        names of the class folders.
-    """
+    """Return the images of one folder per class in `root`, as RGB."""
     return ImageFolder(root)
 
 
@@ -46,10 +38,7 @@ class _UnconvertedImageFolder(ImageFolder):
 
 @dataset("ImageFolder", "onnxrt")
 def unconverted_image_folder(root: object) -> ImageFolder:
-    """Return images from one folder per class, unconverted: a grey image is `[height, width]`.
-
-    Arguments, samples and errors are otherwise those of `image_folder`.
-    """
+    """Return `image_folder` with the channels of the files: a grey image is `[height, width]`."""
     return _UnconvertedImageFolder(root)
 
 

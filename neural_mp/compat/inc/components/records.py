@@ -184,30 +184,19 @@ def _stack_or_list(arrays: list[np.ndarray]) -> Any:
     return np.stack(arrays) if same else arrays
 
 
-def _matching(name: str, root: object, pattern: str) -> tuple[str, ...]:
+def _record_folder(
+    name: str, pattern: str, decode: Callable[[bytes], Any], root: object
+) -> RecordDataset:
+    """Return the records of all files in the folder `root` with names of a pattern."""
     folder = existing_folder(f"{name}: root", root)
     files = tuple(sorted(str(path) for path in folder.glob(pattern) if path.is_file()))
     if not files:
         raise DataError(f"{name}: root: {folder} has no files named {pattern}")
-    return files
-
-
-@dataset("ImageRecord", "tensorflow", needs=tensorflow_for)
-def image_record(root: object) -> RecordDataset:
-    """Return ImageNet in TFRecord files, e.g. `root/validation-00000-of-00128`.
-
-    Args:
-        root: the folder of files, named `*-*-of-*`.
-
-    Returns:
-        Samples of a uint8 array `[height, width, 3]`, RGB, and an int32 array `[1]`, the class;
-        -1 for none. Records of the files are interleaved.
-    """
-    files = _matching("ImageRecord", root, "*-*-of-*")
-    return RecordDataset("ImageRecord", files, _decode_imagenet)
+    return RecordDataset(name, files, decode)
 
 
 def _decode_imagenet(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return a uint8 array `[height, width, 3]`, RGB, and the class, int32 `[1]`; -1 for none."""
     record = Record.parse(serialized)
     decode = tensorflow_for().io.decode_jpeg
     by_fast_rules = partial(decode, channels=3, fancy_upscaling=False, dct_method="INTEGER_FAST")
@@ -254,21 +243,8 @@ def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]
     return record.image("image/encoded", decode), label
 
 
-@dataset("VOCRecord", "tensorflow", needs=tensorflow_for)
-def voc_record(root: object) -> RecordDataset:
-    """Return PASCAL VOC segmentation in TFRecord files, e.g. `root/val-00000-of-00004.tfrecord`.
-
-    Args:
-        root: the folder of files, named `val-*`.
-
-    Returns:
-        Samples of a uint8 array `[height, width, 3]`, RGB, and a uint8 array
-        `[height, width, 1]`, the class of every pixel. Records of the files are interleaved.
-    """
-    return RecordDataset("VOCRecord", _matching("VOCRecord", root, "val-*"), _decode_voc)
-
-
 def _decode_voc(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return uint8 arrays `[height, width, 3]`, RGB, and `[height, width, 1]`, pixel classes."""
     record = Record.parse(serialized)
     classes = record.image("image/segmentation/class/encoded", partial(_decoded, channels=1))
     return record.image("image/encoded", partial(_decoded, channels=3)), np.asarray(classes)
@@ -329,6 +305,13 @@ class Decoder:
         )
 
 
+for _name, _pattern, _decode in (
+    ("ImageRecord", "*-*-of-*", _decode_imagenet),
+    ("VOCRecord", "val-*", _decode_voc),
+):
+    dataset(_name, "tensorflow", needs=tensorflow_for)(
+        partial(_record_folder, _name, _pattern, _decode)
+    )
 for _name, _decode in (
     ("ParseDecodeImagenet", _decode_imagenet),
     ("ParseDecodeCoco", _decode_coco),

@@ -181,6 +181,10 @@ class RandomTransform(ImageTransform):
         super().__post_init__()
         self.put(random=np.random.RandomState(self.seed))
 
+    def corner(self, down: int, right: int) -> tuple[int, int]:
+        """Return a random offset up to `down` rows and `right` columns."""
+        return self.random.randint(0, down + 1), self.random.randint(0, right + 1)
+
 
 @dataclass(frozen=True)
 class RandomFlip(RandomTransform):
@@ -224,8 +228,7 @@ class RandomCrop(RandomTransform):
             raise ValueError(f"the image is smaller than {height} × {width}; add a Resize before")
         if isinstance(inputs, TensorImage) or (down == 0 and right == 0):
             return cut(inputs, down // 2, right // 2, height, width)
-        top, left = self.random.randint(0, down + 1), self.random.randint(0, right + 1)
-        return cut(inputs, top, left, height, width)
+        return cut(inputs, *self.corner(down, right), height, width)
 
 
 @registered(TRANSFORMS, "RandomResizedCrop", "tensorflow", "onnxrt")

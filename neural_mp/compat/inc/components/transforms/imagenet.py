@@ -148,8 +148,7 @@ class CroppedToSize(RandomTransform):
             )
         if not self.random_crop:
             return cut(image, down // 2, right // 2, self.height, self.width)
-        top, left = self.random.randint(0, down + 1), self.random.randint(0, right + 1)
-        return cut(image, top, left, self.height, self.width)
+        return cut(image, *self.corner(down, right), self.height, self.width)
 
 
 @registered(TRANSFORMS, "ResizeCropImagenet", "tensorflow")

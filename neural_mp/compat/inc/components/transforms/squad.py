@@ -18,10 +18,9 @@ from neural_mp.compat.inc.components.registries import (
 )
 from neural_mp.compat.inc.components.transforms.squad_windows import (
     Question,
-    Task,
+    SquadWindows,
     Tokenizer,
     Window,
-    Windows,
 )
 from neural_mp.data.option_checks import existing_path, true_or_false, whole_number
 from neural_mp.errors import DataError
@@ -114,13 +113,13 @@ class SquadV1(Options):
     max_answer_length: int = option(POSITIVE, 30)
     do_lower_case: bool = option(true_or_false, True)
     doc_stride: int = option(POSITIVE, 128)
-    task: Task = field(init=False, repr=False)
+    task: SquadWindows = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         tokenizer = Tokenizer(self.vocab_file, self.do_lower_case)
-        windows = Windows(tokenizer, self.max_seq_length, self.max_query_length, self.doc_stride)
-        self.put(task=Task(self.label_file, windows))
+        lengths = self.max_seq_length, self.max_query_length, self.doc_stride
+        self.put(task=SquadWindows(self.label_file, tokenizer, *lengths))
 
     def __call__(self, sample: object) -> tuple[Any, Any]:
         """`([window ids, starts, ends], labels)` → `({question: answer}, labels)`.
@@ -171,7 +170,7 @@ class SquadV1(Options):
         _, window, start, end = best
         first, last = (window.words[place - window.first] for place in (start, end))
         pieces = window.pieces[start : end + 1]
-        return self.task.cutting.tokenizer.original_text(question.words[first : last + 1], pieces)
+        return self.task.tokenizer.original_text(question.words[first : last + 1], pieces)
 
     def _candidates(self, scores: np.ndarray) -> list[int]:
         """Return the tokens with the best scores; ties in order of position."""

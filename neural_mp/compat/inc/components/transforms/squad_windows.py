@@ -148,31 +148,46 @@ def _numbered(vocabulary: Path) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Splitter of questions into windows.
+class SquadWindows:
+    """The questions of a SQuAD 1.1 file, split into windows.
 
     Attributes:
+        label_file: the file.
         tokenizer: the tokenizer.
         length: length of a window with its question, in pieces.
         question_length: maximum length of a question, in pieces; the rest is truncated.
         stride: distance between the windows of a text, in pieces.
     """
 
+    label_file: Path
     tokenizer: Tokenizer
     length: int
     question_length: int
     stride: int
 
-    def of(self, questions: Sequence[Question]) -> list[Window]:
-        """Return the windows of all questions, in question order."""
-        asked = self.tokenizer.pieces([question.text for question in questions])
-        texts = dict.fromkeys(question.words for question in questions)
+    @cached_property
+    def questions(self) -> list[Question]:
+        """The questions in file order."""
+        return read_questions(self.label_file)
+
+    @cached_property
+    def windows(self) -> list[Window]:
+        """The windows of all questions, in model input order."""
+        asked = self.tokenizer.pieces([question.text for question in self.questions])
+        texts = dict.fromkeys(question.words for question in self.questions)
         pieces = {words: self.tokenizer.pieces(words) for words in texts}
         return [
             window
-            for number, question in enumerate(questions)
+            for number, question in enumerate(self.questions)
             for window in self._of_one(number, asked[number], pieces[question.words])
         ]
+
+    def of_question(self) -> list[list[tuple[int, Window]]]:
+        """Return for each question its windows, with their indices among all."""
+        found: list[list[tuple[int, Window]]] = [[] for _ in self.questions]
+        for place, window in enumerate(self.windows):
+            found[window.question].append((place, window))
+        return found
 
     def _of_one(self, number: int, asked: list[str], text: list[list[str]]) -> list[Window]:
         asked = asked[: self.question_length]
@@ -198,15 +213,9 @@ class Windows:
         ]
 
     def _spans(self, count: int, room: int) -> list[tuple[int, int]]:
-        spans: list[tuple[int, int]] = []
-        begin = 0
-        while begin < count:
-            end = min(begin + room, count)
-            spans.append((begin, end))
-            if end == count:
-                break
-            begin += min(end - begin, self.stride)
-        return spans
+        step, last = min(room, self.stride), max(count - room, 0)
+        begins = range(0, last + step, step) if count else ()
+        return [(begin, min(begin + room, count)) for begin in begins]
 
 
 def _best_span(spans: Sequence[tuple[int, int]], place: int) -> int:
@@ -219,33 +228,3 @@ def _best_span(spans: Sequence[tuple[int, int]], place: int) -> int:
         if begin <= place < end
     }
     return max(around, key=lambda span: around[span])
-
-
-@dataclass(frozen=True)
-class Task:
-    """A file of questions, with all windows.
-
-    Attributes:
-        label_file: a SQuAD 1.1 file.
-        cutting: the splitter.
-    """
-
-    label_file: Path
-    cutting: Windows
-
-    @cached_property
-    def questions(self) -> list[Question]:
-        """The questions in file order."""
-        return read_questions(self.label_file)
-
-    @cached_property
-    def windows(self) -> list[Window]:
-        """The windows of all questions, in model input order."""
-        return self.cutting.of(self.questions)
-
-    def of_question(self) -> list[list[tuple[int, Window]]]:
-        """Return for each question its windows, with their indices among all."""
-        found: list[list[tuple[int, Window]]] = [[] for _ in self.questions]
-        for place, window in enumerate(self.windows):
-            found[window.question].append((place, window))
-        return found

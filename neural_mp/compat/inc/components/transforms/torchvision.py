@@ -247,8 +247,7 @@ class RandomCrop(RandomTransform):
         down, right = np.subtract(height_and_width_of(image), self.size)
         if down < 0 or right < 0:
             raise ValueError(f"the image is smaller than {self.size}; set pad_if_needed: true")
-        top, left = self.random.randint(0, down + 1), self.random.randint(0, right + 1)
-        return part(image, top, left, *self.size)
+        return part(image, *self.corner(down, right), *self.size)
 
 
 @registered(TRANSFORMS, "RandomResizedCrop", "pytorch")
