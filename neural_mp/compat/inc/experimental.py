@@ -15,6 +15,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api import config_objects
 from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc import benchmark
+from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
 from neural_mp.compat.inc.model import Model, Result, native, outputs_there, runnable
 from neural_mp.compat.inc.user_objects import (
@@ -22,13 +23,13 @@ from neural_mp.compat.inc.user_objects import (
     Metric,
     Postprocess,
     metric_of,
-    named_dataset,
     postprocess_of,
     settings_of,
     tensor_names,
 )
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision
+from neural_mp.data import build_dataset
 from neural_mp.errors import ConfigurationError, DataError
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Configured:
         """
         if shape:
             options["shape"] = shape[0]
-        return named_dataset(name, options, self.settings.model.framework)
+        return build_dataset({name: options}, vocabulary(self.settings.model.framework))
 
     def dataloader(self, dataset: object, batch_size: int = 1, **options: Any) -> DataLoader:
         """Return a loader of a dataset."""

@@ -13,7 +13,6 @@ from neural_mp.common import DataLoader as OurDataLoader
 from neural_mp.compat.inc.components import vocabulary
 from neural_mp.config import Settings, load_settings, settings_from
 from neural_mp.core.enums import Dialect
-from neural_mp.data import build_dataset
 from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import METRICS, build_metric
 
@@ -68,26 +67,17 @@ def settings_of(conf: Any) -> Settings:
             `neural_compressor.conf.config` that holds any of these.
     """
     conf = getattr(conf, "conf", conf) if not isinstance(conf, Dotted) else conf
-    if conf is None:
-        return of_mapping({})
     if isinstance(conf, str | os.PathLike):
-        return _theirs(load_settings(Path(conf), Dialect.INC))
-    if isinstance(conf, Dotted):
-        return of_mapping(conf.plain())
-    if isinstance(conf, Mapping):
-        return of_mapping(Dotted(conf).plain())
+        return _without_label(load_settings(Path(conf), Dialect.INC))
+    if conf is None or isinstance(conf, Mapping):
+        return _without_label(settings_from(Dotted(conf).plain(), dialect=Dialect.INC))
     raise ConfigurationError(
         f"conf must be the path of a YAML file or a configuration, got {conf!r} of type "
         f"{type(conf).__name__}"
     )
 
 
-def of_mapping(content: Mapping[str, Any]) -> Settings:
-    """Return the settings of plain data, as in a YAML file."""
-    return _theirs(settings_from(content, dialect=Dialect.INC))
-
-
-def _theirs(settings: Settings) -> Settings:
+def _without_label(settings: Settings) -> Settings:
     """Drop a model name that is a mere label, which is usual in INC."""
     name = settings.model.name
     if name is None or Path(name).exists() or ":" in name:
@@ -205,11 +195,6 @@ def postprocess_of(given: object) -> Callable[[Any], Any] | None:
         )
     found: Callable[[Any], Any] | None = made
     return found
-
-
-def named_dataset(name: str, options: Mapping[str, Any], framework: str | None = None) -> Any:
-    """Return the dataset with an INC name."""
-    return build_dataset({name: dict(options)}, vocabulary(framework))
 
 
 def tensor_names(given: Any) -> list[str] | None:

@@ -45,32 +45,28 @@ class QuestionRecords:
         return stack([inputs for inputs, _ in samples]), samples[0][1]
 
 
-def _articles(name: str, label_file: object) -> list[Any]:
-    path = existing_file(f"{name}: label_file", label_file)
-    content = read_data_json(path)
-    found = content if isinstance(content, dict) else {}
-    if found.get("version") != "1.1" or not isinstance(found.get("data"), list):
-        raise DataError(
-            f"{name}: label_file must be a file of SQuAD 1.1, got {path} of version "
-            f"{found.get('version')!r}; set e.g. dev-v1.1.json"
-        )
-    return list(found["data"])
-
-
 def _questions(
     name: str, root: object, label_file: object, task: object, model_type: object
-) -> Any:
+) -> tuple[str, list[Any]]:
+    """Return the path of the records, and the articles."""
     one_of(f"{name}: task", task, TASKS)
     one_of(f"{name}: model_type", model_type, MODEL_TYPES)
     file = str(existing_file(f"{name}: root", root))
-    articles = _articles(name, label_file)
+    path = existing_file(f"{name}: label_file", label_file)
+    content = read_data_json(path)
+    squad = content if isinstance(content, dict) else {}
+    if squad.get("version") != "1.1" or not isinstance(squad.get("data"), list):
+        raise DataError(
+            f"{name}: label_file must be a file of SQuAD 1.1, got {path} of version "
+            f"{squad.get('version')!r}; set e.g. dev-v1.1.json"
+        )
     first = next(iter(RecordDataset(name, (file,), Record.parse)), None)
     if first is None or not all(len(first.integers(feature)) for feature in FEATURES):
         raise DataError(
             f"{name}: root: the first record of {file} must have the features "
             f"{', '.join(FEATURES)}; write the file with create_tf_record.py of INC's example"
         )
-    return file, articles
+    return file, list(squad["data"])
 
 
 @dataset("bert", "tensorflow", needs=tensorflow_for)

@@ -9,10 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import Options, dataset, option, sizes
+from neural_mp.compat.inc.components.registries import (
+    Options,
+    dataset,
+    option,
+    optional,
+    parsed,
+    sizes,
+)
 from neural_mp.data.images import ImageFolder, pillow, read_pixels
 from neural_mp.data.option_checks import existing_file, existing_folder, finite_number
-from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.errors import DataError
 
 #: Files that list images with labels, in search order within the image folder.
 LABEL_LISTS = ("val.txt", "val_map.txt")
@@ -42,10 +49,6 @@ def unconverted_image_folder(root: object) -> ImageFolder:
     return _UnconvertedImageFolder(root)
 
 
-def _label_file(name: str, value: Any) -> Path | None:
-    return None if value is None else existing_file(name, value)
-
-
 def _default_list(folder: Path) -> Path:
     found = next((folder / name for name in LABEL_LISTS if (folder / name).is_file()), None)
     if found is None:
@@ -72,7 +75,7 @@ class ImagenetRaw(Options):
     """
 
     data_path: Any = option(existing_folder)
-    image_list: Any = option(_label_file, None)
+    image_list: Any = option(optional(existing_file), None)
     files: tuple[tuple[Path, int], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -123,11 +126,7 @@ def _listed_images(folder: Path, label_list: Path) -> list[tuple[Path, int]]:
     return listed
 
 
-def _width_and_height(name: str, value: object) -> tuple[int, ...]:
-    shape = sizes(name, value)
-    if len(shape) != 2:
-        raise ConfigurationError(f"{name} must be [width, height], got {value!r}")
-    return shape
+_WIDTH_AND_HEIGHT = parsed(sizes, "[width, height]", lambda found: len(found) == 2)
 
 
 @dataset("style_transfer", "tensorflow", needs=pillow)
@@ -150,7 +149,7 @@ class StyleTransfer(Options):
     content_folder: Any = option(existing_folder)
     style_folder: Any = option(existing_folder)
     crop_ratio: float = option(finite_number, 0.1)
-    resize_shape: Any = option(_width_and_height, (256, 256))
+    resize_shape: Any = option(_WIDTH_AND_HEIGHT, (256, 256))
     image_format: str = "jpg"
     pairs: tuple[tuple[Path, Path], ...] = field(init=False, repr=False)
 

@@ -24,7 +24,6 @@ from neural_mp.errors import ConfigurationError, DataError, MetricError
 from neural_mp.metrics import METRICS as OUR_METRICS
 from neural_mp.metrics.predictions import as_array
 from neural_mp.util.pytree import as_numpy
-from neural_mp.util.validators import positive_float, validate_option
 
 #: Dataset options without effect → reason.
 _IGNORED = {
@@ -125,9 +124,24 @@ def choice(*words: str) -> Check:
     return lambda option, value: one_of(option, value, words)
 
 
-def above_zero(name: str, value: Any) -> float:
-    """Return a finite number above 0 as a float."""
-    return validate_option(name, positive_float, value)
+def parsed(parse: Check, rule: str, test: Callable[[Any], bool]) -> Check:
+    """Return a check that parses a value, then tests the result against a rule."""
+
+    def check(name: str, value: Any) -> Any:
+        found = parse(name, value)
+        if not test(found):
+            raise ConfigurationError(f"{name} must be {rule}, got {value!r}")
+        return found
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """Return a check that also accepts None."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+above_zero = parsed(finite_number, "above 0", lambda found: found > 0)
 
 
 def option(check: Check, default: Any = MISSING, *, kw_only: bool = False) -> Any:

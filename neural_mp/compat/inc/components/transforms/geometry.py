@@ -21,13 +21,13 @@ from neural_mp.compat.inc.components.registries import (
     registered,
 )
 from neural_mp.compat.inc.components.transforms.image_transform import (
+    FROM_LOW_TO_HIGH,
     INTERPOLATIONS,
     ImageTransform,
     TensorImage,
     checked_rank,
     computed,
     cut,
-    from_low_to_high,
     opencv_resize,
     tensorflow_resize,
     two_sizes,
@@ -244,8 +244,8 @@ class RandomResizedCrop(RandomTransform):
     """
 
     size: Any = option(two_sizes)
-    scale: Any = option(from_low_to_high, (0.08, 1.0))
-    ratio: Any = option(from_low_to_high, (3 / 4, 4 / 3))
+    scale: Any = option(FROM_LOW_TO_HIGH, (0.08, 1.0))
+    ratio: Any = option(FROM_LOW_TO_HIGH, (3 / 4, 4 / 3))
     interpolation: str = option(choice(*INTERPOLATIONS), "bilinear")
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import Options
+from neural_mp.compat.inc.components.registries import Options, parsed
 from neural_mp.data.option_checks import finite_numbers, height_and_width, package
 from neural_mp.data.transforms import InputTransform
-from neural_mp.errors import ConfigurationError, one_line
+from neural_mp.errors import one_line
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 #: Method → OpenCV's name, in the order of OpenCV's numbers.
@@ -82,14 +82,12 @@ def two_sizes(option: str, value: object) -> tuple[int, int]:
     return height_and_width(option, value)
 
 
-def from_low_to_high(option: str, value: Any) -> tuple[float, float]:
-    """Parse `[lowest, highest]`, both above 0."""
-    found = finite_numbers(option, value)
-    if len(found) != 2 or not 0 < found[0] <= found[1]:
-        raise ConfigurationError(
-            f"{option} must be [lowest, highest] with both above 0, got {value!r}"
-        )
-    return found[0], found[1]
+#: `[lowest, highest]`, both above 0.
+FROM_LOW_TO_HIGH = parsed(
+    finite_numbers,
+    "[lowest, highest] with both above 0",
+    lambda found: len(found) == 2 and 0 < found[0] <= found[1],
+)
 
 
 def checked_rank(image: np.ndarray, *ranks: int) -> np.ndarray:

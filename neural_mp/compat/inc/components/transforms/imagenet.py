@@ -15,6 +15,7 @@ from neural_mp.compat.inc.components.registries import (
     choice,
     numbers,
     option,
+    parsed,
     registered,
 )
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
@@ -39,25 +40,9 @@ _METHODS = (
 )
 
 
-def _three(name: str, value: object) -> tuple[float, ...]:
-    found = numbers(name, value)
-    if len(found) not in (1, 3):
-        raise ConfigurationError(f"{name} must be one number or three, got {value!r}")
-    return found
-
-
-def _deviations(name: str, value: object) -> tuple[float, ...]:
-    found = _three(name, value)
-    if min(found) <= 0:
-        raise ConfigurationError(f"{name} must be above 0, got {value!r}")
-    return found
-
-
-def _fraction(name: str, value: object) -> float:
-    found = finite_number(name, value)
-    if not 0 < found <= 1:
-        raise ConfigurationError(f"{name} must be above 0 and at most 1, got {value!r}")
-    return found
+_THREE = parsed(numbers, "one number or three", lambda found: len(found) in (1, 3))
+_DEVIATIONS = parsed(_THREE, "above 0", lambda found: min(found) > 0)
+_FRACTION = parsed(finite_number, "above 0 and at most 1", lambda found: 0 < found <= 1)
 
 
 def _central_part(image: np.ndarray, fraction: float) -> np.ndarray:
@@ -81,8 +66,8 @@ class BilinearImagenet(ImageTransform):
 
     height: int = option(POSITIVE)
     width: int = option(POSITIVE)
-    central_fraction: float = option(_fraction, 0.875)
-    mean_value: Any = option(_three, (0.0, 0.0, 0.0))
+    central_fraction: float = option(_FRACTION, 0.875)
+    mean_value: Any = option(_THREE, (0.0, 0.0, 0.0))
     scale: float = option(finite_number, 1.0)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
@@ -133,7 +118,7 @@ class CroppedToSize(RandomTransform):
     width: int = option(POSITIVE)
     random_crop: bool = False
     resize_side: int = option(POSITIVE, 256)
-    mean_value: Any = option(_three, (0.0, 0.0, 0.0))
+    mean_value: Any = option(_THREE, (0.0, 0.0, 0.0))
     resize_method: str = option(choice(*_METHODS), "bilinear")
     data_format: str = option(choice("channels_last", "channels_first"), "channels_last")
     subpixels: str = option(choice("RGB", "BGR"), "RGB")
@@ -190,7 +175,7 @@ class ArrayResizeCropImagenet(CroppedToSize):
     swapped: a non-square image is stretched.
     """
 
-    std_value: Any = option(_deviations, (0.229, 0.224, 0.225))
+    std_value: Any = option(_DEVIATIONS, (0.229, 0.224, 0.225))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32 `[3, height, width]`."""

@@ -12,7 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import TRANSFORMS, choice, option, registered
+from neural_mp.compat.inc.components.registries import (
+    TRANSFORMS,
+    choice,
+    option,
+    parsed,
+    registered,
+)
 from neural_mp.compat.inc.components.transforms import geometry
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
 from neural_mp.compat.inc.components.transforms.image_transform import (
@@ -180,18 +186,14 @@ class Pad(ImageTransform):
         return pad(inputs, self.padding, self.fill, self.padding_mode)
 
 
-def _probability(name: str, value: Any) -> float:
-    found = finite_number(name, value)
-    if not 0 <= found <= 1:
-        raise ConfigurationError(f"{name} must be from 0 to 1, got {value!r}")
-    return found
+_PROBABILITY = parsed(finite_number, "from 0 to 1", lambda found: 0 <= found <= 1)
 
 
 @dataclass(frozen=True)
 class RandomFlip(geometry.RandomFlip):
     """Flip a fraction `p` of the images, on average."""
 
-    p: float = option(_probability, 0.5)
+    p: float = option(_PROBABILITY, 0.5)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return the image or its mirror image."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from neural_mp.compat.inc.components.registries import (
+    POSITIVE,
     TRANSFORMS,
     Options,
     above_zero,
     choice,
     numbers,
     option,
+    optional,
+    parsed,
     predictions_and_labels,
     registered,
 )
@@ -29,39 +33,30 @@ from neural_mp.data.option_checks import one_of, whole_number
 from neural_mp.data.transforms import Normalize as OurNormalize
 from neural_mp.data.transforms import Transpose as OurTranspose
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.util.validators import integer_between, validate_option
 
 _DTYPES = (
     "float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64",
     "uint16", "uint32", "uint64", "bool", "complex64", "complex128",
 )  # fmt: skip
 _LEAST_STD = 1e-6
+_STD = parsed(numbers, f"at least {_LEAST_STD}", lambda found: min(found) >= _LEAST_STD)
 _LARGEST_BYTE = np.float32(255)
 
 
-def _two_steps(name: str, value: object) -> tuple[float, float] | None:
-    """Parse `[divisor, subtrahend]`; None for no change."""
-    if value is None:
-        return None
-    found = numbers(name, value)
-    if len(found) != 2 or found[0] == 0:
-        raise ConfigurationError(
-            f"{name} must be [divisor, subtrahend] with a divisor other than 0, got {value!r}"
-        )
-    return found[0], found[1]
+#: `[divisor, subtrahend]`; None for no change.
+_TWO_STEPS = optional(
+    parsed(
+        numbers,
+        "[divisor, subtrahend] with a divisor other than 0",
+        lambda found: len(found) == 2 and found[0] != 0,
+    )
+)
 
 
-def _rescaled(image: np.ndarray, rescale: tuple[float, float] | None) -> np.ndarray:
+def _rescaled(image: np.ndarray, rescale: Sequence[float] | None) -> np.ndarray:
     if rescale is None:
         return image
     return image.astype(np.float32) / np.float32(rescale[0]) - np.float32(rescale[1])
-
-
-def _deviations(name: str, value: object) -> tuple[float, ...]:
-    found = numbers(name, value)
-    if min(found) < _LEAST_STD:
-        raise ConfigurationError(f"{name} must be at least {_LEAST_STD}, got {value!r}")
-    return found
 
 
 @registered(TRANSFORMS, "Normalize", "onnxrt")
@@ -75,7 +70,7 @@ class Normalize(ImageTransform, OurNormalize):
     """
 
     mean: Any = option(numbers, (0.0,))
-    std: Any = option(_deviations, (1.0,))
+    std: Any = option(_STD, (1.0,))
     channels: str = "last"
 
 
@@ -84,7 +79,7 @@ class Normalize(ImageTransform, OurNormalize):
 class NormalizeAndRescale(Normalize):
     """`Normalize`; then `image / rescale[0] - rescale[1]` if `rescale` is set."""
 
-    rescale: Any = option(_two_steps, None)
+    rescale: Any = option(_TWO_STEPS, None)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32."""
@@ -102,7 +97,7 @@ def normalize_channels_first(mean: object = (0.0,), std: object = (1.0,)) -> Nor
 class KerasRescale(ImageTransform):
     """`image / rescale[0] - rescale[1]`, in float32; no change without `rescale`."""
 
-    rescale: Any = option(_two_steps, None)
+    rescale: Any = option(_TWO_STEPS, None)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return float32."""
@@ -163,10 +158,6 @@ def image_as(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     return computed(lambda tf: tf.image.convert_image_dtype(image, dtype))
 
 
-def _factor(name: str, value: Any) -> float | None:
-    return None if value is None else above_zero(name, value)
-
-
 @registered(TRANSFORMS, "QuantizedInput", "tensorflow")
 @dataclass(frozen=True)
 class QuantizedInput(ImageTransform):
@@ -178,7 +169,7 @@ class QuantizedInput(ImageTransform):
     """
 
     dtype: str = option(choice("int8", "uint8"), "int8")
-    scale: float | None = option(_factor, None)
+    scale: float | None = option(optional(above_zero), None)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Quantize; saturate at the range of the dtype."""
@@ -234,16 +225,12 @@ class ToPILImage(ImageTransform):
         return picture.transpose(1, 2, 0) if picture.ndim == 3 else picture[:, :, np.newaxis]
 
 
-def _channels(name: str, value: Any) -> int:
-    return validate_option(name, integer_between(1, 4), value)
-
-
 @registered(TRANSFORMS, "AlignImageChannel", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class AlignImageChannel(ImageTransform):
     """Convert an image to `dim` channels: `[H, W]` is repeated, RGBA loses A, RGB becomes grey."""
 
-    dim: int = option(_channels, 3)
+    dim: int = option(parsed(POSITIVE, "at most 4", lambda dim: dim <= 4), 3)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return an array `[H, W, dim]`."""
