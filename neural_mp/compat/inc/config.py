@@ -25,7 +25,8 @@ from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.data.option_checks import one_of
 from neural_mp.space.capability import Constraints
 from neural_mp.tuning import criterion
-from neural_mp.util.validators import validate_option
+from neural_mp.util import validators
+from neural_mp.util.validators import Validator, validate_option
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class _Conversion:
         names = (tuple(tensor_names(given) or ()) for given in (self.inputs, self.outputs))
         return Settings(
             model=ModelSettings(None, None, *names),
-            device=one_of("device", self.device, ("cpu", "gpu")),
+            device=_valid(self, "device", validators.one_of(("cpu", "gpu"))),
             precisions=precisions,
             tuning=_tuning(self.accuracy_criterion, self.tuning_criterion),
             dialect=Dialect.INC,
@@ -158,26 +159,38 @@ class _Conversion:
                 logger.warning("%s=%r has no effect: %s", name, value, why)
 
 
+def _valid(holder: object, name: str, validator: Validator[Any]) -> Any:
+    """Return a validated attribute; None counts as not set."""
+    given = getattr(holder, name)
+    return validate_option(name, validator, getattr(type(holder), name) if given is None else given)
+
+
+def _strategy(name: str | None) -> str | None:
+    if name is None:
+        return None
+    word = validate_option("strategy", values.TEXT, name).lower()
+    if word in OTHER_STRATEGIES:
+        _SOURCE.ignored(("strategy", name), OTHER_STRATEGIES[word])
+    return STRATEGIES.get(word, word)
+
+
 def _tuning(loss: AccuracyCriterion, search: TuningCriterion) -> TuningSettings:
-    objective = validate_option("objective", values.OBJECTIVE, search.objective)
+    objective = _valid(search, "objective", values.OBJECTIVE)
     if isinstance(objective, str) and objective in IGNORED_OBJECTIVES:
         _SOURCE.ignored(("objective", objective), IGNORED_OBJECTIVES[objective])
         objective = TuningSettings.objective
-    strategy = validate_option("strategy", values.TEXT, search.strategy).lower()
-    if strategy in OTHER_STRATEGIES:
-        _SOURCE.ignored(("strategy", strategy), OTHER_STRATEGIES[strategy])
     return TuningSettings(
-        strategy=STRATEGIES.get(strategy, strategy),
+        strategy=_strategy(search.strategy),
         criterion=criterion.AccuracyCriterion(
-            validate_option("tolerable_loss", values.ANY_SHARE, loss.tolerable_loss),
+            _valid(loss, "tolerable_loss", values.ANY_SHARE),
             relative=loss.criterion == "relative",
             higher_is_better=loss.higher_is_better,
             any_tolerance=True,
         ),
         objective=objective,
         exit_policy=criterion.ExitPolicy(
-            timeout=validate_option("timeout", values.ANY_SECONDS, search.timeout),
-            max_trials=validate_option("max_trials", values.raised_to(1), search.max_trials),
+            timeout=_valid(search, "timeout", values.ANY_SECONDS),
+            max_trials=_valid(search, "max_trials", values.raised_to(1)),
         ),
     )
 

@@ -172,12 +172,8 @@ class ImageArrays(CocoImages):
 def coco_npy(root: object, npy_dir: str = "val2017", anno_dir: str = ANNOTATIONS) -> ImageArrays:
     """Return COCO as one array per image, ready for the model.
 
-    Images without an array are skipped.
-
-    Args:
-        root: the dataset folder.
-        npy_dir: folder of the arrays, in `root`, named after the images: `1.jpg.npy`.
-        anno_dir: the annotation file, in `root`.
+    Options are those of `COCORaw`, with `npy_dir`, the folder of the arrays, named after the
+    images: `1.jpg.npy`. Images without an array are skipped.
 
     Returns:
         Samples of the unchanged array, and a list of one pair per box: the category id, int64

@@ -78,9 +78,6 @@ class TensorFlowTopK(TopK):
     A label is missed if at least `k` scores are strictly higher than its score, so a model with
     only equal scores is always right. A label is also missed if a score is not finite or the
     class is invalid.
-
-    Args:
-        k: number of highest scores.
     """
 
     def _hits(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
