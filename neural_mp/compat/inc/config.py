@@ -258,9 +258,9 @@ class MixedPrecisionConfig(_Conversion):
 
     def settings(self) -> Settings:
         """Return the equivalent settings; raise ConfigurationError for an invalid value."""
+        limits = _constraints("mixed_precision", op_wise=self.op_name_dict)
         wanted = parse_precisions(self.precisions or "fp32")
         kept = tuple(precision for precision in wanted if precision not in self.excluded_precisions)
-        limits = _constraints("mixed_precision", op_wise=self.op_name_dict)
         return self.settings_for(kept or (Precision.FP32,), constraints=limits)
 
 
