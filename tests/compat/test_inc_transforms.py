@@ -217,7 +217,7 @@ def test_for_onnx_the_result_has_channels_first_and_is_normalized():
 
 
 def test_an_image_too_small_to_cut_from_is_refused_with_the_option_to_change():
-    with pytest.raises(DataError, match="give a larger resize_side"):
+    with pytest.raises(DataError, match="set a larger resize_side"):
         applied("onnxrt", PHOTO, ResizeCropImagenet={"height": 224, "width": 224, "resize_side": 9})
 
 

@@ -141,9 +141,11 @@ class _Conversion:
             **others: further fields of `Settings`.
         """
         self._warn_without_effect()
-        names = (tuple(tensor_names(given) or ()) for given in (self.inputs, self.outputs))
         return Settings(
-            model=ModelSettings(None, None, *names),
+            model=ModelSettings(
+                inputs=tuple(tensor_names(self.inputs) or ()),
+                outputs=tuple(tensor_names(self.outputs) or ()),
+            ),
             device=_valid(self, "device", validators.one_of(("cpu", "gpu"))),
             precisions=precisions,
             tuning=_tuning(self.accuracy_criterion, self.tuning_criterion),

@@ -87,14 +87,14 @@ def register(package: str) -> None:
 _INTERNAL = "internal to Intel Neural Compressor"
 #: Reason or replacement → missing names.
 _REASONS: Mapping[str, Sequence[str]] = {
-    "trained models are converted; training, pruning and distillation are not supported": (
+    "trained models are converted; nothing is trained, pruned or distilled": (
         *("Pruning", "Distillation", "Scheduler", "Component", "NAS", "DyNAS", "NASConfig"),
         *("prepare_pruning", "prepare_compression", "WeightPruningConfig", "DistillationConfig"),
         *("KnowledgeDistillationLossConfig", "SelfKnowledgeDistillationLossConfig"),
         *("IntermediateLayersKnowledgeDistillationLossConfig", "PyTorchKnowledgeDistillationLoss"),
         *("model_slim", "parse_auto_slim_config"),
     ),
-    "training in INT8 is not supported; use post-training quantization of the trained model": (
+    "nothing is trained; use post-training quantization of the trained model": (
         *("QuantizationAwareTrainingConfig", "TensorflowQATModel"),
     ),
     "QAT models of TensorFlow are read directly; pass the model to Quantization": (

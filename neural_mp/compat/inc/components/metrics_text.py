@@ -22,7 +22,7 @@ from neural_mp.compat.inc.components.metrics_arrays import token_f1
 from neural_mp.compat.inc.components.registries import METRICS, as_one, registered, text
 from neural_mp.data.option_checks import one_of
 from neural_mp.errors import MetricError
-from neural_mp.metrics.base import Collection, RunningMean, nothing_taken_in
+from neural_mp.metrics.base import Collection, nothing_taken_in
 from neural_mp.metrics.predictions import whole_numbers
 
 _GLUE_TASKS = ("mrpc", "qqp", "qnli", "rte", "sts-b", "cola", "mnli", "wnli", "sst-2")
@@ -88,7 +88,7 @@ class GLUE(Collection):
 
 
 @registered(METRICS, "SquadF1")
-class SquadF1(RunningMean):
+class SquadF1:
     """F1 score of answers to the questions of SQuAD 1.1, in percent; 0 before any answer.
 
     Expects the output of the postprocess transform `SquadV1`: nothing until the last batch, then
@@ -98,6 +98,13 @@ class SquadF1(RunningMean):
 
     running: ClassVar[bool] = False  # answers arrive with the last batch
     higher_is_better: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Reset the state."""
+        self._scores: list[float] = []
 
     def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Update with answers; None or no answers are ignored.
@@ -123,11 +130,11 @@ class SquadF1(RunningMean):
             for name, answers in questions
             if name in preds
         )
-        self.take_in(np.array([100 * total / len(questions)]))
+        self._scores.append(100 * total / len(questions))
 
     def result(self) -> float:
         """Return the score since the last reset, 0 to 100."""
-        return super().result() if self._count else 0.0
+        return float(np.mean(self._scores)) if self._scores else 0.0
 
 
 def _questions(articles: Any) -> Iterable[tuple[str, list[str]]]:

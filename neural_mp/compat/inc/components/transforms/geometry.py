@@ -98,7 +98,7 @@ class CropResize(ImageTransform):
     y: int = option(NON_NEGATIVE)
     width: int = option(POSITIVE)
     height: int = option(POSITIVE)
-    size: Any
+    size: Any = option(lambda _, value: value)  # checked by `resize`
     interpolation: str = "bilinear"
     part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_inside)
     resize: ClassVar[Callable[..., ImageTransform]] = Resize
