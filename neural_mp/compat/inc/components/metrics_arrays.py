@@ -18,7 +18,7 @@ from neural_mp.compat.inc.components.registries import METRICS, as_one, parts, r
 from neural_mp.data.option_checks import one_of, true_or_false, whole_number
 from neural_mp.errors import MetricError
 from neural_mp.metrics import regression
-from neural_mp.metrics.base import RunningMean
+from neural_mp.metrics.base import RunningMean, nothing_taken_in
 from neural_mp.metrics.predictions import as_array, number_pairs, whole_numbers
 from neural_mp.metrics.segmentation import MeanIoU
 from neural_mp.util.pytree import as_numpy
@@ -170,7 +170,7 @@ class ROC(RunningMean):
 
 
 @registered(METRICS, "F1")
-class F1(RunningMean):
+class F1:
     """F1 score between two lists of tokens, averaged over batches.
 
     Predictions and labels of a batch are one list each, of words, numbers or other values, of any
@@ -182,10 +182,26 @@ class F1(RunningMean):
     running: ClassVar[bool] = False  # a mean over batches of any size
     higher_is_better: ClassVar[bool] = True
 
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Reset the state."""
+        self._scores: list[float] = []
+
     def update(self, preds: object, labels: object) -> None:
         """Update with one batch."""
-        score = token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels"))
-        self.take_in(np.array([score]))
+        self._scores.append(token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels")))
+
+    def merge(self, other: F1) -> None:
+        """Append the state of another instance."""
+        self._scores += other._scores
+
+    def result(self) -> float:
+        """Return the mean over batches since the last reset, 0 to 1."""
+        if not self._scores:
+            raise nothing_taken_in(self)
+        return float(np.mean(self._scores))
 
 
 def token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
