@@ -117,9 +117,9 @@ def _begin_with(pattern: str, space: TuningSpace) -> list[str]:
 
 def _their_types(space: TuningSpace, limits: Constraints) -> dict[str, tuple[str, ...]]:
     """Map INC op types to op types of the model; an unknown type maps to itself."""
-    from neural_mp.compat.inc.op_types import in_words_of
+    from neural_mp.compat.inc.op_types import matching_op_types
 
-    meant = {word: in_words_of(space.graph.types, word) for word in limits.optype_wise}
+    meant = {word: matching_op_types(space.graph.types, word) for word in limits.optype_wise}
     return {word: (word,) if types is None else types for word, types in meant.items()}
 
 

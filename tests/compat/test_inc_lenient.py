@@ -11,7 +11,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api import config_objects
 from neural_mp.api.constraints import constrained
 from neural_mp.api.user_metrics import gather_metrics
-from neural_mp.compat.inc.op_types import in_words_of
+from neural_mp.compat.inc.op_types import matching_op_types
 from neural_mp.config import (
     IgnoredSettingWarning,
     ModelSettings,
@@ -220,11 +220,11 @@ ONNX = ("Add", "Conv", "Gemm", "MatMul")
     ],
 )
 def test_their_op_types_mean_those_of_the_model(word, types, meant):
-    assert set(in_words_of(types, word)) == meant
+    assert set(matching_op_types(types, word)) == meant
 
 
 def test_a_word_that_is_no_op_type_of_anybody_means_nothing():
-    assert in_words_of(PYTORCH, "Convolve") is None
+    assert matching_op_types(PYTORCH, "Convolve") is None
 
 
 def test_a_plugged_in_framework_has_the_names_that_all_have():

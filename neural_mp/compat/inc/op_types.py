@@ -44,7 +44,7 @@ _OTHERWISE: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def in_words_of(types: Iterable[str], word: str) -> tuple[str, ...] | None:
+def matching_op_types(types: Iterable[str], word: str) -> tuple[str, ...] | None:
     """Return the op types of a model that match INC's name.
 
     Args:
