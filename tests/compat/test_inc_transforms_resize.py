@@ -44,7 +44,7 @@ def test_a_flat_image_stays_flat_in_opencv(method):
 @pytest.mark.usefixtures("cv2")
 @pytest.mark.parametrize("dtype", [np.int64, bool, np.float16])
 def test_dtypes_that_opencv_does_not_scale_are_refused(dtype):
-    with pytest.raises(ValueError, match="Cast it before"):
+    with pytest.raises(ValueError, match="add a Cast before"):
         opencv_resize(np.zeros((4, 4, 3), dtype=dtype), 2, 2, "bilinear")
 
 

@@ -37,7 +37,7 @@ def words(option: str, value: Any) -> list[Any]:
     if isinstance(value, str):
         found = value.replace(",", " ").split()
         if not found:
-            raise ConfigurationError(f"{option} is empty")
+            raise ConfigurationError(f"{option} must hold at least one value, got {value!r}")
         return list(found)
     return list(value) if isinstance(value, Sequence) else [value]
 
@@ -46,7 +46,7 @@ def numbers(option: str, value: Any) -> tuple[float, ...]:
     """Parse one or several numbers, also written as `"1.0, 2.0"` or `"1.0 2.0"`."""
     found = tuple(finite_number(option, _number(item)) for item in words(option, value))
     if not found:
-        raise ConfigurationError(f"{option} is empty")
+        raise ConfigurationError(f"{option} must hold at least one value, got {value!r}")
     return found
 
 

@@ -52,7 +52,7 @@ def is_picture(image: np.ndarray) -> bool:
 def axes_of(image: np.ndarray) -> tuple[int, int]:
     """Return the axes of height and width; raise ValueError if there are none."""
     if image.ndim < 2:
-        raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
+        raise ValueError(f"expected uint8 [H, W, C] or floats [C, H, W], got shape {image.shape}")
     return (0, 1) if is_picture(image) else (image.ndim - 2, image.ndim - 1)
 
 
@@ -94,7 +94,7 @@ def checked_rank(image: np.ndarray, *ranks: int) -> np.ndarray:
     """Return `image`; raise ValueError unless its number of axes is in `ranks`."""
     if image.ndim not in ranks:
         shapes = {2: "[H, W]", 3: "[H, W, C]", 4: "[N, H, W, C]"}
-        raise ValueError(f"an image has the shape {' or '.join(shapes[rank] for rank in ranks)}")
+        raise ValueError(f"shape must be {' or '.join(shapes[rank] for rank in ranks)}")
     return image
 
 
@@ -153,7 +153,8 @@ def opencv_resize(image: np.ndarray, width: int, height: int, method: str) -> np
     """
     checked_rank(image, 2, 3)
     if image.dtype.name not in _OPENCV_DTYPES:  # results of others depend on OpenCV's version
-        raise ValueError(f"it takes uint8, float32 or float64, not {image.dtype}; Cast it before")
+        known = ", ".join(_OPENCV_DTYPES)
+        raise ValueError(f"dtype must be one of {known}, got {image.dtype}; add a Cast before")
     with opencv() as cv2:
         how = getattr(cv2, OPENCV_METHODS[method])
         return np.asarray(cv2.resize(np.asarray(image), (width, height), interpolation=how))

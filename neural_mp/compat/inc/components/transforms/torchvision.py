@@ -85,7 +85,7 @@ def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> n
     if is_picture(image):
         return PillowResize([height, width], interpolation).apply(image)
     if image.ndim != 3:
-        raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
+        raise ValueError(f"expected uint8 [H, W, C] or floats [C, H, W], got shape {image.shape}")
     torch = package("torch", "a transform of floats", "torch")
     nearest = interpolation == "nearest"
     floats = torch.from_numpy(image.astype(np.float64 if nearest else np.float32))

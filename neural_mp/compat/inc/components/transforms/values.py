@@ -220,7 +220,7 @@ class ToPILImage(ImageTransform):
         if is_picture(inputs):
             return inputs
         if inputs.dtype.kind != "f" or inputs.ndim not in (2, 3):
-            raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
+            raise ValueError(f"expected uint8 [H, W, C] or floats [C, H, W], got {inputs.dtype}")
         picture = (inputs * 255).astype(np.uint8)
         return picture.transpose(1, 2, 0) if picture.ndim == 3 else picture[:, :, np.newaxis]
 
