@@ -106,11 +106,8 @@ def in_words(job: JobOutcome) -> str:
 
 def jobs_table(outcomes: Sequence[JobOutcome]) -> Table:
     """Return a table of job outcomes, one row per job."""
-    table = Table(title=totals(outcomes), title_justify="left")
-    for heading in ("job", "result"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("accuracy", "FP32", "speed", "size", "time"):
-        table.add_column(heading, justify="right")
+    columns = ("accuracy", "FP32", "speed", "size", "time")
+    table = formatting.table(totals(outcomes), "job", "result", *columns, right=columns)
     for job in outcomes:
         reason = f": {job.reason}" if job.reason else ""
         table.add_row(

@@ -141,10 +141,6 @@ class View:
                 return (trial.accuracy < base) == (trial.loss > 0)
         return True
 
-    def type_of(self, name: str) -> str:
-        """Return the type of an op, or `input`."""
-        return self.graph[name].type if name in self.graph else "input"
-
 
 def _time(trial: Trial) -> float:
     """Return the first available objective of a trial as a fraction of FP32."""

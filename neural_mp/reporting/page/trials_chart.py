@@ -8,7 +8,16 @@ from math import inf
 
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.reporting import formatting
-from neural_mp.reporting.page.charts import NAMES, Scale, line, mark, picture, text
+from neural_mp.reporting.page.charts import (
+    NAMES,
+    Scale,
+    line,
+    mark,
+    picture,
+    text,
+    time_grid,
+    titled,
+)
 from neural_mp.reporting.page.page_model import View
 from neural_mp.util.html import Child, Element, element
 
@@ -40,10 +49,7 @@ def share_of_time(trial: Trial) -> float | None:
 def trials_chart(view: View, narrow: bool, chosen: bool = True) -> Element:
     """Draw accuracy (up) against time (left is faster); untimed trials are on the right.
 
-    Args:
-        view: the run.
-        narrow: whether the screen is narrow.
-        chosen: whether the page's script can select trials.
+    If `chosen`, the page's script can select trials.
     """
     frame = _Frame.of(view, narrow)
     parts: list[Child] = [frame.grid(), frame.target_line(), _front(view, frame)]
@@ -109,11 +115,7 @@ class _Frame:
     def grid(self) -> list[Element]:
         """Return grid lines and labels of both axes."""
         under, middle = self.height - _FOOT + 16, (self.time.start + self.right) / 2
-        parts = []
-        for share in self.time.ticks(4 if self.narrow else 6):
-            x = self.time(share)
-            parts.append(line(x, _TOP, x, self.foot, "grid"))
-            parts.append(text(f"{share:.0%}", x, under, "tick", "middle"))
+        parts = time_grid(self.time, 4 if self.narrow else 6, _TOP, self.foot, under)
         for value in self.accuracy.ticks():
             y = self.accuracy(value)
             parts.append(line(self.time.start, y, self.right, y, "grid"))
@@ -122,9 +124,8 @@ class _Frame:
         parts.append(text(what, middle, self.height - 8, "axis", "middle"))
         if not self.narrow:
             better = "" if self.view.higher_is_better else " (lower is better)"
-            name = text(
-                f"{self.view.metric}{better}", -(_TOP + self.foot) / 2, 14, "axis", "middle"
-            )
+            words = f"{self.view.metric}{better}"
+            name = text(words, -(_TOP + self.foot) / 2, 14, "axis", "middle")
             name.set("transform", "rotate(-90)")
             parts.append(name)
         if self.right < self.width - 20:
@@ -200,20 +201,15 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
     taken = view.report.baseline_latency if view.report else None
     said = f"FP32: {view.metric} {formatting.number(base)}"
     said += f", {formatting.seconds(taken)} per batch" if taken else ""
-    return element(
-        "g",
-        mark("diamond", x, y, "fp32"),
-        text("FP32", x, y - 12, "point-word", "middle"),
-        element("title", said),
-    )
+    word = text("FP32", x, y - 12, "point-word", "middle")
+    return titled(said, mark("diamond", x, y, "fp32"), word)
 
 
 def described(trial: Trial) -> str:
     """Describe a trial as text."""
     parts = [formatting.accuracy(trial)]
-    parts.append(
-        f"{formatting.times(trial.speedup)} as fast as FP32" if trial.speedup else "not timed"
-    )
+    speed = f"{formatting.times(trial.speedup)} as fast as FP32"
+    parts.append(speed if trial.speedup else "not timed")
     parts.extend(f"{count} {NAMES[p]}" for p, count in trial.plan.counts().items())
     error = f"; {trial.error}" if trial.error else ""
     return f"trial {trial.number + 1} {_SAID[trial.outcome]}: {', '.join(parts)}{error}"
@@ -224,15 +220,8 @@ def _point(view: View, trial: Trial, frame: _Frame, chosen: bool) -> Element:
     kind = f"trial {trial.outcome.value}{' chosen' if best else ''}"
     shape = "star" if best else SHAPES[trial.outcome]
     said = described(trial)
-    drawn = mark(shape, *frame.place(trial), kind), element("title", said)
+    drawn = mark(shape, *frame.place(trial), kind)
     if not chosen:
-        return element("g", drawn)
-    return element(
-        "g",
-        drawn,
-        class_="pick",
-        tabindex=0,
-        role="button",
-        aria_label=said,
-        data_trial=trial.number,
-    )
+        return titled(said, drawn)
+    button = {"tabindex": 0, "role": "button", "aria_label": said, "data_trial": trial.number}
+    return titled(said, drawn, class_="pick", **button)

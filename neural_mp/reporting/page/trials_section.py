@@ -17,6 +17,8 @@ from neural_mp.reporting.page.charts import (
     ranges,
     scrolling,
     text,
+    time_grid,
+    titled,
 )
 from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.trials_chart import described, share_of_time, trials_chart
@@ -152,10 +154,8 @@ def _predicted_chart(view: View, pairs: list[tuple[Trial, float, float]], narrow
     width, height, left, foot = (350, 260, 52, 214) if narrow else (560, 300, 66, 252)
     most = max(1.0, *(max(foretold, share) for _, foretold, share in pairs)) * 1.06
     across, up = Scale(0.0, most, left, width - 12), Scale(0.0, most, foot, 10)
-    drawn = []
+    drawn = time_grid(across, 5, 10, foot, foot + 16)
     for share in across.ticks(5):
-        drawn.append(line(across(share), 10, across(share), foot, "grid"))
-        drawn.append(text(f"{share:.0%}", across(share), foot + 16, "tick", "middle"))
         drawn.append(line(left, up(share), width - 12, up(share), "grid"))
         drawn.append(text(f"{share:.0%}", left - 8, up(share) + 4, "tick", "end"))
     drawn.append(line(left, foot, width - 12, 10, "link"))
@@ -166,5 +166,5 @@ def _predicted_chart(view: View, pairs: list[tuple[Trial, float, float]], narrow
         said = f"trial {trial.number + 1}: predicted {foretold:.0%}, measured {share:.0%}"
         kind = f"trial {trial.outcome.value}{' chosen' if chosen else ''}"
         point = mark("star" if chosen else "circle", across(share), up(foretold), kind, 5)
-        drawn.append(element("g", point, element("title", said)))
+        drawn.append(titled(said, point))
     return picture(width, height, "Predicted and measured time of trials", drawn)
