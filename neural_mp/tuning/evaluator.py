@@ -111,13 +111,10 @@ class Evaluator:
     @property
     def best_value(self) -> float | None:
         """The best possible accuracy; None if unknown."""
-        total = 0.0
-        for metric, weight in self.metrics:
-            best: float | None = getattr(metric, "best_value", None)
-            if best is None or weight < 0:
-                return None
-            total += weight * best
-        return total
+        best = [(getattr(metric, "best_value", None), weight) for metric, weight in self.metrics]
+        if any(value is None or weight < 0 for value, weight in best):
+            return None
+        return float(sum(weight * value for value, weight in best))
 
     def set_baseline(self, values: Mapping[str, float], every: bool) -> None:
         """Set FP32's values as reference of several metrics; require each if `every`."""
@@ -193,7 +190,7 @@ class Evaluator:
         if self.eval_func is not None:
             form = "eval_func(model)"
             value = call_user(self.eval_func, model.native, form=form, kind=MetricError)
-            result = self._scored({"eval_func": value}, [1.0])
+            result = self._scored({"eval_func": value})
         else:
             result = self._over_batches(
                 model,
@@ -212,10 +209,10 @@ class Evaluator:
         reference: AnyModel,
     ) -> float:
         self.running, unseen = RunningValues(), 0
-        looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
-        looks = (
-            looks and not self.together.require_all
-        )  # a loss against a baseline has no running value
+        # A loss against a baseline has no running value.
+        looks = not self.together.require_all and all(
+            getattr(metric, "running", False) for metric, _ in self.metrics
+        )
         batches = self._taken_in(model, deadline, reference)
         for number, inputs in enumerate(batches, start=1):
             unseen += batch_size_of(inputs)
@@ -269,30 +266,31 @@ class Evaluator:
     ) -> bytes:
         """Return the metrics after a slice of the batches, as input of `merge_shards`.
 
-        Args:
-            model: the model to evaluate.
-            deadline: checked after every batch.
-            part: slice of the batches.
-            reference: the FP32 model.
+        Arguments and errors are those of an evaluation, and:
 
         Raises:
             NotSharedError: the order of batches differs here, or a metric cannot be pickled.
-            DeadlineExceededError: the deadline passed before the slice ended.
-            UserCodeError: the user's code raised.
         """
         assert self.batches is not None
         deadline.check()
         if call_user(self.batches.begin_otherwise):
-            raise NotSharedError("the evaluation data begin with another batch in another process")
+            raise NotSharedError("the first batch of the evaluation data differs between processes")
         for _ in self._taken_in(model, deadline, reference, part):
             pass
-        return _packed(self.metrics)
+        import cloudpickle
+
+        try:
+            packed: bytes = cloudpickle.dumps([metric for metric, _ in self.metrics])
+        except Exception as error:
+            # User metrics may raise anything while being pickled.
+            raise NotSharedError(
+                f"the state of a metric cannot be pickled: {type(error).__name__}: "
+                f"{message_of(error)}"
+            ) from error
+        return packed
 
     def merge_shards(self, parts: Sequence[bytes]) -> float:
-        """Return the accuracy over shards that cover all data, possibly NaN.
-
-        Args:
-            parts: results of `states` for each shard, in the order of the data.
+        """Return the accuracy, possibly NaN, from `states` of all shards in the order of the data.
 
         Raises:
             UserCodeError: the user's code raised.
@@ -317,7 +315,7 @@ class Evaluator:
         return number % max(1, count // _EARLY_STOP_CHECKS) == 0
 
     def _accuracy(self) -> float:
-        return self._scored(self._results(), [weight for _, weight in self.metrics])
+        return self._scored(self._results())
 
     @property
     def names(self) -> list[str]:
@@ -334,7 +332,7 @@ class Evaluator:
             for name, (metric, _) in zip(self.names, self.metrics, strict=True)
         }
 
-    def _scored(self, results: Mapping[str, Any], weights: Sequence[float]) -> float:
+    def _scored(self, results: Mapping[str, Any]) -> float:
         """Return the single number of results, each a number or several by name."""
         values: dict[str, float] = {}
         for name, result in results.items():
@@ -350,6 +348,7 @@ class Evaluator:
         self.values = values if len(values) > 1 or self.together.require_all else {}
         if self.together.require_all:
             return self.together.score(values)
+        weights = [1.0] if self.eval_func else [weight for _, weight in self.metrics]
         return sum(weight * value for weight, value in zip(weights, values.values(), strict=True))
 
     def _so_far(self) -> float:
@@ -358,27 +357,8 @@ class Evaluator:
             results = self._results()
             if any(isinstance(result, Mapping) for result in results.values()):
                 return math.nan  # the score is a loss against a baseline
-            return self._scored(results, [weight for _, weight in self.metrics])
+            return self._scored(results)
         except (UserCodeError, MetricError) as error:
             if isinstance(error, UserCodeError) and not isinstance(error.error, Exception):
                 raise  # must end the process
             return math.nan  # e.g. AUC of a single class
-
-
-def _packed(metrics: Sequence[tuple[Metric, float]]) -> bytes:
-    """Pickle metrics without their weights.
-
-    Raises:
-        NotSharedError: the state of a metric cannot be pickled.
-    """
-    import cloudpickle
-
-    try:
-        found: bytes = cloudpickle.dumps([metric for metric, _ in metrics])
-    except Exception as error:
-        # User metrics may raise anything while being pickled.
-        raise NotSharedError(
-            f"what a metric has collected cannot be copied to another process: "
-            f"{type(error).__name__}: {message_of(error)}"
-        ) from error
-    return found

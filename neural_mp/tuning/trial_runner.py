@@ -123,7 +123,7 @@ class TrialRunner:
             for ticket in tickets:
                 found.append(executor.assessment(ticket))
                 self.log.step()
-            return self.assessor.merged(found)
+            return self.assessor.merge_shards(found)
         except BaseException:
             # The other shards are useless now.
             self.close()

@@ -42,7 +42,7 @@ def test_tune_takes_another_model_and_resumes(run, workplace):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("0", "workers must be at least 1, got 0"),
+        ("0", "workers must be a whole number from 1 to 2147483647, got 0"),
         ("rai", "no engine 'rai' for workers"),
         ("ray:", "workers: address must be that of a Ray cluster"),
     ],

@@ -166,7 +166,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, run):
         assert code == 2
         assert words in err
         assert len(err.splitlines()) == 1
-    with pytest.raises(ConfigurationError, match="workers must be at least 1"):
+    with pytest.raises(ConfigurationError, match="workers must be a whole number from 1"):
         neural_mp.tune_many(file, workers=0)
     Path("jobs/empty").mkdir()
     with pytest.raises(ConfigurationError, match="no tuning file was found"):

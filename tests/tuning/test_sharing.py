@@ -64,7 +64,7 @@ class Here(Executor):
         task, seconds, number = ticket
         found = self.answer(number)
         if found is None:
-            found = self.work.of_share(task, Deadline(seconds))
+            found = self.work.evaluate_shard(task, Deadline(seconds))
             found = replace(found, node=f"node {number % WIDTH}")
         return found
 
@@ -308,7 +308,7 @@ def test_what_the_users_own_code_raises_in_a_share_comes_through(converter, here
 class Failing:
     """In place of an assessor."""
 
-    def of_share(self, share, deadline):
+    def evaluate_shard(self, share, deadline):
         raise UserCodeError(KeyError("no such class"))
 
     @property
@@ -386,7 +386,7 @@ class Locked(Merging):
 
 @pytest.mark.parametrize(
     ("loader", "metric", "words"),
-    [(Turned, Merging, "begin with another batch"), (list, Locked, "cannot be copied")],
+    [(Turned, Merging, "differs between processes"), (list, Locked, "cannot be pickled")],
 )
 def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
     batches = Batches(loader(digits[1].loader(100)), "eval_dataloader")

@@ -129,7 +129,7 @@ def test_nan_from_a_converted_model_is_a_miss_that_says_where_it_began(converter
     result = converter()
     (trial,) = result.trials
     assert trial.outcome is Outcome.MISSED
-    assert "begins at op '18'" in trial.error
+    assert "first occurs at op '18'" in trial.error
 
 
 def test_a_baseline_of_zero_is_handled_and_said(converter):

@@ -145,7 +145,7 @@ class Worker:
             assessor = self._made()
             with assessor.model.adaptor.threads(self._threads):
                 if isinstance(task, Shard):
-                    return assessor.of_share(task, deadline)
+                    return assessor.evaluate_shard(task, deadline)
                 return assessor(task, deadline)[0]
         except UserCodeError as failure:
             return WorkerException(failure.error, by_user=True)
