@@ -130,11 +130,6 @@ class Audit:
 def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool = True) -> Audit:
     """Run a model once on its example inputs and compare with the plan.
 
-    Args:
-        model: the converted model.
-        planned: op → effective configuration by the plan.
-        complete: as in `Audit`.
-
     Raises:
         ConversionError: the framework does not report the executed kernels.
     """
@@ -151,14 +146,7 @@ def judged(
     is_native: Callable[[Precision], bool],
     complete: bool = True,
 ) -> Audit:
-    """Return the audit of planned and executed kernels.
-
-    Args:
-        planned: op → effective configuration by the plan.
-        ran: op → kernels executed in a run.
-        is_native: whether this machine computes in a 16-bit precision natively.
-        complete: as in `Audit`.
-    """
+    """Return the audit of planned and executed kernels; `is_native` is for 16-bit precisions."""
     return Audit(
         tuple(
             AuditedOp(name, op, ran.get(name), _verdict(op, ran.get(name), is_native))

@@ -38,11 +38,7 @@ _MARKER = re.compile(b"|".join(_MARKERS))
 
 
 class Sieve:
-    """Filter that separates log lines from a byte stream.
-
-    Args:
-        keep: receives each log line, from its marker on.
-    """
+    """Filter that separates log lines, passed to `keep` from their marker on, from bytes."""
 
     def __init__(self, keep: Callable[[str], None]) -> None:
         self._keep, self._rest = keep, b""
@@ -270,10 +266,7 @@ def run_with_kernel_log(
 ) -> tuple[KernelLog, int]:
     """Run a program to its end and read its kernel log.
 
-    Args:
-        command: the program and its arguments.
-        write: receives the program's standard output without the log.
-        keep: receives each log line.
+    Standard output without the log is passed to `write`, each log line to `keep`.
 
     Returns:
         The log, and the exit code as in a shell: 128 + signal number if a signal ended the program.

@@ -70,11 +70,7 @@ _SWITCHED_OFF = (
 
 
 class OneDnnReader:
-    """Line-by-line reader of a oneDNN log.
-
-    Args:
-        silence: reason to report for an empty log, if the caller has enabled the log.
-    """
+    """Line-by-line reader of a oneDNN log; `silence` is the reason for an empty log, if known."""
 
     def __init__(self, silence: str = "") -> None:
         self._silence = silence

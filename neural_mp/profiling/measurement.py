@@ -61,16 +61,12 @@ def undisturbed(seconds: Sequence[float]) -> float:
 
 
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
-    """Return the ratio of the uncontended latencies of two interleaved runs.
+    """Return the ratio of the uncontended latencies of two interleaved runs, one per round each.
 
     The confidence interval is from a paired block bootstrap over rounds, as consecutive rounds are
     correlated (Künsch, "The jackknife and the bootstrap for general stationary observations", Ann.
     Statist. 17, 1989), with a fixed seed. If uncontended rounds are rare, chance favours either
     run; therefore the interval is extended to the median of the per-round ratios.
-
-    Args:
-        seconds: latencies of the run, one per round.
-        reference: latencies of the reference in the same rounds.
     """
     taken = np.array([seconds, reference])
     count, draw = taken.shape[1], np.random.default_rng(0)
@@ -161,9 +157,7 @@ def interleaved_medians(runs: Sequence[Callable[[], Any]], **options: Any) -> li
 def peak_growth(run: Callable[[], Any], interval: float = 0.001) -> int:
     """Return the peak growth of the process's resident memory during `run`, in bytes.
 
-    Args:
-        run: function to measure.
-        interval: sampling interval in seconds; shorter peaks can be missed.
+    Memory is sampled every `interval` seconds; shorter peaks can be missed.
     """
     process = psutil.Process()
     start = process.memory_info().rss

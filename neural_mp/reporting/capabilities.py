@@ -43,12 +43,7 @@ def capability_table(
     """Return a table of ops, their supported precisions, and the reasons for ineligible ones.
 
     If the console is too narrow, a row shows only its first op, and the reasons follow the table as
-    numbered notes.
-
-    Args:
-        space: tuning space of the model.
-        ops: ops to show; default: all.
-        each: one row per op; else ops of a layer with equal capabilities share a row.
+    numbered notes. Ops of a layer with equal capabilities share a row, unless `each` is set.
     """
     shown = list(space.graph) if ops is None else list(ops)
     groups = [[op] for op in shown] if each else _layers(space, shown)

@@ -24,9 +24,7 @@ _FIGURES = ("sqnr", "sqnr_drop", "introduced_nsr", "cosine", "max_abs_error")
 def comparison_table(comparison: Comparison, worst: int | None = None) -> RenderableType:
     """Return tables of the outputs, and of the ops in graph order with the worst marked.
 
-    Args:
-        comparison: the comparison.
-        worst: show only the N ops that introduce the most quantization noise; default: all.
+    With `worst`, only the N ops that introduce the most quantization noise are shown.
     """
     chosen = comparison.worst(MARKED if worst is None else worst)
     marked = {layer.name for layer in chosen}

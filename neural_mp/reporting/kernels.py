@@ -24,12 +24,8 @@ _HEADINGS = {
 def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> RenderableType:
     """Return a table of the time per kernel: calls, total time, fraction.
 
-    Args:
-        log: the log.
-        key: as for `KernelLog.by`.
-
     Raises:
-        ConfigurationError: the key is unknown.
+        ConfigurationError: the key is unknown; see `KernelLog.by`.
     """
     figures = ("calls", "elapsed time", "share")
     table = formatting.table(summary(log), _HEADINGS[KernelKey(key)], *figures, right=figures)
@@ -41,13 +37,7 @@ def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> Rendera
 
 
 def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[KernelLog]) -> Table:
-    """Return a table that compares two logs.
-
-    Args:
-        pairs: result of `side_by_side`.
-        key: key used for `pairs`.
-        logs: the two logs.
-    """
+    """Return a table that compares two logs by the rows that `side_by_side` paired by `key`."""
     figures = ("calls", "calls after", "time", "time after", "speed")
     heading = _HEADINGS[KernelKey(key)]
     table = formatting.table("Comparison of both logs", heading, *figures, right=figures)

@@ -34,12 +34,7 @@ _OUTCOME_STYLE |= dict.fromkeys((Outcome.MISSED, Outcome.PRUNED, Outcome.SLOW), 
 def hardware_table(
     hardware: Hardware, accumulation: Mapping[str, Mapping[KernelKind, Int8Accumulation]]
 ) -> RenderableType:
-    """Return a table of native precisions with reasons, and of INT8 accumulation.
-
-    Args:
-        hardware: the hardware.
-        accumulation: framework → kind of kernel → INT8 accumulation on this machine.
-    """
+    """Return a table of native precisions with reasons, and INT8 accumulation by framework."""
     title = f"{hardware.name}, {counted(hardware.cores, 'core')}"
     table = formatting.table(title, "device", "precision", "support", "reason")
     for device in ("cpu", "gpu") if hardware.gpus else ("cpu",):
@@ -83,9 +78,7 @@ def explanation_table(
 ) -> Table:
     """Return a table that explains the precisions of one op.
 
-    Args:
-        op: the op.
-        rows: precision → the list of the op type, effective precision, reason.
+    A row consists of the list of the op type, the effective precision and the reason.
     """
     title = f"{op.name} ({op.type})"
     table = formatting.table(title, "precision", "list", "decision", "reason")
@@ -224,11 +217,7 @@ def _accuracy_row(
 
 
 def op_counts_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return a table of op counts by type and precision.
-
-    Args:
-        counts: op type → precision → number of ops.
-    """
+    """Return a table of op counts by type and precision."""
     shown = [p.value for p in Precision if any(p.value in by for by in counts.values())]
     table = formatting.table("Ops by type and precision", "op type", *shown, right=shown)
     for op_type, by in sorted(counts.items()):

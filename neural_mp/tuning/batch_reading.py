@@ -26,12 +26,9 @@ def readings_of(batch: object) -> tuple[Reading, ...]:
 
 
 def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
-    """Return the inputs of a batch.
+    """Return the inputs of a batch by its interpretation, by default the documented one.
 
-    Args:
-        batch: a batch of a loader.
-        reading: its interpretation; None for the documented one. Batches that do not match count as
-            inputs alone.
+    A batch that does not match the interpretation counts as inputs alone.
     """
     known = readings_of(batch)
     if (reading or known[0]) not in known:

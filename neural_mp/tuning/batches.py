@@ -32,12 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """The inputs of a loader's first batch.
-
-    Attributes:
-        inputs: the inputs.
-        name: name of the loader.
-    """
+    """The inputs of a loader's first batch, and the name of the loader."""
 
     inputs: Any
     name: str
@@ -177,11 +172,7 @@ class Batches:
         return (self._source[index] for index in range(self._length()))
 
     def _length(self) -> int:
-        """Return the number of indexable batches.
-
-        Raises:
-            DataError: the length is not a non-negative integer.
-        """
+        """Return the number of indexable batches; raise `DataError` if it is not a count."""
         try:
             return len(self._source)
         except (TypeError, ValueError) as error:
@@ -190,13 +181,10 @@ class Batches:
             raise
 
     def pairs(self, part: slice | None = None) -> Iterator[Batch]:
-        """Yield the batches as `(inputs, labels)`.
+        """Yield the batches, or a slice of them, as `(inputs, labels)`.
 
         If a batch is a dict with labels, e.g. from a Hugging Face collator, its inputs are the
         whole dict: only the model can select the keys to feed.
-
-        Args:
-            part: slice of batch numbers from 0; None for all.
 
         Raises:
             DataError: a batch is neither a pair nor a dict with labels.
@@ -231,11 +219,8 @@ class Batches:
     def bound(self, attempt: Callable[[FirstBatch], T]) -> T:
         """Set `reading` to the first interpretation that the model accepts.
 
-        Args:
-            attempt: runs the model, whose signature decides, on the first batch.
-
-        Returns:
-            The result of the successful attempt.
+        `attempt` runs the model, whose signature decides, on the first batch; its result is
+        returned.
 
         Raises:
             DataError: no interpretation fits; the error is that of the documented one.
@@ -271,10 +256,7 @@ class Batches:
 
     @contextmanager
     def blamed(self, passed_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Add the batch and its loader to errors raised in this context.
-
-        Args:
-            passed_on: errors unrelated to batches, which are re-raised unchanged.
+        """Add the batch and its loader to errors raised in this context, except `passed_on`.
 
         Raises:
             DataError: the model does not run on a batch.

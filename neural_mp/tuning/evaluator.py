@@ -36,11 +36,7 @@ class NotSharedError(NeuralMPError):
 
 
 class TargetOutOfReachError(Exception):
-    """A candidate will miss the target; caught by the `PlanEvaluator`.
-
-    Attributes:
-        accuracy: value on the data seen.
-    """
+    """A candidate with this accuracy so far will miss the target; caught by the `PlanEvaluator`."""
 
     def __init__(self, accuracy: float) -> None:
         super().__init__()
@@ -149,12 +145,7 @@ class Evaluator:
         return object_fingerprint((list(self.metrics), self.postprocess, together))
 
     def content(self, deadline: Deadline) -> str | None:
-        """Return a digest of all evaluation data, which are read completely; None if unsupported.
-
-        Raises:
-            DeadlineExceededError: the deadline passed before the data ended.
-            UserCodeError: the user's code raised.
-        """
+        """Return a digest of all evaluation data, after reading them; None if unsupported."""
         assert self.batches is not None
         witness = Witness()
         pairs = witness.watch(self.batches.pairs())
@@ -290,12 +281,7 @@ class Evaluator:
         return packed
 
     def merge_shards(self, parts: Sequence[bytes]) -> float:
-        """Return the accuracy, possibly NaN, from `states` of all shards in the order of the data.
-
-        Raises:
-            UserCodeError: the user's code raised.
-            MetricError: the metric's result is not a number.
-        """
+        """Return the accuracy, possibly NaN, from the `states` of all shards in order."""
         self.values, self.running = {}, RunningValues()
         self._reset()
         for part in parts:

@@ -74,12 +74,7 @@ def compare_latency(baseline: Sequence[float], result: Sequence[float]) -> Laten
 
 
 def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Selection:
-    """Return the FP32 model as the result.
-
-    Args:
-        job: the run.
-        turned_out: trials measured as slower than FP32.
-    """
+    """Return the FP32 model as the result, with the trials measured as slower."""
     (seconds,) = job.measurement.rounds([job.model])
     speed = LatencyComparison(undisturbed(seconds), undisturbed(seconds))
     slow = tuple(turned_out)
@@ -90,21 +85,14 @@ def select(
     job: TuningJob,
     trials: Sequence[Trial],
     model: AnyTunableModel,
-    undisturbed: Collection[int] = (),
+    measured_alone: Collection[int] = (),
 ) -> Selection:
     """Return the best plan that met the target, by a new measurement, which is also reported.
 
     The best plans are measured interleaved with each other and FP32. If latency is the only
     objective and no finalist is faster than FP32 beyond noise, the next ones are measured; FP32 is
-    the result when none is left. A single finalist is not measured again if its trial was
-    measured without parallel trials.
-
-    Args:
-        job: the run.
-        trials: all trials.
-        model: the FP32 model, calibrated.
-        undisturbed: numbers of trials measured in this run without parallel trials: their figures
-            are as good as new ones.
+    the result when none is left. A single finalist is not measured again if its number is in
+    `measured_alone`: its trial was measured in this run without parallel trials.
     """
     plans = {trial.plan: job.space.resolve(trial.plan) for trial in trials if trial.met}
     waiting = [trial for trial in trials if trial.met and plans[trial.plan].has_low_precision]
@@ -113,7 +101,7 @@ def select(
         drawn = _drawn(job, waiting)
         waiting = [trial for trial in waiting if trial not in drawn]
         first, plan = drawn[0], plans[drawn[0].plan]
-        if len(drawn) == 1 and first.number in undisturbed and job.judged(first, plan).met:
+        if len(drawn) == 1 and first.number in measured_alone and job.judged(first, plan).met:
             slow = tuple(turned_out)
             found = unmeasured(first, plan, model)
             return replace(found, slower_than_fp32=slow, remeasured=(*slow, first))

@@ -91,13 +91,7 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str, words: str = "", total: int | None = None) -> Iterator[None]:
-        """Time a phase, and announce it to the listener.
-
-        Args:
-            name: key of its seconds in the report.
-            words: text for the listener; without text, nothing is announced.
-            total: steps of the phase, if known.
-        """
+        """Time a phase, and announce it to the listener if it has a text."""
         if words:
             self.listener.phase(words, total)
         started = time.perf_counter()

@@ -22,23 +22,14 @@ _OF_THE_FORM = (TypeError, ValueError, IndexError, AttributeError, KeyError)
 
 @dataclass(frozen=True)
 class MetricBatch:
-    """A batch with the predictions of a model.
-
-    Attributes:
-        predictions: return value of the model.
-        labels: labels of the batch.
-        place: number of the batch and name of its loader, as text.
-    """
+    """A batch with the predictions of a model; `place` is its number and loader, as text."""
 
     predictions: Any
     labels: Any
     place: str
 
     def check(self, is_first: bool) -> None:
-        """Check that predictions hold usable numbers.
-
-        Args:
-            is_first: whether to check values, too, and not only their containers.
+        """Check that predictions hold usable numbers; of values only if `is_first`.
 
         Raises:
             MetricError: the model returns no numbers, or only NaN.
@@ -75,11 +66,7 @@ class MetricBatch:
         return MetricBatch(found[0], found[1], self.place)
 
     def update(self, update: Callable[[Any, Any], Any], name: str) -> None:
-        """Update a metric with the batch.
-
-        Args:
-            update: the metric's method.
-            name: name of the metric.
+        """Update the metric `name` with the batch, by its method `update`.
 
         Raises:
             MetricError: the method has another signature.
@@ -183,11 +170,7 @@ class MetricAggregation:
 
 
 def as_scalar(value: Any, name: str) -> float:
-    """Return a result as a float.
-
-    Args:
-        value: result of a metric or evaluation function.
-        name: name of the metric or function.
+    """Return the result of the metric or function `name` as a float.
 
     Raises:
         MetricError: the result is not a number.

@@ -98,12 +98,7 @@ class Measurement:
         return batch_size_of(self.inputs)
 
     def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
-        """Return seconds per batch of several models, measured in interleaved rounds.
-
-        Args:
-            models: the models, all of one framework.
-            longer: factor on the usual duration.
-        """
+        """Return seconds per batch of models of one framework, in `longer` interleaved rounds."""
         return [undisturbed(seconds) for seconds in self._timed(models, longer)]
 
     def briefly(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
@@ -112,14 +107,10 @@ class Measurement:
         return [min(seconds) for seconds in brief._timed(models)]
 
     def rounds(self, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
-        """Return seconds per batch of several models in every interleaved round.
+        """Return seconds per batch of several models, FP32 first, in every interleaved round.
 
         If latency is the only objective, rounds are added until each model is either faster than
         the first one by `min_speedup` or not, beyond noise, or until the time limit.
-
-        Args:
-            models: the models, all of one framework, the FP32 model first.
-            longer: factor on the usual duration.
         """
         judged = is_latency_only(self.objectives) and len(models) > 1
         return self._timed(models, longer, self._decides if judged else None)
@@ -216,23 +207,13 @@ def _bits(trial: Trial) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Footprints:
-    """Computes the memory footprint of a model and its converted forms, deterministically.
-
-    Attributes:
-        model: the FP32 model.
-        inputs: one batch.
-    """
+    """Computes the memory footprint of a model and its converted forms for one batch."""
 
     model: AnyTunableModel
     inputs: Any
 
     def __call__(self, candidate: AnyModel, plan: ResolvedPlan) -> int:
-        """Return the bytes of a candidate's weights plus its peak activation memory.
-
-        Args:
-            candidate: the model.
-            plan: its resolved plan.
-        """
+        """Return the bytes of a candidate's weights plus its peak activation memory."""
         return candidate.size + peak_activation_bytes(self.model.space, plan, self.values)
 
     @cached_property

@@ -109,8 +109,7 @@ class PlanEvaluator:
         """Evaluate a shard; return its result, or a `PlanEvaluation` if the plan failed.
 
         Raises:
-            NotSharedError: the evaluation cannot be sharded.
-            DeadlineExceededError, UserCodeError, DataError: as for a whole evaluation.
+            NotSharedError: the evaluation cannot be sharded. Other errors as for a whole plan.
         """
         started = time.perf_counter()
         try:
@@ -126,12 +125,7 @@ class PlanEvaluator:
         return ShardResult(states, origin, time.perf_counter() - started)
 
     def merge_shards(self, results: Sequence[PlanEvaluation | ShardResult]) -> PlanEvaluation:
-        """Return the evaluation of a plan from its shards in order; it fails if a shard failed.
-
-        Raises:
-            UserCodeError: the user's code raised.
-            MetricError: the metric's result is not a number.
-        """
+        """Return the evaluation of a plan from its shards in order; it fails if a shard failed."""
         shards = []
         for result in results:
             if isinstance(result, PlanEvaluation):

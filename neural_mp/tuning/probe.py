@@ -182,8 +182,8 @@ class MeasuringProbe(Probe):
             logger.debug("ops could not be timed", exc_info=True)
             self.untimed = one_line(error)
             return None
-        value = _seconds_a_value() * job.measurement.batch_size
-        return times_of(job.space, before, after, value, in_place)
+        per_element = _seconds_per_element() * job.measurement.batch_size
+        return times_of(job.space, before, after, per_element, in_place)
 
     def _all_in(self, precision: Precision) -> ResolvedPlan:
         """Return the plan with every op in a precision, FP32 if ineligible."""
@@ -303,7 +303,7 @@ def _digest(plans: Sequence[ResolvedPlan]) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
-def _seconds_a_value() -> float:
+def _seconds_per_element() -> float:
     """Return the seconds per element to read float32 and write INT8 on this machine."""
     values = np.zeros(_MANY_VALUES, np.float32)
 

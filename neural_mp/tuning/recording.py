@@ -108,14 +108,7 @@ def ending_of(
 ) -> RunEnd:
     """Return the record of the end of a run.
 
-    Args:
-        job: the run.
-        choice: its result.
-        met: whether the target was met.
-        report: the figures.
-        seconds_allowed: maximum seconds for op timings; skipped if they would exceed it.
-        times: times of single ops in every precision, if measured.
-        trials: all trials.
+    Ops are timed only if that takes at most `seconds_allowed`; `times` are those of the search.
     """
     seconds = report.latency or 0.0
     if choice.model is not job.model:
@@ -170,11 +163,7 @@ def conversions_of(
 ) -> tuple[Conversion, ...]:
     """Return the conversions of tensors under a plan.
 
-    Args:
-        graph: the model.
-        flow: the quantization flow of the plan.
-        seconds: op, or conversion → seconds of one run; a conversion's key is the name of its
-            tensor, a slash and a word.
+    The key of a conversion in `seconds` is the name of its tensor, a slash and a word.
     """
     found = []
     for name in (*graph.inputs, *(op.name for op in graph)):

@@ -80,11 +80,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class SensitivityReport:
-    """The decisions of a model, most sensitive first.
-
-    Attributes:
-        rows: the decisions.
-    """
+    """The decisions of a model, most sensitive first."""
 
     rows: tuple[Sensitivity, ...]
 
@@ -112,10 +108,7 @@ class SensitivityReport:
 def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> SensitivityReport:
     """Return the decisions of a run, as far as measured.
 
-    Args:
-        record: the stored run.
-        plan: plan for `runs_in`; by default that of the result, or of the latest trial of an
-            unfinished run.
+    The default of the plan is that of the result, or of the latest trial of an unfinished run.
     """
     if plan is None:
         plan = record.ending.plan if record.ending else PrecisionPlan()
@@ -216,10 +209,7 @@ def measured_sensitivities(
 ) -> SensitivityReport:
     """Measure the decisions of a model one by one, without evaluating accuracy.
 
-    Args:
-        job: the model with its calibration data.
-        log: log with the listener.
-        most: number of noisiest tensors whose output noise is measured; all by default.
+    The output noise is measured for the `most` noisiest tensors only; for all by default.
 
     Raises:
         DataError: the model does not run on the data.

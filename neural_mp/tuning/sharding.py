@@ -27,12 +27,7 @@ SENDING = 2.0
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the evaluation of a plan.
-
-    Attributes:
-        plan: the plan.
-        batches: slice of the batches; without an end for the last shard.
-    """
+    """A slice of the batches for the evaluation of a plan; the last shard has no end."""
 
     plan: ResolvedPlan
     batches: slice
@@ -78,11 +73,7 @@ class ShardingPolicy:
     _given_up: bool = False
 
     def may_be_worth(self, cost: float) -> bool:
-        """Whether sharding may pay off, so that workers should be looked for.
-
-        Args:
-            cost: minimum gain in seconds, `STARTING` or `SENDING`.
-        """
+        """Whether sharding may gain more than `cost` seconds, so that workers should be found."""
         if self._given_up:
             return False
         if self.seconds <= cost:
@@ -98,23 +89,12 @@ class ShardingPolicy:
         return not why
 
     def give_up(self, why: str) -> None:
-        """Disable sharding for all further evaluations, and warn once.
-
-        Args:
-            why: a clause.
-        """
+        """Disable sharding for all further evaluations, and warn once; the reason is a clause."""
         self._given_up = True
         self.warn(f"the batches of an evaluation are not shared among the workers: {why}")
 
     def shares(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Shard]:
-        """Return one shard of a plan's evaluation per worker; empty if not worthwhile.
-
-        Args:
-            plan: the plan.
-            width: number of workers.
-            threads: threads per worker.
-            cost: minimum gain in seconds.
-        """
+        """Return one shard of a plan's evaluation per worker; empty if not worth `cost` seconds."""
         assert self.evaluator.batches is not None
         count = self.evaluator.batches.count
         width = min(width, count)
@@ -135,12 +115,7 @@ class ShardingPolicy:
 def shared_seconds(seconds: float, cpu_seconds: float, width: int, threads: int) -> float:
     """Estimate the duration of a sharded evaluation, without overhead.
 
-    Args:
-        seconds: duration in one process.
-        cpu_seconds: CPU time in one process; an upper bound if threads wait for each other
-            actively.
-        width: number of workers.
-        threads: threads per worker.
+    The CPU time in one process is an upper bound if threads wait for each other actively.
     """
     return max(seconds, cpu_seconds / threads) / max(1, width)
 

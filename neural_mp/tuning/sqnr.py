@@ -35,16 +35,9 @@ def relative_noise(reference: list[Any], found: list[Any]) -> float:
 def signal_to_noise(
     reference: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> float | None:
-    """Return the SQNR of a candidate's outputs, in dB.
+    """Return the SQNR of a candidate's outputs over all batches, in dB.
 
-    Args:
-        reference: the FP32 model.
-        candidate: the converted model.
-        batches: inputs.
-
-    Returns:
-        The ratio over all batches, infinite without differences; None if the outputs hold no
-        floating-point numbers.
+    Infinite without differences; None if the outputs hold no floating-point numbers.
     """
     shares = []
     for inputs in batches:

@@ -15,12 +15,7 @@ from neural_mp.util.text import counted
 
 
 def jobs_page(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> str:
-    """Return an HTML page of job outcomes.
-
-    Args:
-        outcomes: outcomes in display order.
-        links: job → relative link to its page.
-    """
+    """Return an HTML page of job outcomes; `links` maps a job to its page."""
     failed = [job for job in outcomes if not job.status.finished]
     content = (
         header("Tuning jobs", totals(outcomes)),

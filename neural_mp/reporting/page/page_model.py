@@ -20,11 +20,7 @@ from neural_mp.tuning.sensitivity import Sensitivity, sensitivities
 
 @dataclass(frozen=True)
 class View:
-    """View of a run record with derived values.
-
-    Attributes:
-        record: record of the run.
-    """
+    """View of a run record with derived values."""
 
     record: RunRecord
 

@@ -204,12 +204,7 @@ _MOST = 24
 
 
 def noise_section(view: View, wide: bool) -> Element:
-    """Return a chart of the decisions with the highest degradation.
-
-    Args:
-        view: the run.
-        wide: whether the section has the full page width.
-    """
+    """Return a chart of the decisions with the highest degradation, `wide` for a full page."""
     rows = [row for row in map(_row, view.sensitivities) if row.parts]
     if not rows:
         return card(

@@ -157,12 +157,7 @@ def _share(value: float | None) -> str:
 
 
 def precision_bar(view: View, small: bool = False) -> Element:
-    """Return a bar of the number of ops per precision.
-
-    Args:
-        view: the run.
-        small: whether the bar is inside a tile.
-    """
+    """Return a bar of the number of ops per precision; `small` inside a tile."""
     parts = [
         Part(
             count,

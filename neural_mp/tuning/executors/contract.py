@@ -62,12 +62,7 @@ Answer = TaskResult | WorkerException
 
 @dataclass(frozen=True)
 class _Package:
-    """Everything that a process needs to evaluate plans except the model, which it loads.
-
-    Attributes:
-        load: loads the model; None if `assessor` contains the model.
-        assessor: evaluates plans, given the model.
-    """
+    """Data for a process that evaluates plans; `load` is None if `assessor` contains the model."""
 
     load: Callable[[], AnyModel] | None
     assessor: PlanEvaluator
@@ -82,12 +77,7 @@ class _Package:
 
 @dataclass(frozen=True)
 class WorkerPayload:
-    """Payload sent to the processes.
-
-    Attributes:
-        kind: the adaptor of the model.
-        sent: pickled `_Package`, common to all plans.
-    """
+    """Payload of the processes: the class of the adaptor, and a pickled `_Package`."""
 
     kind: type[Adaptor[Any]]
     sent: bytes
@@ -96,12 +86,7 @@ class WorkerPayload:
     def of(
         cls, load: Callable[[], AnyModel], assessor: PlanEvaluator, workers: Workers
     ) -> WorkerPayload:
-        """Return the payload of a run.
-
-        Args:
-            load: loads the model; called once in every process.
-            assessor: evaluates plans; its model is sent if it can be pickled.
-            workers: the user's setting.
+        """Return the payload of a run, with the model itself if it can be pickled, else `load`.
 
         Raises:
             ConfigurationError: the model, data or metric cannot be sent to another process.
@@ -128,10 +113,8 @@ class WorkerPayload:
 class Worker:
     """Evaluates plans in the process that creates it.
 
-    Args:
-        kind: see `WorkerPayload`.
-        sent: see `WorkerPayload`; any object with the buffer protocol.
-        threads: threads of the framework; None for its default.
+    `sent` may be any object with the buffer protocol; `threads` None is the default of the
+    framework.
     """
 
     def __init__(self, kind: type[Adaptor[Any]], sent: Any, threads: int | None = None) -> None:
@@ -253,20 +236,14 @@ class Executor(ABC):
     def submit(self, task: Task, seconds: float) -> Any:
         """Submit a plan or shard for evaluation within `seconds`; 0 sets no limit.
 
-        Returns:
-            The argument of `assessment`.
+        The result is the argument of `assessment`.
         """
 
     @abstractmethod
     def assessment(self, ticket: Any) -> TaskResult:
-        """Wait for the result of a plan or shard; see `taken`.
+        """Wait for the result of a plan or shard; raise the errors of `taken`.
 
         If its process crashes, the plan has failed: an evaluation with the error `DIED`.
-
-        Raises:
-            DeadlineExceededError: the time limit passed.
-            UserCodeError: the user's code raised.
-            NeuralMPError: the worker raised it deliberately.
         """
 
     @abstractmethod

@@ -41,13 +41,10 @@ _PARENT_DEATH_SIGNAL = 1
 
 
 def exit_with_parent(owner: int) -> None:
-    """Exit this process and its forks when the owning process ends.
+    """Exit this process and its forks when the process with the ID `owner` ends.
 
     Uses the kernel if supported, since code that never releases the interpreter would block a
     thread. A thread checks as well, for systems other than Linux.
-
-    Args:
-        owner: process ID of the parent process.
     """
     ask = _kernel()
     if ask is not None:
@@ -107,11 +104,7 @@ def _evaluate(task: Task, seconds: float) -> Answer:
 def room(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
     """Return the possible number of processes, and a warning if fewer than requested.
 
-    Args:
-        workers: the user's setting.
-        cores: number of cores.
-        free: bytes of available memory.
-        each: bytes per process.
+    Memory is in bytes: `free` in total, `each` per process.
     """
     by_cores = max(1, cores // (workers.threads or 1))
     by_memory = max(1, free // max(1, each))

@@ -68,12 +68,7 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
 
     @abstractmethod
     def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
-        """Wait for at least one handle; return the finished ones.
-
-        Args:
-            handles: running tasks.
-            seconds: maximum wait; None sets no limit.
-        """
+        """Wait up to `seconds`, if any, for at least one handle; return the finished ones."""
 
     @abstractmethod
     def answer(self, place: Any, handle: Any, ticket: Any) -> AnswerT | None:

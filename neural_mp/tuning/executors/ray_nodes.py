@@ -43,11 +43,7 @@ Slot = tuple[str, int]
 
 @dataclass(frozen=True)
 class NumericalTraits:
-    """The properties of a machine that determine its numerics.
-
-    Attributes:
-        values: trait → its value.
-    """
+    """The properties of a machine that determine its numerics: trait → value."""
 
     values: Mapping[str, str]
 
@@ -61,12 +57,7 @@ class NumericalTraits:
     def of(
         cls, products: Mapping[Any, Int8Accumulation], packages: Iterable[str]
     ) -> NumericalTraits:
-        """Return the traits of this machine.
-
-        Args:
-            products: kind of contraction → its INT8 accumulation.
-            packages: packages whose versions matter.
-        """
+        """Return this machine's traits: INT8 accumulation by contraction, versions of packages."""
         words = ", ".join(f"{what}: {products[what]}" for what in sorted(products))
         values = {"processor": platform.machine(), "byte products": words}
         return cls({**values, **versions_of(("neural-mp", *packages))})
@@ -91,11 +82,7 @@ def _introduce(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTra
 
 
 def address_of(workers: Workers) -> str:
-    """Return the address of the cluster from the user's setting.
-
-    Raises:
-        ConfigurationError: the address is not one of a cluster that a process can join.
-    """
+    """Return the cluster's address in the setting; raise `ConfigurationError` if invalid."""
     address = workers.options.get("address", _ANY_CLUSTER)
     if not isinstance(address, str) or not address or "://" in address:
         raise ConfigurationError(
@@ -107,11 +94,7 @@ def address_of(workers: Workers) -> str:
 
 
 def check_answer(address: str) -> None:
-    """Check that the address of a cluster responds.
-
-    Raises:
-        ConfigurationError: the address does not respond.
-    """
+    """Raise `ConfigurationError` if the address of a cluster does not respond."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return
@@ -129,9 +112,6 @@ class ClusterNodes:
         workers: the user's setting.
         traits: returns the traits of the calling machine; called on every node.
         warn: receives warnings.
-
-    Attributes:
-        threads: CPUs per slot.
 
     Raises:
         ConfigurationError: the cluster cannot be joined.
@@ -171,11 +151,7 @@ class ClusterNodes:
         return self._names[node]
 
     def nobody(self, wanted: str) -> TuningError:
-        """Return the error for a cluster without any slot.
-
-        Args:
-            wanted: the action that no node can perform.
-        """
+        """Return the error for a cluster without a slot for an action."""
         why = "; ".join(self._refused) or f"none has {counted(self.threads, 'CPU')}"
         return TuningError(f"no node of the Ray cluster can {wanted}: {why}")
 
