@@ -51,7 +51,7 @@ class Ratio:
         return f"{self.value:.2f}× ({self.low:.2f} to {self.high:.2f})"
 
 
-def undisturbed(seconds: Sequence[float]) -> float:
+def uncontended(seconds: Sequence[float]) -> float:
     """Return the uncontended latency: the first decile of all rounds.
 
     On a shared machine, other processes slow down about half of the runs, so the median is
@@ -77,7 +77,7 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
         shares += (one / other).tolist()
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(shares, (tail, 1 - tail))
-    value = undisturbed(seconds) / undisturbed(reference)
+    value = uncontended(seconds) / uncontended(reference)
     paired = float(np.median(taken[0] / taken[1]))
     return Ratio(value, min(float(low), value, paired), max(float(high), value, paired))
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from neural_mp.reporting import formatting
 from neural_mp.tuning.comparison import EQUAL, Comparison, LayerDifference
-from neural_mp.tuning.sqnr import LEAST_DECIBELS
+from neural_mp.tuning.sqnr import MIN_SQNR_DB
 from neural_mp.util.text import counted
 
 #: Default number of worst ops to mark.
@@ -91,8 +91,8 @@ def _verdict(comparison: Comparison) -> str:
     first = comparison.first
     if first is None:
         return "No divergence: no op has an SQNR clearly below the SQNR of its inputs"
-    low = first.sqnr < LEAST_DECIBELS
-    why = f"first op below {LEAST_DECIBELS:.0f} dB" if low else "largest SQNR drop"
+    low = first.sqnr < MIN_SQNR_DB
+    why = f"first op below {MIN_SQNR_DB:.0f} dB" if low else "largest SQNR drop"
     below = "inputs equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
     place = f"{first.name} ({first.type})"
     return f"First divergence at {place}: {_decibels(first.sqnr)}, {below}; {why}"

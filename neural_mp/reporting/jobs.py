@@ -24,7 +24,7 @@ class JobsListener:
     def began(self, count: int) -> None:
         """Handle the start of `count` jobs, finished ones included."""
 
-    def told(self, job: str, said: str) -> None:
+    def report(self, job: str, message: str) -> None:
         """Handle a progress message of a job."""
 
     def ended(self, outcome: JobOutcome) -> None:
@@ -55,12 +55,12 @@ class LiveJobs(JobsListener):
         """Store the number of jobs."""
         self._whole = count
 
-    def told(self, job: str, said: str) -> None:
+    def report(self, job: str, message: str) -> None:
         """Show the state of the job."""
         since, _ = self._running.get(job, (time.monotonic(), ""))
-        self._running[job] = since, said
+        self._running[job] = since, message
         if self._live is None:
-            self._line(f"{job}: {said}")
+            self._line(f"{job}: {message}")
 
     def ended(self, outcome: JobOutcome) -> None:
         """Print a line for the job."""
@@ -74,14 +74,14 @@ class LiveJobs(JobsListener):
             self._live.stop()
             self._live = None
 
-    def _line(self, said: str, style: str = "") -> None:
-        self._console.print(said, style=style, markup=False, highlight=False, soft_wrap=True)
+    def _line(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _rendered(self) -> Group:
         table = Table.grid(padding=(0, 2))
         now = time.monotonic()
-        for job, (since, said) in self._running.items():
-            table.add_row(Text(job), Text(f"{now - since:.0f} s", "dim"), Text(said))
+        for job, (since, message) in self._running.items():
+            table.add_row(Text(job), Text(f"{now - since:.0f} s", "dim"), Text(message))
         ended = sum(self._counts.values())
         counts = ", ".join(f"{count} {status}" for status, count in self._counts.items())
         return Group(table, Text(f"{ended} of {counted(self._whole, 'job')} ended; {counts}"))

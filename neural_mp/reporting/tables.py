@@ -97,9 +97,10 @@ def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
         table.add_row(
             row.name,
             formatting.share(row.noise),
-            formatting.share(row.repaired_noise) + (f" ({row.repair})" if row.repair else ""),
+            formatting.share(row.corrected_noise)
+            + (f" ({row.correction})" if row.correction else ""),
             formatting.share(row.output_noise),
-            formatting.share(row.repaired_output_noise),
+            formatting.share(row.corrected_output_noise),
             formatting.seconds(row.seconds_gained),
             row.runs_in,
             row.reason,

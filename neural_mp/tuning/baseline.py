@@ -101,7 +101,7 @@ def _earlier_baseline(
 
     _, found = _cache_of_baseline(job).scoped(data=content).get(_BASELINE, _earlier)
     if found is not None:
-        log.reuse("the accuracy of FP32")
+        log.cache_hit("the accuracy of FP32")
     return found
 
 
@@ -210,7 +210,7 @@ def _seen_earlier(
     with log.phase("calibrate"):
         _, found = cache.scoped(data=content).get(_CALIBRATION, Observations.from_dict)
     if found is not None:
-        log.reuse("the calibration")
+        log.cache_hit("the calibration")
     return found
 
 

@@ -17,7 +17,7 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import ComparisonError
 from neural_mp.tuning.op_outputs import ChunkedOutputs
-from neural_mp.tuning.sqnr import LEAST_DECIBELS, MAX_NSR
+from neural_mp.tuning.sqnr import MAX_NSR, MIN_SQNR_DB
 from neural_mp.util.display import displays
 from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
 from neural_mp.util.text import counted
@@ -306,7 +306,7 @@ def _capped(sqnr: float) -> float:
 def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
     """Return the first op that differs; see `Comparison.first`."""
     clear = [layer for layer in layers if layer.sqnr_drop >= MIN_DROP_DB]
-    low = (layer for layer in clear if layer.sqnr < LEAST_DECIBELS)
+    low = (layer for layer in clear if layer.sqnr < MIN_SQNR_DB)
     return next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
 
 

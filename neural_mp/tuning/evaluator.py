@@ -31,7 +31,7 @@ class DeadlineExceededError(Exception):
     """The time limit passed; caught by the tuner, never seen by users."""
 
 
-class NotSharedError(NeuralMPError):
+class NotShardableError(NeuralMPError):
     """An evaluation cannot be sharded; caught by its caller."""
 
 
@@ -260,12 +260,14 @@ class Evaluator:
         Arguments and errors are those of an evaluation, and:
 
         Raises:
-            NotSharedError: the order of batches differs here, or a metric cannot be pickled.
+            NotShardableError: the order of batches differs here, or a metric cannot be pickled.
         """
         assert self.batches is not None
         deadline.check()
         if call_user(self.batches.begin_otherwise):
-            raise NotSharedError("the first batch of the evaluation data differs between processes")
+            raise NotShardableError(
+                "the first batch of the evaluation data differs between processes"
+            )
         for _ in self._taken_in(model, deadline, reference, part):
             pass
         import cloudpickle
@@ -274,7 +276,7 @@ class Evaluator:
             packed: bytes = cloudpickle.dumps([metric for metric, _ in self.metrics])
         except Exception as error:
             # User metrics may raise anything while being pickled.
-            raise NotSharedError(
+            raise NotShardableError(
                 f"the state of a metric cannot be pickled: {type(error).__name__}: "
                 f"{message_of(error)}"
             ) from error

@@ -10,7 +10,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.profiling import Ratio, ratio, undisturbed
+from neural_mp.profiling import Ratio, ratio, uncontended
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
@@ -69,15 +69,15 @@ class Selection:
 def compare_latency(baseline: Sequence[float], result: Sequence[float]) -> LatencyComparison:
     """Return the latency comparison of two models timed in interleaved rounds."""
     return LatencyComparison(
-        undisturbed(baseline), undisturbed(result), ratio(result, baseline).inverse
+        uncontended(baseline), uncontended(result), ratio(result, baseline).inverse
     )
 
 
-def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Selection:
+def select_fp32(job: TuningJob, slower: Sequence[Trial] = ()) -> Selection:
     """Return the FP32 model as the result, with the trials measured as slower."""
     (seconds,) = job.measurement.rounds([job.model])
-    speed = LatencyComparison(undisturbed(seconds), undisturbed(seconds))
-    slow = tuple(turned_out)
+    speed = LatencyComparison(uncontended(seconds), uncontended(seconds))
+    slow = tuple(slower)
     return Selection(job.model, job.space.resolve(PrecisionPlan()), speed, None, slow, slow)
 
 
@@ -96,22 +96,22 @@ def select(
     """
     plans = {trial.plan: job.space.resolve(trial.plan) for trial in trials if trial.met}
     waiting = [trial for trial in trials if trial.met and plans[trial.plan].has_low_precision]
-    turned_out: list[Trial] = []
+    slower: list[Trial] = []
     while waiting:
-        drawn = _drawn(job, waiting)
-        waiting = [trial for trial in waiting if trial not in drawn]
-        first, plan = drawn[0], plans[drawn[0].plan]
-        if len(drawn) == 1 and first.number in measured_alone and job.judged(first, plan).met:
-            slow = tuple(turned_out)
+        chosen = _finalists(job, waiting)
+        waiting = [trial for trial in waiting if trial not in chosen]
+        first, plan = chosen[0], plans[chosen[0].plan]
+        if len(chosen) == 1 and first.number in measured_alone and job.judged(first, plan).met:
+            slow = tuple(slower)
             found = unmeasured(first, plan, model)
             return replace(found, slower_than_fp32=slow, remeasured=(*slow, first))
-        models = [job.model, *(model.converted(plans[trial.plan]) for trial in drawn)]
+        models = [job.model, *(model.converted(plans[trial.plan]) for trial in chosen)]
         before, *after = job.measurement.rounds(models, longer=_LONGER)
         measured = [
             _measured(job, trial, plans[trial.plan], before, seconds)
-            for trial, seconds in zip(drawn, after, strict=True)
+            for trial, seconds in zip(chosen, after, strict=True)
         ]
-        turned_out += [trial for trial in measured if not trial.met]
+        slower += [trial for trial in measured if not trial.met]
         best = best_trial(measured, job.objectives)
         if best is not None:
             index = measured.index(best)
@@ -121,13 +121,13 @@ def select(
                 plans[best.plan],
                 speed,
                 best,
-                tuple(turned_out),
-                (*(trial for trial in turned_out if trial not in measured), *measured),
+                tuple(slower),
+                (*(trial for trial in slower if trial not in measured), *measured),
             )
-    return fp32_choice(job, turned_out)
+    return select_fp32(job, slower)
 
 
-def _drawn(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
+def _finalists(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
     if Objective.PERFORMANCE in job.objectives:
         return finalists(waiting, job.objectives, _FINALISTS)
     best = best_trial(waiting, job.objectives)
@@ -149,7 +149,7 @@ def _measured(
 
 def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Selection:
     """Return a selection with the figures of the trial."""
-    found, seconds = _share(trial), trial.objectives["performance"]
+    found, seconds = _time_ratio(trial), trial.objectives["performance"]
     speed = LatencyComparison(seconds / found.value, seconds, found.inverse)
     return Selection(model.converted(plan), plan, speed, trial)
 
@@ -174,7 +174,7 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
         return (
             f"no plan that meets the target is faster than FP32 on this machine, by a factor of "
             f"{least:g} or more (min_speedup) for sure; the result is the FP32 model. Closest came "
-            f"{slow.plan!r} at {_share(slow).inverse} the speed of FP32"
+            f"{slow.plan!r} at {_time_ratio(slow).inverse} the speed of FP32"
         )
     if near is None or near.accuracy is None or baseline is None:
         return f"{_why_none(job, trials)}; the result is the FP32 model"
@@ -201,7 +201,7 @@ def _missed(job: TuningJob, trial: Trial) -> str:
     )
 
 
-def _share(trial: Trial) -> Ratio:
+def _time_ratio(trial: Trial) -> Ratio:
     """Return the latency of a trial as a fraction of FP32's."""
     figures = trial.objectives
     value = figures["relative_latency"]

@@ -48,7 +48,7 @@ class RunLog:
         seconds: finished phase → its duration.
 
     Attributes:
-        reused: measurements taken from an earlier run.
+        cache_hits: measurements taken from an earlier run.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class RunLog:
         self.listener = listener or Listener()
         self.warnings = list(warnings)
         self.seconds = dict(seconds or {})
-        self.reused: list[str] = []
+        self.cache_hits: list[str] = []
 
-    def reuse(self, what: str) -> None:
+    def cache_hit(self, measurement: str) -> None:
         """Record a measurement as taken from an earlier run."""
-        if what not in self.reused:
-            self.reused.append(what)
+        if measurement not in self.cache_hits:
+            self.cache_hits.append(measurement)
 
     def step(self) -> None:
         """Report a finished batch to the listener.

@@ -15,7 +15,7 @@ from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError
-from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
+from neural_mp.profiling import interleaved_rounds, ratio, uncontended
 from neural_mp.space import ResolvedPlan, peak_activation_bytes
 from neural_mp.tuning.criterion import MIN_SPEEDUP
 from neural_mp.util.pytree import batch_size_of
@@ -99,7 +99,7 @@ class Measurement:
 
     def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
         """Return seconds per batch of models of one framework, in `longer` interleaved rounds."""
-        return [undisturbed(seconds) for seconds in self._timed(models, longer)]
+        return [uncontended(seconds) for seconds in self._timed(models, longer)]
 
     def briefly(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
         """Return seconds per batch of the fastest of few interleaved rounds."""
@@ -152,7 +152,7 @@ def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> di
     """Return the figures of a candidate timed in interleaved rounds with the FP32 model."""
     found = ratio(candidate, baseline)
     return {
-        "performance": undisturbed(candidate),
+        "performance": uncontended(candidate),
         "relative_latency": found.value,
         "relative_latency_low": found.low,
         "relative_latency_high": found.high,

@@ -22,7 +22,7 @@ from neural_mp.tuning.evaluator import (
     Deadline,
     DeadlineExceededError,
     Evaluator,
-    NotSharedError,
+    NotShardableError,
     TargetOutOfReachError,
 )
 from neural_mp.tuning.metric_values import is_usable
@@ -109,14 +109,14 @@ class PlanEvaluator:
         """Evaluate a shard; return its result, or a `PlanEvaluation` if the plan failed.
 
         Raises:
-            NotSharedError: the evaluation cannot be sharded. Other errors as for a whole plan.
+            NotShardableError: the evaluation cannot be sharded. Other errors as for a whole plan.
         """
         started = time.perf_counter()
         try:
             model = self.model.converted(shard.plan)
             states = self.evaluator.states(model, deadline, shard.batches, self.model)
             origin = self._origin_of_nan(model) if shard.is_first else None
-        except (DeadlineExceededError, UserCodeError, NotSharedError, DataError):
+        except (DeadlineExceededError, UserCodeError, NotShardableError, DataError):
             raise
         except Exception as error:
             # Frameworks raise arbitrary errors, as above.

@@ -27,7 +27,7 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
-from neural_mp.tuning.sqnr import MAX_NSR, relative_noise
+from neural_mp.tuning.sqnr import MAX_NSR, mean_nsr
 from neural_mp.util.digest import digest_of
 from neural_mp.util.validators import (
     Validator,
@@ -75,7 +75,7 @@ class MeasuringProbe(Probe):
         seconds: wall-clock seconds spent so far.
         untimed: reason for missing op timings, in some or all precisions; empty if complete or not
             requested.
-        reused: whether any measurement was taken from an earlier run.
+        has_cache_hits: whether any measurement was taken from an earlier run.
     """
 
     job: TuningJob
@@ -85,7 +85,7 @@ class MeasuringProbe(Probe):
     spent: float = 0.0
     seconds: float = 0.0
     untimed: str = ""
-    reused: bool = False
+    has_cache_hits: bool = False
     cache: MeasurementCache = NO_CACHE
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
@@ -107,7 +107,7 @@ class MeasuringProbe(Probe):
         model = self._converted_or_none(plan)
         if model is None:
             return MAX_NSR
-        return relative_noise(self._reference, model.float_outputs(inputs))
+        return mean_nsr(self._reference, model.float_outputs(inputs))
 
     def times(self) -> OpTimings:
         """See the base class."""
@@ -258,7 +258,7 @@ class MeasuringProbe(Probe):
         if not looked:
             looked, value = self._shared.get(key, kind)
             if looked:
-                self.reused = True
+                self.has_cache_hits = True
                 self.run_cache.put(key, value)
         return looked, value
 

@@ -99,7 +99,7 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 def ending_of(
     job: TuningJob,
-    choice: Selection,
+    selection: Selection,
     met: bool | None,
     report: Report,
     seconds_allowed: float,
@@ -111,24 +111,24 @@ def ending_of(
     Ops are timed only if that takes at most `seconds_allowed`; `times` are those of the search.
     """
     seconds = report.latency or 0.0
-    if choice.model is not job.model:
+    if selection.model is not job.model:
         seconds += report.baseline_latency or 0.0
     before: Mapping[str, float] = {}
     after: Mapping[str, float] = {}
     if seconds * _TIMED_RUNS <= seconds_allowed:
         before = _profiled(job, job.model)
-        after = before if choice.model is job.model else _profiled(job, choice.model)
+        after = before if selection.model is job.model else _profiled(job, selection.model)
     return RunEnd(
         now(),
         met,
-        choice.plan.plan,
+        selection.plan.plan,
         report,
-        None if choice.trial is None else choice.trial.number,
-        choice.remeasured,
+        None if selection.trial is None else selection.trial.number,
+        selection.remeasured,
         _predicted(job, trials, times or OpTimings()),
         before,
         after,
-        conversions_of(job.space.graph, choice.plan.flow, after),
+        conversions_of(job.space.graph, selection.plan.flow, after),
     )
 
 

@@ -72,7 +72,7 @@ class ShardingPolicy:
     warn: Callable[[str], None]
     _given_up: bool = False
 
-    def may_be_worth(self, cost: float) -> bool:
+    def is_worth_trying(self, cost: float) -> bool:
         """Whether sharding may gain more than `cost` seconds, so that workers should be found."""
         if self._given_up:
             return False
@@ -93,12 +93,12 @@ class ShardingPolicy:
         self._given_up = True
         self.warn(f"the batches of an evaluation are not shared among the workers: {why}")
 
-    def shares(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Shard]:
+    def shards(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Shard]:
         """Return one shard of a plan's evaluation per worker; empty if not worth `cost` seconds."""
         assert self.evaluator.batches is not None
         count = self.evaluator.batches.count
         width = min(width, count)
-        saved = self.seconds - shared_seconds(self.seconds, self.cpu_seconds, width, threads)
+        saved = self.seconds - sharded_seconds(self.seconds, self.cpu_seconds, width, threads)
         if width < 2 or saved <= cost:
             logger.info(
                 "an evaluation is not shared: %d workers would save %.1f s, at a cost of %g s",
@@ -112,7 +112,7 @@ class ShardingPolicy:
         return [Shard(plan, slice(start, stop)) for start, stop in zip(starts, stops, strict=True)]
 
 
-def shared_seconds(seconds: float, cpu_seconds: float, width: int, threads: int) -> float:
+def sharded_seconds(seconds: float, cpu_seconds: float, width: int, threads: int) -> float:
     """Estimate the duration of a sharded evaluation, without overhead.
 
     The CPU time in one process is an upper bound if threads wait for each other actively.

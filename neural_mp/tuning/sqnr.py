@@ -13,10 +13,10 @@ from neural_mp.adaptors.loaded_model import AnyModel
 #: NSR of non-finite outputs, since files have no infinity.
 MAX_NSR = 1e9
 #: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
-LEAST_DECIBELS = 20.0
+MIN_SQNR_DB = 20.0
 
 
-def relative_noise(reference: list[Any], found: list[Any]) -> float:
+def mean_nsr(reference: list[Any], found: list[Any]) -> float:
     """Return the NSR, at most 1e9, which also stands for NaN.
 
     Mean over the outputs, so that outputs with large values do not dominate.
@@ -32,7 +32,7 @@ def relative_noise(reference: list[Any], found: list[Any]) -> float:
     return min(float(np.mean(shares)), MAX_NSR) if shares else 0.0
 
 
-def signal_to_noise(
+def output_sqnr_db(
     reference: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> float | None:
     """Return the SQNR of a candidate's outputs over all batches, in dB.
@@ -44,7 +44,7 @@ def signal_to_noise(
         expected = reference.float_outputs(inputs)
         if not expected:
             return None
-        shares.append(relative_noise(expected, candidate.float_outputs(inputs)))
+        shares.append(mean_nsr(expected, candidate.float_outputs(inputs)))
     if not shares:
         return None
     noise = float(np.mean(shares))

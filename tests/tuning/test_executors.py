@@ -28,7 +28,7 @@ from neural_mp.tuning.plan_evaluator import PlanEvaluation
 
 @dataclass
 class Obedient:
-    """In place of an assessor: a plan is a function that is called in the worker."""
+    """In place of an plan_evaluator: a plan is a function that is called in the worker."""
 
     @property
     def model(self):

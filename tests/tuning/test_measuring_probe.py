@@ -12,7 +12,7 @@ from neural_mp import MixedPrecision
 from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.tuning.probe import MeasuringProbe, relative_noise
+from neural_mp.tuning.probe import MeasuringProbe, mean_nsr
 
 SEEN: dict[str, object] = {}
 
@@ -160,9 +160,9 @@ def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
 def test_relative_noise_counts_every_output_alike_and_nan_as_useless():
     large, small = np.full(10, 1000.0), np.full(10, 1.0)
     off = [large + 10, small + 0.5]
-    assert relative_noise([large, small], off) == pytest.approx((1e-4 + 0.25) / 2)
-    assert relative_noise([small], [np.full(10, np.nan)]) == 1e9
-    assert relative_noise([np.zeros(3)], [np.zeros(3)]) == 0.0
+    assert mean_nsr([large, small], off) == pytest.approx((1e-4 + 0.25) / 2)
+    assert mean_nsr([small], [np.full(10, np.nan)]) == 1e9
+    assert mean_nsr([np.zeros(3)], [np.zeros(3)]) == 0.0
 
 
 def test_observations_survive_being_sent_to_another_process():

@@ -28,9 +28,9 @@ def test_every_decision_has_a_row_and_the_hostile_tensor_is_seen(converter):
     worst = max(report, key=lambda row: row.noise)
     assert worst.ops == ("4",)  # the third convolution reads the channel that is ×1024
     assert worst.noise > 0.5
-    assert worst.repair is not None
-    assert worst.repaired_noise < 0.5 * worst.noise
-    assert worst.repaired_output_noise < worst.output_noise
+    assert worst.correction is not None
+    assert worst.corrected_noise < 0.5 * worst.noise
+    assert worst.corrected_output_noise < worst.output_noise
     assert [row.harm for row in report] == sorted((row.harm for row in report), reverse=True)
 
 
@@ -45,7 +45,7 @@ def test_noise_at_the_outputs_is_that_of_the_model_with_one_layer_in_int8(
     inputs = digits[0].images[:100]
     expected = hostile_net(torch.from_numpy(inputs)).detach().numpy()
     error = converted(inputs) - expected
-    assert row.repaired_output_noise == pytest.approx(
+    assert row.corrected_output_noise == pytest.approx(
         np.square(error).mean() / np.square(expected).mean(), rel=0.2
     )
 

@@ -132,7 +132,7 @@ def test_a_share_of_an_evaluation_whose_node_is_killed_runs_again(
     converter.metric = MergingMetric(tmp_path, 0.0)
     alone = converter()
     monkeypatch.setattr(trial_runner, "STARTING", 0.0)
-    monkeypatch.setattr(sharding, "shared_seconds", lambda *known: 0.0)
+    monkeypatch.setattr(sharding, "sharded_seconds", lambda *known: 0.0)
     converter.metric = MergingMetric(tmp_path, 0.5)
     together = tuned_as_a_node_is_killed(converter, cluster, tmp_path)
     assert told(together) == told(alone)

@@ -26,13 +26,13 @@ from neural_mp.tuning.evaluator import (
     Deadline,
     DeadlineExceededError,
     Evaluator,
-    NotSharedError,
+    NotShardableError,
     UserCodeError,
 )
 from neural_mp.tuning.executors import Executor, Worker, WorkerPayload, taken
 from neural_mp.tuning.executors.contract import _Package, crashed
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.sharding import Shard, shared_seconds
+from neural_mp.tuning.sharding import Shard, sharded_seconds
 
 WIDTH = 3
 #: Of twelve batches.
@@ -77,7 +77,7 @@ def here(monkeypatch):
     monkeypatch.setattr(Here, "made", [])
     monkeypatch.setattr(Here, "tasks", [])
     monkeypatch.setattr(executors, "executor_classes", lambda: {"here": Here})
-    monkeypatch.setattr(WorkerPayload, "of", lambda load, assessor, workers: assessor)
+    monkeypatch.setattr(WorkerPayload, "of", lambda load, plan_evaluator, workers: plan_evaluator)
     return Here
 
 
@@ -172,7 +172,7 @@ def test_what_is_evaluated_quickly_is_not_shared_as_the_log_says(converter, here
 def test_what_would_save_too_little_is_not_shared_as_the_log_says(
     converter, here, always, monkeypatch, caplog
 ):
-    monkeypatch.setattr(sharding, "shared_seconds", lambda seconds, *known: seconds)
+    monkeypatch.setattr(sharding, "sharded_seconds", lambda seconds, *known: seconds)
     caplog.set_level("INFO", "neural_mp")
     result = converter()
     assert not here.tasks
@@ -306,7 +306,7 @@ def test_what_the_users_own_code_raises_in_a_share_comes_through(converter, here
 
 
 class Failing:
-    """In place of an assessor."""
+    """In place of an plan_evaluator."""
 
     def evaluate_shard(self, share, deadline):
         raise UserCodeError(KeyError("no such class"))
@@ -340,7 +340,7 @@ def test_the_time_limit_holds_for_shares(converter, here, always, monkeypatch):
     assert not here.made[0].open
 
 
-@pytest.mark.parametrize("error", [NotSharedError("of the order"), TuningError("of the order")])
+@pytest.mark.parametrize("error", [NotShardableError("of the order"), TuningError("of the order")])
 def test_what_turns_out_not_to_be_shared_is_evaluated_whole(
     converter, here, always, monkeypatch, alone, error
 ):
@@ -354,7 +354,7 @@ def test_what_turns_out_not_to_be_shared_is_evaluated_whole(
 
 
 def test_what_cannot_be_sent_to_workers_is_evaluated_whole(converter, always, monkeypatch, alone):
-    def refuse(load, assessor, workers):
+    def refuse(load, plan_evaluator, workers):
         raise ConfigurationError("it cannot be copied")
 
     monkeypatch.setattr(WorkerPayload, "of", refuse)
@@ -398,7 +398,7 @@ def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
     assert not batches.shuffled
     if loader is Turned:
         evaluator.states(model, Deadline(), slice(0, 3), model)
-    with pytest.raises(NotSharedError, match=words):
+    with pytest.raises(NotShardableError, match=words):
         evaluator.states(model, Deadline(), slice(0, 3), model)
 
 
@@ -413,4 +413,4 @@ def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
     ],
 )
 def test_what_a_shared_evaluation_takes(seconds, cpu_seconds, width, threads, expected):
-    assert shared_seconds(seconds, cpu_seconds, width, threads) == expected
+    assert sharded_seconds(seconds, cpu_seconds, width, threads) == expected

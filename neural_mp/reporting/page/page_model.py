@@ -102,9 +102,9 @@ class View:
         return tuple(sensitivities(self.record, self.plan))
 
     @cached_property
-    def arriving(self) -> dict[str, float]:
+    def output_nsr(self) -> dict[str, float]:
         """Tensor or op → output noise, if measured."""
-        found = {row.name: arriving(row) for row in self.sensitivities}
+        found = {row.name: row.output_nsr for row in self.sensitivities}
         return {name: noise for name, noise in found.items() if noise is not None}
 
     @property
@@ -144,10 +144,3 @@ def _time(trial: Trial) -> float:
         if name in trial.objectives:
             return trial.objectives[name]
     return float("inf")
-
-
-def arriving(row: Sensitivity) -> float | None:
-    """Return the output noise after corrections, if measured."""
-    if row.repaired_output_noise is not None:
-        return row.repaired_output_noise
-    return row.output_noise

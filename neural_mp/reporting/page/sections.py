@@ -21,7 +21,7 @@ from neural_mp.reporting.page.charts import (
     scrolling,
     stacked,
 )
-from neural_mp.reporting.page.page_model import View, arriving
+from neural_mp.reporting.page.page_model import View
 from neural_mp.tuning.sensitivity import Sensitivity
 from neural_mp.util.html import Element, element, table
 from neural_mp.util.text import counted
@@ -113,8 +113,8 @@ def machine_section(view: View) -> Element:
 def map_section(view: View) -> Element:
     """Return the map of the model, one box per kernel, coloured by a selectable property."""
     colours = {"precision": "precision", "noise": "quantization noise"}
-    if view.arriving:
-        colours["arriving"] = "output noise"
+    if view.output_nsr:
+        colours["output_noise"] = "output noise"
     if _times(view):
         colours |= {"time": "time", "gain": "gain over FP32"}
     select = element(
@@ -216,7 +216,7 @@ def noise_section(view: View, wide: bool) -> Element:
         ("int8", f"INT8 in {view.subject}"),
         ("fp32", "not in INT8"),
         ("was", "before correction"),
-        ("arriving", "output noise of this tensor or op alone"),
+        ("output-noise", "output noise of this tensor or op alone"),
     )
     more = f"The {len(shown)} most sensitive decisions; the table of ops lists all {len(rows)}."
     return card(
@@ -232,22 +232,22 @@ def noise_section(view: View, wide: bool) -> Element:
 def _row(row: Sensitivity) -> Row:
     """Return a decision: noise without corrections, actual noise, and output noise."""
     kind = "int8" if row.runs_in == Precision.INT8.value else "fp32"
-    repair = f" after {row.repair.replace('_', ' ')}" if row.repair else ""
+    after = f" after {row.correction.replace('_', ' ')}" if row.correction else ""
     gain = f", {formatting.seconds(row.seconds_gained)} saved" if row.seconds_gained else ""
     behind = f"in {row.runs_in}: {row.reason}{gain}"
     parts, notes = [], []
-    if _is_shown(row.noise) and row.repair:
+    if _is_shown(row.noise) and row.correction:
         parts.append(Part(row.noise, "was", f"{row.name}: {percent(row.noise)} before correction"))
         notes.append(f"{percent(row.noise)} →")
-    now = row.repaired_noise if row.repair else row.noise
+    now = row.corrected_noise if row.correction else row.noise
     if _is_shown(now):
-        said = f"{row.name}: quantization noise {percent(now)}{repair}; {behind}"
+        said = f"{row.name}: quantization noise {percent(now)}{after}; {behind}"
         parts.append(Part(now, kind, said))
         notes.append(percent(now))
-    linked, out = len(parts), arriving(row)
+    linked, out = len(parts), row.output_nsr
     if _is_shown(out):
-        said = f"{row.name}: output noise {percent(out)}{repair}; {behind}"
-        parts.append(Part(out, "arriving", said, shape="diamond"))
+        said = f"{row.name}: output noise {percent(out)}{after}; {behind}"
+        parts.append(Part(out, "output-noise", said, shape="diamond"))
         notes = notes or [percent(out)]
     return Row(row.name, parts, " ".join(notes), linked)
 

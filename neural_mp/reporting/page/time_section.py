@@ -42,12 +42,12 @@ def time_section(view: View) -> Element:
         element("p", what, class_="lead"),
         precision_bar(view),
         _by_type(view),
-        _barred(view),
+        _ineligible(view),
         class_="card",
     )
 
 
-def _barred(view: View) -> Element | None:
+def _ineligible(view: View) -> Element | None:
     """Return the contractions ineligible for a requested precision, and the reasons."""
     reasons = view.report.ineligible if view.report else ()
     if not reasons:
@@ -60,7 +60,7 @@ def _barred(view: View) -> Element | None:
         "details",
         element("summary", "Ineligible contractions"),
         element("ul", [element("li", words) for words in said]),
-        class_="barred",
+        class_="ineligible",
     )
 
 

@@ -62,17 +62,17 @@ Answer = TaskResult | WorkerException
 
 @dataclass(frozen=True)
 class _Package:
-    """Data for a process that evaluates plans; `load` is None if `assessor` contains the model."""
+    """Data for processes that evaluate plans; without `load`, `plan_evaluator` has the model."""
 
     load: Callable[[], AnyModel] | None
-    assessor: PlanEvaluator
+    plan_evaluator: PlanEvaluator
 
     def made(self) -> PlanEvaluator:
         if self.load is None:
-            return self.assessor
+            return self.plan_evaluator
         loaded = self.load()
-        model = replace(self.assessor.model, adaptor=loaded.adaptor, held=loaded.held)
-        return replace(self.assessor, model=model)
+        model = replace(self.plan_evaluator.model, adaptor=loaded.adaptor, held=loaded.held)
+        return replace(self.plan_evaluator, model=model)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class WorkerPayload:
 
     @classmethod
     def of(
-        cls, load: Callable[[], AnyModel], assessor: PlanEvaluator, workers: Workers
+        cls, load: Callable[[], AnyModel], plan_evaluator: PlanEvaluator, workers: Workers
     ) -> WorkerPayload:
         """Return the payload of a run, with the model itself if it can be pickled, else `load`.
 
@@ -93,12 +93,12 @@ class WorkerPayload:
         """
         import cloudpickle
 
-        model = assessor.model
+        model = plan_evaluator.model
         copied = model.adaptor.copied(model.held)
         adaptor: Any = None if copied is None else model.adaptor
-        evaluator = replace(assessor.evaluator, on_batch=_do_nothing)
+        evaluator = replace(plan_evaluator.evaluator, on_batch=_do_nothing)
         sendable = replace(model, adaptor=adaptor, held=copied)
-        bare = replace(assessor, model=sendable, evaluator=evaluator)
+        bare = replace(plan_evaluator, model=sendable, evaluator=evaluator)
         try:
             sent = cloudpickle.dumps(_Package(load if copied is None else None, bare))
         except Exception as error:
@@ -125,11 +125,11 @@ class Worker:
         """Evaluate a plan or shard within `seconds`, including model loading; 0 sets no limit."""
         deadline = Deadline(seconds, time.monotonic())
         try:
-            assessor = self._made()
-            with assessor.model.adaptor.threads(self._threads):
+            plan_evaluator = self._made()
+            with plan_evaluator.model.adaptor.threads(self._threads):
                 if isinstance(task, Shard):
-                    return assessor.evaluate_shard(task, deadline)
-                return assessor(task, deadline)[0]
+                    return plan_evaluator.evaluate_shard(task, deadline)
+                return plan_evaluator(task, deadline)[0]
         except UserCodeError as failure:
             return WorkerException(failure.error, by_user=True)
         except (DeadlineExceededError, NeuralMPError, KeyboardInterrupt) as error:
