@@ -48,10 +48,10 @@ def capability_table(
     shown = list(space.graph) if ops is None else list(ops)
     groups = [[op] for op in shown] if each else _layers(space, shown)
     title = counted(len(shown), "op")
-    notes = ["ops shown dim follow the ops around them unless a plan names them"]
+    notes = ["dim ops follow adjacent ops unless a plan names them"]
     if len(groups) < len(shown):
         title = f"{title} in {counted(len(groups), 'group')}"
-        notes.append("ops of one layer share a row; --all gives each a row of its own")
+        notes.append("ops of one layer share a row; --all shows one row per op")
     shared = _reasons_of_all(space)
     notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
     return _Capabilities(title, [_row(space, group, shared) for group in groups], notes)

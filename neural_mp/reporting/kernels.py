@@ -59,7 +59,7 @@ def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[Kernel
 def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
     """Return a table of the work that other kernels compute in the second log."""
     if not changes:
-        return Text("no changed kernels: in both logs, the same kernels do the same work")
+        return Text("no changed kernels: both logs use the same kernels for the same work")
     figures = ("sizes", "time", "time after", "speed")
     headings = ("work", "kernels → kernels after", *figures)
     table = formatting.table("Changed kernels", *headings, right=figures)

@@ -291,7 +291,7 @@ def audit_words(audit: Audit) -> str:
     words = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned below fp32"
     words += f": {each}" if each else ""
     if not audit.complete:
-        words += "\nsaved by an earlier version: only the ops that the plan names are listed"
+        words += "\nsaved by an earlier version: only ops named in the plan are listed"
     broken = sum(op.verdict in BROKEN for op in audit.ops)
     if not broken:
         return f"{words}\nthe plan holds"

@@ -12,8 +12,8 @@ class Reading(StringEnum):
     """An interpretation of the batches of a loader."""
 
     PAIR = "a pair of inputs and labels"
-    ALONE = "inputs alone, without labels"
-    LABELS_LAST = "inputs with the labels behind them"
+    ALONE = "inputs without labels"
+    LABELS_LAST = "inputs followed by labels"
 
 
 def readings_of(batch: object) -> tuple[Reading, ...]:

@@ -60,7 +60,7 @@ class Batches:
     Attributes:
         position: number of the latest batch, counted from 1; 0 before the first.
         raised: the exception that the user's code raised instead of a batch, or None.
-        walked: number of batches in the latest complete pass; 0 before that.
+        pass_length: number of batches in the latest complete pass; 0 before that.
         reading: interpretation of a batch, once determined; see `bound`.
 
     Raises:
@@ -71,7 +71,7 @@ class Batches:
         self.name, self.most = name, most
         self.position = 0
         self.raised: BaseException | None = None
-        self.walked = 0
+        self.pass_length = 0
         self.reading: Reading | None = None
         self._first_digest = ""
         self._shuffled: bool | None = None
@@ -92,7 +92,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         yield from self._walk(self._produced, 0)
-        self.walked = self.position
+        self.pass_length = self.position
 
     def _walk(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
         """Yield batches, and track their number."""
@@ -105,8 +105,8 @@ class Batches:
                 self._first = batch
             yield batch
         if not self.position:
-            earlier = f" now, but gave {self.walked} the last time" if self.walked else ""
-            raise DataError(f"{self.name} yields nothing{earlier}; give at least one batch")
+            earlier = f" ({self.pass_length} in the previous pass)" if self.pass_length else ""
+            raise DataError(f"{self.name} must yield at least one batch, got none{earlier}")
 
     def _users(self, call: Callable[[], Any]) -> Any:
         """Run user code, and record the exception that it raises."""
@@ -125,13 +125,13 @@ class Batches:
             batches = iter(produced)
         except TypeError as error:
             if is_signature_mismatch(error, iter, produced):
-                raise DataError(f"{self.name} cannot be walked: {error}") from error
+                raise DataError(f"{self.name} cannot be iterated: {error}") from error
             raise
         if batches is self._last():
             raise DataError(
-                f"{self.name} gives the same {type(batches).__name__} each time it is walked, and "
-                f"that can be read only once; give a list, a loader, or a function that makes the "
-                f"{type(batches).__name__} anew"
+                f"{self.name} must return a new iterator in each pass, got the same "
+                f"{type(batches).__name__} again; give a list, a loader, or a function that "
+                f"returns a new {type(batches).__name__}"
             )
         self._last = _reference(batches)
         return batches
@@ -163,8 +163,8 @@ class Batches:
                 raise
             if not isinstance(produced, Iterable):
                 raise DataError(
-                    f"{self.name} is a function that returns "
-                    f"{with_article(type(produced).__name__)}; it must return or yield batches"
+                    f"the function {self.name} must return or yield batches, got "
+                    f"{with_article(type(produced).__name__)}"
                 )
             return produced
         if isinstance(self._source, Iterable):
@@ -177,7 +177,9 @@ class Batches:
             return len(self._source)
         except (TypeError, ValueError) as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is None:
-                raise DataError(f"len({self.name}) is no whole number from 0: {error}") from error
+                raise DataError(
+                    f"len({self.name}) must be a non-negative integer: {error}"
+                ) from error
             raise
 
     def pairs(self, part: slice | None = None) -> Iterator[Batch]:
@@ -194,7 +196,9 @@ class Batches:
                 yield batch, labels_of(batch, self.name)
                 continue
             if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise DataError(f"{self.name} must yield (inputs, labels), got {_told(batch)}")
+                raise DataError(
+                    f"{self.name} must yield (inputs, labels), got {_describe_batch(batch)}"
+                )
             yield batch[0], batch[1]
 
     def inputs(self) -> Iterator[Any]:
@@ -250,8 +254,8 @@ class Batches:
         if self.reading in (None, known[0]):
             return ()
         return (
-            f"every batch of {self.name} was read as {self.reading}, as the inputs that the model "
-            f"takes call for: {shape_words(self._first_batch)}",
+            f"every batch of {self.name} was interpreted as {self.reading}, to match the inputs of "
+            f"the model; the first batch is {shape_words(self._first_batch)}",
         )
 
     @contextmanager
@@ -285,7 +289,7 @@ class Batches:
         )
         if self._given is None:
             return ""
-        return f" ({found})" if found == first else f" ({found}; the first is {first})"
+        return f" ({found})" if found == first else f" ({found}; the first batch is {first})"
 
     def tried_on(self, model: Callable[[Any], Any]) -> Batches:
         """Return these batches after running a model on the first of them.
@@ -306,14 +310,14 @@ class Batches:
             found = len(self._source)
         except Exception:
             # User loaders may raise anything; only progress display depends on the length.
-            logger.debug("the length of %s is not known", self.name, exc_info=True)
+            logger.debug("Length of %s unknown", self.name, exc_info=True)
             return 0
         return found if self.most is None else min(found, self.most)
 
     @property
     def count(self) -> int:
         """Number of batches in the latest complete pass, or the length; 0 if unknown."""
-        return self.walked or len(self)
+        return self.pass_length or len(self)
 
     @property
     def shuffled(self) -> bool:
@@ -337,7 +341,7 @@ class Batches:
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
 
 
-def _told(batch: object) -> str:
+def _describe_batch(batch: object) -> str:
     words = shape_words(batch)
     if not hasattr(batch, "shape"):
         return words

@@ -27,6 +27,7 @@ EQUAL = 120.0
 #: Minimum SQNR drop of an op from its worst input to count as the origin of a difference: at least
 #: half of its noise is then introduced by the op.
 MIN_DROP_DB = 3.0
+_SAME_ORIGIN = "give a model and a conversion of the same model"
 #: Elements reduced at once.
 _BLOCK = 1 << 18
 
@@ -124,8 +125,10 @@ class Comparison:
 
     def __repr__(self) -> str:
         lowest = min((output.sqnr for output in self.outputs), default=None)
-        level = "no outputs of floats" if lowest is None else f"outputs {lowest:.1f} dB"
-        place = "they part nowhere" if self.first is None else f"they part at {self.first.name!r}"
+        level = "no floating-point outputs" if lowest is None else f"outputs {lowest:.1f} dB"
+        place = "no divergence"
+        if self.first is not None:
+            place = f"first divergence at {self.first.name!r}"
         return f"Comparison({level}, {len(self.layers)} ops, {place})"
 
     def __rich__(self) -> Any:
@@ -164,13 +167,13 @@ class _Sums:
 
     def difference(self, name: str) -> Difference:
         """Return the difference computed from the sums."""
-        share = self.noise / self.signal if self.signal else MAX_NSR if self.noise else 0.0
-        share = MAX_NSR if self.broken else min(share, MAX_NSR)
+        nsr = self.noise / self.signal if self.signal else MAX_NSR if self.noise else 0.0
+        nsr = MAX_NSR if self.broken else min(nsr, MAX_NSR)
         sizes = math.sqrt(self.signal) * math.sqrt(self.other)
         cosine = min(1.0, self.product / sizes) if sizes else 0.0
         return Difference(
             name,
-            -10 * math.log10(share) if share else math.inf,
+            -10 * math.log10(nsr) if nsr else math.inf,
             cosine if self.noise else 1.0,
             math.inf if self.broken else self.max_abs_error,
         )
@@ -216,22 +219,21 @@ class _Run:
         """Return a comparison of the ops that both models have."""
         if a.adaptor.framework != b.adaptor.framework:
             raise ComparisonError(
-                f"A is a model of {a.adaptor.framework}, B one of {b.adaptor.framework}; models "
-                f"are compared op by op, so both must be of one framework and one origin"
+                f"both models must be of one framework, got {a.adaptor.framework} (A) and "
+                f"{b.adaptor.framework} (B); {_SAME_ORIGIN}"
             )
         one, other = a.results, b.results
         both = [op for op in one if op.name in other]
         if 2 * len(both) < min(len(one), len(other)) or not both:
             raise ComparisonError(
                 f"the models have {counted(len(both), 'op')} in common: A has {_some(one)}, B has "
-                f"{_some(other)}; give two models of one origin, such as a model file and what was "
-                f"made of that very file"
+                f"{_some(other)}; {_SAME_ORIGIN}"
             )
         kept = {op.name: op for op in both if op.name not in rescaled}
         left_out = {
-            "run within the kernel of another op in B": _missing(one, other),
-            "run within the kernel of another op in A": _missing(other, one),
-            "have other scales by a repair": tuple(op.name for op in both if op.name in rescaled),
+            "are fused into another op in B": _missing(one, other),
+            "are fused into another op in A": _missing(other, one),
+            "are rescaled by a correction": tuple(op.name for op in both if op.name in rescaled),
         }
         whole = one if len(one) >= len(other) else other
         return cls(a, b, whole, left_out, ChunkedOutputs(a, b, list(kept)))
@@ -244,8 +246,8 @@ class _Run:
         for op, one, other in self.groups.values(inputs):
             if one.real.shape != other.real.shape:
                 raise ComparisonError(
-                    f"the result of op {op!r} has the shape {list(one.real.shape)} in A and "
-                    f"{list(other.real.shape)} in B; give two models of one origin"
+                    f"the result of op {op!r} must have the same shape in both models, got "
+                    f"{list(one.real.shape)} (A) and {list(other.real.shape)} (B); {_SAME_ORIGIN}"
                 )
             self.layers.setdefault(op, _Sums()).take(one.real, other.real)
             self.dtypes[op] = one.stored, other.stored
@@ -255,8 +257,8 @@ class _Run:
         shapes, theirs = ([list(a.shape) for a in found.values()] for found in (one, other))
         if shapes != theirs:
             raise ComparisonError(
-                f"the models have other outputs: A gives arrays of floats of the shapes {shapes}, "
-                f"B of {theirs}; give two models of one origin"
+                f"the outputs of both models must have the same shapes, got {shapes} (A) and "
+                f"{theirs} (B); {_SAME_ORIGIN}"
             )
         for name, found in zip(one, other.values(), strict=True):
             self.outputs.setdefault(name, _Sums()).take(one[name], found)
@@ -268,9 +270,9 @@ class _Run:
         graph = self.graph.with_only({op.name: op for op in self.graph if op.name in found})
         known = {*found, *(name for names in self.left_out.values() for name in names)}
         silent = tuple(op.name for op in self.graph if op.name not in known)
-        left_out = {**self.left_out, "hold no floating-point numbers, or did not run": silent}
-        along = _run_along(self.graph, found)
-        layers = tuple(self._layer(op, found, along.get(op.name, ())) for op in graph)
+        left_out = {**self.left_out, "have no floating-point results, or did not run": silent}
+        fused = _fused_into(self.graph, found)
+        layers = tuple(self._layer(op, found, fused.get(op.name, ())) for op in graph)
         return Comparison(
             tuple(sums.difference(name) for name, sums in self.outputs.items()),
             layers,
@@ -281,7 +283,7 @@ class _Run:
         )
 
     def _layer(
-        self, op: Op, found: Mapping[str, Difference], along: Iterable[Op]
+        self, op: Op, found: Mapping[str, Difference], fused: Iterable[Op]
     ) -> LayerDifference:
         own = found[op.name]
         read = [found[name] for name in op.inputs if name in found]
@@ -289,7 +291,7 @@ class _Run:
         return LayerDifference(
             **asdict(own),
             type=op.type,
-            fused_ops=tuple((part.name, part.type) for part in along),
+            fused_ops=tuple((part.name, part.type) for part in fused),
             inputs=op.inputs,
             dtypes=self.dtypes[op.name],
             sqnr_drop=lowest - _capped(own.sqnr),
@@ -310,7 +312,7 @@ def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
     return next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
 
 
-def _run_along(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:
+def _fused_into(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:
     """Return compared op → preceding ops that were not compared and lead to this op only."""
     last: dict[str, str] = {}
     for op in reversed(tuple(graph)):

@@ -85,7 +85,10 @@ class RunningValues:
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.samples):
-            raise ValueError(f"{len(self.values)} values, but {len(self.samples)} sample counts")
+            raise ValueError(
+                f"samples must have one item per value ({len(self.values)}), got "
+                f"{len(self.samples)}"
+            )
 
     def then(self, value: float, batch_samples: int) -> RunningValues:
         """Return these values with that of a further batch of `batch_samples` samples."""
@@ -104,11 +107,11 @@ class RunningValues:
         Raises:
             NeuralMPError: `data` does not match the schema, or its parts differ in length.
         """
-        said = _RUNNING(data)
-        values = tuple(math.nan if value is None else value for value in said["values"])
-        if len(values) != len(said["samples"]):
-            raise invalid(f"{len(values)} sample counts, as there are values", said["samples"])
-        return cls(values, said["samples"])
+        fields = _RUNNING(data)
+        values = tuple(math.nan if value is None else value for value in fields["values"])
+        if len(values) != len(fields["samples"]):
+            raise invalid(f"{len(values)} sample counts, one per value", fields["samples"])
+        return cls(values, fields["samples"])
 
 
 _RUNNING = record({"values": list_of(optional(finite)), "samples": list_of(non_negative_integer)})
@@ -140,7 +143,7 @@ def will_miss_target(
         ValueError: the rate is not between 0 and 1.
     """
     if not 0 < rate < 1:
-        raise ValueError(f"the rate must lie between 0 and 1, got {rate}")
+        raise ValueError(f"rate must be between 0 and 1, got {rate}")
     seen, final = len(candidate.values), baseline.values[-1] if baseline.values else math.nan
     if not 0 < seen < len(baseline.values) or candidate.samples != baseline.samples[:seen]:
         return False

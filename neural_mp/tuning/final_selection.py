@@ -172,22 +172,22 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
     if slow is not None:
         least = job.measurement.min_speedup
         return (
-            f"no plan that meets the target is faster than FP32 on this machine, by a factor of "
-            f"{least:g} or more (min_speedup) for sure; the result is the FP32 model. Closest came "
-            f"{slow.plan!r} at {_time_ratio(slow).inverse} the speed of FP32"
+            f"no plan that meets the target is at least {least:g} times as fast as FP32 "
+            f"(min_speedup) beyond noise on this machine; the result is the FP32 model. Closest "
+            f"plan: {slow.plan!r} at {_time_ratio(slow).inverse} the speed of FP32"
         )
     if near is None or near.accuracy is None or baseline is None:
         return f"{_why_none(job, trials)}; the result is the FP32 model"
     target = job.settings.criterion.target(baseline)
     if job.evaluator.targets and near.metrics:
         return (
-            f"no plan met the target of every metric; the result is the FP32 model. Closest came "
+            f"no plan met the target of every metric; the result is the FP32 model. Closest plan: "
             f"{near.plan!r} with {_missed(job, near)}"
         )
     return (
-        f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest came "
-        f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of it"
-        + (" when its evaluation was stopped" if near.outcome is Outcome.PRUNED else "")
+        f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest plan: "
+        f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of the "
+        f"target" + (" when stopped early" if near.outcome is Outcome.PRUNED else "")
     )
 
 
@@ -212,8 +212,8 @@ def _time_ratio(trial: Trial) -> Ratio:
 def _why_none(job: TuningJob, trials: Sequence[Trial]) -> str:
     """Return the reason why no trial has a comparable accuracy."""
     if not trials:
-        return "no plan was tried" + (
-            "" if job.space.decision_groups else ": no op may run in a lower precision"
+        return "no plan was evaluated" + (
+            "" if job.space.decision_groups else ": no op supports a lower precision"
         )
     errors = dict.fromkeys(trial.error for trial in trials if trial.error)
-    return f"no plan has an accuracy that can be compared: {'; '.join(list(errors)[:3])}"
+    return f"no plan has a finite accuracy: {'; '.join(list(errors)[:3])}"

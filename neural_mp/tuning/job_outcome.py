@@ -130,7 +130,7 @@ def read_outcome(folder: Path) -> JobOutcome | None:
     file = folder / OUTCOME_FILE
     if not file.exists():
         return None
-    return read_json(file, _outcome, TuningError, "delete it to have the job done again")
+    return read_json(file, _outcome, TuningError, "delete the file to repeat the job")
 
 
 def _outcome(value: object) -> JobOutcome:

@@ -37,16 +37,15 @@ class MetricBatch:
         found = tree_leaves(self.predictions)
         if not any(hasattr(leaf, "shape") or isinstance(leaf, int | float) for leaf in found):
             raise MetricError(
-                f"the model returns {shape_words(self.predictions)} for {self.place}; metrics need "
-                f"an array, or several in a tuple, list or dict; to measure something else, give "
-                f"eval_func"
+                f"the model must return an array, or several in a tuple, list or dict, got "
+                f"{shape_words(self.predictions)} for {self.place}; use eval_func for other outputs"
             )
         arrays = [array for array in float_arrays(self.predictions) if array.size]
         if is_first and arrays and all(np.isnan(array).all() for array in arrays):
             raise MetricError(
-                f"the model returns nothing but NaN for {self.place} "
-                f"({shape_words(self.predictions)}); check its weights, and what is done with the "
-                f"inputs before"
+                f"the outputs of the model are all NaN for {self.place} "
+                f"({shape_words(self.predictions)}); check the weights and the preprocessing of "
+                f"the inputs"
             )
 
     def postprocessed(self, postprocess: Callable[[Any], Any]) -> MetricBatch:
@@ -87,12 +86,12 @@ class MetricBatch:
     def _doubt(self) -> str:
         """Return the signs that predictions and labels do not match, or an empty string."""
         if self.labels is None:
-            return f"has None for labels, predictions are {shape_words(self.predictions)}"
+            return f"has labels None and predictions {shape_words(self.predictions)}"
         counts = [_first_axis(value) for value in (self.predictions, self.labels)]
         if None not in counts and counts[0] != counts[1]:
             return (
                 f"has predictions {shape_words(self.predictions)} and labels "
-                f"{shape_words(self.labels)}, of which the first axes should be equal"
+                f"{shape_words(self.labels)}, whose numbers of samples differ"
             )
         return ""
 
@@ -146,11 +145,12 @@ class MetricAggregation:
             ConfigurationError: the direction of a metric is unknown.
         """
         if not values:
-            raise MetricError("a metric must return a number, got a dict without any")
+            raise MetricError("a metric must return a number, got an empty dict")
         baseline = self.baseline or values
         if baseline.keys() != values.keys():
             raise MetricError(
-                f"the metric gives {', '.join(values)}, but for FP32 it gave {', '.join(baseline)}"
+                f"a metric must return the same names for all models, got {', '.join(values)}, "
+                f"for FP32 {', '.join(baseline)}"
             )
         losses = [self.criterion_of(name).loss(baseline[name], values[name]) for name in values]
         if not all(map(math.isfinite, (*values.values(), *losses))):
@@ -185,7 +185,9 @@ def as_scalar(value: Any, name: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise MetricError(f"{name} must return a number that fits a float") from None
+        raise MetricError(
+            f"{name} must return a number in the range of a float, got a larger one"
+        ) from None
 
 
 def is_usable(accuracy: float) -> bool:

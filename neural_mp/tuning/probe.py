@@ -116,7 +116,7 @@ class MeasuringProbe(Probe):
         stored = self._kept(TIMES, optional(checked(OpTimings.from_dict)), self._times)
         known, words = self.run_cache.get(_UNTIMED, string)
         if not known or words is None:
-            words = self.untimed or ("" if stored else "no time is left for it")
+            words = self.untimed or ("" if stored else "the time limit does not suffice")
             self.run_cache.put(_UNTIMED, words)
         self.untimed = words
         return OpTimings() if stored is None else OpTimings.from_dict(stored)
@@ -147,7 +147,7 @@ class MeasuringProbe(Probe):
         for precision in self.job.space.usable_precisions:
             if precision is not Precision.FP32:
                 if not self._has_time(started):
-                    self.untimed = f"no time is left for {precision} and what comes after it"
+                    self.untimed = f"the time limit does not suffice from {precision} on"
                     break
                 plan = self._all_in(precision)
                 found[plan] = self.model.converted(plan)
@@ -163,7 +163,7 @@ class MeasuringProbe(Probe):
         needed = _PROFILED_RUNS * (time.process_time() - started)
         if needed > self.allowance:
             self.untimed = (
-                f"it takes {needed:.2g} CPU seconds, and {self.allowance:.2g} may be spent"
+                f"timing needs {needed:.2g} CPU seconds, the limit is {self.allowance:.2g}"
             )
             return None
         passes = _PASSES if needed * 2 * _PASSES <= self.allowance else 1
@@ -179,7 +179,7 @@ class MeasuringProbe(Probe):
                 )
         except Exception as error:
             # Frameworks raise arbitrary errors; times are then estimated.
-            logger.debug("ops could not be timed", exc_info=True)
+            logger.debug("Timing ops failed", exc_info=True)
             self.untimed = one_line(error)
             return None
         per_element = _seconds_per_element() * job.measurement.batch_size
@@ -230,7 +230,7 @@ class MeasuringProbe(Probe):
             model(self.job.measurement.inputs)
         except Exception:
             # Frameworks raise arbitrary errors.
-            logger.debug("a plan failed as it was measured", exc_info=True)
+            logger.debug("Measuring a plan failed", exc_info=True)
             return None
         return model
 

@@ -139,7 +139,7 @@ def _profiled(job: TuningJob, model: AnyModel) -> dict[str, float]:
             return dict(model.profile(job.measurement.inputs))
     except (Exception, KeyboardInterrupt):
         # Frameworks raise arbitrary errors, and the result does not depend on op timings.
-        logger.debug("ops could not be timed", exc_info=True)
+        logger.debug("Timing ops failed", exc_info=True)
         return {}
 
 

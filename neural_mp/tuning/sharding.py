@@ -78,7 +78,7 @@ class ShardingPolicy:
             return False
         if self.seconds <= cost:
             logger.info(
-                "an evaluation is not shared: it takes %.1f s, and sharing costs %g s",
+                "Evaluations are not sharded: one takes %.1f s, sharding costs %g s",
                 self.seconds,
                 cost,
             )
@@ -91,7 +91,7 @@ class ShardingPolicy:
     def give_up(self, why: str) -> None:
         """Disable sharding for all further evaluations, and warn once; the reason is a clause."""
         self._given_up = True
-        self.warn(f"the batches of an evaluation are not shared among the workers: {why}")
+        self.warn(f"evaluations are not sharded among the workers: {why}")
 
     def shards(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Shard]:
         """Return one shard of a plan's evaluation per worker; empty if not worth `cost` seconds."""
@@ -101,7 +101,7 @@ class ShardingPolicy:
         saved = self.seconds - sharded_seconds(self.seconds, self.cpu_seconds, width, threads)
         if width < 2 or saved <= cost:
             logger.info(
-                "an evaluation is not shared: %d workers would save %.1f s, at a cost of %g s",
+                "Evaluations are not sharded: %d workers would save %.1f s, at a cost of %g s",
                 width,
                 saved,
                 cost,
@@ -123,7 +123,7 @@ def sharded_seconds(seconds: float, cpu_seconds: float, width: int, threads: int
 def obstacle(evaluator: Evaluator) -> str:
     """Return the reason that rules out sharding, as a clause, or an empty string."""
     if evaluator.eval_func is not None or evaluator.batches is None:
-        return "eval_func sees all of the data itself"
+        return "eval_func reads the data itself"
     alone = [
         name
         for name, (metric, _) in zip(evaluator.names, evaluator.metrics, strict=True)
@@ -131,11 +131,11 @@ def obstacle(evaluator: Evaluator) -> str:
     ]
     if alone:
         return (
-            f"the metric {' and '.join(alone)} has no method merge(other), which takes in all that "
-            f"another of its kind has taken in, after what it has taken in itself"
+            f"the metric {' and '.join(alone)} has no method merge(other) that adds the state of "
+            f"another instance, for data that follow"
         )
     if callable(getattr(evaluator.postprocess, "reset", None)):
-        return "the postprocess has a method reset, so it may hold back what it sees"
+        return "the postprocess has a method reset, so it may keep state between batches"
     if evaluator.batches.shuffled:
-        return "the evaluation data come in another order each time"
+        return "the order of the evaluation data differs between passes"
     return ""

@@ -94,8 +94,8 @@ class TrialRunner:
         """Evaluate a plan without parallel trials, here or sharded among all workers."""
         shards = self._shards(plan)
         if shards:
-            words = f"Trial {ordinal}, shared by {len(shards)} workers"
-            self.log.listener.phase(words, len(shards))
+            phase = f"Trial {ordinal}, sharded among {len(shards)} workers"
+            self.log.listener.phase(phase, len(shards))
             try:
                 return self._evaluate_shards(shards), None
             except (NotShardableError, TuningError) as error:

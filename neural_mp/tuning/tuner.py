@@ -90,9 +90,9 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     why = (
         "performance_only is set"
         if job.settings.exit_policy.performance_only
-        else "give eval_func, or metric and eval_dataloader, to have it checked"
+        else "set eval_func, or metric and eval_dataloader, to check the accuracy"
     )
-    log.warn(f"no accuracy was checked: {why}; everything that can run in a lower precision does")
+    log.warn(f"accuracy was not checked: {why}; every eligible op is converted")
     setup = setup_of(job)
     try:
         model = calibrated(job, log, Deadline(job.settings.exit_policy.timeout))
@@ -140,9 +140,9 @@ def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> flo
         sqnr_db = output_sqnr_db(job.model, converted, inputs)
     if sqnr_db is not None and sqnr_db < MIN_SQNR_DB:
         log.warn(
-            f"the outputs differ from those of FP32: their signal-to-noise ratio is "
-            f"{sqnr_db:.1f} dB on calibration samples, less than {MIN_SQNR_DB:g}; give a "
-            f"metric and evaluation data, so that only what the accuracy allows is converted"
+            f"the outputs differ from those of FP32: their SQNR is {sqnr_db:.1f} dB on calibration "
+            f"samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation data to limit the "
+            f"loss of accuracy"
         )
     return sqnr_db
 
@@ -175,11 +175,9 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
         search.drive(job.strategy.search(_problem(job, model, probe)))
     log.seconds["probe"] = probe.seconds
     if probe.has_cache_hits:
-        log.cache_hit("what single ops cost and gain")
+        log.cache_hit("op times and output noise")
     if probe.untimed:
-        log.warn(
-            f"single ops were not all timed, so it was estimated what they take: {probe.untimed}"
-        )
+        log.warn(f"op times were estimated, because not all ops were timed: {probe.untimed}")
     selection, trials = _chosen(job, model, search.trials, search.measured_alone, log)
     if selection.trial is None:
         log.warn(why_fp32(job, trials, baseline.accuracy))
@@ -258,7 +256,7 @@ class _TrialSearch:
             self.log.warn(f"the search stopped: {error}")
         except KeyboardInterrupt:
             self.log.warn(
-                "the search was interrupted; its trials are kept, and resume goes on from there"
+                "the search was interrupted; its trials are kept, and resume continues the run"
             )
         finally:
             self._runner.close()
@@ -292,7 +290,7 @@ def _chosen(
         with log.phase("measure", "Measuring the best plans"):
             selection = select(job, measured, model, measured_alone)
     except KeyboardInterrupt:
-        log.warn("measuring the best plans again was interrupted")
+        log.warn("the final measurement was interrupted; latencies are those of the trials")
         best = best_trial(measured, job.objectives)
         if best is None:
             return select_fp32(job), measured
@@ -373,7 +371,7 @@ def _slower(speed: Ratio, checked: bool) -> str:
     if checked:
         return words
     return (
-        f"{words}, and its accuracy is not known: without a metric everything that can run in a "
-        f"lower precision does, whether that gains time or not. Give a metric and evaluation data, "
-        f"and only what gains time is converted; or use the FP32 model here"
+        f"{words}, and its accuracy was not checked: without a metric, every eligible op is "
+        f"converted, even if that saves no time. Set a metric and evaluation data to convert only "
+        f"ops that become faster, or use the FP32 model"
     )

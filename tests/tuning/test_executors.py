@@ -21,7 +21,7 @@ from neural_mp.errors import ConfigurationError, MissingFrameworkError
 from neural_mp.tuning.evaluator import DeadlineExceededError
 from neural_mp.tuning.executors import WorkerPayload, read_workers
 from neural_mp.tuning.executors.contract import DIED, _Package
-from neural_mp.tuning.executors.local import LocalExecutor, room
+from neural_mp.tuning.executors.local import LocalExecutor, max_processes
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.plan_evaluator import PlanEvaluation
 
@@ -119,17 +119,17 @@ GIGABYTE = 1 << 30
     ],
 )
 def test_cores_bound_the_processes(setting, count, words):
-    found, told = room(Workers(**setting), cores=8, free=100 * GIGABYTE, each=GIGABYTE)
+    found, told = max_processes(Workers(**setting), cores=8, free=100 * GIGABYTE, each=GIGABYTE)
     assert found == count
     assert told.endswith(words)
     assert bool(told) == bool(words)
 
 
 def test_memory_bounds_the_processes():
-    count, words = room(Workers(count=4), cores=8, free=3 * GIGABYTE, each=GIGABYTE)
+    count, words = max_processes(Workers(count=4), cores=8, free=3 * GIGABYTE, each=GIGABYTE)
     assert count == 3
-    assert "3072 MiB of free memory, and a process takes about 1024 MiB" in words
-    assert room(Workers(count=4), cores=8, free=0, each=GIGABYTE)[0] == 1
+    assert "3072 MiB of free memory, and a process needs about 1024 MiB" in words
+    assert max_processes(Workers(count=4), cores=8, free=0, each=GIGABYTE)[0] == 1
 
 
 def workers(value):

@@ -34,13 +34,13 @@ def test_the_report_holds_the_signal_to_noise_ratio_on_calibration_samples(conve
     ]
     assert result.report.output_sqnr_db == pytest.approx(-10 * math.log10(np.mean(noise)), abs=0.05)
     assert result.report.output_sqnr_db > 25
-    assert not any("signal-to-noise" in warning for warning in result.report.warnings)
+    assert not any("SQNR" in warning for warning in result.report.warnings)
 
 
 def test_outputs_that_differ_much_come_with_a_warning(converter, monkeypatch):
     monkeypatch.setattr(tuner, "MIN_SQNR_DB", 100.0)
     result = converter()
-    (words,) = [w for w in result.report.warnings if "signal-to-noise" in w]
+    (words,) = [w for w in result.report.warnings if "SQNR" in w]
     assert f"{result.report.output_sqnr_db:.1f} dB" in words
     assert "give a metric" in words
 

@@ -167,7 +167,7 @@ def test_a_node_that_computes_in_another_way_gets_no_work(converter, cluster, mo
     # Only this process is changed, not those of the nodes.
     monkeypatch.setattr(ray_nodes.NumericalTraits, "here", other_version)
     converter.workers = {"engine": "ray", "address": cluster.address}
-    with pytest.raises(TuningError, match=r"node .* gets no work: its torch is .*, here 1\.0"):
+    with pytest.raises(TuningError, match=r"node .* is excluded: torch is .*, here 1\.0"):
         converter()
 
 

@@ -108,7 +108,7 @@ def told(result):
 
 
 def said(result):
-    return [words for words in result.report.warnings if "not shared among the workers" in words]
+    return [words for words in result.report.warnings if "not sharded among the workers" in words]
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_what_is_evaluated_quickly_is_not_shared_as_the_log_says(converter, here
     result = converter()
     assert not here.made
     assert not said(result)
-    assert re.search(r"it takes \d\.\d s, and sharing costs 15 s", caplog.text)
+    assert re.search(r"one takes \d\.\d s, sharding costs 15 s", caplog.text)
 
 
 def test_what_would_save_too_little_is_not_shared_as_the_log_says(
@@ -189,7 +189,7 @@ def test_how_many_share_is_announced(converter, here, always):
 
     converter.listener = Hearing()
     converter()
-    assert ("Trial 2, shared by 3 workers", WIDTH) in phases
+    assert ("Trial 2, sharded among 3 workers", WIDTH) in phases
 
 
 class Random(DataLoader):
@@ -239,7 +239,7 @@ def state_in_the_postprocess(converter, data):
     [
         (metric_without_merge, r"the metric Accuracy has no method merge\(other\)"),
         (metric_made_from_one_that_merges, r"the metric mine has no method merge\(other\)"),
-        (function_of_the_model, "eval_func sees all of the data"),
+        (function_of_the_model, "eval_func reads the data"),
         (random_order, "in another order each time"),
         (state_in_the_postprocess, "the postprocess has a method reset"),
     ],
@@ -260,7 +260,7 @@ def test_a_plan_fails_with_the_share_whose_process_died(converter, here, always,
     monkeypatch.setattr(here, "answer", staticmethod(answers.get))
     first, second = converter().trials
     assert (second.outcome, second.node) == (Outcome.FAILED, "node 1")
-    assert "a worker ended without a result: its process died" in second.error
+    assert "a worker process crashed" in second.error
     assert first.outcome is Outcome.MISSED
 
 

@@ -29,8 +29,8 @@ from neural_mp.util.user_calls import UserCodeError
 
 #: Error of a trial whose process crashed.
 DIED = (
-    "a worker ended without a result: its process died, for want of memory or in native code; "
-    "use workers = 1 to see more of it"
+    "a worker process crashed, because of insufficient memory or in native code; set workers = 1 "
+    "for details"
 )
 
 
@@ -104,8 +104,8 @@ class WorkerPayload:
         except Exception as error:
             # User objects may raise anything while being pickled.
             raise ConfigurationError(
-                f"{workers} needs a model, data and metric that can be copied to another process: "
-                f"{type(error).__name__}: {message_of(error)}; use workers = 1"
+                f"{workers} requires a model, data and metric that can be pickled: "
+                f"{type(error).__name__}: {message_of(error)}; set workers = 1"
             ) from error
         return cls(type(model.adaptor), sent)
 
@@ -169,7 +169,7 @@ def no_result(error: BaseException) -> TuningError:
     """Return the error for an unexpected failure of a worker."""
     words = next(iter(message_of(error).splitlines()), "no reason given")
     return TuningError(
-        f"a worker ended without a result: {type(error).__name__}: {words}; use workers = 1"
+        f"a worker failed with {type(error).__name__}: {words}; set workers = 1 for details"
     )
 
 
@@ -228,8 +228,8 @@ class Executor(ABC):
         for package, line in cls.needs.items():
             if importlib.util.find_spec(package) is None:
                 raise MissingFrameworkError(
-                    f"workers of engine {workers.engine} need the package {package}, which is not "
-                    f"installed; install it with: {line}"
+                    f"workers of engine {workers.engine} require the package {package}, which is "
+                    f"not installed; run: {line}"
                 )
 
     @abstractmethod

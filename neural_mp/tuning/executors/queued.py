@@ -146,7 +146,7 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         """Wait for the result of a task, while the others proceed."""
         while ticket.answer is None:
             if not self._open:
-                raise TuningError("there is no worker left that could evaluate plans")
+                raise TuningError("no worker is left to evaluate plans")
             for found in self._collected(self._patience()):
                 if isinstance(found.answer, PlanEvaluation) and not isinstance(found.task, Shard):
                     self.arrived(found.task, found.answer)
