@@ -137,10 +137,10 @@ def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool 
     offered = needed(adaptor.kernel_trace, adaptor.framework, "account of the kernels that ran")
     ran = offered.trace(model.held, model.example_inputs())
     here = hardware.detect()
-    return judged(planned, ran, lambda precision: here.support(precision).native, complete)
+    return audit_ops(planned, ran, lambda precision: here.support(precision).native, complete)
 
 
-def judged(
+def audit_ops(
     planned: Mapping[str, EffectiveOp],
     ran: Mapping[str, OpTrace],
     is_native: Callable[[Precision], bool],

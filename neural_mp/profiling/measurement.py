@@ -70,13 +70,13 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     """
     taken = np.array([seconds, reference])
     count, draw = taken.shape[1], np.random.default_rng(0)
-    shares: list[float] = []
-    while len(shares) < _BOOTSTRAP_SAMPLES:
+    ratios: list[float] = []
+    while len(ratios) < _BOOTSTRAP_SAMPLES:
         drawn = _drawn_blocks(draw, count)
         one, other = np.quantile(taken[:, drawn], _LATENCY_QUANTILE, axis=2)
-        shares += (one / other).tolist()
+        ratios += (one / other).tolist()
     tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(shares, (tail, 1 - tail))
+    low, high = np.quantile(ratios, (tail, 1 - tail))
     value = uncontended(seconds) / uncontended(reference)
     paired = float(np.median(taken[0] / taken[1]))
     return Ratio(value, min(float(low), value, paired), max(float(high), value, paired))

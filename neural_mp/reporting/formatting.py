@@ -30,7 +30,7 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def share(value: float | None) -> str:
+def fraction(value: float | None) -> str:
     """Format a fraction in percent, tiny ones as a power of ten; a dash for None."""
     if value is None:
         return "–"

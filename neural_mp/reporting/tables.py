@@ -96,11 +96,11 @@ def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
     for row in rows:
         table.add_row(
             row.name,
-            formatting.share(row.noise),
-            formatting.share(row.corrected_noise)
+            formatting.fraction(row.noise),
+            formatting.fraction(row.corrected_noise)
             + (f" ({row.correction})" if row.correction else ""),
-            formatting.share(row.output_noise),
-            formatting.share(row.corrected_output_noise),
+            formatting.fraction(row.output_noise),
+            formatting.fraction(row.corrected_output_noise),
             formatting.seconds(row.seconds_gained),
             row.runs_in,
             row.reason,
@@ -184,8 +184,8 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
         ("memory footprint", report.baseline_footprint, report.footprint),
     ):
         if after is not None:
-            share = f"{after / before:.0%}" if before else "–"
-            rows.append((name, formatting.size(before), formatting.size(after), share))
+            fraction = f"{after / before:.0%}" if before else "–"
+            rows.append((name, formatting.size(before), formatting.size(after), fraction))
     return rows
 
 

@@ -134,7 +134,7 @@ def _first_baseline(
         "cpu_seconds": taken,
     }
     if evaluator.values:
-        found |= {"metrics": dict(evaluator.values), "every": evaluator.together.require_all}
+        found |= {"metrics": dict(evaluator.values), "every": evaluator.aggregation.require_all}
     running = evaluator.running.to_dict()
     if witness is not None:
         kept = cache.scoped(data=witness.digest)

@@ -324,10 +324,10 @@ class Batches:
         """Whether order or content of batches varies between passes, judged by the first batch."""
         if self._shuffled is None:
             self._first_digest = _digest(next(iter(self)))
-            self._shuffled = self.begin_otherwise()
+            self._shuffled = self.first_batch_differs()
         return self._shuffled
 
-    def begin_otherwise(self) -> bool:
+    def first_batch_differs(self) -> bool:
         """Whether the first batch differs from that of an earlier pass or another process."""
         return _digest(next(iter(self))) != self._first_digest
 
@@ -335,7 +335,7 @@ class Batches:
         """Return a digest of the first batches and the length; of the length alone if shuffled."""
         batches = [_digest(batch) for batch in itertools.islice(iter(self), _FINGERPRINTED)]
         self._first_digest = batches[0]
-        self._shuffled = self.begin_otherwise()
+        self._shuffled = self.first_batch_differs()
         if self._shuffled:
             return f"{len(self)}:shuffled"
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"

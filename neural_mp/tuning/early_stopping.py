@@ -150,12 +150,12 @@ def will_miss_target(
     ours, theirs = candidate.values[-1], baseline.values[seen - 1]
     if not all(map(math.isfinite, (ours, theirs, final))) or candidate.samples[-1] == 0:
         return False
-    share = candidate.samples[-1] / baseline.samples[-1]
-    if best is not None and not criterion.met(final, share * ours + (1 - share) * best):
+    fraction = candidate.samples[-1] / baseline.samples[-1]
+    if best is not None and not criterion.met(final, fraction * ours + (1 - fraction) * best):
         return True
     if candidate.samples[-1] < FEWEST_SAMPLES:
         return False
-    if criterion.met(final, final + share * (ours - theirs)):
+    if criterion.met(final, final + fraction * (ours - theirs)):
         return False
     return _against_all_odds(baseline, candidate, criterion, rate)
 

@@ -68,8 +68,8 @@ class Evaluator:
 
     Attributes:
         batches: the evaluation data; None if `eval_func` uses its own.
-        metrics: metrics with their weights; the accuracy is their weighted sum, unless `together`
-            requires every metric to meet the target.
+        metrics: metrics with their weights; the accuracy is their weighted sum, unless
+            `aggregation` requires every metric to meet the target.
         eval_func: native model → float; used instead of data and metrics.
         postprocess: applied to `(predictions, labels)` before the metrics; its `reset`, if any, is
             called before each pass.
@@ -77,7 +77,7 @@ class Evaluator:
         on_batch: called after every batch, for progress.
         evaluations: number of full passes.
         running: running accuracy of the latest pass; empty if the metrics do not support it.
-        together: aggregation of several metrics into one number.
+        aggregation: aggregation of several metrics into one number.
         witness: hashes the batches of a pass, if their digest is needed later.
         values: name → value in the latest pass; empty for a single number.
     """
@@ -90,7 +90,7 @@ class Evaluator:
     on_batch: Callable[[], None] = lambda: None
     evaluations: int = 0
     running: RunningValues = field(default_factory=RunningValues)
-    together: MetricAggregation = field(default_factory=MetricAggregation)
+    aggregation: MetricAggregation = field(default_factory=MetricAggregation)
     values: Mapping[str, float] = field(default_factory=dict)
     witness: Witness | None = None
 
@@ -112,27 +112,27 @@ class Evaluator:
             return None
         return float(sum(weight * value for value, weight in best))
 
-    def set_baseline(self, values: Mapping[str, float], every: bool) -> None:
-        """Set FP32's values as reference of several metrics; require each if `every`."""
-        self.together = self.together.with_baseline(values, every)
+    def set_baseline(self, values: Mapping[str, float], require_all: bool) -> None:
+        """Set FP32's values as reference of several metrics; require each if `require_all`."""
+        self.aggregation = self.aggregation.with_baseline(values, require_all)
 
     @property
     def targets(self) -> Mapping[str, float]:
         """Name → worst value accepted, if each of several metrics must meet a target."""
-        return self.together.targets() if self.together.require_all else {}
+        return self.aggregation.targets() if self.aggregation.require_all else {}
 
     def figures(self, values: Mapping[str, float] | None) -> dict[str, MetricFigures]:
         """Return name → figures of several metrics; without values, FP32's are the result."""
-        together, targets = self.together, self.targets
-        values = values or together.baseline
+        aggregation, targets = self.aggregation, self.targets
+        values = values or aggregation.baseline
         return {
             name: MetricFigures(
                 baseline,
                 values[name],
                 targets.get(name),
-                together.criterion_of(name).prefers_higher,
+                aggregation.criterion_of(name).prefers_higher,
             )
-            for name, baseline in together.baseline.items()
+            for name, baseline in aggregation.baseline.items()
             if name in values
         }
 
@@ -141,8 +141,8 @@ class Evaluator:
         """Fingerprint of the processing of predictions and labels; None if unavailable."""
         if self.eval_func is not None or self.batches is None:
             return None  # `eval_func` reads its own data
-        together = self.together.names, self.together.require_all
-        return object_fingerprint((list(self.metrics), self.postprocess, together))
+        aggregation = self.aggregation.names, self.aggregation.require_all
+        return object_fingerprint((list(self.metrics), self.postprocess, aggregation))
 
     def content(self, deadline: Deadline) -> str | None:
         """Return a digest of all evaluation data, after reading them; None if unsupported."""
@@ -158,7 +158,7 @@ class Evaluator:
         self,
         model: AnyModel,
         deadline: Deadline,
-        is_lost: Callable[[RunningValues], bool] | None = None,
+        will_miss: Callable[[RunningValues], bool] | None = None,
         reference: AnyModel | None = None,
     ) -> float:
         """Return the accuracy of a model, possibly NaN.
@@ -166,12 +166,12 @@ class Evaluator:
         Args:
             model: the model to evaluate.
             deadline: checked after every batch.
-            is_lost: decides from the running values whether to stop.
+            will_miss: decides from the running values whether to stop.
             reference: the FP32 model, for metrics without labels; None if `model` is the FP32
                 model.
 
         Raises:
-            TargetOutOfReachError: `is_lost` returned True.
+            TargetOutOfReachError: `will_miss` returned True.
             DeadlineExceededError: the deadline passed before the data ended.
             UserCodeError: the user's code raised.
             MetricError: the metric's result is not a number.
@@ -186,7 +186,7 @@ class Evaluator:
             result = self._over_batches(
                 model,
                 deadline,
-                is_lost or (lambda running: False),
+                will_miss or (lambda running: False),
                 model if reference is None else reference,
             )
         self.evaluations += 1
@@ -196,28 +196,28 @@ class Evaluator:
         self,
         model: AnyModel,
         deadline: Deadline,
-        is_lost: Callable[[RunningValues], bool],
+        will_miss: Callable[[RunningValues], bool],
         reference: AnyModel,
     ) -> float:
         self.running, unseen = RunningValues(), 0
         # A loss against a baseline has no running value.
-        looks = not self.together.require_all and all(
+        has_running_values = not self.aggregation.require_all and all(
             getattr(metric, "running", False) for metric, _ in self.metrics
         )
-        batches = self._taken_in(model, deadline, reference)
+        batches = self._updated_metrics(model, deadline, reference)
         for number, inputs in enumerate(batches, start=1):
             unseen += batch_size_of(inputs)
-            if looks and self._is_time_to_look(number):
+            if has_running_values and self._is_check_due(number):
                 self.running = self.running.then(self._so_far(), unseen)
                 unseen = 0
-                if is_lost(self.running):
+                if will_miss(self.running):
                     raise TargetOutOfReachError(self.running.values[-1])
         accuracy = self._accuracy()
-        if looks and unseen:  # end with the accuracy on all data
+        if has_running_values and unseen:  # end with the accuracy on all data
             self.running = self.running.then(accuracy, unseen)
         return accuracy
 
-    def _taken_in(
+    def _updated_metrics(
         self, model: AnyModel, deadline: Deadline, reference: AnyModel, part: slice | None = None
     ) -> Iterator[Any]:
         """Update the metrics batch by batch, yielding the inputs of each batch after that."""
@@ -264,11 +264,11 @@ class Evaluator:
         """
         assert self.batches is not None
         deadline.check()
-        if call_user(self.batches.begin_otherwise):
+        if call_user(self.batches.first_batch_differs):
             raise NotShardableError(
                 "the first batch of the evaluation data differs between processes"
             )
-        for _ in self._taken_in(model, deadline, reference, part):
+        for _ in self._updated_metrics(model, deadline, reference, part):
             pass
         import cloudpickle
 
@@ -294,7 +294,7 @@ class Evaluator:
         self.evaluations += 1
         return accuracy
 
-    def _is_time_to_look(self, number: int) -> bool:
+    def _is_check_due(self, number: int) -> bool:
         """Whether to compute the running accuracy now: some metrics are slow to compute."""
         assert self.batches is not None
         count = len(self.batches)
@@ -308,7 +308,9 @@ class Evaluator:
     @property
     def names(self) -> list[str]:
         """Unique names of the metrics."""
-        names = list(self.together.names or (type(metric).__name__ for metric, _ in self.metrics))
+        names = list(
+            self.aggregation.names or (type(metric).__name__ for metric, _ in self.metrics)
+        )
         if len(set(names)) < len(names):  # not named by the user
             names = [f"{name} {place}" for place, name in enumerate(names, start=1)]
         return names
@@ -332,10 +334,12 @@ class Evaluator:
             else:
                 values[name] = as_scalar(result, name)
         if any(isinstance(result, Mapping) for result in results.values()):
-            self.together = replace(self.together, require_all=True)  # named parts have no weights
-        self.values = values if len(values) > 1 or self.together.require_all else {}
-        if self.together.require_all:
-            return self.together.score(values)
+            self.aggregation = replace(
+                self.aggregation, require_all=True
+            )  # named parts have no weights
+        self.values = values if len(values) > 1 or self.aggregation.require_all else {}
+        if self.aggregation.require_all:
+            return self.aggregation.score(values)
         weights = [1.0] if self.eval_func else [weight for _, weight in self.metrics]
         return sum(weight * value for weight, value in zip(weights, values.values(), strict=True))
 

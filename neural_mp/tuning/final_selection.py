@@ -15,7 +15,7 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
 
-#: Maximum number of finalists measured together.
+#: Maximum number of finalists measured aggregation.
 _FINALISTS = 3
 #: Duration of the last measurement, as a multiple of a trial's.
 _LONGER = 4
@@ -101,7 +101,7 @@ def select(
         chosen = _finalists(job, waiting)
         waiting = [trial for trial in waiting if trial not in chosen]
         first, plan = chosen[0], plans[chosen[0].plan]
-        if len(chosen) == 1 and first.number in measured_alone and job.judged(first, plan).met:
+        if len(chosen) == 1 and first.number in measured_alone and job.rated(first, plan).met:
             slow = tuple(slower)
             found = unmeasured(first, plan, model)
             return replace(found, slower_than_fp32=slow, remeasured=(*slow, first))
@@ -144,7 +144,7 @@ def _measured(
 ) -> Trial:
     """Return a trial with its latest figures, and the outcome by these."""
     figures = {**trial.objectives, **latency_figures(before, seconds)}
-    return job.judged(replace(trial, objectives=figures), plan)
+    return job.rated(replace(trial, objectives=figures), plan)
 
 
 def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Selection:
@@ -193,11 +193,11 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
 
 def _missed(job: TuningJob, trial: Trial) -> str:
     """Return the metrics that missed their targets, with these targets."""
-    together, targets = job.evaluator.together, job.evaluator.targets
+    aggregation, targets = job.evaluator.aggregation, job.evaluator.targets
     return " and ".join(
         f"{name} {value:.6g} (target {targets[name]:.6g})"
         for name, value in trial.metrics.items()
-        if not together.criterion_of(name).met(together.baseline[name], value)
+        if not aggregation.criterion_of(name).met(aggregation.baseline[name], value)
     )
 
 

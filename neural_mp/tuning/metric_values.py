@@ -133,9 +133,9 @@ class MetricAggregation:
     direction: Callable[[str], bool] = _higher
     baseline: Mapping[str, float] = field(default_factory=dict)
 
-    def with_baseline(self, values: Mapping[str, float], every: bool) -> MetricAggregation:
-        """Return the aggregation with FP32's values, requiring each of them if `every`."""
-        return replace(self, baseline=dict(values), require_all=self.require_all or every)
+    def with_baseline(self, values: Mapping[str, float], require_all: bool) -> MetricAggregation:
+        """Return the aggregation with FP32's values, requiring each of them if `require_all`."""
+        return replace(self, baseline=dict(values), require_all=self.require_all or require_all)
 
     def score(self, values: Mapping[str, float]) -> float:
         """Return 1 minus the largest loss; NaN if a value is not finite.

@@ -58,8 +58,8 @@ def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, flo
                 f"objective: the weight of {name!r} must be a positive number, got {weight!r}"
             )
     total = sum(given.values())
-    shares = {Objective(name): float(weight) / total for name, weight in given.items()}
-    return MappingProxyType(shares)
+    weights = {Objective(name): float(weight) / total for name, weight in given.items()}
+    return MappingProxyType(weights)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Measurement:
         """Return seconds per batch of models of one framework, in `longer` interleaved rounds."""
         return [uncontended(seconds) for seconds in self._timed(models, longer)]
 
-    def briefly(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
+    def fastest_of(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
         """Return seconds per batch of the fastest of few interleaved rounds."""
         brief = replace(self, warmup=1, iterations=rounds)
         return [min(seconds) for seconds in brief._timed(models)]
@@ -140,12 +140,12 @@ class Measurement:
         return all(self._is_decided(before, seconds) for seconds in after)
 
     def _is_decided(self, before: Sequence[float], after: Sequence[float]) -> bool:
-        share, least = ratio(after, before), 1 / self.min_speedup
+        relative, least = ratio(after, before), 1 / self.min_speedup
         faster = [one <= least * other for one, other in zip(after, before, strict=True)]
         if len(faster) < _FEW_ROUNDS and any(faster) and not all(faster):
             return False
-        narrow = share.high - share.low < _RESOLUTION * share.value
-        return narrow or not share.low <= least < share.high
+        narrow = relative.high - relative.low < _RESOLUTION * relative.value
+        return narrow or not relative.low <= least < relative.high
 
 
 def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
@@ -169,8 +169,8 @@ def is_slow(
     Noise counts in favour of FP32: the lower bound of the speed-up must exceed 1, and reach
     `min_speedup`.
     """
-    share = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
-    return is_latency_only(objectives) and (share >= 1 or share * min_speedup > 1)
+    relative = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
+    return is_latency_only(objectives) and (relative >= 1 or relative * min_speedup > 1)
 
 
 def finalists(

@@ -43,16 +43,16 @@ def setup_of(job: TuningJob) -> RunStart:
     space = job.space
     return RunStart(
         started=now(),
-        model=job.described.model,
+        model=job.description.model,
         framework=job.model.adaptor.framework,
         graph=space.graph,
         capabilities={op: _bare(found) for op, found in space.capabilities.items()},
         tunable_ops=space.tunable_ops,
         tensors=space.tensors,
         fan_in=_fan_in(job.model),
-        settings=job.described.settings,
+        settings=job.description.settings,
         batch_size=job.measurement.batch_size,
-        machine=machine_of(job.described.hardware),
+        machine=machine_of(job.description.hardware),
         versions=_versions(job.model.adaptor.packages),
     )
 
@@ -154,8 +154,8 @@ def _predicted(job: TuningJob, trials: Sequence[Trial], times: OpTimings) -> dic
     noise = corrected_nsr(observations, best_corrections(observations))
     weights = {op.name: op.weights for op in job.space.graph}
     figures = CostInputs(noise, times=times, weights=weights, values=observations.elements)
-    shares = {t.number: predicted_share(job.space, figures, t.plan) for t in trials}
-    return {number: share for number, share in shares.items() if share is not None}
+    predicted = {t.number: predicted_share(job.space, figures, t.plan) for t in trials}
+    return {number: fraction for number, fraction in predicted.items() if fraction is not None}
 
 
 def conversions_of(

@@ -21,15 +21,15 @@ def mean_nsr(reference: list[Any], found: list[Any]) -> float:
 
     Mean over the outputs, so that outputs with large values do not dominate.
     """
-    shares = []
+    nsrs = []
     for expected, got in zip(reference, found, strict=True):
         power = float(np.mean(np.square(expected, dtype=np.float64)))
         error = np.mean(np.square(np.subtract(got, expected, dtype=np.float64)))
         if not np.isfinite(error):
             return MAX_NSR
         if power > 0:
-            shares.append(float(error) / power)
-    return min(float(np.mean(shares)), MAX_NSR) if shares else 0.0
+            nsrs.append(float(error) / power)
+    return min(float(np.mean(nsrs)), MAX_NSR) if nsrs else 0.0
 
 
 def output_sqnr_db(
@@ -39,13 +39,13 @@ def output_sqnr_db(
 
     Infinite without differences; None if the outputs hold no floating-point numbers.
     """
-    shares = []
+    nsrs = []
     for inputs in batches:
         expected = reference.float_outputs(inputs)
         if not expected:
             return None
-        shares.append(mean_nsr(expected, candidate.float_outputs(inputs)))
-    if not shares:
+        nsrs.append(mean_nsr(expected, candidate.float_outputs(inputs)))
+    if not nsrs:
         return None
-    noise = float(np.mean(shares))
+    noise = float(np.mean(nsrs))
     return -10 * math.log10(noise) if noise > 0 else math.inf

@@ -253,7 +253,7 @@ class TrialRunner:
             evaluation.metrics,
             evaluation.node,
         )
-        return job.judged(trial, plan)
+        return job.rated(trial, plan)
 
     def _recorded(self, trial: Trial) -> Trial:
         self.history.finish(trial)

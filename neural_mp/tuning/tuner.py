@@ -193,7 +193,7 @@ def _kept(job: TuningJob, history: History) -> list[Trial]:
         except NeuralMPError:
             continue
         if plan.plan == trial.plan:
-            kept.append(job.judged(trial, plan))
+            kept.append(job.rated(trial, plan))
     return kept
 
 
@@ -305,7 +305,7 @@ def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial
         return trial
     plan = job.space.resolve(trial.plan)
     figures = job.figures(model.converted(plan), plan)
-    return job.judged(replace(trial, objectives={**trial.objectives, **figures}), plan)
+    return job.rated(replace(trial, objectives={**trial.objectives, **figures}), plan)
 
 
 def _judged_result(

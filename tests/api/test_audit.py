@@ -26,7 +26,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import PlanError
-from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audited, judged
+from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audit_ops, audited
 from neural_mp.runs.report import Report
 from neural_mp.space import EffectiveOp, TuningSpace, planned_ops
 from neural_mp.testing import uniform
@@ -197,30 +197,30 @@ def test_what_computes_lower_than_planned_is_found_and_contradicts_the_plan(case
 def test_what_only_moves_values_and_passes_int8_on_is_found_and_contradicts_nothing(planned):
     moved = {"move": EffectiveOp("reshape", planned, moves_data=True)}
     in_bytes, in_reals = OpTrace(("k",), None, True), OpTrace(("k",), planned, False)
-    found = judged(moved, {"move": in_bytes}, lambda _: True)
+    found = audit_ops(moved, {"move": in_bytes}, lambda _: True)
     assert [op.verdict for op in found.findings] == [Verdict.PASSED_ON]
     assert found.holds
     assert found.counts() == {Verdict.PASSED_ON: 1}
-    assert not judged(moved, {"move": in_reals}, lambda _: True).findings
+    assert not audit_ops(moved, {"move": in_reals}, lambda _: True).findings
     stored = {"move": EffectiveOp("reshape", INT8, moves_data=True)}
-    assert not judged(stored, {"move": in_bytes}, lambda _: True).findings
+    assert not audit_ops(stored, {"move": in_bytes}, lambda _: True).findings
 
 
 def test_an_integer_op_of_the_models_own_runs_as_planned():
     planned = {"op": EffectiveOp("ConvInteger", FP32.precision)}
     own = OpTrace(("ConvInteger",), INT8, True)
-    assert judged(planned, {"op": own}, lambda _: True).holds
+    assert audit_ops(planned, {"op": own}, lambda _: True).holds
     lowered = {"op": EffectiveOp("Conv", FP32.precision)}
     other = OpTrace(("QLinearConv",), INT8, True)
-    assert not judged(lowered, {"op": other}, lambda _: True).holds
+    assert not audit_ops(lowered, {"op": other}, lambda _: True).holds
 
 
 def test_an_op_that_the_model_itself_has_in_16_bits_runs_as_planned():
     ran = {"op": OpTrace(("kernel",), BF16)}
-    assert judged({"op": EffectiveOp("softmax", FP32.precision, source=BF16)}, ran, bool).holds
-    assert not judged({"op": EffectiveOp("softmax", FP32.precision)}, ran, bool).holds
+    assert audit_ops({"op": EffectiveOp("softmax", FP32.precision, source=BF16)}, ran, bool).holds
+    assert not audit_ops({"op": EffectiveOp("softmax", FP32.precision)}, ran, bool).holds
     other = EffectiveOp("softmax", FP32.precision, source=Precision.FP16)
-    assert not judged({"op": other}, ran, bool).holds
+    assert not audit_ops({"op": other}, ran, bool).holds
 
 
 @pytest.mark.parametrize("verdict", Verdict)

@@ -12,8 +12,8 @@ from neural_mp.util.html import Child, Element, element
 
 def card(title: str, lead: Child, *content: Child, kind: str = "") -> Element:
     """Return a section with a heading and an introduction."""
-    said = element("p", lead, class_="lead") if lead else None
-    return element("section", element("h2", title), said, content, class_=f"card {kind}".rstrip())
+    words = element("p", lead, class_="lead") if lead else None
+    return element("section", element("h2", title), words, content, class_=f"card {kind}".rstrip())
 
 
 def none(words: str) -> Element:
@@ -78,8 +78,8 @@ class Scale:
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.logarithmic:
             low, high, value = log10(low), log10(high), log10(value)
-        share = (value - low) / (high - low) if high > low else 0.5
-        return round(self.start + share * (self.end - self.start), 1)
+        fraction = (value - low) / (high - low) if high > low else 0.5
+        return round(self.start + fraction * (self.end - self.start), 1)
 
     def ticks(self, wanted: int = 5) -> list[float]:
         """Return about `wanted` round values along the axis."""
@@ -112,16 +112,16 @@ def both(make: Callable[[bool], Element]) -> list[Element]:
     return [wide, element("div", make(True), class_="narrow")]
 
 
-def picture(width: float, height: float, said: str, *children: Child) -> Element:
-    """Return an SVG that fills the available width; `said` is its text for screen readers."""
+def picture(width: float, height: float, label: str, *children: Child) -> Element:
+    """Return an SVG that fills the available width; `label` is its text for screen readers."""
     return element(
         "svg",
-        element("title", said),
+        element("title", label),
         children,
         viewBox=f"0 0 {width:g} {height:g}",
         class_="chart half" if width < _FULL_WIDTH else "chart",
         role="group",
-        aria_label=said,
+        aria_label=label,
     )
 
 
@@ -153,9 +153,9 @@ def mark(shape: str, x: float, y: float, kind: str, radius: float = 6) -> Elemen
     return element("path", d=f"M{'L'.join(points)}Z", class_=kind)
 
 
-def titled(said: str, *drawn: Child, **attributes: object) -> Element:
+def titled(tooltip: str, *drawn: Child, **attributes: object) -> Element:
     """Return a group of shapes with a tooltip."""
-    return element("g", drawn, element("title", said), **attributes)
+    return element("g", drawn, element("title", tooltip), **attributes)
 
 
 def time_grid(scale: Scale, wanted: int, top: float, foot: float, label: float) -> list[Element]:
@@ -193,14 +193,14 @@ class Part:
     Attributes:
         value: length or position.
         kind: CSS classes.
-        said: tooltip.
+        tooltip: text of the tooltip.
         label: text inside the bar, if it fits.
         shape: marker of a point.
     """
 
     value: float
     kind: str
-    said: str
+    tooltip: str
     label: str = ""
     shape: str = "circle"
 
@@ -235,9 +235,9 @@ def stacked(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> 
             "rect", x=round(x, 1), y=0, width=max(wide - 1, 0.5), height=height, class_=part.kind
         )
         label = text(part.label, round(x + 6, 1), height / 2 + 4, f"in-bar on-{part.kind}")
-        drawn.append(titled(part.said, rect, label if fits else None))
+        drawn.append(titled(part.tooltip, rect, label if fits else None))
         x += wide
-    return picture(width, height, "; ".join(part.said for part in parts), drawn)
+    return picture(width, height, "; ".join(part.tooltip for part in parts), drawn)
 
 
 def bars(rows: Sequence[Row], narrow: bool) -> Element:
@@ -259,7 +259,7 @@ def bars(rows: Sequence[Row], narrow: bool) -> Element:
                 height=_BAR - 1,
                 class_=part.kind,
             )
-            drawn.append(titled(part.said, rect))
+            drawn.append(titled(part.tooltip, rect))
         end = max(scale(part.value) for part in row.parts)
         drawn.append(text(row.note, end + 6, y + high / 2 + 2, "note"))
     return picture(width, 8 + high * len(rows), _said(rows), drawn)
@@ -293,7 +293,7 @@ def _points_of(row: Row, scale: Scale, label: float, y: float) -> list[Child]:
     if row.linked > 1:
         drawn.append(line(min(places[: row.linked]), y, max(places[: row.linked]), y, "link"))
     for x, part in zip(places, row.parts, strict=True):
-        drawn.append(titled(part.said, mark(part.shape, x, y, part.kind, 5)))
+        drawn.append(titled(part.tooltip, mark(part.shape, x, y, part.kind, 5)))
     drawn.append(text(row.note, max(places) + 10, y + 4, "note"))
     return drawn
 
@@ -312,7 +312,7 @@ def ranges(rows: Sequence[Row], narrow: bool, marked: float) -> Element:
         first = row.parts[0]
         drawn.append(_name(row.name, label, y + 4))
         drawn.append(line(low, y, high, y, "spread"))
-        drawn.append(titled(first.said, mark(first.shape, middle, y, first.kind, 5)))
+        drawn.append(titled(first.tooltip, mark(first.shape, middle, y, first.kind, 5)))
         drawn.append(text(row.note, high + 10, y + 4, "note"))
     return picture(width, foot + 6, _said(rows), drawn)
 
@@ -327,4 +327,4 @@ def _name(name: str, label: float, y: float) -> Element:
 
 
 def _said(rows: Sequence[Row]) -> str:
-    return "; ".join(f"{row.name}: {row.note or row.parts[0].said}" for row in rows[:8])
+    return "; ".join(f"{row.name}: {row.note or row.parts[0].tooltip}" for row in rows[:8])

@@ -24,7 +24,7 @@ function palette() {
   return found;
 }
 const css = colour => `rgb(${colour.map(Math.round).join()})`;
-const between = (low, high, share) => low.map((value, at) => value + (high[at] - value) * Math.min(1, Math.max(0, share)));
+const between = (low, high, weight) => low.map((value, at) => value + (high[at] - value) * Math.min(1, Math.max(0, weight)));
 
 class ModelMap {
   constructor(data, state, events) {

@@ -89,8 +89,8 @@ class Page {
     if (op[OP.before] || op[OP.after]) say(`FP32 model ${micros(op[OP.before])}, result ${micros(op[OP.after])}`);
     const alone = Object.entries(op[OP.times]).map(([letter, value]) => `${NAMES[letter]} ${micros(value)}`).join(", ");
     if (alone) say("timed as a single op: " + alone);
-    if (op[OP.noise] != null) say(`quantization noise of the output: ${share(op[OP.noise])}`);
-    if (op[OP.output_noise] != null) say(`output noise: ${share(op[OP.output_noise])}`);
+    if (op[OP.noise] != null) say(`quantization noise of the output: ${fraction(op[OP.noise])}`);
+    if (op[OP.output_noise] != null) say(`output noise: ${fraction(op[OP.output_noise])}`);
     if (op[OP.weights]) say(`${whole(op[OP.weights])} weights` + (op[OP.adds] ? `, ${whole(op[OP.adds])} multiply-adds` : ""));
     if (this.state.runs === this.data.result) say(this.data.why[op[OP.because]]);
     for (const [letter, why] of Object.entries(op[OP.why])) say(`no ${NAMES[letter]}: ${this.data.why[why]}`);

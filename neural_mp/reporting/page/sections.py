@@ -74,7 +74,7 @@ def _phases(view: View) -> list[Element]:
         Part(taken, f"k{index % 6}", f"{name}: {formatting.seconds(taken)}", name)
         for index, (name, taken) in enumerate(spent)
     ]
-    keys = [(part.kind, part.said) for part in parts]
+    keys = [(part.kind, part.tooltip) for part in parts]
     whole = f"{formatting.seconds(sum(taken for _, taken in spent))} in total"
     if seconds.get(_PROBE):
         whole += f"; the search includes {formatting.seconds(seconds[_PROBE])} of op measurements"
@@ -118,7 +118,7 @@ def map_section(view: View) -> Element:
     if _times(view):
         colours |= {"time": "time", "gain": "gain over FP32"}
     select = element(
-        "select", [element("option", said, value=v) for v, said in colours.items()], id="colour"
+        "select", [element("option", label, value=v) for v, label in colours.items()], id="colour"
     )
     canvas = element(
         "canvas",
@@ -129,8 +129,8 @@ def map_section(view: View) -> Element:
         "and minus zoom. The table of ops below contains the same data as text.",
     )
     buttons = [
-        element("button", sign, aria_label=said, data_zoom=by)
-        for sign, said, by in (
+        element("button", sign, aria_label=label, data_zoom=by)
+        for sign, label, by in (
             ("+", "Zoom in", 1.4),
             ("−", "Zoom out", 0.714),
             ("⤢", "Show all", 0),
@@ -194,8 +194,8 @@ def _times(view: View) -> bool:
     return timed or bool(view.record.measured.times.ops)
 
 
-def _search(name: str, hint: str, said: str) -> Element:
-    return element("input", type="search", id=name, placeholder=hint, aria_label=said)
+def _search(name: str, hint: str, label: str) -> Element:
+    return element("input", type="search", id=name, placeholder=hint, aria_label=label)
 
 
 #: NSR above which the default strategy lets tensors fall back first.
@@ -224,7 +224,7 @@ def noise_section(view: View, wide: bool) -> Element:
         "Quantization noise of a tensor in INT8, as a fraction of its signal power (logarithmic "
         f"scale). In the search, tensors above {percent(NOISY)} fall back first.",
         both(lambda narrow: points(shown, narrow, wide, NOISY)),
-        legend([(kind, said) for kind, said in keys if kind in kinds]),
+        legend([(kind, words) for kind, words in keys if kind in kinds]),
         element("p", more, class_="lead after") if len(rows) > len(shown) else None,
     )
 
@@ -241,13 +241,13 @@ def _row(row: Sensitivity) -> Row:
         notes.append(f"{percent(row.noise)} →")
     now = row.corrected_noise if row.correction else row.noise
     if _is_shown(now):
-        said = f"{row.name}: quantization noise {percent(now)}{after}; {behind}"
-        parts.append(Part(now, kind, said))
+        tooltip = f"{row.name}: quantization noise {percent(now)}{after}; {behind}"
+        parts.append(Part(now, kind, tooltip))
         notes.append(percent(now))
     linked, out = len(parts), row.output_nsr
     if _is_shown(out):
-        said = f"{row.name}: output noise {percent(out)}{after}; {behind}"
-        parts.append(Part(out, "output-noise", said, shape="diamond"))
+        tooltip = f"{row.name}: output noise {percent(out)}{after}; {behind}"
+        parts.append(Part(out, "output-noise", tooltip, shape="diamond"))
         notes = notes or [percent(out)]
     return Row(row.name, parts, " ".join(notes), linked)
 

@@ -1,7 +1,7 @@
 // The table of ops, which can be sorted by column and filtered by name, type, precision or reason.
 const ROWS_AT_FIRST = 250;
 const micros = value => !value ? "–" : value >= 1e6 ? (value / 1e6).toPrecision(3) + " s" : value >= 1e3 ? (value / 1e3).toPrecision(3) + " ms" : value.toPrecision(3) + " µs";
-const share = value => value == null ? "–" : (value >= 1e-6 ? +(value * 100).toPrecision(2) : (value * 100).toExponential(1)) + " %";
+const fraction = value => value == null ? "–" : (value >= 1e-6 ? +(value * 100).toPrecision(2) : (value * 100).toExponential(1)) + " %";
 const times = value => value == null ? "–" : value.toFixed(2) + "×";
 const whole = value => value ? value.toLocaleString("en") : "–";
 
@@ -15,8 +15,8 @@ class OpTable {
       ["type", index => data.types[data.ops[index][OP.type]], "l"],
       ["precision", index => state.runs[index], "l"],
       ["reason", index => this.reason(index), "why"],
-      ["quantization noise", op(OP.noise), "", share],
-      ["output noise", op(OP.output_noise), "", share],
+      ["quantization noise", op(OP.noise), "", fraction],
+      ["output noise", op(OP.output_noise), "", fraction],
       ["FP32 model", op(OP.before), "", micros],
       ["result", op(OP.after), "", micros],
       ["single op in FP32", single("."), "", micros],
