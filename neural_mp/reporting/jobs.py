@@ -66,7 +66,7 @@ class LiveJobs(JobsListener):
         """Print a line for the job."""
         self._running.pop(outcome.name, None)
         self._counts[outcome.status] = self._counts.get(outcome.status, 0) + 1
-        self._line(f"{outcome.name}: {in_words(outcome)}", _STYLES.get(outcome.status, ""))
+        self._line(f"{outcome.name}: {describe_outcome(outcome)}", _STYLES.get(outcome.status, ""))
 
     def close(self) -> None:
         """Remove the lines of running jobs."""
@@ -87,7 +87,7 @@ class LiveJobs(JobsListener):
         return Group(table, Text(f"{ended} of {counted(self._whole, 'job')} ended; {counts}"))
 
 
-def in_words(job: JobOutcome) -> str:
+def describe_outcome(job: JobOutcome) -> str:
     """Return the outcome of a job as one line of text."""
     if not job.status.finished:
         return f"{'failed' if job.status is JobStatus.FAILED else 'not finished'}: {job.reason}"

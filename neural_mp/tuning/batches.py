@@ -91,14 +91,14 @@ class Batches:
         return {**self.__dict__, "_last": _nothing, "_given": None, "_first": None, "raised": None}
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._walk(self._produced, 0)
+        yield from self._track(self._limited, 0)
         self.pass_length = self.position
 
-    def _walk(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
+    def _track(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
         """Yield batches, and track their number."""
         self.position = before
-        batches = self._users(lambda: self._begun(produce))
-        while (batch := self._users(lambda: next(batches, _END))) is not _END:
+        batches = self._call_user(lambda: self._new_iterator(produce))
+        while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
             self.position += 1
             self._given = batch
             if self._first is None:
@@ -108,7 +108,7 @@ class Batches:
             earlier = f" ({self.pass_length} in the previous pass)" if self.pass_length else ""
             raise DataError(f"{self.name} must yield at least one batch, got none{earlier}")
 
-    def _users(self, call: Callable[[], Any]) -> Any:
+    def _call_user(self, call: Callable[[], Any]) -> Any:
         """Run user code, and record the exception that it raises."""
         try:
             return call()
@@ -118,7 +118,7 @@ class Batches:
                 raise UserCodeError(self.raised) from error
             raise
 
-    def _begun(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    def _new_iterator(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         """Return a new iterator; raise if the source returns the previous one."""
         produced = produce()
         try:
@@ -136,24 +136,24 @@ class Batches:
         self._last = _reference(batches)
         return batches
 
-    def _part(self, part: slice) -> Iterator[Any]:
+    def _slice(self, part: slice) -> Iterator[Any]:
         """Yield a slice of the batches, if possible without reading the others."""
 
         def produce() -> Iterable[Any]:
             found = part_of(self._source, slice(part.start, stop))
             if found is None:
-                return itertools.islice(self._produced(), part.start, stop)
+                return itertools.islice(self._limited(), part.start, stop)
             return found
 
         stop = part.stop if self.most is None else min(self.most, part.stop or self.most)
 
-        return self._walk(produce, part.start or 0)
+        return self._track(produce, part.start or 0)
 
-    def _produced(self) -> Iterable[Any]:
-        found = self._all()
+    def _limited(self) -> Iterable[Any]:
+        found = self._iterable()
         return found if self.most is None else itertools.islice(found, self.most)
 
-    def _all(self) -> Iterable[Any]:
+    def _iterable(self) -> Iterable[Any]:
         if callable(self._source) and not isinstance(self._source, Iterable):
             try:
                 produced = self._source()
@@ -191,7 +191,7 @@ class Batches:
         Raises:
             DataError: a batch is neither a pair nor a dict with labels.
         """
-        for batch in self if part is None else self._part(part):
+        for batch in self if part is None else self._slice(part):
             if isinstance(batch, Mapping):
                 yield batch, labels_of(batch, self.name)
                 continue

@@ -7,8 +7,9 @@ with the data nor with the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -148,10 +149,10 @@ class _Sums:
 
     def take(self, one: Array, other: Array) -> None:
         """Add the arrays of A and B for one batch, of equal shape."""
-        flat, beside = one.reshape(-1), other.reshape(-1)
-        for start in range(0, flat.size, _BLOCK):
-            a = flat[start : start + _BLOCK].astype(np.float64)
-            b = beside[start : start + _BLOCK].astype(np.float64)
+        values, others = one.reshape(-1), other.reshape(-1)
+        for start in range(0, values.size, _BLOCK):
+            a = values[start : start + _BLOCK].astype(np.float64)
+            b = others[start : start + _BLOCK].astype(np.float64)
             if not np.isfinite(a).all() or not np.isfinite(b).all():
                 # Equal infinities, as in masks, are neither a difference nor signal.
                 same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -226,8 +227,8 @@ class _Run:
         both = [op for op in one if op.name in other]
         if 2 * len(both) < min(len(one), len(other)) or not both:
             raise ComparisonError(
-                f"the models have {counted(len(both), 'op')} in common: A has {_some(one)}, B has "
-                f"{_some(other)}; {_SAME_ORIGIN}"
+                f"the models have {counted(len(both), 'op')} in common: A has {_first_names(one)}, "
+                f"B has {_first_names(other)}; {_SAME_ORIGIN}"
             )
         kept = {op.name: op for op in both if op.name not in rescaled}
         left_out = {
@@ -287,22 +288,18 @@ class _Run:
     ) -> LayerDifference:
         own = found[op.name]
         read = [found[name] for name in op.inputs if name in found]
-        lowest = min((_capped(source.sqnr) for source in read), default=EQUAL)
+        lowest = min((min(source.sqnr, EQUAL) for source in read), default=EQUAL)
         return LayerDifference(
             **asdict(own),
             type=op.type,
             fused_ops=tuple((part.name, part.type) for part in fused),
             inputs=op.inputs,
             dtypes=self.dtypes[op.name],
-            sqnr_drop=lowest - _capped(own.sqnr),
+            sqnr_drop=lowest - min(own.sqnr, EQUAL),
             introduced_nsr=max(
                 0.0, own.noise - max((source.noise for source in read), default=0.0)
             ),
         )
-
-
-def _capped(sqnr: float) -> float:
-    return min(sqnr, EQUAL)
 
 
 def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
@@ -331,7 +328,6 @@ def _missing(one: OpGraph, other: OpGraph) -> tuple[str, ...]:
     return tuple(op.name for op in one if op.name not in other)
 
 
-def _some(ops: Iterable[Op]) -> str:
-    names: Iterator[str] = (repr(op.name) for op in ops)
-    shown = [name for name, _ in zip(names, range(3), strict=False)]
+def _first_names(ops: Iterable[Op]) -> str:
+    shown = [repr(op.name) for op in islice(ops, 3)]
     return ", ".join(shown) + ", …" if shown else "none"

@@ -308,9 +308,8 @@ class Evaluator:
     @property
     def names(self) -> list[str]:
         """Unique names of the metrics."""
-        names = list(
-            self.aggregation.names or (type(metric).__name__ for metric, _ in self.metrics)
-        )
+        classes = [type(metric).__name__ for metric, _ in self.metrics]
+        names = list(self.aggregation.names or classes)
         if len(set(names)) < len(names):  # not named by the user
             names = [f"{name} {place}" for place, name in enumerate(names, start=1)]
         return names
@@ -334,9 +333,8 @@ class Evaluator:
             else:
                 values[name] = as_scalar(result, name)
         if any(isinstance(result, Mapping) for result in results.values()):
-            self.aggregation = replace(
-                self.aggregation, require_all=True
-            )  # named parts have no weights
+            # Named parts have no weights.
+            self.aggregation = replace(self.aggregation, require_all=True)
         self.values = values if len(values) > 1 or self.aggregation.require_all else {}
         if self.aggregation.require_all:
             return self.aggregation.score(values)

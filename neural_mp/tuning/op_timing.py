@@ -86,7 +86,7 @@ def times_of(
         counts = found.model.conversions
         conversions += counts.casts + counts.quantize + counts.dequantize
         between += _conversion_seconds(space, before, found)
-        between += _seconds_beside(before, found) if in_place else 0.0
+        between += _slowdown_of_fp32(before, found) if in_place else 0.0
     average = between / conversions if conversions else None
     return OpTimings(ops, average, per_element, before.whole)
 
@@ -120,7 +120,7 @@ def _conversion_seconds(space: TuningSpace, before: Timed, found: Timed) -> floa
     return sum(found.profile[name] for name in added)
 
 
-def _seconds_beside(before: Timed, found: Timed) -> float:
+def _slowdown_of_fp32(before: Timed, found: Timed) -> float:
     """Return the seconds that FP32 ops take longer than in the FP32 model.
 
     A runtime may convert or rearrange values within such an op.

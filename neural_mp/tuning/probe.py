@@ -63,7 +63,7 @@ class MeasuringProbe(Probe):
     Measurements, and those skipped for lack of time, are stored in the run's history, so that a
     resumed run obtains identical values. A measurement that would exceed the allowance, judged by
     the longest so far, is skipped. Time is the CPU time of this process over all threads, so that
-    other load on the machine does not decide what is measured.
+    other load on the machine does not affect which measurements are made.
 
     Attributes:
         job: the run.

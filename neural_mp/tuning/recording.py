@@ -40,7 +40,7 @@ def now() -> str:
 
 def setup_of(job: TuningJob) -> RunStart:
     """Return the record of the start of a run."""
-    space = job.space
+    space, packages = job.space, (*_PACKAGES, *job.model.adaptor.packages)
     return RunStart(
         started=now(),
         model=job.description.model,
@@ -53,7 +53,7 @@ def setup_of(job: TuningJob) -> RunStart:
         settings=job.description.settings,
         batch_size=job.measurement.batch_size,
         machine=machine_of(job.description.hardware),
-        versions=_versions(job.model.adaptor.packages),
+        versions={"Python": platform.python_version(), **versions_of(packages)},
     )
 
 
@@ -83,18 +83,13 @@ def machine_of(hardware: Hardware) -> Machine:
         hardware.name,
         hardware.cores,
         tuple(flag for flag in known if flag in hardware.flags),
-        {precision.value: _runs(hardware, precision) for precision in Precision},
+        {
+            precision.value: (support.runs, support.reason)
+            for precision in Precision
+            for support in [hardware.support(precision)]
+        },
         f"{platform.system()} {platform.release()}, {platform.machine()}",
     )
-
-
-def _runs(hardware: Hardware, precision: Precision) -> tuple[str, str]:
-    support = hardware.support(precision)
-    return support.runs, support.reason
-
-
-def _versions(packages: Sequence[str]) -> dict[str, str]:
-    return {"Python": platform.python_version(), **versions_of((*_PACKAGES, *packages))}
 
 
 def ending_of(

@@ -25,7 +25,7 @@ SAME_FAILURE_LIMIT = 3
 
 
 @dataclass
-class _Found:
+class _Evaluated:
     """A worker's evaluation of a plan, and the resulting trial."""
 
     plan: ResolvedPlan
@@ -140,7 +140,7 @@ class TrialRunner:
             try:
                 trial = one.trial
                 if not isinstance(stopped, KeyboardInterrupt):
-                    trial = self._settled(one)
+                    trial = self._finished(one)
             except (KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
                 trial, stopped = None, error
             if trial is not None:
@@ -152,7 +152,7 @@ class TrialRunner:
 
     def _gathered(
         self, plans: Sequence[ResolvedPlan], ordinal: int
-    ) -> tuple[list[_Found], BaseException | None]:
+    ) -> tuple[list[_Evaluated], BaseException | None]:
         """Return workers' evaluations of a round, in order, and the exception that ends it, if any.
 
         Each evaluation is stored on arrival, so that a crash loses none.
@@ -161,11 +161,11 @@ class TrialRunner:
         executor = self._started()
         self.log.listener.phase(f"Trials {ordinal} to {ordinal + len(plans) - 1}", len(plans))
         numbers = {plan: self.history.start() for plan in plans}
-        arrived: dict[ResolvedPlan, _Found] = {}
+        arrived: dict[ResolvedPlan, _Evaluated] = {}
 
         def keep(plan: ResolvedPlan, evaluation: PlanEvaluation) -> None:
             if plan not in arrived:
-                arrived[plan] = _Found(plan, numbers[plan], evaluation)
+                arrived[plan] = _Evaluated(plan, numbers[plan], evaluation)
                 self._keep(arrived[plan])
 
         executor.arrived = keep
@@ -192,17 +192,17 @@ class TrialRunner:
                 self._abandon(number, plan, stopped)
         return [arrived[plan] for plan in numbers if plan in arrived], stopped
 
-    def _keep(self, found: _Found) -> None:
+    def _keep(self, found: _Evaluated) -> None:
         """Record an evaluation; without latency to measure, also its trial."""
         if found.evaluation.outcome is Outcome.MET:
             self.history.keep(self._trial(found.plan, found.evaluation, found.number, {}))
         else:
-            self._settled(found)
+            self._finished(found)
 
     def _abandon(self, number: int, plan: ResolvedPlan, error: BaseException) -> None:
         self.history.abandon(number, plan.plan, message_of(error) or type(error).__name__)
 
-    def _settled(self, found: _Found) -> Trial:
+    def _finished(self, found: _Evaluated) -> Trial:
         """Return the trial of an evaluation, recorded at once."""
         if found.trial is None:
             if found.evaluation.outcome in (Outcome.MET, Outcome.MISSED):

@@ -154,7 +154,7 @@ def test_a_model_that_may_be_slower_is_no_result_however_fast_it_looks():
     choice = chosen(run, [trial("a", 0.9, 0)])
     assert choice.model is run.model
     words = why_fp32(run, choice.slower_than_fp32, 0.9)
-    assert "factor of 1.03" in words
+    assert "at least 1.03 times as fast" in words
     assert f"at {found.inverse} the speed" in words
 
 

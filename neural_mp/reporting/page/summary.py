@@ -80,11 +80,11 @@ def _figures(report: Report) -> list[tuple[str, str, Child]]:
     return [
         (f"Latency{batch}", formatting.seconds(report.latency), latency),
         _accuracy(report),
-        ("Weights", formatting.size(report.size), _beside(report.baseline_size, report.size)),
+        ("Weights", formatting.size(report.size), _size_of_fp32(report.baseline_size, report.size)),
         (
             "Memory footprint",
             formatting.size(report.footprint),
-            _beside(report.baseline_footprint, report.footprint),
+            _size_of_fp32(report.baseline_footprint, report.footprint),
         ),
     ]
 
@@ -98,7 +98,7 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
         )
         for name, m in report.metrics.items()
     ]
-    title = "Metrics" if each else _titled(report.metric or "accuracy")
+    title = "Metrics" if each else _capitalized(report.metric or "accuracy")
     if report.accuracy is None:
         if report.output_sqnr_db is None:
             return title, "not checked", ""
@@ -111,7 +111,7 @@ def _goal(target: float | None) -> str:
     return "" if target is None else f"; target {formatting.number(target)}"
 
 
-def _beside(before: float | None, after: float | None) -> str:
+def _size_of_fp32(before: float | None, after: float | None) -> str:
     fraction = f"; {after / before:.0%}" if before and after is not None else ""
     return f"FP32 {formatting.size(before)}{fraction}"
 
@@ -129,7 +129,7 @@ def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
             speed or ("" if best else "no trial has met the target"),
         ),
         (
-            f"{_titled(view.metric)}, {so_far}",
+            f"{_capitalized(view.metric)}, {so_far}",
             formatting.number(best.accuracy if best else None),
             base,
         ),
@@ -146,7 +146,7 @@ def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
     ]
 
 
-def _titled(words: str) -> str:
+def _capitalized(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 

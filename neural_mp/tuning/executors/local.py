@@ -89,7 +89,7 @@ logger = logging.getLogger(__name__)
 _worker: Worker | None = None
 
 
-def _begin(kind: type, sent: bytes, threads: int, owner: int) -> None:
+def _start_worker(kind: type, sent: bytes, threads: int, owner: int) -> None:
     global _worker
     restore_environment()
     exit_with_parent(owner)
@@ -174,7 +174,7 @@ class LocalExecutor(QueuedExecutor):
 
         return loky.ProcessPoolExecutor(
             1,
-            initializer=_begin,
+            initializer=_start_worker,
             initargs=(self.work.kind, self.work.sent, self.threads, os.getpid()),
             env=worker_environment(dict.fromkeys(THREAD_VARIABLES, str(self.threads))),
         )
