@@ -242,11 +242,11 @@ LOADERS: dict[str, tuple[Callable[[Given], None], Comes]] = {
     ),
     "one shot inside": (
         loader(Made(OneShot)),
-        Refused("eval_dataloader gives the same generator each time"),
+        Refused("eval_dataloader must return a new iterator.*same generator again"),
     ),
     "one shot inside a function": (
         loader(Made(lambda: (lambda g: lambda: g)(iter(batches())))),
-        Refused("eval_dataloader gives the same list_iterator each time"),
+        Refused("eval_dataloader must return a new iterator.*same list_iterator again"),
     ),
     "a generator": (loader(Made(lambda: (b for b in batches()))), Right()),
     "a map": (loader(Made(lambda: map(tuple, batches()))), Right()),
@@ -307,7 +307,7 @@ LOADERS: dict[str, tuple[Callable[[Given], None], Comes]] = {
         loader(lambda *, size: batches()),
         Refused(r"eval_dataloader\(\).*takes \(\*, size\)"),
     ),
-    "a function that gives a number": (loader(lambda: 3), Refused("function that returns an int")),
+    "a function that gives a number": (loader(lambda: 3), Refused("must return or yield batches, got an int")),
     "a class whose walk is a number": (
         loader(NotWalked()),
         Refused("eval_dataloader cannot be iterated: iter.. returned non-iterator"),
@@ -376,7 +376,7 @@ LOADERS: dict[str, tuple[Callable[[Given], None], Comes]] = {
     "calibration: raises": (calibration(Raising("batch 1", OwnError("mine"))), Own(OwnError)),
     "calibration: one shot inside": (
         calibration(Made(OneShot)),
-        Refused("calib_dataloader gives the same generator"),
+        Refused("calib_dataloader must return a new iterator.*same generator"),
     ),
     "calibration: without end": (calibration(infinite), Right()),
     "needs two arguments": (

@@ -131,8 +131,8 @@ def obstacle(evaluator: Evaluator) -> str:
     ]
     if alone:
         return (
-            f"the metric {' and '.join(alone)} has no method merge(other) that adds the state of "
-            f"another instance, for data that follow"
+            f"the metric {' and '.join(alone)} has no method merge(other) to add the data of "
+            f"another instance after its own"
         )
     if callable(getattr(evaluator.postprocess, "reset", None)):
         return "the postprocess has a method reset, so it may keep state between batches"

@@ -172,7 +172,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, run):
     with pytest.raises(ConfigurationError, match="no tuning file was found"):
         neural_mp.tune_many("jobs/empty")
     Path("job.json").write_text("{")
-    with pytest.raises(TuningError, match="delete it to have the job done again"):
+    with pytest.raises(TuningError, match="delete the file to repeat the job"):
         read_outcome(Path())
 
 
