@@ -26,7 +26,7 @@ MIN_SPEEDUP = 1.03
 _MAX_SPEEDUP = 1000.0
 _TOLERANCE = matching(
     f"a number of magnitude below {_MAX_TOLERANCE:g}",
-    lambda value: is_finite(value) and abs(value) < _MAX_TOLERANCE,
+    lambda value: is_finite(value) and abs(float(value)) < _MAX_TOLERANCE,
 )
 _TIMEOUT = matching(
     f"a number of seconds from 0 (no limit) to {MOST_SECONDS}",

@@ -66,7 +66,7 @@ def test_a_result_tells_what_its_run_measured_and_why_ops_run_as_they_do(
     rows = {row.ops[0]: row for row in result.sensitivity()}
     assert "6" not in rows  # what may not run in INT8 is no decision
     assert rows["4"].runs_in == "int8"
-    assert rows["4"].reason.startswith("repaired: ")
+    assert rows["4"].reason.startswith("corrected: ")
     assert all(row.seconds_gained is not None for row in rows.values())
 
 
