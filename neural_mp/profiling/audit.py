@@ -27,23 +27,23 @@ class Verdict(StringEnum):
     #: 16-bit precision without native kernels: FP32 on rounded values.
     EMULATED = "emulated"
     #: No kernel of its own: fused into another kernel, or not needed by the runtime.
-    ALONG = "within another kernel"
+    FUSED = "within another kernel"
     #: Planned as fused into an INT8 kernel with float output, but executed after it.
-    BEHIND = "ran behind its kernel"
+    UNFUSED = "ran unfused"
     #: Quantize-agnostic, planned above INT8, but moved INT8 data.
-    PASSED_ON = "passed int8 on"
+    PASSED_INT8 = "passed int8 through"
     #: Not executed on these inputs, e.g. in a branch not taken.
     NOT_REACHED = "not reached"
     LOWER = "ran lower than planned"
     HIGHER = "ran higher than planned"
     #: Planned with its own INT8 kernel, but no kernel ran.
-    UNSEEN = "nothing of it ran"
+    NO_KERNEL = "no kernel ran"
 
 
 #: Verdicts that contradict the plan.
-BROKEN = (Verdict.HIGHER, Verdict.UNSEEN, Verdict.LOWER)
+BROKEN = (Verdict.HIGHER, Verdict.NO_KERNEL, Verdict.LOWER)
 #: Verdicts that differ from the plan, worst first.
-_FOUND = (*BROKEN, Verdict.BEHIND, Verdict.PASSED_ON, Verdict.NOT_REACHED)
+_FOUND = (*BROKEN, Verdict.UNFUSED, Verdict.PASSED_INT8, Verdict.NOT_REACHED)
 
 
 @dataclass(frozen=True)
@@ -160,15 +160,15 @@ def _verdict(
     op: EffectiveOp, ran: OpTrace | None, is_native: Callable[[Precision], bool]
 ) -> Verdict:
     if ran is None:
-        return Verdict.UNSEEN if op.approach is not None else Verdict.ALONG
+        return Verdict.NO_KERNEL if op.approach is not None else Verdict.FUSED
     if not ran.executed:
         return Verdict.AS_PLANNED if op.precision is Precision.FP32 else Verdict.NOT_REACHED
     if op.precision is Precision.INT8:
         if _in_int8(op, ran):
             return Verdict.AS_PLANNED
-        return Verdict.BEHIND if op.may_run_unfused else Verdict.HIGHER
+        return Verdict.UNFUSED if op.may_run_unfused else Verdict.HIGHER
     if op.moves_data and ran.precision is None and ran.reads_int8:
-        return Verdict.PASSED_ON
+        return Verdict.PASSED_INT8
     if op.precision is Precision.FP32:
         above = ran.precision in (Precision.FP32, None, op.source)
         # Integer ops of the original model, outside any plan, have kernels named like their type.

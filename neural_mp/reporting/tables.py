@@ -264,7 +264,7 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
     return table
 
 
-_YELLOW = (Verdict.EMULATED, Verdict.BEHIND, Verdict.PASSED_ON, Verdict.NOT_REACHED)
+_YELLOW = (Verdict.EMULATED, Verdict.UNFUSED, Verdict.PASSED_INT8, Verdict.NOT_REACHED)
 _STYLES = {**dict.fromkeys(_YELLOW, "yellow"), **dict.fromkeys(BROKEN, "red")}
 
 

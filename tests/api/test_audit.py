@@ -198,9 +198,9 @@ def test_what_only_moves_values_and_passes_int8_on_is_found_and_contradicts_noth
     moved = {"move": EffectiveOp("reshape", planned, moves_data=True)}
     in_bytes, in_reals = OpTrace(("k",), None, True), OpTrace(("k",), planned, False)
     found = audit_ops(moved, {"move": in_bytes}, lambda _: True)
-    assert [op.verdict for op in found.findings] == [Verdict.PASSED_ON]
+    assert [op.verdict for op in found.findings] == [Verdict.PASSED_INT8]
     assert found.holds
-    assert found.counts() == {Verdict.PASSED_ON: 1}
+    assert found.counts() == {Verdict.PASSED_INT8: 1}
     assert not audit_ops(moved, {"move": in_reals}, lambda _: True).findings
     stored = {"move": EffectiveOp("reshape", INT8, moves_data=True)}
     assert not audit_ops(stored, {"move": in_bytes}, lambda _: True).findings
@@ -226,7 +226,7 @@ def test_an_op_that_the_model_itself_has_in_16_bits_runs_as_planned():
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_plan_holds_unless_a_finding_contradicts_it(verdict):
     op = AuditedOp("op", EffectiveOp("conv", INT8), None, verdict)
-    contradicts = verdict in (Verdict.HIGHER, Verdict.LOWER, Verdict.UNSEEN)
+    contradicts = verdict in (Verdict.HIGHER, Verdict.LOWER, Verdict.NO_KERNEL)
     assert Audit((op,)).holds is not contradicts
     if contradicts:
         assert Audit((op,)).findings == (op,)
@@ -255,7 +255,7 @@ def test_a_slice_that_the_runtime_runs_on_integers_is_not_called_as_planned(tmp_
     sliced = next(op for op in found.ops if op.planned.type == "Slice")
     assert sliced.ran_in is INT8
     stored = sliced.planned.precision is INT8
-    assert sliced.verdict is (Verdict.AS_PLANNED if stored else Verdict.PASSED_ON)
+    assert sliced.verdict is (Verdict.AS_PLANNED if stored else Verdict.PASSED_INT8)
     assert found.holds
 
 
@@ -263,7 +263,7 @@ def test_emulated_precisions_are_told_apart(case, monkeypatch):
     monkeypatch.setattr("neural_mp.core.hardware.detect", lambda *_: machine(BF16))
     found = case.result(uniform(case.space, BF16)).audit()
     assert found.holds
-    assert set(found.counts()) <= {Verdict.EMULATED, Verdict.ALONG}
+    assert set(found.counts()) <= {Verdict.EMULATED, Verdict.FUSED}
     kernels = {op.ran_in for op in found.ops if op.ran is not None}
     assert kernels == {Precision.FP32 if case.framework == "onnxrt" else BF16}
 
