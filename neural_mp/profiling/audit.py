@@ -134,7 +134,7 @@ def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool 
         ConversionError: the framework does not report the executed kernels.
     """
     adaptor = model.adaptor
-    offered = needed(adaptor.kernel_trace, adaptor.framework, "account of the kernels that ran")
+    offered = needed(adaptor.kernel_trace, adaptor.framework, "trace of executed kernels")
     ran = offered.trace(model.held, model.example_inputs())
     here = hardware.detect()
     return audit_ops(planned, ran, lambda precision: here.support(precision).native, complete)
