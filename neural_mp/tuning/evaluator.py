@@ -107,10 +107,13 @@ class Evaluator:
     @property
     def best_value(self) -> float | None:
         """The best possible accuracy; None if unknown."""
-        best = [(getattr(metric, "best_value", None), weight) for metric, weight in self.metrics]
-        if any(value is None or weight < 0 for value, weight in best):
-            return None
-        return float(sum(weight * value for value, weight in best))
+        total = 0.0
+        for metric, weight in self.metrics:
+            best: float | None = getattr(metric, "best_value", None)
+            if best is None or weight < 0:
+                return None
+            total += weight * best
+        return total
 
     def set_baseline(self, values: Mapping[str, float], require_all: bool) -> None:
         """Set FP32's values as reference of several metrics; require each if `require_all`."""
