@@ -188,7 +188,7 @@ def test_a_terminal_shows_a_line_for_every_job_that_runs():
     live.ended(JobOutcome("first", "first.yaml", "0", JobStatus.FAILED, "no luck"))
     live.close()
     assert "first: failed: no luck" in screen.getvalue()
-    JobsListener().told("nobody", "listens")
+    JobsListener().report("nobody", "listens")
 
 
 def test_names_cannot_break_out_of_the_page():

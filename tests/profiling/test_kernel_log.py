@@ -162,7 +162,7 @@ class TestTornLines:
         log = read_kernel_log([line()[:cut] + line("jit:avx2"), line()[cut:]])
         assert [call.implementation for call in log.calls] == ["jit:avx2"]
         assert log.malformed == 1
-        assert "1 line could not be read" in log.notes[0]
+        assert "1 unreadable line not counted" in log.notes[0]
 
     @pytest.mark.parametrize("tail", ["0.25 2/10 ━━", "0.2x5", "", "nan", "-1"])
     def test_what_is_no_number_of_milliseconds_is_not_taken_for_one(self, tail):
@@ -224,7 +224,7 @@ class TestEmptyLogs:
     @pytest.mark.parametrize(
         ("lines", "why"),
         [
-            ([], "set ONEDNN_VERBOSE=1"),
+            ([], "run the program with ONEDNN_VERBOSE=1"),
             (["epoch 1\n", "loss 0.3\n"], "TF_ENABLE_ONEDNN_OPTS=1"),
             ([HEADER.format("Intel AVX2")], "oneDNN was loaded, but ran no kernels"),
             ([line().replace("exec,", "create:cache_miss,")], "lists created kernels"),

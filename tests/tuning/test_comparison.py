@@ -72,7 +72,7 @@ def test_a_model_is_equal_to_itself(chain):
     assert all(math.isinf(layer.sqnr) and layer.cosine == 1 for layer in found.layers)
     assert found.first is None
     assert found.worst(3) == ()
-    assert "part nowhere" in repr(found)
+    assert "no divergence" in repr(found)
 
 
 def test_all_batches_count_as_one_whole(chain, halved):
@@ -159,7 +159,7 @@ def test_other_shapes_of_ops_are_refused(chain):
             super().__init__()
             self.one, self.two = nn.Linear(8, 6), nn.Linear(6, 8)
 
-    with pytest.raises(ComparisonError, match=r"op 'one' has the shape \[16, 8, 8\] in A and"):
+    with pytest.raises(ComparisonError, match=r"must have the same shape .*\[16, 8, 8\] \(A\)"):
         compare_models(chain[1], loaded(Wider()), [IMAGES])
 
 
@@ -167,7 +167,7 @@ def test_models_of_two_frameworks_are_refused(chain):
     class Other(PyTorchAdaptor):
         framework = "another"
 
-    with pytest.raises(ComparisonError, match="A is a model of pytorch, B one of another"):
+    with pytest.raises(ComparisonError, match=r"got pytorch \(A\) and another \(B\)"):
         compare_models(chain[1], LoadedModel(Other(), chain[1].held), [IMAGES])
 
 

@@ -187,7 +187,9 @@ def test_where_processes_share_no_memory_it_is_said_before_anything_is_computed(
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", read_only)
-    with pytest.raises(ConfigurationError, match=r"workers = 2 needs memory .* use workers = 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"workers = 2 requires shared memory.* set workers = 1"
+    ):
         workers(2)()
 
 

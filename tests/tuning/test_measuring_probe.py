@@ -112,7 +112,7 @@ def test_an_op_that_cannot_be_timed_is_said_with_its_error(converter, monkeypatc
 
     monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile", broken)
     told = [words for words in converter().report.warnings if "no profiler here" in words]
-    assert told[0].endswith("take: RuntimeError: no profiler here")
+    assert told[0].endswith("timed: RuntimeError: no profiler here")
 
 
 def test_a_run_in_which_all_ops_are_timed_says_nothing_of_it(converter):

@@ -207,7 +207,7 @@ def test_what_meets_the_target_and_is_slower_than_fp32_is_no_success(converter, 
     assert {trial.outcome for trial in result.trials} == {Outcome.SLOW}
     assert result.met is False
     assert set(result.plan.counts()) == {"fp32"}
-    (words,) = [w for w in result.report.warnings if "faster than FP32" in w]
+    (words,) = [w for w in result.report.warnings if "as fast as FP32" in w]
     assert "at 0.80× (0.80 to 0.80) the speed of FP32" in words
 
 
