@@ -42,7 +42,7 @@ def test_outputs_that_differ_much_come_with_a_warning(converter, monkeypatch):
     result = converter()
     (words,) = [w for w in result.report.warnings if "SQNR" in w]
     assert f"{result.report.output_sqnr_db:.1f} dB" in words
-    assert "give a metric" in words
+    assert "set a metric" in words
 
 
 def test_a_model_against_itself_has_no_noise(net, digits):

@@ -240,7 +240,7 @@ def state_in_the_postprocess(converter, data):
         (metric_without_merge, r"the metric Accuracy has no method merge\(other\)"),
         (metric_made_from_one_that_merges, r"the metric mine has no method merge\(other\)"),
         (function_of_the_model, "eval_func reads the data"),
-        (random_order, "in another order each time"),
+        (random_order, "order of the evaluation data differs"),
         (state_in_the_postprocess, "the postprocess has a method reset"),
     ],
 )

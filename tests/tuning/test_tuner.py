@@ -224,8 +224,8 @@ def test_a_slow_result_whose_accuracy_nobody_checked_is_not_said_as_one_that_was
     if not checked:
         converter.metric = None
     (words,) = [w for w in converter().report.warnings if "runs at 0.71×" in w]
-    assert ("its accuracy is not known" in words) is not checked
-    assert ("Give a metric and evaluation data" in words) is not checked
+    assert ("its accuracy was not checked" in words) is not checked
+    assert ("Set a metric and evaluation data" in words) is not checked
 
 
 def test_a_resumed_run_judges_speed_by_what_is_wanted_now(converter, net, accuracy, monkeypatch):
