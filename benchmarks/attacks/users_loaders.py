@@ -307,7 +307,10 @@ LOADERS: dict[str, tuple[Callable[[Given], None], Comes]] = {
         loader(lambda *, size: batches()),
         Refused(r"eval_dataloader\(\).*takes \(\*, size\)"),
     ),
-    "a function that gives a number": (loader(lambda: 3), Refused("must return or yield batches, got an int")),
+    "a function that gives a number": (
+        loader(lambda: 3),
+        Refused("must return or yield batches, got an int"),
+    ),
     "a class whose walk is a number": (
         loader(NotWalked()),
         Refused("eval_dataloader cannot be iterated: iter.. returned non-iterator"),
