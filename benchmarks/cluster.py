@@ -113,7 +113,7 @@ class Task:
     """What is evaluated, and the plans."""
 
     job: TuningJob
-    assessor: TimedAssessor
+    plan_evaluator: TimedAssessor
     plans: tuple[ResolvedPlan, ...]
 
     @classmethod
@@ -127,7 +127,7 @@ class Task:
         )
         log = RunLog()
         job, _ = JobBuilder(converter, Settings(), None, log).job()
-        assessor = TimedAssessor(
+        plan_evaluator = TimedAssessor(
             calibrated(job, log, Deadline()),
             job.evaluator,
             job.settings.criterion,
@@ -138,7 +138,7 @@ class Task:
         space = job.space
         found = combinations([levels(space, ops) for ops in space.decision_groups])
         plans = (space.resolve(plan_of(space, one)) for one in found)
-        return cls(job, assessor, tuple(itertools.islice(plans, PLANS)))
+        return cls(job, plan_evaluator, tuple(itertools.islice(plans, PLANS)))
 
     @property
     def nothing(self) -> ResolvedPlan:
@@ -146,12 +146,12 @@ class Task:
         return self.job.space.resolve(PrecisionPlan())
 
     def alone(self, plans: Sequence[ResolvedPlan]) -> list[PlanEvaluation]:
-        with self.assessor.model.adaptor.threads(1):
-            return [self.assessor(plan, Deadline())[0] for plan in plans]
+        with self.plan_evaluator.model.adaptor.threads(1):
+            return [self.plan_evaluator(plan, Deadline())[0] for plan in plans]
 
     def started(self, workers: Workers) -> Executor:
         """An engine all of whose places have answered."""
-        work = WorkerPayload.of(self.job.load, self.assessor, workers)
+        work = WorkerPayload.of(self.job.load, self.plan_evaluator, workers)
         executor = executor_named(workers.engine)(work, workers, print)
         gathered(executor, [self.nothing] * PLACES)
         return executor
@@ -242,7 +242,7 @@ def measured(engine: str, task: Task, large: Task) -> Figures:
     return Figures(
         start,
         statistics.median(overheads),
-        large.assessor.model.size,
+        large.plan_evaluator.model.size,
         sent,
         first + second,
         together,

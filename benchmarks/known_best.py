@@ -32,7 +32,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.job_builder import JobBuilder
 from neural_mp.config import Settings
 from neural_mp.core.precision import Precision
-from neural_mp.profiling import interleaved_rounds, undisturbed
+from neural_mp.profiling import interleaved_rounds, uncontended
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.decisions import combinations, levels, plan_of
 from neural_mp.tuning.baseline import calibrated
@@ -64,7 +64,7 @@ class Found:
     ours: tuple[float, ...]
 
     @property
-    def shares(self) -> list[float]:
+    def shards(self) -> list[float]:
         """The time of every run's plan over that of the best, smallest first."""
         return sorted(self.best / speed for speed in self.ours)
 
@@ -104,7 +104,7 @@ def seconds_of(models: list[AnyModel], inputs: object, rounds: int) -> list[floa
     """Return the seconds that each of several models takes, timed in turn."""
     runs = [partial(model, inputs) for model in models]
     taken = interleaved_rounds(runs, iterations=rounds, block_seconds=_BLOCK_SECONDS)
-    return [undisturbed(seconds) for seconds in taken]
+    return [uncontended(seconds) for seconds in taken]
 
 
 def _seconds_by_plan(

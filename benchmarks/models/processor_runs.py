@@ -24,7 +24,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.profiling import Ratio, interleaved_rounds, ratio
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.sqnr import signal_to_noise
+from neural_mp.tuning.sqnr import output_sqnr_db
 
 CALIBRATION, UNSEEN, STEP = 16, 8, 4
 #: What models are converted for, one beside the other; `vnni` leaves weights their full range.
@@ -71,7 +71,7 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
                 observed = adaptor.observe(model.held, calibration, space)
             tunable = model.in_space(space).observed(observed)
             forms[target] = tunable.converted(space.resolve(space.fastest_plan()))
-        decibels = {t: signal_to_noise(model, form, unseen) for t, form in forms.items()}
+        decibels = {t: output_sqnr_db(model, form, unseen) for t, form in forms.items()}
         speeds = {}
         for size in sizes:
             batch = inputs(size, seed=3)

@@ -10,7 +10,7 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import load
 from neural_mp.api.saved_model import is_saved_model
-from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
+from neural_mp.profiling import interleaved_rounds, ratio, uncontended
 from neural_mp.reporting.tables import BenchmarkRow
 from neural_mp.util.pytree import batch_size_of
 
@@ -44,7 +44,7 @@ def benchmark_models(
     return [
         BenchmarkRow(
             str(source),
-            undisturbed(seconds),
+            uncontended(seconds),
             batch_size_of(batch),
             model.size,
             ratio(seconds, rounds[0]).inverse,

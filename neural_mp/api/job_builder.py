@@ -36,7 +36,7 @@ from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, check_min_speedup
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named, read_workers
-from neural_mp.tuning.job import Described, SearchSettings, TuningJob
+from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.util.text import with_article
@@ -122,7 +122,7 @@ class JobBuilder:
             ),
             amp=amp.words(),
             cache=self._cache(loaded),
-            described=Described(model_name(given.model), describe_settings(given), hardware),
+            description=RunDescription(model_name(given.model), describe_settings(given), hardware),
         )
         return job, log_folder
 
@@ -133,7 +133,7 @@ class JobBuilder:
         postprocess = self.options.postprocess or config_objects.postprocess(self.settings)
         evaluator = Evaluator(evaluation, metrics, eval_func, postprocess, label)
         evaluator.on_batch = self.log.step
-        evaluator.together = together(metrics, self.options.accuracy_criterion)
+        evaluator.aggregation = together(metrics, self.options.accuracy_criterion)
         return evaluator
 
     def _criterion(self, metrics: MetricSet) -> AccuracyCriterion:

@@ -114,7 +114,7 @@ def ray_places(
     try:
         slots = nodes.slots()
         if not slots:
-            raise nodes.nobody("do jobs")
+            raise nodes.no_slots("do jobs")
         yield [_RayPlace(node, nodes.name(node), nodes.threads, trust) for node, _ in slots]
     finally:
         nodes.leave()

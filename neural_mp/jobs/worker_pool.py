@@ -120,7 +120,7 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
     def wait(self, handles: Collection[_JobHandle], seconds: float | None) -> Iterable[_JobHandle]:
         """Wait for a finished job; meanwhile forward progress messages."""
         while isinstance(event := self._events.get(timeout=seconds), tuple):
-            self._listener.told(*event)
+            self._listener.report(*event)
         return [event]
 
     def answer(self, place: JobWorker, handle: _JobHandle, ticket: _JobTicket) -> JobOutcome | None:
@@ -130,7 +130,7 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
         except WorkerLostError as error:
             lost, job = str(error), ticket.task
         self._places.remove(place)
-        self._listener.told(job.name, lost)
+        self._listener.report(job.name, lost)
         ticket.losses += 1
         if ticket.losses <= RUNS_AGAIN:
             return None

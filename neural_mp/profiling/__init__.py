@@ -14,7 +14,7 @@ from neural_mp.profiling.measurement import (
     interleaved_rounds,
     peak_growth,
     ratio,
-    undisturbed,
+    uncontended,
 )
 
 __all__ = [
@@ -33,5 +33,5 @@ __all__ = [
     "ratio",
     "read_kernel_log",
     "side_by_side",
-    "undisturbed",
+    "uncontended",
 ]

@@ -27,23 +27,23 @@ class Verdict(StringEnum):
     #: 16-bit precision without native kernels: FP32 on rounded values.
     EMULATED = "emulated"
     #: No kernel of its own: fused into another kernel, or not needed by the runtime.
-    ALONG = "within another kernel"
+    FUSED = "within another kernel"
     #: Planned as fused into an INT8 kernel with float output, but executed after it.
-    BEHIND = "ran behind its kernel"
+    UNFUSED = "ran unfused"
     #: Quantize-agnostic, planned above INT8, but moved INT8 data.
-    PASSED_ON = "passed int8 on"
+    PASSED_INT8 = "passed int8 through"
     #: Not executed on these inputs, e.g. in a branch not taken.
     NOT_REACHED = "not reached"
     LOWER = "ran lower than planned"
     HIGHER = "ran higher than planned"
     #: Planned with its own INT8 kernel, but no kernel ran.
-    UNSEEN = "nothing of it ran"
+    NO_KERNEL = "no kernel ran"
 
 
 #: Verdicts that contradict the plan.
-BROKEN = (Verdict.HIGHER, Verdict.UNSEEN, Verdict.LOWER)
+BROKEN = (Verdict.HIGHER, Verdict.NO_KERNEL, Verdict.LOWER)
 #: Verdicts that differ from the plan, worst first.
-_FOUND = (*BROKEN, Verdict.BEHIND, Verdict.PASSED_ON, Verdict.NOT_REACHED)
+_FOUND = (*BROKEN, Verdict.UNFUSED, Verdict.PASSED_INT8, Verdict.NOT_REACHED)
 
 
 @dataclass(frozen=True)
@@ -130,35 +130,23 @@ class Audit:
 def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool = True) -> Audit:
     """Run a model once on its example inputs and compare with the plan.
 
-    Args:
-        model: the converted model.
-        planned: op → effective configuration by the plan.
-        complete: as in `Audit`.
-
     Raises:
         ConversionError: the framework does not report the executed kernels.
     """
     adaptor = model.adaptor
-    offered = needed(adaptor.kernel_trace, adaptor.framework, "account of the kernels that ran")
+    offered = needed(adaptor.kernel_trace, adaptor.framework, "trace of executed kernels")
     ran = offered.trace(model.held, model.example_inputs())
     here = hardware.detect()
-    return judged(planned, ran, lambda precision: here.support(precision).native, complete)
+    return audit_ops(planned, ran, lambda precision: here.support(precision).native, complete)
 
 
-def judged(
+def audit_ops(
     planned: Mapping[str, EffectiveOp],
     ran: Mapping[str, OpTrace],
     is_native: Callable[[Precision], bool],
     complete: bool = True,
 ) -> Audit:
-    """Return the audit of planned and executed kernels.
-
-    Args:
-        planned: op → effective configuration by the plan.
-        ran: op → kernels executed in a run.
-        is_native: whether this machine computes in a 16-bit precision natively.
-        complete: as in `Audit`.
-    """
+    """Return the audit of planned and executed kernels; `is_native` is for 16-bit precisions."""
     return Audit(
         tuple(
             AuditedOp(name, op, ran.get(name), _verdict(op, ran.get(name), is_native))
@@ -172,15 +160,15 @@ def _verdict(
     op: EffectiveOp, ran: OpTrace | None, is_native: Callable[[Precision], bool]
 ) -> Verdict:
     if ran is None:
-        return Verdict.UNSEEN if op.approach is not None else Verdict.ALONG
+        return Verdict.NO_KERNEL if op.approach is not None else Verdict.FUSED
     if not ran.executed:
         return Verdict.AS_PLANNED if op.precision is Precision.FP32 else Verdict.NOT_REACHED
     if op.precision is Precision.INT8:
         if _in_int8(op, ran):
             return Verdict.AS_PLANNED
-        return Verdict.BEHIND if op.may_run_unfused else Verdict.HIGHER
+        return Verdict.UNFUSED if op.may_run_unfused else Verdict.HIGHER
     if op.moves_data and ran.precision is None and ran.reads_int8:
-        return Verdict.PASSED_ON
+        return Verdict.PASSED_INT8
     if op.precision is Precision.FP32:
         above = ran.precision in (Precision.FP32, None, op.source)
         # Integer ops of the original model, outside any plan, have kernels named like their type.

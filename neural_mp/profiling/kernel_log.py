@@ -23,6 +23,7 @@ from neural_mp.io.files import require_regular_file
 from neural_mp.io.limits import MAX_DATA_VALUES
 from neural_mp.io.readers import JsonError, load_json
 from neural_mp.profiling.kernel_log_parsers import (
+    ENABLE_ONEDNN,
     MARKERS,
     VARIABLES,
     OneDnnReader,
@@ -38,11 +39,7 @@ _MARKER = re.compile(b"|".join(_MARKERS))
 
 
 class Sieve:
-    """Filter that separates log lines from a byte stream.
-
-    Args:
-        keep: receives each log line, from its marker on.
-    """
+    """Filter that separates log lines, passed to `keep` from their marker on, from bytes."""
 
     def __init__(self, keep: Callable[[str], None]) -> None:
         self._keep, self._rest = keep, b""
@@ -99,7 +96,9 @@ def sieved_output(sieve: Sieve) -> Iterator[None]:
         KernelLogError: a filter is active already, or standard output is closed.
     """
     if not _in_use.acquire(blocking=False):
-        raise KernelLogError("a kernel log is kept already; only one can be kept at a time")
+        raise KernelLogError(
+            "a kernel log is already being recorded; end the first kernel_log() context before"
+        )
     try:
         with _real_output() as real, tempfile.TemporaryFile() as file:
             ended = threading.Event()
@@ -126,8 +125,8 @@ def _real_output() -> Iterator[int]:
         real = os.dup(_STANDARD_OUTPUT if sys.stdout is not None else -1)
     except OSError:
         raise KernelLogError(
-            "standard output is closed, and oneDNN writes its log there; start the program with "
-            "it open, such as with `> /dev/null`"
+            "standard output is closed, but required for the log of oneDNN; redirect standard "
+            "output, e.g. with `> /dev/null`"
         ) from None
     try:
         yield real
@@ -159,7 +158,7 @@ def _write(target: int, text: bytes) -> None:
         text = text[os.write(target, text) :]
 
 
-_SILENCE = "PyTorch ran no kernel of oneDNN in the block: all was computed by kernels of its own"
+_SILENCE = "PyTorch ran no oneDNN kernels in this context, only its own kernels"
 #: Header of the log, which oneDNN prints once per process.
 _header = {"isa": "", "library": ""}
 
@@ -184,8 +183,8 @@ def read_kernel_log(path_or_lines: str | Path | Iterable[str]) -> KernelLog:
             return _read(lines, str(path))
     except OSError as error:
         raise KernelLogError(
-            f"{str(path)!r} cannot be read: {error.strerror}; give a file that holds the output of "
-            f"a program that ran with ONEDNN_VERBOSE=1, or the profile of ONNX Runtime"
+            f"{str(path)!r} cannot be read: {error.strerror}; give the output of a program that "
+            f"ran with ONEDNN_VERBOSE=1, or a profile of ONNX Runtime"
         ) from error
 
 
@@ -237,7 +236,7 @@ def _read(lines: Iterable[str], name: str) -> KernelLog:
             reader.read(line)
         log = reader.log()
     if not log.calls:
-        raise KernelLogError(f"no kernel is in {name}: {log.empty_because}")
+        raise KernelLogError(f"{name} contains no kernel: {log.empty_because}")
     return log
 
 
@@ -249,12 +248,13 @@ def _profile(text: str, name: str) -> KernelLog | None:
         if not name.endswith(".json"):
             return None
         raise KernelLogError(
-            f"{name} is not whole JSON ({error}); ONNX Runtime writes the profile to its end when "
-            f"end_profiling() is called"
+            f"{name} is not valid JSON ({error}); call end_profiling(), which completes the "
+            f"profile of ONNX Runtime"
         ) from error
     if not is_profile(content):
         raise KernelLogError(
-            f"{name} is JSON, and not the list of events that ONNX Runtime writes as a profile"
+            f"{name} must contain a list of events, like a profile of ONNX Runtime, got JSON of "
+            f"another structure"
         )
     return read_profile(content)
 
@@ -270,10 +270,7 @@ def run_with_kernel_log(
 ) -> tuple[KernelLog, int]:
     """Run a program to its end and read its kernel log.
 
-    Args:
-        command: the program and its arguments.
-        write: receives the program's standard output without the log.
-        keep: receives each log line.
+    Standard output without the log is passed to `write`, each log line to `keep`.
 
     Returns:
         The log, and the exit code as in a shell: 128 + signal number if a signal ended the program.
@@ -298,7 +295,7 @@ def run_with_kernel_log(
     except OSError as error:
         raise KernelLogError(
             f"{command[0]!r} cannot be run: {error.strerror}; give a program and its arguments "
-            f"behind --, such as: neural-mp kernels -- python train.py"
+            f"after --, e.g. neural-mp kernels -- python train.py"
         ) from None
     with process, _interrupted_once():
         assert process.stdout is not None
@@ -340,8 +337,5 @@ def _interrupted_once() -> Iterator[None]:
 
 def _silence(environment: Mapping[str, str]) -> str:
     if environment.get(_SWITCH, "1") in ("0", "false"):
-        return f"oneDNN is off: {_SWITCH}={environment[_SWITCH]} is set; set it to 1"
-    return (
-        f"the program ran no kernel of oneDNN. In TensorFlow, oneDNN is on with {_SWITCH}=1; ONNX "
-        f"Runtime does not use it: give its profile"
-    )
+        return f"oneDNN is disabled by {_SWITCH}={environment[_SWITCH]}; set {_SWITCH}=1"
+    return f"the program ran no oneDNN kernels. {ENABLE_ONEDNN}"

@@ -53,12 +53,7 @@ class KernelChange:
 def side_by_side(
     before: KernelLog, after: KernelLog, key: str = KernelKey.IMPLEMENTATION
 ) -> list[RowPair]:
-    """Return the rows of two logs, joined by name, longest time first.
-
-    Args:
-        before: first log.
-        after: second log.
-        key: as for `KernelLog.by`.
+    """Return the rows of two logs, joined by name, longest time first; `key` as for `KernelLog.by`.
 
     Raises:
         ConfigurationError: the key is unknown.

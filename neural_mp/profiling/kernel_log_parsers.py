@@ -63,18 +63,14 @@ _LIBRARIES = ("oneDNN", "DNNL", "Intel")
 
 
 #: Hint for logs without oneDNN kernels.
-_SWITCHED_OFF = (
-    "In TensorFlow, oneDNN is on with TF_ENABLE_ONEDNN_OPTS=1; ONNX Runtime does not use it: give "
-    "its profile"
+ENABLE_ONEDNN = (
+    "In TensorFlow, TF_ENABLE_ONEDNN_OPTS=1 enables oneDNN; for ONNX Runtime, which does not use "
+    "oneDNN, give a profile"
 )
 
 
 class OneDnnReader:
-    """Line-by-line reader of a oneDNN log.
-
-    Args:
-        silence: reason to report for an empty log, if the caller has enabled the log.
-    """
+    """Line-by-line reader of a oneDNN log; `silence` is the reason for an empty log, if known."""
 
     def __init__(self, silence: str = "") -> None:
         self._silence = silence
@@ -147,21 +143,18 @@ class OneDnnReader:
 
     def _why_empty(self) -> str:
         if self._malformed:
-            return f"none of {counted(self._malformed, 'line')} of oneDNN can be read"
+            return f"none of {counted(self._malformed, 'oneDNN line')} is readable"
         kinds = {operation.split(":")[0] for operation in self._operations}
         if kinds & {"create", "graph"}:
             return (
-                "the log says which kernels were made, not which ran; set ONEDNN_VERBOSE=1 "
-                "(or profile) where the program runs"
+                "the log lists created kernels, but no executed ones; run the program with "
+                "ONEDNN_VERBOSE=1 (or profile)"
             )
         if self._silence:
             return self._silence
         if self._operations:
-            return f"oneDNN was loaded and ran no kernel. {_SWITCHED_OFF}"
-        return (
-            f"there is no line of oneDNN; set ONEDNN_VERBOSE=1 where the program runs. "
-            f"{_SWITCHED_OFF}"
-        )
+            return f"oneDNN was loaded, but ran no kernels. {ENABLE_ONEDNN}"
+        return f"no line is of oneDNN; run the program with ONEDNN_VERBOSE=1. {ENABLE_ONEDNN}"
 
 
 def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall | None:
@@ -208,7 +201,7 @@ def _dtypes(descriptors: str) -> Mapping[str, str]:
 _FENCES = ("_fence_before", "_fence_after")
 #: Ops whose time is that of inner nodes, which have their own events.
 _AROUND_OTHERS = ("If", "Loop", "Scan")
-_EMPTY = "the profile has no event of a node; end_profiling() must come after the model has run"
+_EMPTY = "the profile has no events of nodes; call end_profiling() after running the model"
 
 
 _TENSORS = list_of(mapping_of(list_of(anything)))

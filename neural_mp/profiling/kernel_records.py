@@ -130,7 +130,7 @@ class KernelLog:
         Raises:
             ConfigurationError: the key is unknown.
         """
-        named = _NAMES[KernelKey.parse(key, "what kernels are put together by")]
+        named = _NAMES[KernelKey.parse(key, "grouping key of kernels")]
         taken: dict[str, list[float]] = defaultdict(list)
         for call in self.calls:
             taken[named(call)].append(call.milliseconds)
@@ -150,14 +150,14 @@ class KernelLog:
         notes = []
         if self.malformed:
             notes.append(
-                f"{counted(self.malformed, 'line')} could not be read and are not counted: they "
-                f"were cut off, or written into each other"
+                f"{counted(self.malformed, 'unreadable line')} not counted: truncated, or mixed "
+                f"with other output"
             )
         if not any(call.implementation for call in self.calls):
             notes.append(
-                f"none but {self.calls[0].primitive}, which names no kernel: the framework asked "
-                f"oneDNN for products of matrices only; TensorFlow does so where oneDNN is off, "
-                f"and TF_ENABLE_ONEDNN_OPTS=1 switches it on"
+                f"only {self.calls[0].primitive}, which is logged without kernel names: the "
+                f"framework used oneDNN for matrix products only, as TensorFlow does without "
+                f"TF_ENABLE_ONEDNN_OPTS=1"
             )
         notes.extend(self._notes_on_bf16())
         return tuple(notes)
@@ -168,9 +168,9 @@ class KernelLog:
             return
         count = sum(call.precision == Precision.BF16.value for call in self.calls)
         if count:
-            yield f"this CPU has no BF16 ({self.isa}): {counted(count, 'call')} emulated it"
+            yield f"this CPU has no BF16 ({self.isa}): {counted(count, 'call')} emulated BF16"
         else:
-            yield f"this CPU has no BF16 ({self.isa}): no kernel ran in it, whatever was asked for"
+            yield f"this CPU has no BF16 ({self.isa}): no kernel ran in BF16"
 
 
 @lru_cache(maxsize=4096)

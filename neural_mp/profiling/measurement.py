@@ -51,7 +51,7 @@ class Ratio:
         return f"{self.value:.2f}× ({self.low:.2f} to {self.high:.2f})"
 
 
-def undisturbed(seconds: Sequence[float]) -> float:
+def uncontended(seconds: Sequence[float]) -> float:
     """Return the uncontended latency: the first decile of all rounds.
 
     On a shared machine, other processes slow down about half of the runs, so the median is
@@ -61,27 +61,23 @@ def undisturbed(seconds: Sequence[float]) -> float:
 
 
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
-    """Return the ratio of the uncontended latencies of two interleaved runs.
+    """Return the ratio of the uncontended latencies of two interleaved runs, one per round each.
 
     The confidence interval is from a paired block bootstrap over rounds, as consecutive rounds are
     correlated (Künsch, "The jackknife and the bootstrap for general stationary observations", Ann.
     Statist. 17, 1989), with a fixed seed. If uncontended rounds are rare, chance favours either
     run; therefore the interval is extended to the median of the per-round ratios.
-
-    Args:
-        seconds: latencies of the run, one per round.
-        reference: latencies of the reference in the same rounds.
     """
     taken = np.array([seconds, reference])
     count, draw = taken.shape[1], np.random.default_rng(0)
-    shares: list[float] = []
-    while len(shares) < _BOOTSTRAP_SAMPLES:
+    ratios: list[float] = []
+    while len(ratios) < _BOOTSTRAP_SAMPLES:
         drawn = _drawn_blocks(draw, count)
         one, other = np.quantile(taken[:, drawn], _LATENCY_QUANTILE, axis=2)
-        shares += (one / other).tolist()
+        ratios += (one / other).tolist()
     tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(shares, (tail, 1 - tail))
-    value = undisturbed(seconds) / undisturbed(reference)
+    low, high = np.quantile(ratios, (tail, 1 - tail))
+    value = uncontended(seconds) / uncontended(reference)
     paired = float(np.median(taken[0] / taken[1]))
     return Ratio(value, min(float(low), value, paired), max(float(high), value, paired))
 
@@ -161,9 +157,7 @@ def interleaved_medians(runs: Sequence[Callable[[], Any]], **options: Any) -> li
 def peak_growth(run: Callable[[], Any], interval: float = 0.001) -> int:
     """Return the peak growth of the process's resident memory during `run`, in bytes.
 
-    Args:
-        run: function to measure.
-        interval: sampling interval in seconds; shorter peaks can be missed.
+    Memory is sampled every `interval` seconds; shorter peaks can be missed.
     """
     process = psutil.Process()
     start = process.memory_info().rss

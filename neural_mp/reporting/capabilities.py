@@ -14,6 +14,7 @@ from rich.text import Text
 
 from neural_mp.core.graph import Op
 from neural_mp.core.precision import Precision
+from neural_mp.reporting import formatting
 from neural_mp.space import Reason, TuningSpace, counted_reasons
 from neural_mp.util.text import counted
 
@@ -42,20 +43,15 @@ def capability_table(
     """Return a table of ops, their supported precisions, and the reasons for ineligible ones.
 
     If the console is too narrow, a row shows only its first op, and the reasons follow the table as
-    numbered notes.
-
-    Args:
-        space: tuning space of the model.
-        ops: ops to show; default: all.
-        each: one row per op; else ops of a layer with equal capabilities share a row.
+    numbered notes. Ops of a layer with equal capabilities share a row, unless `each` is set.
     """
     shown = list(space.graph) if ops is None else list(ops)
     groups = [[op] for op in shown] if each else _layers(space, shown)
     title = counted(len(shown), "op")
-    notes = ["ops shown dim follow the ops around them unless a plan names them"]
+    notes = ["dim ops follow adjacent ops unless a plan names them"]
     if len(groups) < len(shown):
         title = f"{title} in {counted(len(groups), 'group')}"
-        notes.append("ops of one layer share a row; --all gives each a row of its own")
+        notes.append("ops of one layer share a row; --all shows one row per op")
     shared = _reasons_of_all(space)
     notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
     return _Capabilities(title, [_row(space, group, shared) for group in groups], notes)
@@ -197,10 +193,11 @@ class CapabilitySummary:
 def summary_table(summary: CapabilitySummary) -> RenderableType:
     """Return a table of supported precisions by op type, and the reasons for the others."""
     total = sum(summary.types.values())
-    table = Table(title=f"Supported precisions of {counted(total, 'op')}", title_justify="left")
-    table.add_column("op type", overflow="fold")
-    for heading in ("ops", *(p.value for p in Precision)):
-        table.add_column(heading, justify="right")
+    title, figures = (
+        f"Supported precisions of {counted(total, 'op')}",
+        ("ops", *map(str, Precision)),
+    )
+    table = formatting.table(title, "op type", *figures, right=figures)
     for kind, count in summary.types.items():
         table.add_row(kind, str(count), *(str(summary.able[kind][p] or "") for p in Precision))
     table.add_section()
@@ -213,14 +210,10 @@ def summary_table(summary: CapabilitySummary) -> RenderableType:
 
 def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
     """Return a table of reasons for ineligible precisions, with the number of ops."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("no")
-    table.add_column("ops", justify="right")
-    for heading in ("op types", "reason"):
-        table.add_column(heading, overflow="fold")
+    table = formatting.table(title, "no", "ops", "op types", "reason", right=("ops",))
     for reason in reasons:
-        types = list(reason.types)
-        more = len(types) - _SHOWN_TYPES
-        named = ", ".join(types[:_SHOWN_TYPES]) + (f" and {more} more" if more > 0 else "")
+        more = len(reason.types) - _SHOWN_TYPES
+        named = ", ".join(list(reason.types)[:_SHOWN_TYPES])
+        named += f" and {more} more" if more > 0 else ""
         table.add_row(reason.precision.value, str(reason.ops), named, reason.words)
     return table

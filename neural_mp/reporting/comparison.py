@@ -8,37 +8,32 @@ import math
 from collections.abc import Collection
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from neural_mp.reporting import formatting
 from neural_mp.tuning.comparison import EQUAL, Comparison, LayerDifference
-from neural_mp.tuning.sqnr import LEAST_DECIBELS
+from neural_mp.tuning.sqnr import MIN_SQNR_DB
 from neural_mp.util.text import counted
 
 #: Default number of worst ops to mark.
 MARKED = 5
 _STYLES = {"first": "red", "worst": "yellow"}
-_COLUMNS = (
-    *("name", "type", "dtype_a", "dtype_b"),
-    *("sqnr", "sqnr_drop", "introduced_nsr", "cosine", "max_abs_error"),
-)
+_FIGURES = ("sqnr", "sqnr_drop", "introduced_nsr", "cosine", "max_abs_error")
 
 
 def comparison_table(comparison: Comparison, worst: int | None = None) -> RenderableType:
     """Return tables of the outputs, and of the ops in graph order with the worst marked.
 
-    Args:
-        comparison: the comparison.
-        worst: show only the N ops that introduce the most quantization noise; default: all.
+    With `worst`, only the N ops that introduce the most quantization noise are shown.
     """
     chosen = comparison.worst(MARKED if worst is None else worst)
     marked = {layer.name for layer in chosen}
     shown = comparison.layers if worst is None else chosen
     batches = counted(comparison.batches, "batch", "batches")
     title = f"Outputs: {counted(comparison.samples, 'sample')} in {batches}"
-    outputs = Table(title=title, title_justify="left")
-    for heading in ("output", "SQNR", "cosine", "max. abs. error"):
-        outputs.add_column(heading, justify="left" if heading == "output" else "right")
+    figures = ("SQNR", "SQNR drop", "cosine", "max. abs. error")
+    headings = ("output", *(heading for heading in figures if heading != "SQNR drop"))
+    outputs = formatting.table(title, *headings, right=figures)
     for output in comparison.outputs:
         outputs.add_row(
             output.name,
@@ -47,11 +42,8 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
             f"{output.max_abs_error:.3g}",
         )
     of_all = "" if worst is None else f"; {len(shown)} that introduce the most quantization noise"
-    layers = Table(title=f"{counted(len(comparison.layers), 'op')}{of_all}", title_justify="left")
-    figures = ("SQNR", "SQNR drop", "cosine", "max. abs. error")
-    for heading in ("op", "type", "A → B", *figures, ""):
-        left = heading not in figures
-        layers.add_column(heading, justify="left" if left else "right", overflow="fold")
+    title = f"{counted(len(comparison.layers), 'op')}{of_all}"
+    layers = formatting.table(title, "op", "type", "A → B", *figures, "", right=figures)
     for layer in shown:
         mark = _mark(layer, comparison, marked)
         layers.add_row(*_cells(layer), mark, style=_STYLES.get(mark, ""))
@@ -68,15 +60,9 @@ def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
     """Return CSV with a header and one line per op; the SQNR of equal values is `inf`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    writer.writerow(("name", "type", "dtype_a", "dtype_b", *_FIGURES))
     for layer in comparison.layers if worst is None else comparison.worst(worst):
-        figures = (
-            layer.sqnr,
-            layer.sqnr_drop,
-            layer.introduced_nsr,
-            layer.cosine,
-            layer.max_abs_error,
-        )
+        figures = (getattr(layer, name) for name in _FIGURES)
         writer.writerow([layer.name, layer.type, *layer.dtypes, *figures])
     return text.getvalue()
 
@@ -105,8 +91,8 @@ def _verdict(comparison: Comparison) -> str:
     first = comparison.first
     if first is None:
         return "No divergence: no op has an SQNR clearly below the SQNR of its inputs"
-    low = first.sqnr < LEAST_DECIBELS
-    why = f"first op below {LEAST_DECIBELS:.0f} dB" if low else "largest SQNR drop"
+    low = first.sqnr < MIN_SQNR_DB
+    why = f"first op below {MIN_SQNR_DB:.0f} dB" if low else "largest SQNR drop"
     below = "inputs equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
     place = f"{first.name} ({first.type})"
     return f"First divergence at {place}: {_decibels(first.sqnr)}, {below}; {why}"

@@ -21,7 +21,7 @@ table = comparison_table
 @singledispatch
 def cell(value: object) -> str:
     """Return notebook HTML for an object of a registered class."""
-    raise TypeError(f"nothing shows a {type(value).__name__}")
+    raise TypeError(f"no notebook display is registered for {type(value).__name__}")
 
 
 cell.register(Report, report_cell)
@@ -54,7 +54,7 @@ def save_page(report: Report, path: str | Path) -> None:
     """
     if report.record is None:
         raise NeuralMPError(
-            "nothing is known of a run that these figures are of; the page of a run is made "
-            "from the report of its result, or by `neural-mp report` from its workspace"
+            "the report has no run record, which a page requires; use the report of a tuning "
+            "result, or `neural-mp report` with the workspace of the run"
         )
     write_page(path, page_of(report.record))

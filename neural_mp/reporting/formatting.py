@@ -1,6 +1,10 @@
-"""Number formats for readers."""
+"""Formats of numbers and tables for readers."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+
+from rich.table import Table
 
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
@@ -26,7 +30,7 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def share(value: float | None) -> str:
+def fraction(value: float | None) -> str:
     """Format a fraction in percent, tiny ones as a power of ten; a dash for None."""
     if value is None:
         return "–"
@@ -65,3 +69,11 @@ def speed(report: Report) -> str:
         if low <= 1 <= high
         else f"{times(report.speedup)} as fast {spread}"
     )
+
+
+def table(title: str, *headings: str, right: Collection[str] = ()) -> Table:
+    """Return an empty table; columns with a heading in `right` are aligned to the right."""
+    made = Table(title=title or None, title_justify="left")
+    for heading in headings:
+        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return made

@@ -24,7 +24,7 @@ class JobsListener:
     def began(self, count: int) -> None:
         """Handle the start of `count` jobs, finished ones included."""
 
-    def told(self, job: str, said: str) -> None:
+    def report(self, job: str, message: str) -> None:
         """Handle a progress message of a job."""
 
     def ended(self, outcome: JobOutcome) -> None:
@@ -55,18 +55,18 @@ class LiveJobs(JobsListener):
         """Store the number of jobs."""
         self._whole = count
 
-    def told(self, job: str, said: str) -> None:
+    def report(self, job: str, message: str) -> None:
         """Show the state of the job."""
         since, _ = self._running.get(job, (time.monotonic(), ""))
-        self._running[job] = since, said
+        self._running[job] = since, message
         if self._live is None:
-            self._line(f"{job}: {said}")
+            self._line(f"{job}: {message}")
 
     def ended(self, outcome: JobOutcome) -> None:
         """Print a line for the job."""
         self._running.pop(outcome.name, None)
         self._counts[outcome.status] = self._counts.get(outcome.status, 0) + 1
-        self._line(f"{outcome.name}: {in_words(outcome)}", _STYLES.get(outcome.status, ""))
+        self._line(f"{outcome.name}: {describe_outcome(outcome)}", _STYLES.get(outcome.status, ""))
 
     def close(self) -> None:
         """Remove the lines of running jobs."""
@@ -74,20 +74,20 @@ class LiveJobs(JobsListener):
             self._live.stop()
             self._live = None
 
-    def _line(self, said: str, style: str = "") -> None:
-        self._console.print(said, style=style, markup=False, highlight=False, soft_wrap=True)
+    def _line(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _rendered(self) -> Group:
         table = Table.grid(padding=(0, 2))
         now = time.monotonic()
-        for job, (since, said) in self._running.items():
-            table.add_row(Text(job), Text(f"{now - since:.0f} s", "dim"), Text(said))
+        for job, (since, message) in self._running.items():
+            table.add_row(Text(job), Text(f"{now - since:.0f} s", "dim"), Text(message))
         ended = sum(self._counts.values())
         counts = ", ".join(f"{count} {status}" for status, count in self._counts.items())
         return Group(table, Text(f"{ended} of {counted(self._whole, 'job')} ended; {counts}"))
 
 
-def in_words(job: JobOutcome) -> str:
+def describe_outcome(job: JobOutcome) -> str:
     """Return the outcome of a job as one line of text."""
     if not job.status.finished:
         return f"{'failed' if job.status is JobStatus.FAILED else 'not finished'}: {job.reason}"
@@ -106,11 +106,8 @@ def in_words(job: JobOutcome) -> str:
 
 def jobs_table(outcomes: Sequence[JobOutcome]) -> Table:
     """Return a table of job outcomes, one row per job."""
-    table = Table(title=totals(outcomes), title_justify="left")
-    for heading in ("job", "result"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("accuracy", "FP32", "speed", "size", "time"):
-        table.add_column(heading, justify="right")
+    columns = ("accuracy", "FP32", "speed", "size", "time")
+    table = formatting.table(totals(outcomes), "job", "result", *columns, right=columns)
     for job in outcomes:
         reason = f": {job.reason}" if job.reason else ""
         table.add_row(

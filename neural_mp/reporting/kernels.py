@@ -24,17 +24,11 @@ _HEADINGS = {
 def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> RenderableType:
     """Return a table of the time per kernel: calls, total time, fraction.
 
-    Args:
-        log: the log.
-        key: as for `KernelLog.by`.
-
     Raises:
-        ConfigurationError: the key is unknown.
+        ConfigurationError: the key is unknown; see `KernelLog.by`.
     """
-    table = Table(title=summary(log), title_justify="left")
-    table.add_column(_HEADINGS[KernelKey(key)], overflow="fold")
-    for heading in ("calls", "elapsed time", "share"):
-        table.add_column(heading, justify="right")
+    figures = ("calls", "elapsed time", "share")
+    table = formatting.table(summary(log), _HEADINGS[KernelKey(key)], *figures, right=figures)
     for row in log.by(key):
         table.add_row(row.name, str(row.calls), _time(row.milliseconds), f"{row.share:.1%}")
     table.add_section()
@@ -43,17 +37,10 @@ def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> Rendera
 
 
 def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[KernelLog]) -> Table:
-    """Return a table that compares two logs.
-
-    Args:
-        pairs: result of `side_by_side`.
-        key: key used for `pairs`.
-        logs: the two logs.
-    """
-    table = Table(title="Comparison of both logs", title_justify="left")
-    table.add_column(_HEADINGS[KernelKey(key)], overflow="fold")
-    for heading in ("calls", "calls after", "time", "time after", "speed"):
-        table.add_column(heading, justify="right")
+    """Return a table that compares two logs by the rows that `side_by_side` paired by `key`."""
+    figures = ("calls", "calls after", "time", "time after", "speed")
+    heading = _HEADINGS[KernelKey(key)]
+    table = formatting.table("Comparison of both logs", heading, *figures, right=figures)
     for pair in pairs:
         rows = pair.before, pair.after
         counts = [str(row.calls) if row else "–" for row in rows]
@@ -72,12 +59,10 @@ def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[Kernel
 def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
     """Return a table of the work that other kernels compute in the second log."""
     if not changes:
-        return Text("no changed kernels: in both logs, the same kernels do the same work")
-    table = Table(title="Changed kernels", title_justify="left")
-    for heading in ("work", "kernels → kernels after"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("sizes", "time", "time after", "speed"):
-        table.add_column(heading, justify="right")
+        return Text("no changed kernels: both logs use the same kernels for the same work")
+    figures = ("sizes", "time", "time after", "speed")
+    headings = ("work", "kernels → kernels after", *figures)
+    table = formatting.table("Changed kernels", *headings, right=figures)
     for change in changes:
         counts = change.calls_before, change.calls_after
         taken = change.milliseconds_before, change.milliseconds_after

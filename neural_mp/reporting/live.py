@@ -47,20 +47,11 @@ def is_notebook() -> bool:
 
 
 class NotebookLive:
-    """Live display in a cell's output, without widgets.
+    """Live display in a cell's output, without widgets; `render` returns the current content."""
 
-    Args:
-        render: returns the current content.
-        show: shows HTML and returns a function that replaces it; default: IPython's display.
-    """
-
-    def __init__(
-        self,
-        render: Callable[[], RenderableType],
-        show: Callable[[str], Callable[[str], Any]] | None = None,
-    ) -> None:
-        self._render, self._show = render, show or _displayed
-        self._replace: Callable[[str], Any] | None = None
+    def __init__(self, render: Callable[[], RenderableType]) -> None:
+        self._render = render
+        self._handle: Any = None
         self._drawn = 0.0
 
     def update(self) -> None:
@@ -72,11 +63,13 @@ class NotebookLive:
 
     def draw(self, shown: RenderableType) -> None:
         """Replace the displayed content."""
-        html = html_of(shown)
-        if self._replace is None:
-            self._replace = self._show(html)
+        from IPython.display import HTML, display
+
+        html = HTML(html_of(shown))
+        if self._handle is None:
+            self._handle = display(html, display_id=True)
         else:
-            self._replace(html)
+            self._handle.update(html)
 
 
 def html_of(shown: RenderableType) -> str:
@@ -88,54 +81,8 @@ def html_of(shown: RenderableType) -> str:
     return console.export_html(inline_styles=True, code_format=_FRAME)
 
 
-def _displayed(html: str) -> Callable[[str], Any]:
-    from IPython.display import HTML, display
-
-    handle = display(HTML(html), display_id=True)
-    return lambda newer: handle.update(HTML(newer))
-
-
 #: Number of latest trials shown during a run.
 _SHOWN = 15
-
-
-class NotebookListener(Listener):
-    """Listener that shows a run in a notebook cell.
-
-    Args:
-        live: the display; default: in the running cell.
-    """
-
-    def __init__(self, live: Callable[[Callable[[], Group]], NotebookLive] = NotebookLive) -> None:
-        self._run = LiveListener(Console(file=io.StringIO()), summary=False)
-        self._live = live(self._run.rendered)
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        """Restart the progress bar."""
-        self._run.phase(name, total)
-        self._live.update()
-
-    def step(self) -> None:
-        """Advance the progress bar."""
-        self._run.step()
-        self._live.update()
-
-    def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        """Show each metric's FP32 value and target instead of a score."""
-        self._run.metrics(baseline, targets)
-
-    def baseline(self, accuracy: float, target: float) -> None:
-        """Show the FP32 accuracy and the target."""
-        self._run.baseline(accuracy, target)
-
-    def trial(self, trial: Trial, speedup: float | None) -> None:
-        """Add a row."""
-        self._run.trial(trial, speedup)
-        self._live.update()
-
-    def close(self) -> None:
-        """Leave the final table of trials."""
-        self._live.draw(self._run.trials())
 
 
 class LiveListener(Listener):
@@ -225,3 +172,18 @@ class LiveListener(Listener):
     def _update(self) -> None:
         if self._live is not None:
             self._live.update(self.rendered())
+
+
+class NotebookListener(LiveListener):
+    """Listener that shows a run in a notebook cell."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(file=io.StringIO()), summary=False)
+        self._cell = NotebookLive(self.rendered)
+
+    def close(self) -> None:
+        """Leave the final table of trials."""
+        self._cell.draw(self.trials())
+
+    def _update(self) -> None:
+        self._cell.update()

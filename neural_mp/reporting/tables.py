@@ -32,17 +32,11 @@ _OUTCOME_STYLE |= dict.fromkeys((Outcome.MISSED, Outcome.PRUNED, Outcome.SLOW), 
 
 
 def hardware_table(
-    hardware: Hardware, products: Mapping[str, Mapping[KernelKind, Int8Accumulation]]
+    hardware: Hardware, accumulation: Mapping[str, Mapping[KernelKind, Int8Accumulation]]
 ) -> RenderableType:
-    """Return a table of native precisions with reasons, and of INT8 accumulation.
-
-    Args:
-        hardware: the hardware.
-        products: framework → kind of kernel → INT8 accumulation on this machine.
-    """
-    table = Table(title=f"{hardware.name}, {counted(hardware.cores, 'core')}", title_justify="left")
-    for heading in ("device", "precision", "support", "reason"):
-        table.add_column(heading)
+    """Return a table of native precisions with reasons, and INT8 accumulation by framework."""
+    title = f"{hardware.name}, {counted(hardware.cores, 'core')}"
+    table = formatting.table(title, "device", "precision", "support", "reason")
     for device in ("cpu", "gpu") if hardware.gpus else ("cpu",):
         for precision in Precision:
             support = hardware.support(precision, device)
@@ -53,34 +47,30 @@ def hardware_table(
     limits = (f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
     notes.extend(f"{limit} limits the instruction sets of oneDNN" for limit in limits)
     parts: list[RenderableType] = [table]
-    if products:
-        parts.append(_products_table(products))
+    if accumulation:
+        parts.append(_accumulation_table(accumulation))
     return Group(*parts, *(Text(note, style="dim") for note in notes))
 
 
-def _products_table(products: Mapping[str, Mapping[KernelKind, Int8Accumulation]]) -> Table:
-    table = Table(title="INT8 accumulation by kernel type", title_justify="left")
-    table.add_column("framework")
-    for kernel in KernelKind:
-        table.add_column(kernel.value)
-    for framework, found in products.items():
-        words = (found[kernel].value for kernel in KernelKind)
-        styles = {
-            Int8Accumulation.EXACT.value: "green",
-            Int8Accumulation.SATURATING.value: "yellow",
-        }
-        table.add_row(framework, *(Text(word, styles[word]) for word in words))
+def _accumulation_table(
+    accumulation: Mapping[str, Mapping[KernelKind, Int8Accumulation]],
+) -> Table:
+    title = "INT8 accumulation by kernel type"
+    table = formatting.table(title, "framework", *(kernel.value for kernel in KernelKind))
+    styles = {Int8Accumulation.EXACT: "green", Int8Accumulation.SATURATING: "yellow"}
+    for framework, by_kernel in accumulation.items():
+        found = (by_kernel[kernel] for kernel in KernelKind)
+        table.add_row(framework, *(Text(kind.value, styles[kind]) for kind in found))
     return table
 
 
 def plan_table(plan: PrecisionPlan, exact_on: str) -> RenderableType:
     """Return a table of the ops of a plan, and the CPUs on which the model is exact."""
-    table = Table(title=f"{counted(len(plan), 'op')} of the plan", title_justify="left")
-    for heading in ("op", "configuration", "weight"):
-        table.add_column(heading, overflow="fold")
+    title = f"{counted(len(plan), 'op')} of the plan"
+    table = formatting.table(title, "op", "configuration", "weight")
     for op, config in plan.items():
         table.add_row(op, str(config), str(config.weight or ""))
-    return Group(table, Text(f"right on {exact_on}"))
+    return Group(table, Text(f"exact on {exact_on}"))
 
 
 def explanation_table(
@@ -88,13 +78,10 @@ def explanation_table(
 ) -> Table:
     """Return a table that explains the precisions of one op.
 
-    Args:
-        op: the op.
-        rows: precision → the list of the op type, effective precision, reason.
+    A row consists of the list of the op type, the effective precision and the reason.
     """
-    table = Table(title=f"{op.name} ({op.type})", title_justify="left")
-    for heading in ("precision", "list", "decision", "reason"):
-        table.add_column(heading, overflow="fold")
+    title = f"{op.name} ({op.type})"
+    table = formatting.table(title, "precision", "list", "decision", "reason")
     for precision, (stands_on, runs_in, reason) in rows.items():
         word = "–" if not precision.is_16_bit else stands_on.name if stands_on else "none"
         table.add_row(precision.value, word, runs_in.value, reason)
@@ -103,19 +90,17 @@ def explanation_table(
 
 def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
     """Return a table of sensitivities, highest degradation first."""
-    table = Table(title="Sensitivity of decisions", title_justify="left")
-    table.add_column("tensor or op", overflow="fold")
-    for heading in ("quantization noise", "corrected", "output noise", "corrected", "time saved"):
-        table.add_column(heading, justify="right")
-    table.add_column("precision")
-    table.add_column("reason", overflow="fold")
+    figures = ("quantization noise", "corrected", "output noise", "corrected", "time saved")
+    headings = ("tensor or op", *figures, "precision", "reason")
+    table = formatting.table("Sensitivity of decisions", *headings, right=figures)
     for row in rows:
         table.add_row(
             row.name,
-            formatting.share(row.noise),
-            formatting.share(row.repaired_noise) + (f" ({row.repair})" if row.repair else ""),
-            formatting.share(row.output_noise),
-            formatting.share(row.repaired_output_noise),
+            formatting.fraction(row.noise),
+            formatting.fraction(row.corrected_noise)
+            + (f" ({row.correction})" if row.correction else ""),
+            formatting.fraction(row.output_noise),
+            formatting.fraction(row.corrected_output_noise),
             formatting.seconds(row.seconds_gained),
             row.runs_in,
             row.reason,
@@ -125,11 +110,10 @@ def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
 
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:
     """Return a table of trials with their speedup over FP32, if measured."""
-    table = Table(title=title or None, title_justify="left")
     names = list(dict.fromkeys(name for trial, _ in rows for name in trial.metrics))
     first = ("trial", *names, "score") if names else ("trial", "accuracy")
-    for heading in (*first, "loss", "speed", "seconds", "outcome", "plan"):
-        table.add_column(heading, justify="left" if heading in ("outcome", "plan") else "right")
+    figures = (*first, "loss", "speed", "seconds")
+    table = formatting.table(title, *figures, "outcome", "plan", right=figures)
     for index, (trial, speedup) in enumerate(rows, start=1):
         counts = " ".join(f"{count} {p}" for p, count in trial.plan.counts().items())
         table.add_row(
@@ -147,8 +131,12 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
 
 def result_tables(report: Report, met: bool | None) -> RenderableType:
     """Return the summary of a run: before and after, op counts, warnings."""
+    figures = ("FP32", "result", "change")
+    comparison = formatting.table(verdict(report, met), "", *figures, right=figures)
+    for row in before_and_after(report):
+        comparison.add_row(*row)
     parts: list[RenderableType] = [
-        _before_and_after(report, met),
+        comparison,
         op_counts_table(report.op_counts),
     ]
     if report.ineligible:
@@ -166,34 +154,22 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
         )
     )
     if report.cache_hits:
-        words_of = f"from the measurement cache: {', '.join(report.cache_hits)}"
-        parts.append(Text(words_of, style="dim"))
+        hits = ", ".join(report.cache_hits)
+        parts.append(Text(f"from the measurement cache: {hits}", style="dim"))
     parts.extend(Text(f"warning: {warning}", style="yellow") for warning in report.warnings)
     return Group(*parts)
 
 
 def verdict(report: Report, met: bool | None) -> str:
     """Return the verdict on a run in one line."""
-    titles = {
+    rejected = report.best_rejected
+    if rejected is not None and rejected.outcome is Outcome.SLOW:
+        return "No plan that meets the target is faster; the result is the FP32 model"
+    return {
         True: "The accuracy target is met",
         False: "The accuracy target is NOT met; the result is the FP32 model",
         None: "Accuracy was not checked",
-    }
-    rejected = report.best_rejected
-    slow = rejected is not None and rejected.outcome is Outcome.SLOW
-    if slow:
-        return "No plan that meets the target is faster; the result is the FP32 model"
-    return titles[met]
-
-
-def _before_and_after(report: Report, met: bool | None) -> Table:
-    title = verdict(report, met)
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "FP32", "result", "change"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for row in before_and_after(report):
-        table.add_row(*row)
-    return table
+    }[met]
 
 
 def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
@@ -208,8 +184,8 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
         ("memory footprint", report.baseline_footprint, report.footprint),
     ):
         if after is not None:
-            share = f"{after / before:.0%}" if before else "–"
-            rows.append((name, formatting.size(before), formatting.size(after), share))
+            fraction = f"{after / before:.0%}" if before else "–"
+            rows.append((name, formatting.size(before), formatting.size(after), fraction))
     return rows
 
 
@@ -237,24 +213,17 @@ def _accuracy_row(
     if not judged.higher_is_better:
         notes.append("lower is better")
     change = f"{value - baseline:+.5g}" if value is not None and baseline is not None else "–"
-    words_of_it = name + (f" ({', '.join(notes)})" if notes else "")
-    return words_of_it, formatting.number(baseline), formatting.number(value), change
+    title = name + (f" ({', '.join(notes)})" if notes else "")
+    return title, formatting.number(baseline), formatting.number(value), change
 
 
 def op_counts_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return a table of op counts by type and precision.
-
-    Args:
-        counts: op type → precision → number of ops.
-    """
-    table = Table(title="Ops by type and precision", title_justify="left")
-    table.add_column("op type")
-    shown = [p for p in Precision if any(p.value in by for by in counts.values())]
-    for precision in shown:
-        table.add_column(precision.value, justify="right")
+    """Return a table of op counts by type and precision."""
+    shown = [p.value for p in Precision if any(p.value in by for by in counts.values())]
+    table = formatting.table("Ops by type and precision", "op type", *shown, right=shown)
     for op_type, by in sorted(counts.items()):
-        table.add_row(op_type, *(str(by.get(p.value, "")) for p in shown))
-    totals = (str(sum(by.get(p.value, 0) for by in counts.values())) for p in shown)
+        table.add_row(op_type, *(str(by.get(precision, "")) for precision in shown))
+    totals = (str(sum(by.get(precision, 0) for by in counts.values())) for precision in shown)
     table.add_section()
     table.add_row("all", *totals)
     return table
@@ -281,9 +250,9 @@ class BenchmarkRow:
 
 def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
     """Return a table of models; the first is the reference of the others."""
-    table = Table(title="Latency in interleaved rounds (lower decile)", title_justify="left")
-    for heading in ("model", "latency per batch", "samples/s", "size of weights", "speed"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
+    figures = ("latency per batch", "samples/s", "size of weights", "speed")
+    title = "Latency in interleaved rounds (lower decile)"
+    table = formatting.table(title, "model", *figures, right=figures)
     for row in rows:
         table.add_row(
             row.name,
@@ -295,15 +264,14 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
     return table
 
 
-_YELLOW = (Verdict.EMULATED, Verdict.BEHIND, Verdict.PASSED_ON, Verdict.NOT_REACHED)
+_YELLOW = (Verdict.EMULATED, Verdict.UNFUSED, Verdict.PASSED_INT8, Verdict.NOT_REACHED)
 _STYLES = {**dict.fromkeys(_YELLOW, "yellow"), **dict.fromkeys(BROKEN, "red")}
 
 
 def audit_table(ops: Iterable[AuditedOp]) -> Table:
     """Return a table of ops with planned and executed precision."""
-    table = Table(title="Planned and executed precisions", title_justify="left")
-    for heading in ("op", "type", "planned", "executed", "verdict", "kernels"):
-        table.add_column(heading, overflow="fold")
+    headings = ("op", "type", "planned", "executed", "verdict", "kernels")
+    table = formatting.table("Planned and executed precisions", *headings)
     for op in ops:
         along = f" ({op.planned.fused_into})" if op.ran is None and op.planned.fused_into else ""
         table.add_row(
@@ -323,7 +291,7 @@ def audit_words(audit: Audit) -> str:
     words = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned below fp32"
     words += f": {each}" if each else ""
     if not audit.complete:
-        words += "\nsaved by an earlier version: only the ops that the plan names are listed"
+        words += "\nsaved by an earlier version: only ops named in the plan are listed"
     broken = sum(op.verdict in BROKEN for op in audit.ops)
     if not broken:
         return f"{words}\nthe plan holds"

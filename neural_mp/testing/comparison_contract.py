@@ -122,7 +122,7 @@ class ComparisonContract(OnDigits):
     def test_ops_within_a_kernel_are_left_out_and_named_with_its_result(self, made, images):
         found = made.compared(made.float, made.int8, [images])
         (reason, within), *others = found.left_out.items()
-        assert reason == "run within the kernel of another op in B"
+        assert reason == "are fused into another op in B"
         assert not others
         assert set(made.convolutions) <= set(within)
         compared = {layer.name: layer for layer in found.layers}

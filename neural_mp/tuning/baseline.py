@@ -20,10 +20,11 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.metric_values import is_usable
 from neural_mp.util.digest import Witness
+from neural_mp.util.text import counted
 from neural_mp.util.validators import checked, record
 
 #: Maximum number of ops without calibration data named in a warning.
-_MOST_NAMED = 3
+_MAX_NAMED_OPS = 3
 #: Keys in the measurement cache.
 _BASELINE, _CALIBRATION = "baseline", "calibration"
 #: Key of the baseline's running accuracy in the run's history.
@@ -76,8 +77,8 @@ def measured_baseline(
     criterion = job.settings.criterion
     if known["accuracy"] == 0 and criterion.relative:
         log.warn(
-            "the FP32 accuracy is 0, of which no share can be lost: the tolerance is taken as "
-            "an amount; check that the labels belong to the data"
+            "the FP32 accuracy is 0, so the relative tolerance is applied as an absolute one; "
+            "check that the labels match the data"
         )
     job.evaluator.set_baseline(known.get("metrics", {}), known.get("every", False))
     if job.evaluator.targets:
@@ -101,7 +102,7 @@ def _earlier_baseline(
 
     _, found = _cache_of_baseline(job).scoped(data=content).get(_BASELINE, _earlier)
     if found is not None:
-        log.reuse("the accuracy of FP32")
+        log.cache_hit("FP32 accuracy")
     return found
 
 
@@ -133,7 +134,7 @@ def _first_baseline(
         "cpu_seconds": taken,
     }
     if evaluator.values:
-        found |= {"metrics": dict(evaluator.values), "every": evaluator.together.require_all}
+        found |= {"metrics": dict(evaluator.values), "every": evaluator.aggregation.require_all}
     running = evaluator.running.to_dict()
     if witness is not None:
         kept = cache.scoped(data=witness.digest)
@@ -188,10 +189,12 @@ def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel
     ]
     if not left:
         return job.model
-    named = ", ".join(map(repr, left[:_MOST_NAMED])) + (", …" if len(left) > _MOST_NAMED else "")
+    named = ", ".join(map(repr, left[:_MAX_NAMED_OPS])) + (
+        ", …" if len(left) > _MAX_NAMED_OPS else ""
+    )
     log.warn(
-        f"calibration never came to {len(left)} ops ({named}), which run in INT8 only where that "
-        f"takes no ranges from calibration; give calibration data that takes every branch"
+        f"calibration did not reach {counted(len(left), 'op')} ({named}), for which static INT8 is "
+        f"excluded; give calibration data that covers every branch"
     )
     return job.model.in_space(space)
 
@@ -210,7 +213,7 @@ def _seen_earlier(
     with log.phase("calibrate"):
         _, found = cache.scoped(data=content).get(_CALIBRATION, Observations.from_dict)
     if found is not None:
-        log.reuse("the calibration")
+        log.cache_hit("calibration")
     return found
 
 

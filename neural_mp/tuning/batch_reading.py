@@ -12,8 +12,8 @@ class Reading(StringEnum):
     """An interpretation of the batches of a loader."""
 
     PAIR = "a pair of inputs and labels"
-    ALONE = "inputs alone, without labels"
-    LABELS_LAST = "inputs with the labels behind them"
+    ALONE = "inputs without labels"
+    LABELS_LAST = "inputs followed by labels"
 
 
 def readings_of(batch: object) -> tuple[Reading, ...]:
@@ -26,12 +26,9 @@ def readings_of(batch: object) -> tuple[Reading, ...]:
 
 
 def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
-    """Return the inputs of a batch.
+    """Return the inputs of a batch by its interpretation, by default the documented one.
 
-    Args:
-        batch: a batch of a loader.
-        reading: its interpretation; None for the documented one. Batches that do not match count as
-            inputs alone.
+    A batch that does not match the interpretation counts as inputs alone.
     """
     known = readings_of(batch)
     if (reading or known[0]) not in known:

@@ -15,9 +15,7 @@ _KERAS_BATCHES = ("PyDataset", "Sequence")
 def part_of(source: Any, part: slice) -> Iterable[Any] | None:
     """Return the batches of a slice; None if the loader can only be read from its start.
 
-    Args:
-        source: a loader with a reproducible order of batches.
-        part: slice of batch numbers from 0, possibly without an end.
+    The loader must have a reproducible order of batches; the slice may have no end.
     """
     if _is_indexed(source):
         return (source[index] for index in range(len(source))[part])

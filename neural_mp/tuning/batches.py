@@ -32,12 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """The inputs of a loader's first batch.
-
-    Attributes:
-        inputs: the inputs.
-        name: name of the loader.
-    """
+    """The inputs of a loader's first batch, and the name of the loader."""
 
     inputs: Any
     name: str
@@ -65,7 +60,7 @@ class Batches:
     Attributes:
         position: number of the latest batch, counted from 1; 0 before the first.
         raised: the exception that the user's code raised instead of a batch, or None.
-        walked: number of batches in the latest complete pass; 0 before that.
+        pass_length: number of batches in the latest complete pass; 0 before that.
         reading: interpretation of a batch, once determined; see `bound`.
 
     Raises:
@@ -76,7 +71,7 @@ class Batches:
         self.name, self.most = name, most
         self.position = 0
         self.raised: BaseException | None = None
-        self.walked = 0
+        self.pass_length = 0
         self.reading: Reading | None = None
         self._first_digest = ""
         self._shuffled: bool | None = None
@@ -96,24 +91,24 @@ class Batches:
         return {**self.__dict__, "_last": _nothing, "_given": None, "_first": None, "raised": None}
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._walk(self._produced, 0)
-        self.walked = self.position
+        yield from self._track(self._limited, 0)
+        self.pass_length = self.position
 
-    def _walk(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
+    def _track(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
         """Yield batches, and track their number."""
         self.position = before
-        batches = self._users(lambda: self._begun(produce))
-        while (batch := self._users(lambda: next(batches, _END))) is not _END:
+        batches = self._call_user(lambda: self._new_iterator(produce))
+        while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
             self.position += 1
             self._given = batch
             if self._first is None:
                 self._first = batch
             yield batch
         if not self.position:
-            earlier = f" now, but gave {self.walked} the last time" if self.walked else ""
-            raise DataError(f"{self.name} yields nothing{earlier}; give at least one batch")
+            earlier = f" ({self.pass_length} in the previous pass)" if self.pass_length else ""
+            raise DataError(f"{self.name} must yield at least one batch, got none{earlier}")
 
-    def _users(self, call: Callable[[], Any]) -> Any:
+    def _call_user(self, call: Callable[[], Any]) -> Any:
         """Run user code, and record the exception that it raises."""
         try:
             return call()
@@ -123,42 +118,42 @@ class Batches:
                 raise UserCodeError(self.raised) from error
             raise
 
-    def _begun(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    def _new_iterator(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         """Return a new iterator; raise if the source returns the previous one."""
         produced = produce()
         try:
             batches = iter(produced)
         except TypeError as error:
             if is_signature_mismatch(error, iter, produced):
-                raise DataError(f"{self.name} cannot be walked: {error}") from error
+                raise DataError(f"{self.name} cannot be iterated: {error}") from error
             raise
         if batches is self._last():
             raise DataError(
-                f"{self.name} gives the same {type(batches).__name__} each time it is walked, and "
-                f"that can be read only once; give a list, a loader, or a function that makes the "
-                f"{type(batches).__name__} anew"
+                f"{self.name} must return a new iterator in each pass, got the same "
+                f"{type(batches).__name__} again; give a list, a loader, or a function that "
+                f"returns a new {type(batches).__name__}"
             )
         self._last = _reference(batches)
         return batches
 
-    def _part(self, part: slice) -> Iterator[Any]:
+    def _slice(self, part: slice) -> Iterator[Any]:
         """Yield a slice of the batches, if possible without reading the others."""
 
         def produce() -> Iterable[Any]:
             found = part_of(self._source, slice(part.start, stop))
             if found is None:
-                return itertools.islice(self._produced(), part.start, stop)
+                return itertools.islice(self._limited(), part.start, stop)
             return found
 
         stop = part.stop if self.most is None else min(self.most, part.stop or self.most)
 
-        return self._walk(produce, part.start or 0)
+        return self._track(produce, part.start or 0)
 
-    def _produced(self) -> Iterable[Any]:
-        found = self._all()
+    def _limited(self) -> Iterable[Any]:
+        found = self._iterable()
         return found if self.most is None else itertools.islice(found, self.most)
 
-    def _all(self) -> Iterable[Any]:
+    def _iterable(self) -> Iterable[Any]:
         if callable(self._source) and not isinstance(self._source, Iterable):
             try:
                 produced = self._source()
@@ -168,8 +163,8 @@ class Batches:
                 raise
             if not isinstance(produced, Iterable):
                 raise DataError(
-                    f"{self.name} is a function that returns "
-                    f"{with_article(type(produced).__name__)}; it must return or yield batches"
+                    f"the function {self.name} must return or yield batches, got "
+                    f"{with_article(type(produced).__name__)}"
                 )
             return produced
         if isinstance(self._source, Iterable):
@@ -177,36 +172,33 @@ class Batches:
         return (self._source[index] for index in range(self._length()))
 
     def _length(self) -> int:
-        """Return the number of indexable batches.
-
-        Raises:
-            DataError: the length is not a non-negative integer.
-        """
+        """Return the number of indexable batches; raise `DataError` if it is not a count."""
         try:
             return len(self._source)
         except (TypeError, ValueError) as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is None:
-                raise DataError(f"len({self.name}) is no whole number from 0: {error}") from error
+                raise DataError(
+                    f"len({self.name}) must be a non-negative integer: {error}"
+                ) from error
             raise
 
     def pairs(self, part: slice | None = None) -> Iterator[Batch]:
-        """Yield the batches as `(inputs, labels)`.
+        """Yield the batches, or a slice of them, as `(inputs, labels)`.
 
         If a batch is a dict with labels, e.g. from a Hugging Face collator, its inputs are the
         whole dict: only the model can select the keys to feed.
 
-        Args:
-            part: slice of batch numbers from 0; None for all.
-
         Raises:
             DataError: a batch is neither a pair nor a dict with labels.
         """
-        for batch in self if part is None else self._part(part):
+        for batch in self if part is None else self._slice(part):
             if isinstance(batch, Mapping):
                 yield batch, labels_of(batch, self.name)
                 continue
             if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise DataError(f"{self.name} must yield (inputs, labels), got {_told(batch)}")
+                raise DataError(
+                    f"{self.name} must yield (inputs, labels), got {_describe_batch(batch)}"
+                )
             yield batch[0], batch[1]
 
     def inputs(self) -> Iterator[Any]:
@@ -231,11 +223,8 @@ class Batches:
     def bound(self, attempt: Callable[[FirstBatch], T]) -> T:
         """Set `reading` to the first interpretation that the model accepts.
 
-        Args:
-            attempt: runs the model, whose signature decides, on the first batch.
-
-        Returns:
-            The result of the successful attempt.
+        `attempt` runs the model, whose signature decides, on the first batch; its result is
+        returned.
 
         Raises:
             DataError: no interpretation fits; the error is that of the documented one.
@@ -265,16 +254,13 @@ class Batches:
         if self.reading in (None, known[0]):
             return ()
         return (
-            f"every batch of {self.name} was read as {self.reading}, as the inputs that the model "
-            f"takes call for: {shape_words(self._first_batch)}",
+            f"every batch of {self.name} was interpreted as {self.reading}, to match the inputs of "
+            f"the model; the first batch is {shape_words(self._first_batch)}",
         )
 
     @contextmanager
     def blamed(self, passed_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Add the batch and its loader to errors raised in this context.
-
-        Args:
-            passed_on: errors unrelated to batches, which are re-raised unchanged.
+        """Add the batch and its loader to errors raised in this context, except `passed_on`.
 
         Raises:
             DataError: the model does not run on a batch.
@@ -303,7 +289,7 @@ class Batches:
         )
         if self._given is None:
             return ""
-        return f" ({found})" if found == first else f" ({found}; the first is {first})"
+        return f" ({found})" if found == first else f" ({found}; the first batch is {first})"
 
     def tried_on(self, model: Callable[[Any], Any]) -> Batches:
         """Return these batches after running a model on the first of them.
@@ -324,24 +310,24 @@ class Batches:
             found = len(self._source)
         except Exception:
             # User loaders may raise anything; only progress display depends on the length.
-            logger.debug("the length of %s is not known", self.name, exc_info=True)
+            logger.debug("Length of %s unknown", self.name, exc_info=True)
             return 0
         return found if self.most is None else min(found, self.most)
 
     @property
     def count(self) -> int:
         """Number of batches in the latest complete pass, or the length; 0 if unknown."""
-        return self.walked or len(self)
+        return self.pass_length or len(self)
 
     @property
     def shuffled(self) -> bool:
         """Whether order or content of batches varies between passes, judged by the first batch."""
         if self._shuffled is None:
             self._first_digest = _digest(next(iter(self)))
-            self._shuffled = self.begin_otherwise()
+            self._shuffled = self.first_batch_differs()
         return self._shuffled
 
-    def begin_otherwise(self) -> bool:
+    def first_batch_differs(self) -> bool:
         """Whether the first batch differs from that of an earlier pass or another process."""
         return _digest(next(iter(self))) != self._first_digest
 
@@ -349,13 +335,13 @@ class Batches:
         """Return a digest of the first batches and the length; of the length alone if shuffled."""
         batches = [_digest(batch) for batch in itertools.islice(iter(self), _FINGERPRINTED)]
         self._first_digest = batches[0]
-        self._shuffled = self.begin_otherwise()
+        self._shuffled = self.first_batch_differs()
         if self._shuffled:
             return f"{len(self)}:shuffled"
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
 
 
-def _told(batch: object) -> str:
+def _describe_batch(batch: object) -> str:
     words = shape_words(batch)
     if not hasattr(batch, "shape"):
         return words

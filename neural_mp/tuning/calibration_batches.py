@@ -12,12 +12,7 @@ from neural_mp.util.pytree import batch_size_of
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration data.
-
-    Attributes:
-        batches: the source.
-        samples: number of samples to use.
-    """
+    """The first `samples` samples of calibration batches."""
 
     batches: Batches
     samples: int = 100

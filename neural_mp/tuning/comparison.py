@@ -7,8 +7,9 @@ with the data nor with the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import ComparisonError
 from neural_mp.tuning.op_outputs import ChunkedOutputs
-from neural_mp.tuning.sqnr import LEAST_DECIBELS, MAX_NSR
+from neural_mp.tuning.sqnr import MAX_NSR, MIN_SQNR_DB
 from neural_mp.util.display import displays
 from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
 from neural_mp.util.text import counted
@@ -27,6 +28,7 @@ EQUAL = 120.0
 #: Minimum SQNR drop of an op from its worst input to count as the origin of a difference: at least
 #: half of its noise is then introduced by the op.
 MIN_DROP_DB = 3.0
+_SAME_ORIGIN = "give a model and a conversion of the same model"
 #: Elements reduced at once.
 _BLOCK = 1 << 18
 
@@ -124,8 +126,10 @@ class Comparison:
 
     def __repr__(self) -> str:
         lowest = min((output.sqnr for output in self.outputs), default=None)
-        level = "no outputs of floats" if lowest is None else f"outputs {lowest:.1f} dB"
-        place = "they part nowhere" if self.first is None else f"they part at {self.first.name!r}"
+        level = "no floating-point outputs" if lowest is None else f"outputs {lowest:.1f} dB"
+        place = "no divergence"
+        if self.first is not None:
+            place = f"first divergence at {self.first.name!r}"
         return f"Comparison({level}, {len(self.layers)} ops, {place})"
 
     def __rich__(self) -> Any:
@@ -145,10 +149,10 @@ class _Sums:
 
     def take(self, one: Array, other: Array) -> None:
         """Add the arrays of A and B for one batch, of equal shape."""
-        flat, beside = one.reshape(-1), other.reshape(-1)
-        for start in range(0, flat.size, _BLOCK):
-            a = flat[start : start + _BLOCK].astype(np.float64)
-            b = beside[start : start + _BLOCK].astype(np.float64)
+        values, others = one.reshape(-1), other.reshape(-1)
+        for start in range(0, values.size, _BLOCK):
+            a = values[start : start + _BLOCK].astype(np.float64)
+            b = others[start : start + _BLOCK].astype(np.float64)
             if not np.isfinite(a).all() or not np.isfinite(b).all():
                 # Equal infinities, as in masks, are neither a difference nor signal.
                 same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -164,13 +168,13 @@ class _Sums:
 
     def difference(self, name: str) -> Difference:
         """Return the difference computed from the sums."""
-        share = self.noise / self.signal if self.signal else MAX_NSR if self.noise else 0.0
-        share = MAX_NSR if self.broken else min(share, MAX_NSR)
+        nsr = self.noise / self.signal if self.signal else MAX_NSR if self.noise else 0.0
+        nsr = MAX_NSR if self.broken else min(nsr, MAX_NSR)
         sizes = math.sqrt(self.signal) * math.sqrt(self.other)
         cosine = min(1.0, self.product / sizes) if sizes else 0.0
         return Difference(
             name,
-            -10 * math.log10(share) if share else math.inf,
+            -10 * math.log10(nsr) if nsr else math.inf,
             cosine if self.noise else 1.0,
             math.inf if self.broken else self.max_abs_error,
         )
@@ -216,22 +220,21 @@ class _Run:
         """Return a comparison of the ops that both models have."""
         if a.adaptor.framework != b.adaptor.framework:
             raise ComparisonError(
-                f"A is a model of {a.adaptor.framework}, B one of {b.adaptor.framework}; models "
-                f"are compared op by op, so both must be of one framework and one origin"
+                f"both models must be of one framework, got {a.adaptor.framework} (A) and "
+                f"{b.adaptor.framework} (B); {_SAME_ORIGIN}"
             )
         one, other = a.results, b.results
         both = [op for op in one if op.name in other]
         if 2 * len(both) < min(len(one), len(other)) or not both:
             raise ComparisonError(
-                f"the models have {counted(len(both), 'op')} in common: A has {_some(one)}, B has "
-                f"{_some(other)}; give two models of one origin, such as a model file and what was "
-                f"made of that very file"
+                f"the models have {counted(len(both), 'op')} in common: A has {_first_names(one)}, "
+                f"B has {_first_names(other)}; {_SAME_ORIGIN}"
             )
         kept = {op.name: op for op in both if op.name not in rescaled}
         left_out = {
-            "run within the kernel of another op in B": _missing(one, other),
-            "run within the kernel of another op in A": _missing(other, one),
-            "have other scales by a repair": tuple(op.name for op in both if op.name in rescaled),
+            "are fused into another op in B": _missing(one, other),
+            "are fused into another op in A": _missing(other, one),
+            "are rescaled by a correction": tuple(op.name for op in both if op.name in rescaled),
         }
         whole = one if len(one) >= len(other) else other
         return cls(a, b, whole, left_out, ChunkedOutputs(a, b, list(kept)))
@@ -244,8 +247,8 @@ class _Run:
         for op, one, other in self.groups.values(inputs):
             if one.real.shape != other.real.shape:
                 raise ComparisonError(
-                    f"the result of op {op!r} has the shape {list(one.real.shape)} in A and "
-                    f"{list(other.real.shape)} in B; give two models of one origin"
+                    f"the result of op {op!r} must have the same shape in both models, got "
+                    f"{list(one.real.shape)} (A) and {list(other.real.shape)} (B); {_SAME_ORIGIN}"
                 )
             self.layers.setdefault(op, _Sums()).take(one.real, other.real)
             self.dtypes[op] = one.stored, other.stored
@@ -255,8 +258,8 @@ class _Run:
         shapes, theirs = ([list(a.shape) for a in found.values()] for found in (one, other))
         if shapes != theirs:
             raise ComparisonError(
-                f"the models have other outputs: A gives arrays of floats of the shapes {shapes}, "
-                f"B of {theirs}; give two models of one origin"
+                f"the outputs of both models must have the same shapes, got {shapes} (A) and "
+                f"{theirs} (B); {_SAME_ORIGIN}"
             )
         for name, found in zip(one, other.values(), strict=True):
             self.outputs.setdefault(name, _Sums()).take(one[name], found)
@@ -268,9 +271,9 @@ class _Run:
         graph = self.graph.with_only({op.name: op for op in self.graph if op.name in found})
         known = {*found, *(name for names in self.left_out.values() for name in names)}
         silent = tuple(op.name for op in self.graph if op.name not in known)
-        left_out = {**self.left_out, "hold no floating-point numbers, or did not run": silent}
-        along = _run_along(self.graph, found)
-        layers = tuple(self._layer(op, found, along.get(op.name, ())) for op in graph)
+        left_out = {**self.left_out, "have no floating-point results, or did not run": silent}
+        fused = _fused_into(self.graph, found)
+        layers = tuple(self._layer(op, found, fused.get(op.name, ())) for op in graph)
         return Comparison(
             tuple(sums.difference(name) for name, sums in self.outputs.items()),
             layers,
@@ -281,36 +284,32 @@ class _Run:
         )
 
     def _layer(
-        self, op: Op, found: Mapping[str, Difference], along: Iterable[Op]
+        self, op: Op, found: Mapping[str, Difference], fused: Iterable[Op]
     ) -> LayerDifference:
         own = found[op.name]
         read = [found[name] for name in op.inputs if name in found]
-        lowest = min((_capped(source.sqnr) for source in read), default=EQUAL)
+        lowest = min((min(source.sqnr, EQUAL) for source in read), default=EQUAL)
         return LayerDifference(
             **asdict(own),
             type=op.type,
-            fused_ops=tuple((part.name, part.type) for part in along),
+            fused_ops=tuple((part.name, part.type) for part in fused),
             inputs=op.inputs,
             dtypes=self.dtypes[op.name],
-            sqnr_drop=lowest - _capped(own.sqnr),
+            sqnr_drop=lowest - min(own.sqnr, EQUAL),
             introduced_nsr=max(
                 0.0, own.noise - max((source.noise for source in read), default=0.0)
             ),
         )
 
 
-def _capped(sqnr: float) -> float:
-    return min(sqnr, EQUAL)
-
-
 def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
     """Return the first op that differs; see `Comparison.first`."""
     clear = [layer for layer in layers if layer.sqnr_drop >= MIN_DROP_DB]
-    low = (layer for layer in clear if layer.sqnr < LEAST_DECIBELS)
+    low = (layer for layer in clear if layer.sqnr < MIN_SQNR_DB)
     return next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
 
 
-def _run_along(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:
+def _fused_into(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:
     """Return compared op → preceding ops that were not compared and lead to this op only."""
     last: dict[str, str] = {}
     for op in reversed(tuple(graph)):
@@ -329,7 +328,6 @@ def _missing(one: OpGraph, other: OpGraph) -> tuple[str, ...]:
     return tuple(op.name for op in one if op.name not in other)
 
 
-def _some(ops: Iterable[Op]) -> str:
-    names: Iterator[str] = (repr(op.name) for op in ops)
-    shown = [name for name, _ in zip(names, range(3), strict=False)]
+def _first_names(ops: Iterable[Op]) -> str:
+    shown = [repr(op.name) for op in islice(ops, 3)]
     return ", ".join(shown) + ", …" if shown else "none"

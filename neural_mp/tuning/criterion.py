@@ -6,16 +6,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.errors import ConfigurationError
-from neural_mp.util.validators import MOST_SECONDS, integer_between, preview, validate_option
+from neural_mp.util.validators import (
+    MOST_SECONDS,
+    boolean,
+    integer_between,
+    is_finite,
+    matching,
+    optional,
+    validate_option,
+)
 
 #: Relative tolerances from here on are rejected as percentages instead of fractions.
-_TOO_LARGE_A_SHARE = 0.5
+_MAX_RELATIVE_TOLERANCE = 0.5
 #: Larger integers have no float.
-_LARGEST = 1e300
+_MAX_TOLERANCE = 1e300
 #: Default minimum speed-up over FP32, beyond measurement noise.
 MIN_SPEEDUP = 1.03
 #: Upper bound of the minimum speed-up.
 _MAX_SPEEDUP = 1000.0
+_TOLERANCE = matching(
+    f"a number of magnitude below {_MAX_TOLERANCE:g}",
+    lambda value: is_finite(value) and abs(float(value)) < _MAX_TOLERANCE,
+)
+_TIMEOUT = matching(
+    f"a number of seconds from 0 (no limit) to {MOST_SECONDS}",
+    lambda value: is_finite(value) and 0 <= value <= MOST_SECONDS,
+)
+_SPEEDUP = matching(
+    f"a ratio from 1 to {_MAX_SPEEDUP:g}, e.g. 1.03 to require a gain of 3 % over FP32",
+    lambda value: is_finite(value) and 1 <= value <= _MAX_SPEEDUP,
+)
 
 
 @dataclass(frozen=True)
@@ -32,8 +52,7 @@ class AccuracyCriterion:
             amount) and fractions from one half on are accepted.
 
     Raises:
-        ConfigurationError: the tolerance is not a number; or is negative or a fraction from one
-            half on, without `any_tolerance`.
+        ConfigurationError: a value is out of range.
     """
 
     tolerance: float = 0.01
@@ -42,29 +61,20 @@ class AccuracyCriterion:
     any_tolerance: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tolerance, int | float) or not abs(self.tolerance) < _LARGEST:
-            raise ConfigurationError(
-                f"accuracy_criterion: the tolerance must be a number, got {preview(self.tolerance)}"
-            )
-        for name, kind in (("relative", bool), ("higher_is_better", bool | None)):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigurationError(
-                    f"accuracy_criterion: {name} must be True or False, got {getattr(self, name)!r}"
-                )
-        if not self.any_tolerance:
-            self._check_range()
-
-    def _check_range(self) -> None:
+        name = "accuracy_criterion:"
+        validate_option(f"{name} tolerance", _TOLERANCE, self.tolerance)
+        validate_option(f"{name} relative", boolean, self.relative)
+        validate_option(f"{name} higher_is_better", optional(boolean), self.higher_is_better)
+        if self.any_tolerance:
+            return
         if self.tolerance < 0:
+            raise ConfigurationError(f"{name} tolerance cannot be negative, got {self.tolerance}")
+        if self.relative and self.tolerance >= _MAX_RELATIVE_TOLERANCE:
             raise ConfigurationError(
-                f"accuracy_criterion: the tolerance cannot be negative, got {self.tolerance}"
-            )
-        if self.relative and self.tolerance >= _TOO_LARGE_A_SHARE:
-            raise ConfigurationError(
-                f"accuracy_criterion: relative: {self.tolerance:g} tolerates losing "
-                f"{self.tolerance * 100:g} % of the baseline; did you mean "
-                f"{self.tolerance / 100:g} ({self.tolerance:g} %)? So large a loss can be "
-                f"tolerated only as an amount: absolute in YAML, relative=False in Python"
+                f"{name} a relative tolerance must be below {_MAX_RELATIVE_TOLERANCE:g}, got "
+                f"{self.tolerance:g} ({self.tolerance * 100:g} % of the baseline); did you mean "
+                f"{self.tolerance / 100:g} ({self.tolerance:g} %)? Set a larger loss as an "
+                f"absolute tolerance: absolute in YAML, relative=False in Python"
             )
 
     @property
@@ -91,10 +101,9 @@ class AccuracyCriterion:
         return baseline - allowed if self.prefers_higher else baseline + allowed
 
     def __str__(self) -> str:
-        kind = (
-            f"{self.tolerance:.4g} relative" if self.relative else f"{self.tolerance:.4g} absolute"
-        )
-        return f"{kind}, {'higher' if self.prefers_higher else 'lower'} is better"
+        kind = "relative" if self.relative else "absolute"
+        better = "higher" if self.prefers_higher else "lower"
+        return f"{self.tolerance:.4g} {kind}, {better} is better"
 
 
 @dataclass(frozen=True)
@@ -115,24 +124,9 @@ class ExitPolicy:
     performance_only: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            ("timeout", int | float),
-            ("max_trials", int),
-            ("performance_only", bool),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, kind) or value != value:
-                raise ConfigurationError(f"exit_policy: {name} cannot be {preview(value)}")
-        if self.timeout < 0:
-            raise ConfigurationError(
-                f"exit_policy: timeout cannot be negative, got {preview(self.timeout)}"
-            )
-        if self.timeout > MOST_SECONDS:
-            raise ConfigurationError(
-                f"exit_policy: timeout can be {MOST_SECONDS} seconds at most, and 0 sets no limit; "
-                f"got {preview(self.timeout)}"
-            )
+        validate_option("exit_policy: timeout", _TIMEOUT, self.timeout)
         validate_option("exit_policy: max_trials", integer_between(1), self.max_trials)
+        validate_option("exit_policy: performance_only", boolean, self.performance_only)
 
 
 def check_min_speedup(value: Any) -> None:
@@ -141,9 +135,4 @@ def check_min_speedup(value: Any) -> None:
     Raises:
         ConfigurationError: the value is not a number, or is out of range.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 1 <= value <= _MAX_SPEEDUP:
-        raise ConfigurationError(
-            f"min_speedup must be a ratio from 1 to {_MAX_SPEEDUP:g}, got {preview(value)}; "
-            f"write 1.03 for plans that are at least 3 % faster than FP32"
-        )
+    validate_option("min_speedup", _SPEEDUP, value)

@@ -85,7 +85,10 @@ class RunningValues:
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.samples):
-            raise ValueError(f"{len(self.values)} values, but {len(self.samples)} sample counts")
+            raise ValueError(
+                f"samples must have one item per value ({len(self.values)}), got "
+                f"{len(self.samples)}"
+            )
 
     def then(self, value: float, batch_samples: int) -> RunningValues:
         """Return these values with that of a further batch of `batch_samples` samples."""
@@ -104,11 +107,11 @@ class RunningValues:
         Raises:
             NeuralMPError: `data` does not match the schema, or its parts differ in length.
         """
-        said = _RUNNING(data)
-        values = tuple(math.nan if value is None else value for value in said["values"])
-        if len(values) != len(said["samples"]):
-            raise invalid(f"{len(values)} sample counts, as there are values", said["samples"])
-        return cls(values, said["samples"])
+        fields = _RUNNING(data)
+        values = tuple(math.nan if value is None else value for value in fields["values"])
+        if len(values) != len(fields["samples"]):
+            raise invalid(f"{len(values)} sample counts, one per value", fields["samples"])
+        return cls(values, fields["samples"])
 
 
 _RUNNING = record({"values": list_of(optional(finite)), "samples": list_of(non_negative_integer)})
@@ -140,19 +143,19 @@ def will_miss_target(
         ValueError: the rate is not between 0 and 1.
     """
     if not 0 < rate < 1:
-        raise ValueError(f"the rate must lie between 0 and 1, got {rate}")
+        raise ValueError(f"rate must be between 0 and 1, got {rate}")
     seen, final = len(candidate.values), baseline.values[-1] if baseline.values else math.nan
     if not 0 < seen < len(baseline.values) or candidate.samples != baseline.samples[:seen]:
         return False
     ours, theirs = candidate.values[-1], baseline.values[seen - 1]
     if not all(map(math.isfinite, (ours, theirs, final))) or candidate.samples[-1] == 0:
         return False
-    share = candidate.samples[-1] / baseline.samples[-1]
-    if best is not None and not criterion.met(final, share * ours + (1 - share) * best):
+    fraction = candidate.samples[-1] / baseline.samples[-1]
+    if best is not None and not criterion.met(final, fraction * ours + (1 - fraction) * best):
         return True
     if candidate.samples[-1] < FEWEST_SAMPLES:
         return False
-    if criterion.met(final, final + share * (ours - theirs)):
+    if criterion.met(final, final + fraction * (ours - theirs)):
         return False
     return _against_all_odds(baseline, candidate, criterion, rate)
 
@@ -185,12 +188,12 @@ def _against_all_odds(
     scores = scores[sizes >= np.median(sizes) / 2]  # a short last batch has the largest variance
     with np.errstate(invalid="ignore"):  # Inf - Inf is NaN: an undefined value
         worse = ours - theirs[:seen]
-    harms, sizes = _batches(worse, np.asarray(candidate.samples))
+    losses, sizes = _batches(worse, np.asarray(candidate.samples))
     total = baseline.samples[-1]
     tolerated = (criterion.tolerance + 1e-9) * total  # same slack as the criterion
-    if _log_wealth(harms, sizes, tolerated, total, scores) < -math.log(rate):
+    if _log_wealth(losses, sizes, tolerated, total, scores) < -math.log(rate):
         return False
-    return looks_shuffled(scores) and looks_shuffled(harms) and not _falls(harms)
+    return looks_shuffled(scores) and looks_shuffled(losses) and not _falls(losses)
 
 
 def _falls(values: Array) -> bool:
@@ -216,29 +219,29 @@ def _batches(running: Array, samples: NDArray[np.int64]) -> tuple[Array, NDArray
 
 
 def _log_wealth(
-    harms: Array, sizes: NDArray[np.int64], tolerated: float, total: int, scores: Array
+    losses: Array, sizes: NDArray[np.int64], tolerated: float, total: int, scores: Array
 ) -> float:
     """Return the logarithm of the wealth of a gambler who began with 1; -inf if all is lost.
 
     Args:
-        harms: mean loss against the baseline in each batch seen.
+        losses: mean loss against the baseline in each batch seen.
         sizes: number of samples in each batch.
         tolerated: sum of losses, over the samples, at which the target is just met.
         total: number of samples in the full data.
-        scores: scores of the baseline's batches, in units of `harms`.
+        scores: scores of the baseline's batches, in units of `losses`.
     """
-    before = np.arange(len(harms))
+    before = np.arange(len(losses))
     counts = np.maximum(before, 1)
     # A bet may depend on earlier batches only: sums exclude the batch itself.
     lost, seen, mean, square, gain, size = (
         np.concatenate(([0.0], tally[:-1]))
         for tally in (
-            np.cumsum(harms * sizes),
+            np.cumsum(losses * sizes),
             np.cumsum(sizes),
-            np.cumsum(harms) / np.arange(1, len(harms) + 1),
-            np.cumsum(harms**2),
-            np.maximum.accumulate(-harms),
-            np.maximum.accumulate(np.abs(harms)),
+            np.cumsum(losses) / np.arange(1, len(losses) + 1),
+            np.cumsum(losses**2),
+            np.maximum.accumulate(-losses),
+            np.maximum.accumulate(np.abs(losses)),
         )
     )
     fair = (tolerated - lost) / (total - seen)  # mean of the rest if the target is just met
@@ -248,9 +251,9 @@ def _log_wealth(
     gain = np.where(gain > 0, gain, size)
     risk = np.maximum(fair + gain, (1 - RELIANCE) * gain) / STAKE
     edge = mean - fair
-    bets = np.zeros(len(harms))
+    bets = np.zeros(len(losses))
     # Growth-optimal bet, edge / variance, bounded by the risk.
     worth = (edge > 0) & (before >= WARM_UP_BATCHES)
     np.divide(edge, np.maximum(variance, edge * risk), out=bets, where=worth)
-    factors = 1 + bets * (harms - fair)
+    factors = 1 + bets * (losses - fair)
     return float(np.log(factors).sum()) if (factors > 0).all() else -math.inf

@@ -31,16 +31,12 @@ class DeadlineExceededError(Exception):
     """The time limit passed; caught by the tuner, never seen by users."""
 
 
-class NotSharedError(NeuralMPError):
+class NotShardableError(NeuralMPError):
     """An evaluation cannot be sharded; caught by its caller."""
 
 
 class TargetOutOfReachError(Exception):
-    """A candidate will miss the target; caught by the `PlanEvaluator`.
-
-    Attributes:
-        accuracy: value on the data seen.
-    """
+    """A candidate with this accuracy so far will miss the target; caught by the `PlanEvaluator`."""
 
     def __init__(self, accuracy: float) -> None:
         super().__init__()
@@ -72,8 +68,8 @@ class Evaluator:
 
     Attributes:
         batches: the evaluation data; None if `eval_func` uses its own.
-        metrics: metrics with their weights; the accuracy is their weighted sum, unless `together`
-            requires every metric to meet the target.
+        metrics: metrics with their weights; the accuracy is their weighted sum, unless
+            `aggregation` requires every metric to meet the target.
         eval_func: native model → float; used instead of data and metrics.
         postprocess: applied to `(predictions, labels)` before the metrics; its `reset`, if any, is
             called before each pass.
@@ -81,7 +77,7 @@ class Evaluator:
         on_batch: called after every batch, for progress.
         evaluations: number of full passes.
         running: running accuracy of the latest pass; empty if the metrics do not support it.
-        together: aggregation of several metrics into one number.
+        aggregation: aggregation of several metrics into one number.
         witness: hashes the batches of a pass, if their digest is needed later.
         values: name → value in the latest pass; empty for a single number.
     """
@@ -94,7 +90,7 @@ class Evaluator:
     on_batch: Callable[[], None] = lambda: None
     evaluations: int = 0
     running: RunningValues = field(default_factory=RunningValues)
-    together: MetricAggregation = field(default_factory=MetricAggregation)
+    aggregation: MetricAggregation = field(default_factory=MetricAggregation)
     values: Mapping[str, float] = field(default_factory=dict)
     witness: Witness | None = None
 
@@ -119,27 +115,27 @@ class Evaluator:
             total += weight * best
         return total
 
-    def set_baseline(self, values: Mapping[str, float], every: bool) -> None:
-        """Set FP32's values as reference of several metrics; require each if `every`."""
-        self.together = self.together.with_baseline(values, every)
+    def set_baseline(self, values: Mapping[str, float], require_all: bool) -> None:
+        """Set FP32's values as reference of several metrics; require each if `require_all`."""
+        self.aggregation = self.aggregation.with_baseline(values, require_all)
 
     @property
     def targets(self) -> Mapping[str, float]:
         """Name → worst value accepted, if each of several metrics must meet a target."""
-        return self.together.targets() if self.together.require_all else {}
+        return self.aggregation.targets() if self.aggregation.require_all else {}
 
     def figures(self, values: Mapping[str, float] | None) -> dict[str, MetricFigures]:
         """Return name → figures of several metrics; without values, FP32's are the result."""
-        together, targets = self.together, self.targets
-        values = values or together.baseline
+        aggregation, targets = self.aggregation, self.targets
+        values = values or aggregation.baseline
         return {
             name: MetricFigures(
                 baseline,
                 values[name],
                 targets.get(name),
-                together.criterion_of(name).prefers_higher,
+                aggregation.criterion_of(name).prefers_higher,
             )
-            for name, baseline in together.baseline.items()
+            for name, baseline in aggregation.baseline.items()
             if name in values
         }
 
@@ -148,16 +144,11 @@ class Evaluator:
         """Fingerprint of the processing of predictions and labels; None if unavailable."""
         if self.eval_func is not None or self.batches is None:
             return None  # `eval_func` reads its own data
-        together = self.together.names, self.together.require_all
-        return object_fingerprint((list(self.metrics), self.postprocess, together))
+        aggregation = self.aggregation.names, self.aggregation.require_all
+        return object_fingerprint((list(self.metrics), self.postprocess, aggregation))
 
     def content(self, deadline: Deadline) -> str | None:
-        """Return a digest of all evaluation data, which are read completely; None if unsupported.
-
-        Raises:
-            DeadlineExceededError: the deadline passed before the data ended.
-            UserCodeError: the user's code raised.
-        """
+        """Return a digest of all evaluation data, after reading them; None if unsupported."""
         assert self.batches is not None
         witness = Witness()
         pairs = witness.watch(self.batches.pairs())
@@ -170,7 +161,7 @@ class Evaluator:
         self,
         model: AnyModel,
         deadline: Deadline,
-        is_lost: Callable[[RunningValues], bool] | None = None,
+        will_miss: Callable[[RunningValues], bool] | None = None,
         reference: AnyModel | None = None,
     ) -> float:
         """Return the accuracy of a model, possibly NaN.
@@ -178,12 +169,12 @@ class Evaluator:
         Args:
             model: the model to evaluate.
             deadline: checked after every batch.
-            is_lost: decides from the running values whether to stop.
+            will_miss: decides from the running values whether to stop.
             reference: the FP32 model, for metrics without labels; None if `model` is the FP32
                 model.
 
         Raises:
-            TargetOutOfReachError: `is_lost` returned True.
+            TargetOutOfReachError: `will_miss` returned True.
             DeadlineExceededError: the deadline passed before the data ended.
             UserCodeError: the user's code raised.
             MetricError: the metric's result is not a number.
@@ -193,12 +184,12 @@ class Evaluator:
         if self.eval_func is not None:
             form = "eval_func(model)"
             value = call_user(self.eval_func, model.native, form=form, kind=MetricError)
-            result = self._scored({"eval_func": value}, [1.0])
+            result = self._scored({"eval_func": value})
         else:
             result = self._over_batches(
                 model,
                 deadline,
-                is_lost or (lambda running: False),
+                will_miss or (lambda running: False),
                 model if reference is None else reference,
             )
         self.evaluations += 1
@@ -208,28 +199,28 @@ class Evaluator:
         self,
         model: AnyModel,
         deadline: Deadline,
-        is_lost: Callable[[RunningValues], bool],
+        will_miss: Callable[[RunningValues], bool],
         reference: AnyModel,
     ) -> float:
         self.running, unseen = RunningValues(), 0
-        looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
-        looks = (
-            looks and not self.together.require_all
-        )  # a loss against a baseline has no running value
-        batches = self._taken_in(model, deadline, reference)
+        # A loss against a baseline has no running value.
+        has_running_values = not self.aggregation.require_all and all(
+            getattr(metric, "running", False) for metric, _ in self.metrics
+        )
+        batches = self._updated_metrics(model, deadline, reference)
         for number, inputs in enumerate(batches, start=1):
             unseen += batch_size_of(inputs)
-            if looks and self._is_time_to_look(number):
+            if has_running_values and self._is_check_due(number):
                 self.running = self.running.then(self._so_far(), unseen)
                 unseen = 0
-                if is_lost(self.running):
+                if will_miss(self.running):
                     raise TargetOutOfReachError(self.running.values[-1])
         accuracy = self._accuracy()
-        if looks and unseen:  # end with the accuracy on all data
+        if has_running_values and unseen:  # end with the accuracy on all data
             self.running = self.running.then(accuracy, unseen)
         return accuracy
 
-    def _taken_in(
+    def _updated_metrics(
         self, model: AnyModel, deadline: Deadline, reference: AnyModel, part: slice | None = None
     ) -> Iterator[Any]:
         """Update the metrics batch by batch, yielding the inputs of each batch after that."""
@@ -269,35 +260,33 @@ class Evaluator:
     ) -> bytes:
         """Return the metrics after a slice of the batches, as input of `merge_shards`.
 
-        Args:
-            model: the model to evaluate.
-            deadline: checked after every batch.
-            part: slice of the batches.
-            reference: the FP32 model.
+        Arguments and errors are those of an evaluation, and:
 
         Raises:
-            NotSharedError: the order of batches differs here, or a metric cannot be pickled.
-            DeadlineExceededError: the deadline passed before the slice ended.
-            UserCodeError: the user's code raised.
+            NotShardableError: the order of batches differs here, or a metric cannot be pickled.
         """
         assert self.batches is not None
         deadline.check()
-        if call_user(self.batches.begin_otherwise):
-            raise NotSharedError("the evaluation data begin with another batch in another process")
-        for _ in self._taken_in(model, deadline, reference, part):
+        if call_user(self.batches.first_batch_differs):
+            raise NotShardableError(
+                "the first batch of the evaluation data differs between processes"
+            )
+        for _ in self._updated_metrics(model, deadline, reference, part):
             pass
-        return _packed(self.metrics)
+        import cloudpickle
+
+        try:
+            packed: bytes = cloudpickle.dumps([metric for metric, _ in self.metrics])
+        except Exception as error:
+            # User metrics may raise anything while being pickled.
+            raise NotShardableError(
+                f"the state of a metric cannot be pickled: {type(error).__name__}: "
+                f"{message_of(error)}"
+            ) from error
+        return packed
 
     def merge_shards(self, parts: Sequence[bytes]) -> float:
-        """Return the accuracy over shards that cover all data, possibly NaN.
-
-        Args:
-            parts: results of `states` for each shard, in the order of the data.
-
-        Raises:
-            UserCodeError: the user's code raised.
-            MetricError: the metric's result is not a number.
-        """
+        """Return the accuracy, possibly NaN, from the `states` of all shards in order."""
         self.values, self.running = {}, RunningValues()
         self._reset()
         for part in parts:
@@ -308,7 +297,7 @@ class Evaluator:
         self.evaluations += 1
         return accuracy
 
-    def _is_time_to_look(self, number: int) -> bool:
+    def _is_check_due(self, number: int) -> bool:
         """Whether to compute the running accuracy now: some metrics are slow to compute."""
         assert self.batches is not None
         count = len(self.batches)
@@ -317,12 +306,13 @@ class Evaluator:
         return number % max(1, count // _EARLY_STOP_CHECKS) == 0
 
     def _accuracy(self) -> float:
-        return self._scored(self._results(), [weight for _, weight in self.metrics])
+        return self._scored(self._results())
 
     @property
     def names(self) -> list[str]:
         """Unique names of the metrics."""
-        names = list(self.together.names or (type(metric).__name__ for metric, _ in self.metrics))
+        classes = [type(metric).__name__ for metric, _ in self.metrics]
+        names = list(self.aggregation.names or classes)
         if len(set(names)) < len(names):  # not named by the user
             names = [f"{name} {place}" for place, name in enumerate(names, start=1)]
         return names
@@ -334,7 +324,7 @@ class Evaluator:
             for name, (metric, _) in zip(self.names, self.metrics, strict=True)
         }
 
-    def _scored(self, results: Mapping[str, Any], weights: Sequence[float]) -> float:
+    def _scored(self, results: Mapping[str, Any]) -> float:
         """Return the single number of results, each a number or several by name."""
         values: dict[str, float] = {}
         for name, result in results.items():
@@ -346,10 +336,12 @@ class Evaluator:
             else:
                 values[name] = as_scalar(result, name)
         if any(isinstance(result, Mapping) for result in results.values()):
-            self.together = replace(self.together, require_all=True)  # named parts have no weights
-        self.values = values if len(values) > 1 or self.together.require_all else {}
-        if self.together.require_all:
-            return self.together.score(values)
+            # Named parts have no weights.
+            self.aggregation = replace(self.aggregation, require_all=True)
+        self.values = values if len(values) > 1 or self.aggregation.require_all else {}
+        if self.aggregation.require_all:
+            return self.aggregation.score(values)
+        weights = [1.0] if self.eval_func else [weight for _, weight in self.metrics]
         return sum(weight * value for weight, value in zip(weights, values.values(), strict=True))
 
     def _so_far(self) -> float:
@@ -358,27 +350,8 @@ class Evaluator:
             results = self._results()
             if any(isinstance(result, Mapping) for result in results.values()):
                 return math.nan  # the score is a loss against a baseline
-            return self._scored(results, [weight for _, weight in self.metrics])
+            return self._scored(results)
         except (UserCodeError, MetricError) as error:
             if isinstance(error, UserCodeError) and not isinstance(error.error, Exception):
                 raise  # must end the process
             return math.nan  # e.g. AUC of a single class
-
-
-def _packed(metrics: Sequence[tuple[Metric, float]]) -> bytes:
-    """Pickle metrics without their weights.
-
-    Raises:
-        NotSharedError: the state of a metric cannot be pickled.
-    """
-    import cloudpickle
-
-    try:
-        found: bytes = cloudpickle.dumps([metric for metric, _ in metrics])
-    except Exception as error:
-        # User metrics may raise anything while being pickled.
-        raise NotSharedError(
-            f"what a metric has collected cannot be copied to another process: "
-            f"{type(error).__name__}: {message_of(error)}"
-        ) from error
-    return found

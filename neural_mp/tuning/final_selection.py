@@ -10,12 +10,12 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.profiling import Ratio, ratio, undisturbed
+from neural_mp.profiling import Ratio, ratio, uncontended
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
 
-#: Maximum number of finalists measured together.
+#: Maximum number of finalists measured aggregation.
 _FINALISTS = 3
 #: Duration of the last measurement, as a multiple of a trial's.
 _LONGER = 4
@@ -69,20 +69,15 @@ class Selection:
 def compare_latency(baseline: Sequence[float], result: Sequence[float]) -> LatencyComparison:
     """Return the latency comparison of two models timed in interleaved rounds."""
     return LatencyComparison(
-        undisturbed(baseline), undisturbed(result), ratio(result, baseline).inverse
+        uncontended(baseline), uncontended(result), ratio(result, baseline).inverse
     )
 
 
-def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Selection:
-    """Return the FP32 model as the result.
-
-    Args:
-        job: the run.
-        turned_out: trials measured as slower than FP32.
-    """
+def select_fp32(job: TuningJob, slower: Sequence[Trial] = ()) -> Selection:
+    """Return the FP32 model as the result, with the trials measured as slower."""
     (seconds,) = job.measurement.rounds([job.model])
-    speed = LatencyComparison(undisturbed(seconds), undisturbed(seconds))
-    slow = tuple(turned_out)
+    speed = LatencyComparison(uncontended(seconds), uncontended(seconds))
+    slow = tuple(slower)
     return Selection(job.model, job.space.resolve(PrecisionPlan()), speed, None, slow, slow)
 
 
@@ -90,40 +85,33 @@ def select(
     job: TuningJob,
     trials: Sequence[Trial],
     model: AnyTunableModel,
-    undisturbed: Collection[int] = (),
+    measured_alone: Collection[int] = (),
 ) -> Selection:
     """Return the best plan that met the target, by a new measurement, which is also reported.
 
     The best plans are measured interleaved with each other and FP32. If latency is the only
     objective and no finalist is faster than FP32 beyond noise, the next ones are measured; FP32 is
-    the result when none is left. A single finalist is not measured again if its trial was
-    measured without parallel trials.
-
-    Args:
-        job: the run.
-        trials: all trials.
-        model: the FP32 model, calibrated.
-        undisturbed: numbers of trials measured in this run without parallel trials: their figures
-            are as good as new ones.
+    the result when none is left. A single finalist is not measured again if its number is in
+    `measured_alone`: its trial was measured in this run without parallel trials.
     """
     plans = {trial.plan: job.space.resolve(trial.plan) for trial in trials if trial.met}
     waiting = [trial for trial in trials if trial.met and plans[trial.plan].has_low_precision]
-    turned_out: list[Trial] = []
+    slower: list[Trial] = []
     while waiting:
-        drawn = _drawn(job, waiting)
-        waiting = [trial for trial in waiting if trial not in drawn]
-        first, plan = drawn[0], plans[drawn[0].plan]
-        if len(drawn) == 1 and first.number in undisturbed and job.judged(first, plan).met:
-            slow = tuple(turned_out)
+        chosen = _finalists(job, waiting)
+        waiting = [trial for trial in waiting if trial not in chosen]
+        first, plan = chosen[0], plans[chosen[0].plan]
+        if len(chosen) == 1 and first.number in measured_alone and job.rated(first, plan).met:
+            slow = tuple(slower)
             found = unmeasured(first, plan, model)
             return replace(found, slower_than_fp32=slow, remeasured=(*slow, first))
-        models = [job.model, *(model.converted(plans[trial.plan]) for trial in drawn)]
+        models = [job.model, *(model.converted(plans[trial.plan]) for trial in chosen)]
         before, *after = job.measurement.rounds(models, longer=_LONGER)
         measured = [
             _measured(job, trial, plans[trial.plan], before, seconds)
-            for trial, seconds in zip(drawn, after, strict=True)
+            for trial, seconds in zip(chosen, after, strict=True)
         ]
-        turned_out += [trial for trial in measured if not trial.met]
+        slower += [trial for trial in measured if not trial.met]
         best = best_trial(measured, job.objectives)
         if best is not None:
             index = measured.index(best)
@@ -133,13 +121,13 @@ def select(
                 plans[best.plan],
                 speed,
                 best,
-                tuple(turned_out),
-                (*(trial for trial in turned_out if trial not in measured), *measured),
+                tuple(slower),
+                (*(trial for trial in slower if trial not in measured), *measured),
             )
-    return fp32_choice(job, turned_out)
+    return select_fp32(job, slower)
 
 
-def _drawn(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
+def _finalists(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
     if Objective.PERFORMANCE in job.objectives:
         return finalists(waiting, job.objectives, _FINALISTS)
     best = best_trial(waiting, job.objectives)
@@ -156,12 +144,12 @@ def _measured(
 ) -> Trial:
     """Return a trial with its latest figures, and the outcome by these."""
     figures = {**trial.objectives, **latency_figures(before, seconds)}
-    return job.judged(replace(trial, objectives=figures), plan)
+    return job.rated(replace(trial, objectives=figures), plan)
 
 
 def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Selection:
     """Return a selection with the figures of the trial."""
-    found, seconds = _share(trial), trial.objectives["performance"]
+    found, seconds = _time_ratio(trial), trial.objectives["performance"]
     speed = LatencyComparison(seconds / found.value, seconds, found.inverse)
     return Selection(model.converted(plan), plan, speed, trial)
 
@@ -184,36 +172,36 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
     if slow is not None:
         least = job.measurement.min_speedup
         return (
-            f"no plan that meets the target is faster than FP32 on this machine, by a factor of "
-            f"{least:g} or more (min_speedup) for sure; the result is the FP32 model. Closest came "
-            f"{slow.plan!r} at {_share(slow).inverse} the speed of FP32"
+            f"no plan that meets the target is at least {least:g} times as fast as FP32 "
+            f"(min_speedup) beyond noise on this machine; the result is the FP32 model. Closest "
+            f"plan: {slow.plan!r} at {_time_ratio(slow).inverse} the speed of FP32"
         )
     if near is None or near.accuracy is None or baseline is None:
         return f"{_why_none(job, trials)}; the result is the FP32 model"
     target = job.settings.criterion.target(baseline)
     if job.evaluator.targets and near.metrics:
         return (
-            f"no plan met the target of every metric; the result is the FP32 model. Closest came "
+            f"no plan met the target of every metric; the result is the FP32 model. Closest plan: "
             f"{near.plan!r} with {_missed(job, near)}"
         )
     return (
-        f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest came "
-        f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of it"
-        + (" when its evaluation was stopped" if near.outcome is Outcome.PRUNED else "")
+        f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest plan: "
+        f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of the "
+        f"target" + (" when stopped early" if near.outcome is Outcome.PRUNED else "")
     )
 
 
 def _missed(job: TuningJob, trial: Trial) -> str:
     """Return the metrics that missed their targets, with these targets."""
-    together, targets = job.evaluator.together, job.evaluator.targets
+    aggregation, targets = job.evaluator.aggregation, job.evaluator.targets
     return " and ".join(
         f"{name} {value:.6g} (target {targets[name]:.6g})"
         for name, value in trial.metrics.items()
-        if not together.criterion_of(name).met(together.baseline[name], value)
+        if not aggregation.criterion_of(name).met(aggregation.baseline[name], value)
     )
 
 
-def _share(trial: Trial) -> Ratio:
+def _time_ratio(trial: Trial) -> Ratio:
     """Return the latency of a trial as a fraction of FP32's."""
     figures = trial.objectives
     value = figures["relative_latency"]
@@ -224,8 +212,8 @@ def _share(trial: Trial) -> Ratio:
 def _why_none(job: TuningJob, trials: Sequence[Trial]) -> str:
     """Return the reason why no trial has a comparable accuracy."""
     if not trials:
-        return "no plan was tried" + (
-            "" if job.space.decision_groups else ": no op may run in a lower precision"
+        return "no plan was evaluated" + (
+            "" if job.space.decision_groups else ": no op supports a lower precision"
         )
     errors = dict.fromkeys(trial.error for trial in trials if trial.error)
-    return f"no plan has an accuracy that can be compared: {'; '.join(list(errors)[:3])}"
+    return f"no plan has a finite accuracy: {'; '.join(list(errors)[:3])}"

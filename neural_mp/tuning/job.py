@@ -48,7 +48,7 @@ class SearchSettings:
 
 
 @dataclass(frozen=True)
-class Described:
+class RunDescription:
     """Descriptions shown with the figures of a run.
 
     Attributes:
@@ -77,7 +77,7 @@ class TuningJob:
         settings: settings of the search.
         amp: the user's auto mixed precision setting, as text.
         cache: measurements of earlier runs of this model on this machine.
-        described: descriptions for reports.
+        description: shown in reports.
     """
 
     model: AnyTunableModel
@@ -90,7 +90,7 @@ class TuningJob:
     settings: SearchSettings = SearchSettings()
     amp: tuple[str, ...] = ()
     cache: MeasurementCache = NO_CACHE
-    described: Described = field(default_factory=Described)
+    description: RunDescription = field(default_factory=RunDescription)
 
     @property
     def space(self) -> TuningSpace:
@@ -137,7 +137,7 @@ class TuningJob:
             for op, precision in plan.effective.items()
         )
 
-    def judged(self, trial: Trial, plan: ResolvedPlan) -> Trial:
+    def rated(self, trial: Trial, plan: ResolvedPlan) -> Trial:
         """Return a trial that met the accuracy target, marked if too slow."""
         if not trial.meets_accuracy:
             return trial

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from neural_mp.io.readers import read_json
 from neural_mp.runs.report import Report
 from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.validators import (
+    Validator,
     boolean,
     enum_of,
     integer,
@@ -102,14 +104,7 @@ class JobOutcome:
             reason="",
             run=record.name if record else "",
             framework=record.setup.framework if record else "",
-            accuracy=report.accuracy,
-            baseline_accuracy=report.baseline_accuracy,
-            target=report.target,
-            latency=report.latency,
-            baseline_latency=report.baseline_latency,
-            size=report.size,
-            baseline_size=report.baseline_size,
-            evaluations=report.evaluations,
+            **{name: getattr(report, name) for name in _FIGURES},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,13 +125,16 @@ def read_outcome(folder: Path) -> JobOutcome | None:
     file = folder / OUTCOME_FILE
     if not file.exists():
         return None
-    return read_json(file, _outcome, TuningError, "delete it to have the job done again")
+    fields = read_json(file, _OUTCOME, TuningError, "delete the file to repeat the job")
+    return JobOutcome(**fields)
 
 
-def _outcome(value: object) -> JobOutcome:
-    return JobOutcome(**_OUTCOME(value))
-
-
+#: Figures with the same names in `Report` → validator.
+_FIGURES: Mapping[str, Validator[Any]] = {
+    **dict.fromkeys(("accuracy", "baseline_accuracy", "target"), optional(number)),
+    **dict.fromkeys(("latency", "baseline_latency"), optional(non_negative_float)),
+    **dict.fromkeys(("size", "baseline_size", "evaluations"), non_negative_integer),
+}
 _OUTCOME = record(
     {"name": string, "file": string, "digest": string, "status": enum_of(JobStatus)},
     {
@@ -144,9 +142,7 @@ _OUTCOME = record(
         "exit_code": optional(integer),
         "seconds": non_negative_float,
         "known": boolean,
-        **dict.fromkeys(("accuracy", "baseline_accuracy", "target"), optional(number)),
-        **dict.fromkeys(("latency", "baseline_latency"), optional(non_negative_float)),
-        **dict.fromkeys(("size", "baseline_size", "evaluations"), non_negative_integer),
+        **_FIGURES,
     },
 )
 

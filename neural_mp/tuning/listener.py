@@ -48,7 +48,7 @@ class RunLog:
         seconds: finished phase → its duration.
 
     Attributes:
-        reused: measurements taken from an earlier run.
+        cache_hits: measurements taken from an earlier run.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class RunLog:
         self.listener = listener or Listener()
         self.warnings = list(warnings)
         self.seconds = dict(seconds or {})
-        self.reused: list[str] = []
+        self.cache_hits: list[str] = []
 
-    def reuse(self, what: str) -> None:
+    def cache_hit(self, measurement: str) -> None:
         """Record a measurement as taken from an earlier run."""
-        if what not in self.reused:
-            self.reused.append(what)
+        if measurement not in self.cache_hits:
+            self.cache_hits.append(measurement)
 
     def step(self) -> None:
         """Report a finished batch to the listener.
@@ -91,13 +91,7 @@ class RunLog:
 
     @contextmanager
     def phase(self, name: str, words: str = "", total: int | None = None) -> Iterator[None]:
-        """Time a phase, and announce it to the listener.
-
-        Args:
-            name: key of its seconds in the report.
-            words: text for the listener; without text, nothing is announced.
-            total: steps of the phase, if known.
-        """
+        """Time a phase, and announce it to the listener if it has a text."""
         if words:
             self.listener.phase(words, total)
         started = time.perf_counter()

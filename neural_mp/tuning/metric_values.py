@@ -22,23 +22,14 @@ _OF_THE_FORM = (TypeError, ValueError, IndexError, AttributeError, KeyError)
 
 @dataclass(frozen=True)
 class MetricBatch:
-    """A batch with the predictions of a model.
-
-    Attributes:
-        predictions: return value of the model.
-        labels: labels of the batch.
-        place: number of the batch and name of its loader, as text.
-    """
+    """A batch with the predictions of a model; `place` is its number and loader, as text."""
 
     predictions: Any
     labels: Any
     place: str
 
     def check(self, is_first: bool) -> None:
-        """Check that predictions hold usable numbers.
-
-        Args:
-            is_first: whether to check values, too, and not only their containers.
+        """Check that predictions hold usable numbers; of values only if `is_first`.
 
         Raises:
             MetricError: the model returns no numbers, or only NaN.
@@ -46,16 +37,15 @@ class MetricBatch:
         found = tree_leaves(self.predictions)
         if not any(hasattr(leaf, "shape") or isinstance(leaf, int | float) for leaf in found):
             raise MetricError(
-                f"the model returns {shape_words(self.predictions)} for {self.place}; metrics need "
-                f"an array, or several in a tuple, list or dict; to measure something else, give "
-                f"eval_func"
+                f"the model must return an array, or several in a tuple, list or dict, got "
+                f"{shape_words(self.predictions)} for {self.place}; use eval_func for other outputs"
             )
         arrays = [array for array in float_arrays(self.predictions) if array.size]
         if is_first and arrays and all(np.isnan(array).all() for array in arrays):
             raise MetricError(
-                f"the model returns nothing but NaN for {self.place} "
-                f"({shape_words(self.predictions)}); check its weights, and what is done with the "
-                f"inputs before"
+                f"the outputs of the model are all NaN for {self.place} "
+                f"({shape_words(self.predictions)}); check the weights and the preprocessing of "
+                f"the inputs"
             )
 
     def postprocessed(self, postprocess: Callable[[Any], Any]) -> MetricBatch:
@@ -75,11 +65,7 @@ class MetricBatch:
         return MetricBatch(found[0], found[1], self.place)
 
     def update(self, update: Callable[[Any, Any], Any], name: str) -> None:
-        """Update a metric with the batch.
-
-        Args:
-            update: the metric's method.
-            name: name of the metric.
+        """Update the metric `name` with the batch, by its method `update`.
 
         Raises:
             MetricError: the method has another signature.
@@ -100,12 +86,12 @@ class MetricBatch:
     def _doubt(self) -> str:
         """Return the signs that predictions and labels do not match, or an empty string."""
         if self.labels is None:
-            return f"has None for labels, predictions are {shape_words(self.predictions)}"
+            return f"has labels None and predictions {shape_words(self.predictions)}"
         counts = [_first_axis(value) for value in (self.predictions, self.labels)]
         if None not in counts and counts[0] != counts[1]:
             return (
                 f"has predictions {shape_words(self.predictions)} and labels "
-                f"{shape_words(self.labels)}, of which the first axes should be equal"
+                f"{shape_words(self.labels)}, whose numbers of samples differ"
             )
         return ""
 
@@ -147,9 +133,9 @@ class MetricAggregation:
     direction: Callable[[str], bool] = _higher
     baseline: Mapping[str, float] = field(default_factory=dict)
 
-    def with_baseline(self, values: Mapping[str, float], every: bool) -> MetricAggregation:
-        """Return the aggregation with FP32's values, requiring each of them if `every`."""
-        return replace(self, baseline=dict(values), require_all=self.require_all or every)
+    def with_baseline(self, values: Mapping[str, float], require_all: bool) -> MetricAggregation:
+        """Return the aggregation with FP32's values, requiring each of them if `require_all`."""
+        return replace(self, baseline=dict(values), require_all=self.require_all or require_all)
 
     def score(self, values: Mapping[str, float]) -> float:
         """Return 1 minus the largest loss; NaN if a value is not finite.
@@ -159,11 +145,12 @@ class MetricAggregation:
             ConfigurationError: the direction of a metric is unknown.
         """
         if not values:
-            raise MetricError("a metric must return a number, got a dict without any")
+            raise MetricError("a metric must return a number, got an empty dict")
         baseline = self.baseline or values
         if baseline.keys() != values.keys():
             raise MetricError(
-                f"the metric gives {', '.join(values)}, but for FP32 it gave {', '.join(baseline)}"
+                f"a metric must return the same names for all models, got {', '.join(values)}, "
+                f"for FP32 {', '.join(baseline)}"
             )
         losses = [self.criterion_of(name).loss(baseline[name], values[name]) for name in values]
         if not all(map(math.isfinite, (*values.values(), *losses))):
@@ -183,11 +170,7 @@ class MetricAggregation:
 
 
 def as_scalar(value: Any, name: str) -> float:
-    """Return a result as a float.
-
-    Args:
-        value: result of a metric or evaluation function.
-        name: name of the metric or function.
+    """Return the result of the metric or function `name` as a float.
 
     Raises:
         MetricError: the result is not a number.
@@ -202,7 +185,9 @@ def as_scalar(value: Any, name: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise MetricError(f"{name} must return a number that fits a float") from None
+        raise MetricError(
+            f"{name} must return a number in the range of a float, got a larger one"
+        ) from None
 
 
 def is_usable(accuracy: float) -> bool:

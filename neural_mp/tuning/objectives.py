@@ -15,7 +15,7 @@ from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError
-from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
+from neural_mp.profiling import interleaved_rounds, ratio, uncontended
 from neural_mp.space import ResolvedPlan, peak_activation_bytes
 from neural_mp.tuning.criterion import MIN_SPEEDUP
 from neural_mp.util.pytree import batch_size_of
@@ -58,8 +58,8 @@ def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, flo
                 f"objective: the weight of {name!r} must be a positive number, got {weight!r}"
             )
     total = sum(given.values())
-    shares = {Objective(name): float(weight) / total for name, weight in given.items()}
-    return MappingProxyType(shares)
+    weights = {Objective(name): float(weight) / total for name, weight in given.items()}
+    return MappingProxyType(weights)
 
 
 @dataclass(frozen=True)
@@ -98,28 +98,19 @@ class Measurement:
         return batch_size_of(self.inputs)
 
     def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
-        """Return seconds per batch of several models, measured in interleaved rounds.
+        """Return seconds per batch of models of one framework, in `longer` interleaved rounds."""
+        return [uncontended(seconds) for seconds in self._timed(models, longer)]
 
-        Args:
-            models: the models, all of one framework.
-            longer: factor on the usual duration.
-        """
-        return [undisturbed(seconds) for seconds in self._timed(models, longer)]
-
-    def briefly(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
+    def fastest_of(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
         """Return seconds per batch of the fastest of few interleaved rounds."""
         brief = replace(self, warmup=1, iterations=rounds)
         return [min(seconds) for seconds in brief._timed(models)]
 
     def rounds(self, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
-        """Return seconds per batch of several models in every interleaved round.
+        """Return seconds per batch of several models, FP32 first, in every interleaved round.
 
         If latency is the only objective, rounds are added until each model is either faster than
         the first one by `min_speedup` or not, beyond noise, or until the time limit.
-
-        Args:
-            models: the models, all of one framework, the FP32 model first.
-            longer: factor on the usual duration.
         """
         judged = is_latency_only(self.objectives) and len(models) > 1
         return self._timed(models, longer, self._decides if judged else None)
@@ -149,19 +140,19 @@ class Measurement:
         return all(self._is_decided(before, seconds) for seconds in after)
 
     def _is_decided(self, before: Sequence[float], after: Sequence[float]) -> bool:
-        share, least = ratio(after, before), 1 / self.min_speedup
+        relative, least = ratio(after, before), 1 / self.min_speedup
         faster = [one <= least * other for one, other in zip(after, before, strict=True)]
         if len(faster) < _FEW_ROUNDS and any(faster) and not all(faster):
             return False
-        narrow = share.high - share.low < _RESOLUTION * share.value
-        return narrow or not share.low <= least < share.high
+        narrow = relative.high - relative.low < _RESOLUTION * relative.value
+        return narrow or not relative.low <= least < relative.high
 
 
 def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
     """Return the figures of a candidate timed in interleaved rounds with the FP32 model."""
     found = ratio(candidate, baseline)
     return {
-        "performance": undisturbed(candidate),
+        "performance": uncontended(candidate),
         "relative_latency": found.value,
         "relative_latency_low": found.low,
         "relative_latency_high": found.high,
@@ -178,8 +169,8 @@ def is_slow(
     Noise counts in favour of FP32: the lower bound of the speed-up must exceed 1, and reach
     `min_speedup`.
     """
-    share = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
-    return is_latency_only(objectives) and (share >= 1 or share * min_speedup > 1)
+    relative = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
+    return is_latency_only(objectives) and (relative >= 1 or relative * min_speedup > 1)
 
 
 def finalists(
@@ -216,23 +207,13 @@ def _bits(trial: Trial) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Footprints:
-    """Computes the memory footprint of a model and its converted forms, deterministically.
-
-    Attributes:
-        model: the FP32 model.
-        inputs: one batch.
-    """
+    """Computes the memory footprint of a model and its converted forms for one batch."""
 
     model: AnyTunableModel
     inputs: Any
 
     def __call__(self, candidate: AnyModel, plan: ResolvedPlan) -> int:
-        """Return the bytes of a candidate's weights plus its peak activation memory.
-
-        Args:
-            candidate: the model.
-            plan: its resolved plan.
-        """
+        """Return the bytes of a candidate's weights plus its peak activation memory."""
         return candidate.size + peak_activation_bytes(self.model.space, plan, self.values)
 
     @cached_property

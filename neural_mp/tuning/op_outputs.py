@@ -19,15 +19,10 @@ _Values = Callable[[Any], Mapping[str, OpOutput]]
 
 
 class ChunkedOutputs:
-    """Outputs of ops in chunks, in the order of the graph.
+    """Outputs of ops of two models in chunks, in the order of the graph.
 
     A model runs once per chunk; most batches need a single chunk. The first batch determines the
     sizes of the outputs.
-
-    Args:
-        a: one model.
-        b: the other model.
-        ops: ops with outputs in both models.
     """
 
     def __init__(self, a: AnyModel, b: AnyModel, ops: Sequence[str]) -> None:

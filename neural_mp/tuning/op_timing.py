@@ -40,13 +40,8 @@ def timed(
     """Profile models in interleaved passes; the fastest pass of each op counts.
 
     Profilers slow down some ops more than others, and omit the time between ops. So the times of
-    each model's ops are scaled to its latency without a profiler: no op gains more than the model.
-
-    Args:
-        models: resolved plan → its model.
-        profiled: model → seconds of its ops and conversions.
-        wholes: models → seconds of one run of each.
-        passes: number of profiles per model.
+    each model's ops, from `profiled`, are scaled to its latency without a profiler, from `wholes`:
+    no op gains more than the model.
     """
     fastest: dict[ResolvedPlan, dict[str, float]] = {plan: {} for plan in models}
     for _ in range(passes):
@@ -71,17 +66,13 @@ def times_of(
     space: TuningSpace,
     before: Timed,
     lowered: Sequence[Timed],
-    value: float,
+    per_element: float,
     in_place: bool = False,
 ) -> OpTimings:
     """Combine the timings of FP32 and of plans with ops in lower precisions.
 
-    Args:
-        space: the supported configurations of every op.
-        before: the FP32 model.
-        lowered: models with ops in lower precisions.
-        value: seconds of a conversion per element.
-        in_place: whether the additional time of FP32 ops next to lowered ones counts as conversion.
+    A conversion costs `per_element` seconds per element. If `in_place`, the additional time of
+    FP32 ops next to lowered ones counts as conversion.
     """
     in_fp32 = seconds_by_op(space, before)
     ops = {op: {Precision.FP32: seconds} for op, seconds in in_fp32.items()}
@@ -95,9 +86,9 @@ def times_of(
         counts = found.model.conversions
         conversions += counts.casts + counts.quantize + counts.dequantize
         between += _conversion_seconds(space, before, found)
-        between += _seconds_beside(before, found) if in_place else 0.0
+        between += _slowdown_of_fp32(before, found) if in_place else 0.0
     average = between / conversions if conversions else None
-    return OpTimings(ops, average, value, before.whole)
+    return OpTimings(ops, average, per_element, before.whole)
 
 
 def seconds_by_op(space: TuningSpace, found: Timed) -> dict[str, float]:
@@ -129,7 +120,7 @@ def _conversion_seconds(space: TuningSpace, before: Timed, found: Timed) -> floa
     return sum(found.profile[name] for name in added)
 
 
-def _seconds_beside(before: Timed, found: Timed) -> float:
+def _slowdown_of_fp32(before: Timed, found: Timed) -> float:
     """Return the seconds that FP32 ops take longer than in the FP32 model.
 
     A runtime may convert or rearrange values within such an op.

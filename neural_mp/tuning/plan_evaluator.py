@@ -22,7 +22,7 @@ from neural_mp.tuning.evaluator import (
     Deadline,
     DeadlineExceededError,
     Evaluator,
-    NotSharedError,
+    NotShardableError,
     TargetOutOfReachError,
 )
 from neural_mp.tuning.metric_values import is_usable
@@ -101,54 +101,40 @@ class PlanEvaluator:
             raise
         except Exception as error:
             # Frameworks raise arbitrary errors, and a failed plan must not end the search.
-            logger.debug("a plan failed", exc_info=True)
-            words = f"{type(error).__name__}: {message_of(error)}"
-            return assessed(Outcome.FAILED, None, words), model
+            logger.debug("Evaluating a plan failed", exc_info=True)
+            return assessed(Outcome.FAILED, None, _described(error)), model
         return assessed(*self._judged(accuracy, lambda: self._origin_of_nan(model))), model
 
-    def of_share(self, share: Shard, deadline: Deadline) -> PlanEvaluation | ShardResult:
+    def evaluate_shard(self, shard: Shard, deadline: Deadline) -> PlanEvaluation | ShardResult:
         """Evaluate a shard; return its result, or a `PlanEvaluation` if the plan failed.
 
         Raises:
-            NotSharedError: the evaluation cannot be sharded.
-            DeadlineExceededError: the time limit passed.
-            UserCodeError: the user's code raised.
-            DataError: the data differ from those of the baseline, and do not fit the model.
+            NotShardableError: the evaluation cannot be sharded. Other errors as for a whole plan.
         """
         started = time.perf_counter()
         try:
-            model = self.model.converted(share.plan)
-            states = self.evaluator.states(model, deadline, share.batches, self.model)
-            origin = self._origin_of_nan(model) if share.is_first else None
-        except (DeadlineExceededError, UserCodeError, NotSharedError, DataError):
+            model = self.model.converted(shard.plan)
+            states = self.evaluator.states(model, deadline, shard.batches, self.model)
+            origin = self._origin_of_nan(model) if shard.is_first else None
+        except (DeadlineExceededError, UserCodeError, NotShardableError, DataError):
             raise
         except Exception as error:
             # Frameworks raise arbitrary errors, as above.
-            logger.debug("a plan failed", exc_info=True)
-            return PlanEvaluation(
-                Outcome.FAILED, None, f"{type(error).__name__}: {message_of(error)}"
-            )
+            logger.debug("Evaluating a plan failed", exc_info=True)
+            return PlanEvaluation(Outcome.FAILED, error=_described(error))
         return ShardResult(states, origin, time.perf_counter() - started)
 
-    def merged(self, found: Sequence[PlanEvaluation | ShardResult]) -> PlanEvaluation:
-        """Return the evaluation of a plan from the results of its shards.
-
-        Args:
-            found: results of the shards, in order; if one failed, so has the plan.
-
-        Raises:
-            UserCodeError: the user's code raised.
-            MetricError: the metric's result is not a number.
-        """
-        tallies = []
-        for one in found:
-            if isinstance(one, PlanEvaluation):
-                return one
-            tallies.append(one)
-        accuracy = self.evaluator.merge_shards([tally.states for tally in tallies])
-        nodes = ", ".join(dict.fromkeys(tally.node for tally in tallies))
-        seconds = max(tally.seconds for tally in tallies)
-        judged = self._judged(accuracy, lambda: tallies[0].origin)
+    def merge_shards(self, results: Sequence[PlanEvaluation | ShardResult]) -> PlanEvaluation:
+        """Return the evaluation of a plan from its shards in order; it fails if a shard failed."""
+        shards = []
+        for result in results:
+            if isinstance(result, PlanEvaluation):
+                return result
+            shards.append(result)
+        accuracy = self.evaluator.merge_shards([shard.states for shard in shards])
+        nodes = ", ".join(dict.fromkeys(shard.node for shard in shards))
+        seconds = max(shard.seconds for shard in shards)
+        judged = self._judged(accuracy, lambda: shards[0].origin)
         return PlanEvaluation(*judged, seconds, self.evaluator.values, nodes)
 
     def _judged(
@@ -157,8 +143,8 @@ class PlanEvaluator:
         """Return outcome, comparable accuracy and error for an accuracy on all data."""
         if not is_usable(accuracy):
             origin = origin_of_nan()
-            words = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
-            return Outcome.MISSED, None, words
+            error = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
+            return Outcome.MISSED, None, error
         if self.criterion.met(self.baseline, accuracy):
             return Outcome.MET, accuracy, None
         return Outcome.MISSED, accuracy, origin_of_nan()
@@ -174,16 +160,18 @@ class PlanEvaluator:
 
         NaN or Inf inside the model are no error: attention masks contain -Inf.
         """
-        if (
-            model is None
-            or _is_finite(model, self.inputs)
-            or not _is_finite(self.model, self.inputs)
-        ):
+        if model is None or _is_finite(model, self.inputs):
+            return None
+        if not _is_finite(self.model, self.inputs):
             return None
         op = model.first_non_finite(self.inputs)
         if op is None or self.model.first_non_finite(self.inputs) is not None:
-            return "its outputs hold NaN or Inf"
-        return f"NaN or Inf begins at op {op!r}"
+            return "the outputs contain NaN or Inf"
+        return f"NaN or Inf first occurs at op {op!r}"
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 def _is_finite(model: AnyModel, inputs: object) -> bool:

@@ -27,7 +27,7 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
-from neural_mp.tuning.sqnr import MAX_NSR, relative_noise
+from neural_mp.tuning.sqnr import MAX_NSR, mean_nsr
 from neural_mp.util.digest import digest_of
 from neural_mp.util.validators import (
     Validator,
@@ -63,7 +63,7 @@ class MeasuringProbe(Probe):
     Measurements, and those skipped for lack of time, are stored in the run's history, so that a
     resumed run obtains identical values. A measurement that would exceed the allowance, judged by
     the longest so far, is skipped. Time is the CPU time of this process over all threads, so that
-    other load on the machine does not decide what is measured.
+    other load on the machine does not affect which measurements are made.
 
     Attributes:
         job: the run.
@@ -75,7 +75,7 @@ class MeasuringProbe(Probe):
         seconds: wall-clock seconds spent so far.
         untimed: reason for missing op timings, in some or all precisions; empty if complete or not
             requested.
-        reused: whether any measurement was taken from an earlier run.
+        has_cache_hits: whether any measurement was taken from an earlier run.
     """
 
     job: TuningJob
@@ -85,7 +85,7 @@ class MeasuringProbe(Probe):
     spent: float = 0.0
     seconds: float = 0.0
     untimed: str = ""
-    reused: bool = False
+    has_cache_hits: bool = False
     cache: MeasurementCache = NO_CACHE
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
@@ -107,7 +107,7 @@ class MeasuringProbe(Probe):
         model = self._converted_or_none(plan)
         if model is None:
             return MAX_NSR
-        return relative_noise(self._reference, model.float_outputs(inputs))
+        return mean_nsr(self._reference, model.float_outputs(inputs))
 
     def times(self) -> OpTimings:
         """See the base class."""
@@ -116,7 +116,7 @@ class MeasuringProbe(Probe):
         stored = self._kept(TIMES, optional(checked(OpTimings.from_dict)), self._times)
         known, words = self.run_cache.get(_UNTIMED, string)
         if not known or words is None:
-            words = self.untimed or ("" if stored else "no time is left for it")
+            words = self.untimed or ("" if stored else "the time limit does not suffice")
             self.run_cache.put(_UNTIMED, words)
         self.untimed = words
         return OpTimings() if stored is None else OpTimings.from_dict(stored)
@@ -147,7 +147,7 @@ class MeasuringProbe(Probe):
         for precision in self.job.space.usable_precisions:
             if precision is not Precision.FP32:
                 if not self._has_time(started):
-                    self.untimed = f"no time is left for {precision} and what comes after it"
+                    self.untimed = f"the time limit does not suffice from {precision} on"
                     break
                 plan = self._all_in(precision)
                 found[plan] = self.model.converted(plan)
@@ -163,7 +163,7 @@ class MeasuringProbe(Probe):
         needed = _PROFILED_RUNS * (time.process_time() - started)
         if needed > self.allowance:
             self.untimed = (
-                f"it takes {needed:.2g} CPU seconds, and {self.allowance:.2g} may be spent"
+                f"timing needs {needed:.2g} CPU seconds, the limit is {self.allowance:.2g}"
             )
             return None
         passes = _PASSES if needed * 2 * _PASSES <= self.allowance else 1
@@ -174,16 +174,16 @@ class MeasuringProbe(Probe):
                 before, *after = timed(
                     models,
                     lambda model: model.profile(inputs),
-                    lambda found: job.measurement.briefly(found, _WHOLE_RUNS),
+                    lambda found: job.measurement.fastest_of(found, _WHOLE_RUNS),
                     passes,
                 )
         except Exception as error:
             # Frameworks raise arbitrary errors; times are then estimated.
-            logger.debug("ops could not be timed", exc_info=True)
+            logger.debug("Timing ops failed", exc_info=True)
             self.untimed = one_line(error)
             return None
-        value = _seconds_a_value() * job.measurement.batch_size
-        return times_of(job.space, before, after, value, in_place)
+        per_element = _seconds_per_element() * job.measurement.batch_size
+        return times_of(job.space, before, after, per_element, in_place)
 
     def _all_in(self, precision: Precision) -> ResolvedPlan:
         """Return the plan with every op in a precision, FP32 if ineligible."""
@@ -230,7 +230,7 @@ class MeasuringProbe(Probe):
             model(self.job.measurement.inputs)
         except Exception:
             # Frameworks raise arbitrary errors.
-            logger.debug("a plan failed as it was measured", exc_info=True)
+            logger.debug("Measuring a plan failed", exc_info=True)
             return None
         return model
 
@@ -258,7 +258,7 @@ class MeasuringProbe(Probe):
         if not looked:
             looked, value = self._shared.get(key, kind)
             if looked:
-                self.reused = True
+                self.has_cache_hits = True
                 self.run_cache.put(key, value)
         return looked, value
 
@@ -303,7 +303,7 @@ def _digest(plans: Sequence[ResolvedPlan]) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
-def _seconds_a_value() -> float:
+def _seconds_per_element() -> float:
     """Return the seconds per element to read float32 and write INT8 on this machine."""
     values = np.zeros(_MANY_VALUES, np.float32)
 

@@ -40,20 +40,20 @@ def now() -> str:
 
 def setup_of(job: TuningJob) -> RunStart:
     """Return the record of the start of a run."""
-    space = job.space
+    space, packages = job.space, (*_PACKAGES, *job.model.adaptor.packages)
     return RunStart(
         started=now(),
-        model=job.described.model,
+        model=job.description.model,
         framework=job.model.adaptor.framework,
         graph=space.graph,
         capabilities={op: _bare(found) for op, found in space.capabilities.items()},
         tunable_ops=space.tunable_ops,
         tensors=space.tensors,
         fan_in=_fan_in(job.model),
-        settings=job.described.settings,
+        settings=job.description.settings,
         batch_size=job.measurement.batch_size,
-        machine=machine_of(job.described.hardware),
-        versions=_versions(job.model.adaptor.packages),
+        machine=machine_of(job.description.hardware),
+        versions={"Python": platform.python_version(), **versions_of(packages)},
     )
 
 
@@ -83,23 +83,18 @@ def machine_of(hardware: Hardware) -> Machine:
         hardware.name,
         hardware.cores,
         tuple(flag for flag in known if flag in hardware.flags),
-        {precision.value: _runs(hardware, precision) for precision in Precision},
+        {
+            precision.value: (support.runs, support.reason)
+            for precision in Precision
+            for support in [hardware.support(precision)]
+        },
         f"{platform.system()} {platform.release()}, {platform.machine()}",
     )
 
 
-def _runs(hardware: Hardware, precision: Precision) -> tuple[str, str]:
-    support = hardware.support(precision)
-    return support.runs, support.reason
-
-
-def _versions(packages: Sequence[str]) -> dict[str, str]:
-    return {"Python": platform.python_version(), **versions_of((*_PACKAGES, *packages))}
-
-
 def ending_of(
     job: TuningJob,
-    choice: Selection,
+    selection: Selection,
     met: bool | None,
     report: Report,
     seconds_allowed: float,
@@ -108,34 +103,27 @@ def ending_of(
 ) -> RunEnd:
     """Return the record of the end of a run.
 
-    Args:
-        job: the run.
-        choice: its result.
-        met: whether the target was met.
-        report: the figures.
-        seconds_allowed: maximum seconds for op timings; skipped if they would exceed it.
-        times: times of single ops in every precision, if measured.
-        trials: all trials.
+    Ops are timed only if that takes at most `seconds_allowed`; `times` are those of the search.
     """
     seconds = report.latency or 0.0
-    if choice.model is not job.model:
+    if selection.model is not job.model:
         seconds += report.baseline_latency or 0.0
     before: Mapping[str, float] = {}
     after: Mapping[str, float] = {}
     if seconds * _TIMED_RUNS <= seconds_allowed:
         before = _profiled(job, job.model)
-        after = before if choice.model is job.model else _profiled(job, choice.model)
+        after = before if selection.model is job.model else _profiled(job, selection.model)
     return RunEnd(
         now(),
         met,
-        choice.plan.plan,
+        selection.plan.plan,
         report,
-        None if choice.trial is None else choice.trial.number,
-        choice.remeasured,
+        None if selection.trial is None else selection.trial.number,
+        selection.remeasured,
         _predicted(job, trials, times or OpTimings()),
         before,
         after,
-        conversions_of(job.space.graph, choice.plan.flow, after),
+        conversions_of(job.space.graph, selection.plan.flow, after),
     )
 
 
@@ -146,7 +134,7 @@ def _profiled(job: TuningJob, model: AnyModel) -> dict[str, float]:
             return dict(model.profile(job.measurement.inputs))
     except (Exception, KeyboardInterrupt):
         # Frameworks raise arbitrary errors, and the result does not depend on op timings.
-        logger.debug("ops could not be timed", exc_info=True)
+        logger.debug("Timing ops failed", exc_info=True)
         return {}
 
 
@@ -161,8 +149,8 @@ def _predicted(job: TuningJob, trials: Sequence[Trial], times: OpTimings) -> dic
     noise = corrected_nsr(observations, best_corrections(observations))
     weights = {op.name: op.weights for op in job.space.graph}
     figures = CostInputs(noise, times=times, weights=weights, values=observations.elements)
-    shares = {t.number: predicted_share(job.space, figures, t.plan) for t in trials}
-    return {number: share for number, share in shares.items() if share is not None}
+    predicted = {t.number: predicted_share(job.space, figures, t.plan) for t in trials}
+    return {number: fraction for number, fraction in predicted.items() if fraction is not None}
 
 
 def conversions_of(
@@ -170,11 +158,7 @@ def conversions_of(
 ) -> tuple[Conversion, ...]:
     """Return the conversions of tensors under a plan.
 
-    Args:
-        graph: the model.
-        flow: the quantization flow of the plan.
-        seconds: op, or conversion → seconds of one run; a conversion's key is the name of its
-            tensor, a slash and a word.
+    The key of a conversion in `seconds` is the name of its tensor, a slash and a word.
     """
     found = []
     for name in (*graph.inputs, *(op.name for op in graph)):

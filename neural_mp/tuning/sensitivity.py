@@ -17,6 +17,7 @@ from neural_mp.io.measurement_cache import RunCache
 from neural_mp.runs.record import NO_REPAIR, ProbeMeasurements, RunRecord, RunStart, output_nsr_in
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import TuningSpace, why_int8
+from neural_mp.space.resolution import BY_PLAN
 from neural_mp.tuning.baseline import calibrated
 from neural_mp.tuning.evaluator import Deadline
 from neural_mp.tuning.job import TuningJob
@@ -36,11 +37,11 @@ class Sensitivity:
         kind: `tensor` or `op`.
         ops: the ops that fall back together.
         noise: NSR of the tensor in INT8; None without observations.
-        repair: the correction that removes most noise; None if none removes half of it.
-        repaired_noise: NSR after the correction.
+        correction: the correction that removes most noise; None if none removes half of it.
+        corrected_noise: NSR after the correction.
         output_noise: NSR at the outputs if only this decision is in lower precision; None if not
             measured.
-        repaired_output_noise: output noise after the correction.
+        corrected_output_noise: output noise after the correction.
         seconds_gained: saved seconds per run of the batch in the ops that read the tensor; None
             without op timings.
         runs_in: precision under the plan.
@@ -51,27 +52,28 @@ class Sensitivity:
     kind: str
     ops: tuple[str, ...]
     noise: float | None = None
-    repair: str | None = None
-    repaired_noise: float | None = None
+    correction: str | None = None
+    corrected_noise: float | None = None
     output_noise: float | None = None
-    repaired_output_noise: float | None = None
+    corrected_output_noise: float | None = None
     seconds_gained: float | None = None
     runs_in: str = Precision.FP32.value
     reason: str = ""
 
     @property
-    def harm(self) -> tuple[float, float]:
-        """Sort key: output noise, then the NSR of the tensor, each after correction.
+    def output_nsr(self) -> float | None:
+        """Output noise after the correction, if any; None if not measured."""
+        corrected = self.corrected_output_noise
+        return self.output_noise if corrected is None else corrected
+
+    @property
+    def sort_key(self) -> tuple[float, ...]:
+        """Output noise, then the NSR of the tensor, each after the correction, if any.
 
         The two are not comparable: decisions without measured output noise come last.
         """
-        outputs = (self.repaired_output_noise, self.output_noise)
-        inside = (self.repaired_noise, self.noise)
-        at_outputs, arising = (
-            next((noise for noise in known if noise is not None), -1.0)
-            for known in (outputs, inside)
-        )
-        return at_outputs, arising
+        nsr = self.noise if self.corrected_noise is None else self.corrected_noise
+        return tuple(-1.0 if value is None else value for value in (self.output_nsr, nsr))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dict."""
@@ -80,11 +82,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class SensitivityReport:
-    """The decisions of a model, most sensitive first.
-
-    Attributes:
-        rows: the decisions.
-    """
+    """The decisions of a model, most sensitive first."""
 
     rows: tuple[Sensitivity, ...]
 
@@ -112,10 +110,7 @@ class SensitivityReport:
 def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> SensitivityReport:
     """Return the decisions of a run, as far as measured.
 
-    Args:
-        record: the stored run.
-        plan: plan for `runs_in`; by default that of the result, or of the latest trial of an
-            unfinished run.
+    The default of the plan is that of the result, or of the latest trial of an unfinished run.
     """
     if plan is None:
         plan = record.ending.plan if record.ending else PrecisionPlan()
@@ -123,30 +118,30 @@ def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> Sensi
             plan = record.trials[-1].plan
     flow = record.setup.followed(plan)
     rows = (*_tensors(record, plan, flow), *_ops(record, plan, flow))
-    return SensitivityReport(tuple(sorted(rows, key=lambda row: row.harm, reverse=True)))
+    return SensitivityReport(tuple(sorted(rows, key=lambda row: row.sort_key, reverse=True)))
 
 
 def _tensors(
     record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow
 ) -> Iterator[Sensitivity]:
-    seen, repairs = record.observations, best_corrections(record.observations)
-    stored = {flow.scale_owner[source] for reads in flow.int8_reads.values() for source in reads}
+    seen, corrections = record.observations, best_corrections(record.observations)
+    quantized = {flow.scale_owner[source] for reads in flow.int8_reads.values() for source in reads}
     for tensor in record.setup.tensors:
-        name, repair = tensor.name, repairs.get(tensor.name)
-        arriving = record.measured.output_nsr.get(name, {})
+        name, correction = tensor.name, corrections.get(tensor.name)
+        output_nsr = record.measured.output_nsr.get(name, {})
         readers = tensor.consumers
         yield Sensitivity(
             name,
             "tensor",
             tensor.quantizing_ops or readers,
             seen.nsr.get(name),
-            repair,
-            seen.corrected_nsr[name][repair] if repair else None,
-            arriving.get(NO_REPAIR),
-            arriving.get(repair) if repair else None,
+            correction,
+            seen.corrected_nsr[name][correction] if correction else None,
+            output_nsr.get(NO_REPAIR),
+            output_nsr.get(correction) if correction else None,
             _gained(record.measured.times, readers, (Precision.INT8,)),
-            Precision.INT8.value if name in stored else _others(flow, readers),
-            _why_tensor(record.setup, plan, flow, tensor, name in stored),
+            Precision.INT8.value if name in quantized else _others(flow, readers),
+            _why_tensor(record.setup, plan, flow, tensor, name in quantized),
         )
 
 
@@ -161,19 +156,19 @@ def _why_tensor(
     plan: PrecisionPlan,
     flow: QuantizationFlow,
     tensor: QuantizedTensor,
-    stored: bool,
+    quantized: bool,
 ) -> str:
-    repairs = dict.fromkeys(
-        repair for op in tensor.consumers if op in plan for repair in plan[op].corrections
+    corrections = dict.fromkeys(
+        name for op in tensor.consumers if op in plan for name in plan[op].corrections
     )
-    if stored:
-        return f"repaired: {', '.join(repairs)}" if repairs else "the plan says so"
-    said = (
+    if quantized:
+        return f"corrected: {', '.join(corrections)}" if corrections else BY_PLAN
+    reasons = (
         why_int8(setup.graph, setup.capabilities, plan, flow, op)
         for op in tensor.consumers
         if flow.effective[op] is not Precision.INT8
     )
-    return next(said, "no op that reads it does so in INT8")
+    return next(reasons, "no consumer reads the tensor in INT8")
 
 
 def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iterator[Sensitivity]:
@@ -186,7 +181,7 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
         able = setup.capabilities[op].precisions
         low = tuple(p for p in able if p is not Precision.FP32)
         runs = flow.effective[op]
-        reason = "the plan says so" if op in plan else "it follows the ops around it"
+        reason = BY_PLAN if op in plan else "follows adjacent ops"
         if runs is Precision.FP32:
             reason = why_int8(setup.graph, setup.capabilities, plan, flow, op)
         yield Sensitivity(
@@ -216,10 +211,7 @@ def measured_sensitivities(
 ) -> SensitivityReport:
     """Measure the decisions of a model one by one, without evaluating accuracy.
 
-    Args:
-        job: the model with its calibration data.
-        log: log with the listener.
-        most: number of noisiest tensors whose output noise is measured; all by default.
+    The output noise is measured for the `most` noisiest tensors only; for all by default.
 
     Raises:
         DataError: the model does not run on the data.
@@ -237,18 +229,18 @@ def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityRepor
     probe = MeasuringProbe(job, model, cache, inf)
     with log.phase("times", "Timing single ops"):
         times = probe.times()
-    repairs = best_corrections(model.observations)
+    corrections = best_corrections(model.observations)
     fastest = space.fastest_plan()
     units = _units(space, model.observations.nsr)[:most]
-    with log.phase("noise", "Measuring noise at the outputs", len(units)):
+    with log.phase("noise", "Measuring output noise", len(units)):
         for name, ops in units:
             alone = PrecisionPlan({op: fastest[op] if op in ops else FP32 for op in fastest})
-            for plan in dict.fromkeys((alone, with_corrections(alone, space, repairs))):
+            for plan in dict.fromkeys((alone, with_corrections(alone, space, corrections))):
                 probe.output_noise(plan, name)
             log.step()
     measured = ProbeMeasurements(times, output_nsr_in(cache.entries))
     record = RunRecord(setup_of(job), observations=model.observations, measured=measured)
-    return sensitivities(record, space.resolve(with_corrections(fastest, space, repairs)).plan)
+    return sensitivities(record, space.resolve(with_corrections(fastest, space, corrections)).plan)
 
 
 def _units(space: TuningSpace, noise: Mapping[str, float]) -> list[tuple[str, frozenset[str]]]:

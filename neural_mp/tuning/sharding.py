@@ -27,12 +27,7 @@ SENDING = 2.0
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the evaluation of a plan.
-
-    Attributes:
-        plan: the plan.
-        batches: slice of the batches; without an end for the last shard.
-    """
+    """A slice of the batches for the evaluation of a plan; the last shard has no end."""
 
     plan: ResolvedPlan
     batches: slice
@@ -77,17 +72,13 @@ class ShardingPolicy:
     warn: Callable[[str], None]
     _given_up: bool = False
 
-    def may_be_worth(self, cost: float) -> bool:
-        """Whether sharding may pay off, so that workers should be looked for.
-
-        Args:
-            cost: minimum gain in seconds, `STARTING` or `SENDING`.
-        """
+    def is_worth_trying(self, cost: float) -> bool:
+        """Whether sharding may gain more than `cost` seconds, so that workers should be found."""
         if self._given_up:
             return False
         if self.seconds <= cost:
             logger.info(
-                "an evaluation is not shared: it takes %.1f s, and sharing costs %g s",
+                "Evaluations are not sharded: one takes %.1f s, sharding costs %g s",
                 self.seconds,
                 cost,
             )
@@ -98,30 +89,19 @@ class ShardingPolicy:
         return not why
 
     def give_up(self, why: str) -> None:
-        """Disable sharding for all further evaluations, and warn once.
-
-        Args:
-            why: a clause.
-        """
+        """Disable sharding for all further evaluations, and warn once; the reason is a clause."""
         self._given_up = True
-        self.warn(f"the batches of an evaluation are not shared among the workers: {why}")
+        self.warn(f"evaluations are not sharded among the workers: {why}")
 
-    def shares(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Shard]:
-        """Return one shard of a plan's evaluation per worker; empty if not worthwhile.
-
-        Args:
-            plan: the plan.
-            width: number of workers.
-            threads: threads per worker.
-            cost: minimum gain in seconds.
-        """
+    def shards(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Shard]:
+        """Return one shard of a plan's evaluation per worker; empty if not worth `cost` seconds."""
         assert self.evaluator.batches is not None
         count = self.evaluator.batches.count
         width = min(width, count)
-        saved = self.seconds - shared_seconds(self.seconds, self.cpu_seconds, width, threads)
+        saved = self.seconds - sharded_seconds(self.seconds, self.cpu_seconds, width, threads)
         if width < 2 or saved <= cost:
             logger.info(
-                "an evaluation is not shared: %d workers would save %.1f s, at a cost of %g s",
+                "Evaluations are not sharded: %d workers would save %.1f s, at a cost of %g s",
                 width,
                 saved,
                 cost,
@@ -132,15 +112,10 @@ class ShardingPolicy:
         return [Shard(plan, slice(start, stop)) for start, stop in zip(starts, stops, strict=True)]
 
 
-def shared_seconds(seconds: float, cpu_seconds: float, width: int, threads: int) -> float:
+def sharded_seconds(seconds: float, cpu_seconds: float, width: int, threads: int) -> float:
     """Estimate the duration of a sharded evaluation, without overhead.
 
-    Args:
-        seconds: duration in one process.
-        cpu_seconds: CPU time in one process; an upper bound if threads wait for each other
-            actively.
-        width: number of workers.
-        threads: threads per worker.
+    The CPU time in one process is an upper bound if threads wait for each other actively.
     """
     return max(seconds, cpu_seconds / threads) / max(1, width)
 
@@ -148,7 +123,7 @@ def shared_seconds(seconds: float, cpu_seconds: float, width: int, threads: int)
 def obstacle(evaluator: Evaluator) -> str:
     """Return the reason that rules out sharding, as a clause, or an empty string."""
     if evaluator.eval_func is not None or evaluator.batches is None:
-        return "eval_func sees all of the data itself"
+        return "eval_func reads the data itself"
     alone = [
         name
         for name, (metric, _) in zip(evaluator.names, evaluator.metrics, strict=True)
@@ -156,11 +131,11 @@ def obstacle(evaluator: Evaluator) -> str:
     ]
     if alone:
         return (
-            f"the metric {' and '.join(alone)} has no method merge(other), which takes in all that "
-            f"another of its kind has taken in, after what it has taken in itself"
+            f"the metric {' and '.join(alone)} has no method merge(other) to add the data of "
+            f"another instance after its own"
         )
     if callable(getattr(evaluator.postprocess, "reset", None)):
-        return "the postprocess has a method reset, so it may hold back what it sees"
+        return "the postprocess has a method reset, so it may keep state between batches"
     if evaluator.batches.shuffled:
-        return "the evaluation data come in another order each time"
+        return "the order of the evaluation data differs between passes"
     return ""

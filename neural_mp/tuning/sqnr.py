@@ -13,46 +13,39 @@ from neural_mp.adaptors.loaded_model import AnyModel
 #: NSR of non-finite outputs, since files have no infinity.
 MAX_NSR = 1e9
 #: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
-LEAST_DECIBELS = 20.0
+MIN_SQNR_DB = 20.0
 
 
-def relative_noise(reference: list[Any], found: list[Any]) -> float:
+def mean_nsr(reference: list[Any], found: list[Any]) -> float:
     """Return the NSR, at most 1e9, which also stands for NaN.
 
     Mean over the outputs, so that outputs with large values do not dominate.
     """
-    shares = []
+    nsrs = []
     for expected, got in zip(reference, found, strict=True):
         power = float(np.mean(np.square(expected, dtype=np.float64)))
         error = np.mean(np.square(np.subtract(got, expected, dtype=np.float64)))
         if not np.isfinite(error):
             return MAX_NSR
         if power > 0:
-            shares.append(float(error) / power)
-    return min(float(np.mean(shares)), MAX_NSR) if shares else 0.0
+            nsrs.append(float(error) / power)
+    return min(float(np.mean(nsrs)), MAX_NSR) if nsrs else 0.0
 
 
-def signal_to_noise(
+def output_sqnr_db(
     reference: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> float | None:
-    """Return the SQNR of a candidate's outputs, in dB.
+    """Return the SQNR of a candidate's outputs over all batches, in dB.
 
-    Args:
-        reference: the FP32 model.
-        candidate: the converted model.
-        batches: inputs.
-
-    Returns:
-        The ratio over all batches, infinite without differences; None if the outputs hold no
-        floating-point numbers.
+    Infinite without differences; None if the outputs hold no floating-point numbers.
     """
-    shares = []
+    nsrs = []
     for inputs in batches:
         expected = reference.float_outputs(inputs)
         if not expected:
             return None
-        shares.append(relative_noise(expected, candidate.float_outputs(inputs)))
-    if not shares:
+        nsrs.append(mean_nsr(expected, candidate.float_outputs(inputs)))
+    if not nsrs:
         return None
-    noise = float(np.mean(shares))
+    noise = float(np.mean(nsrs))
     return -10 * math.log10(noise) if noise > 0 else math.inf

@@ -12,7 +12,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import NeuralMPError, TuningError, message_of
 from neural_mp.runs.history import History
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError, NotSharedError
+from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError, NotShardableError
 from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
@@ -25,12 +25,12 @@ SAME_FAILURE_LIMIT = 3
 
 
 @dataclass
-class _Found:
+class _Evaluated:
     """A worker's evaluation of a plan, and the resulting trial."""
 
     plan: ResolvedPlan
     number: int
-    assessment: PlanEvaluation
+    evaluation: PlanEvaluation
     trial: Trial | None = None
 
 
@@ -39,17 +39,17 @@ class TrialRunner:
     """Tries plans of one run against its FP32 baseline.
 
     Attributes:
-        sharing: decides whether the evaluation of a single plan is sharded.
-        undisturbed: numbers of trials measured without parallel trials.
+        sharding: decides whether the evaluation of a single plan is sharded.
+        measured_alone: numbers of trials measured without parallel trials.
     """
 
     job: TuningJob
     history: History
     log: RunLog
     deadline: Deadline
-    assessor: PlanEvaluator
-    sharing: ShardingPolicy
-    undisturbed: set[int] = field(default_factory=set)
+    plan_evaluator: PlanEvaluator
+    sharding: ShardingPolicy
+    measured_alone: set[int] = field(default_factory=set)
     _failures: dict[str, set[PrecisionPlan]] = field(default_factory=dict)
     _executor: Executor | None = None
     _at_work: bool = False  #: workers start with their first plan
@@ -79,51 +79,53 @@ class TrialRunner:
         self.deadline.check()
         number, started = self.history.start(), time.perf_counter()
         try:
-            assessment, model = self._assessed(plan, ordinal)
-            trial = self._measured(plan, assessment, model, number)
+            evaluation, model = self._evaluated(plan, ordinal)
+            trial = self._measured(plan, evaluation, model, number)
         except (Exception, KeyboardInterrupt) as error:
             # Even the user's own `sys.exit()` must leave no trial open.
             self._abandon(number, plan, error)
             raise
-        self.undisturbed.add(number)
+        self.measured_alone.add(number)
         return self._recorded(replace(trial, seconds=time.perf_counter() - started))
 
-    def _assessed(self, plan: ResolvedPlan, ordinal: int) -> tuple[PlanEvaluation, AnyModel | None]:
+    def _evaluated(
+        self, plan: ResolvedPlan, ordinal: int
+    ) -> tuple[PlanEvaluation, AnyModel | None]:
         """Evaluate a plan without parallel trials, here or sharded among all workers."""
-        shares = self._shares(plan)
-        if shares:
-            words = f"Trial {ordinal}, shared by {len(shares)} workers"
-            self.log.listener.phase(words, len(shares))
+        shards = self._shards(plan)
+        if shards:
+            phase = f"Trial {ordinal}, sharded among {len(shards)} workers"
+            self.log.listener.phase(phase, len(shards))
             try:
-                return self._shared(shares), None
-            except (NotSharedError, TuningError) as error:
-                self.sharing.give_up(str(error))
+                return self._evaluate_shards(shards), None
+            except (NotShardableError, TuningError) as error:
+                self.sharding.give_up(str(error))
         self.log.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
-        return self.assessor(plan, self.deadline)
+        return self.plan_evaluator(plan, self.deadline)
 
-    def _shares(self, plan: ResolvedPlan) -> list[Shard]:
+    def _shards(self, plan: ResolvedPlan) -> list[Shard]:
         """Return the shards of a plan's evaluation; empty if evaluated here."""
         cost = SENDING if self._at_work else STARTING
-        if not self.job.settings.workers.several or not self.sharing.may_be_worth(cost):
+        if not self.job.settings.workers.several or not self.sharding.is_worth_trying(cost):
             return []
         try:
             executor = self._started()
         except NeuralMPError as error:
             # Without workers, a single plan is evaluated here.
-            self.sharing.give_up(str(error))
+            self.sharding.give_up(str(error))
             return []
-        return self.sharing.shares(plan, executor.capacity, executor.threads, cost)
+        return self.sharding.shards(plan, executor.capacity, executor.threads, cost)
 
-    def _shared(self, shares: Sequence[Shard]) -> PlanEvaluation:
+    def _evaluate_shards(self, shards: Sequence[Shard]) -> PlanEvaluation:
         """Return the evaluation of a plan from shards on all workers."""
         executor, self._at_work = self._started(), True
         found = []
         try:
-            tickets = [executor.submit(share, self.deadline.left()) for share in shares]
+            tickets = [executor.submit(shard, self.deadline.left()) for shard in shards]
             for ticket in tickets:
                 found.append(executor.assessment(ticket))
                 self.log.step()
-            return self.assessor.merged(found)
+            return self.plan_evaluator.merge_shards(found)
         except BaseException:
             # The other shards are useless now.
             self.close()
@@ -138,7 +140,7 @@ class TrialRunner:
             try:
                 trial = one.trial
                 if not isinstance(stopped, KeyboardInterrupt):
-                    trial = self._settled(one)
+                    trial = self._finished(one)
             except (KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
                 trial, stopped = None, error
             if trial is not None:
@@ -150,7 +152,7 @@ class TrialRunner:
 
     def _gathered(
         self, plans: Sequence[ResolvedPlan], ordinal: int
-    ) -> tuple[list[_Found], BaseException | None]:
+    ) -> tuple[list[_Evaluated], BaseException | None]:
         """Return workers' evaluations of a round, in order, and the exception that ends it, if any.
 
         Each evaluation is stored on arrival, so that a crash loses none.
@@ -159,11 +161,11 @@ class TrialRunner:
         executor = self._started()
         self.log.listener.phase(f"Trials {ordinal} to {ordinal + len(plans) - 1}", len(plans))
         numbers = {plan: self.history.start() for plan in plans}
-        arrived: dict[ResolvedPlan, _Found] = {}
+        arrived: dict[ResolvedPlan, _Evaluated] = {}
 
-        def keep(plan: ResolvedPlan, assessment: PlanEvaluation) -> None:
+        def keep(plan: ResolvedPlan, evaluation: PlanEvaluation) -> None:
             if plan not in arrived:
-                arrived[plan] = _Found(plan, numbers[plan], assessment)
+                arrived[plan] = _Evaluated(plan, numbers[plan], evaluation)
                 self._keep(arrived[plan])
 
         executor.arrived = keep
@@ -174,9 +176,9 @@ class TrialRunner:
             try:
                 # After the deadline, finished evaluations of other workers are still collected.
                 if stopped is None or isinstance(stopped, DeadlineExceededError):
-                    assessment = executor.assessment(ticket)
-                    assert isinstance(assessment, PlanEvaluation)  # plans, not shards
-                    keep(plan, assessment)
+                    evaluation = executor.assessment(ticket)
+                    assert isinstance(evaluation, PlanEvaluation)  # plans, not shards
+                    keep(plan, evaluation)
                     self.log.step()
                     self._give_up_on_repeated_failure(arrived[plan].trial)
             except (
@@ -190,22 +192,22 @@ class TrialRunner:
                 self._abandon(number, plan, stopped)
         return [arrived[plan] for plan in numbers if plan in arrived], stopped
 
-    def _keep(self, found: _Found) -> None:
+    def _keep(self, found: _Evaluated) -> None:
         """Record an evaluation; without latency to measure, also its trial."""
-        if found.assessment.outcome is Outcome.MET:
-            self.history.keep(self._trial(found.plan, found.assessment, found.number, {}))
+        if found.evaluation.outcome is Outcome.MET:
+            self.history.keep(self._trial(found.plan, found.evaluation, found.number, {}))
         else:
-            self._settled(found)
+            self._finished(found)
 
     def _abandon(self, number: int, plan: ResolvedPlan, error: BaseException) -> None:
         self.history.abandon(number, plan.plan, message_of(error) or type(error).__name__)
 
-    def _settled(self, found: _Found) -> Trial:
+    def _finished(self, found: _Evaluated) -> Trial:
         """Return the trial of an evaluation, recorded at once."""
         if found.trial is None:
-            if found.assessment.outcome in (Outcome.MET, Outcome.MISSED):
+            if found.evaluation.outcome in (Outcome.MET, Outcome.MISSED):
                 self.job.evaluator.evaluations += 1
-            trial = self._measured(found.plan, found.assessment, None, found.number)
+            trial = self._measured(found.plan, found.evaluation, None, found.number)
             self.history.finish(trial)
             found.trial = trial
         return found.trial
@@ -214,44 +216,44 @@ class TrialRunner:
         """Return the executor of the run."""
         if self._executor is None:
             workers = self.job.settings.workers
-            work = WorkerPayload.of(self.job.load, self.assessor, workers)
+            work = WorkerPayload.of(self.job.load, self.plan_evaluator, workers)
             self._executor = executor_named(workers.engine)(work, workers, self.log.warn)
         return self._executor
 
     def _measured(
-        self, plan: ResolvedPlan, assessment: PlanEvaluation, model: AnyModel | None, number: int
+        self, plan: ResolvedPlan, evaluation: PlanEvaluation, model: AnyModel | None, number: int
     ) -> Trial:
         """Return the trial of a plan, with measurements if it met the accuracy target."""
         job, figures = self.job, {}
-        if assessment.outcome is Outcome.MET:
+        if evaluation.outcome is Outcome.MET:
             if model is None:
-                model = self.assessor.model.converted(plan)
+                model = self.plan_evaluator.model.converted(plan)
             figures = job.figures(model, plan)
-        return self._trial(plan, assessment, number, figures)
+        return self._trial(plan, evaluation, number, figures)
 
     def _trial(
         self,
         plan: ResolvedPlan,
-        assessment: PlanEvaluation,
+        evaluation: PlanEvaluation,
         number: int,
         figures: Mapping[str, float],
     ) -> Trial:
         job, loss = self.job, None
-        if assessment.accuracy is not None:
-            loss = job.settings.criterion.loss(self.assessor.baseline, assessment.accuracy)
+        if evaluation.accuracy is not None:
+            loss = job.settings.criterion.loss(self.plan_evaluator.baseline, evaluation.accuracy)
         trial = Trial(
             plan.plan,
-            assessment.outcome,
-            assessment.accuracy,
+            evaluation.outcome,
+            evaluation.accuracy,
             loss,
             figures,
-            assessment.seconds,
-            assessment.error,
+            evaluation.seconds,
+            evaluation.error,
             number,
-            assessment.metrics,
-            assessment.node,
+            evaluation.metrics,
+            evaluation.node,
         )
-        return job.judged(trial, plan)
+        return job.rated(trial, plan)
 
     def _recorded(self, trial: Trial) -> Trial:
         self.history.finish(trial)

@@ -27,8 +27,8 @@ from neural_mp.tuning.final_selection import (
     closest,
     compare_latency,
     fastest_slow,
-    fp32_choice,
     select,
+    select_fp32,
     unmeasured,
     why_fp32,
 )
@@ -39,7 +39,7 @@ from neural_mp.tuning.plan_evaluator import PlanEvaluator
 from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_probes
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.sharding import ShardingPolicy
-from neural_mp.tuning.sqnr import LEAST_DECIBELS, signal_to_noise
+from neural_mp.tuning.sqnr import MIN_SQNR_DB, output_sqnr_db
 from neural_mp.tuning.trial_runner import TrialRunner
 from neural_mp.util.user_calls import ReraiseUserErrors
 
@@ -90,41 +90,45 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     why = (
         "performance_only is set"
         if job.settings.exit_policy.performance_only
-        else "give eval_func, or metric and eval_dataloader, to have it checked"
+        else "set eval_func, or metric and eval_dataloader, to check the accuracy"
     )
-    log.warn(f"no accuracy was checked: {why}; everything that can run in a lower precision does")
+    log.warn(f"accuracy was not checked: {why}; every eligible op is converted")
     setup = setup_of(job)
     try:
         model = calibrated(job, log, Deadline(job.settings.exit_policy.timeout))
     except DeadlineExceededError:
         log.warn("the time limit passed during calibration; the model stays FP32")
         with log.phase("measure"):
-            choice = fp32_choice(job)
-        return _unchecked(job, setup, choice, _report(job, choice, log), Observations())
+            selection = select_fp32(job)
+        return _unchecked(job, setup, selection, _report(job, selection, log), Observations())
     job = job.in_space(model.space)
     repairs = best_corrections(model.observations)
     plan = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, repairs))
     with log.phase("convert", "Converting"):
         converted = model.converted(plan)
-    decibels = _compared_with_fp32(job, converted, log)
+    sqnr_db = _compared_with_fp32(job, converted, log)
     with log.phase("measure", "Measuring latency"):
         before, after = job.measurement.rounds([job.model, converted])
-    choice = Selection(converted, plan, compare_latency(before, after))
-    report = replace(_report(job, choice, log), output_sqnr_db=decibels)
-    return _unchecked(job, setup, choice, report, model.observations)
+    selection = Selection(converted, plan, compare_latency(before, after))
+    report = replace(_report(job, selection, log), output_sqnr_db=sqnr_db)
+    return _unchecked(job, setup, selection, report, model.observations)
 
 
 def _unchecked(
-    job: TuningJob, setup: RunStart, choice: Selection, report: Report, observations: Observations
+    job: TuningJob,
+    setup: RunStart,
+    selection: Selection,
+    report: Report,
+    observations: Observations,
 ) -> TuningResult:
     """Return a result without accuracy check, which no history stores."""
     record = RunRecord(
         setup,
         observations=observations,
         measured=ProbeMeasurements(elements=dict(job.footprints.values)),
-        ending=ending_of(job, choice, None, report, LEAST_ALLOWANCE),
+        ending=ending_of(job, selection, None, report, LEAST_ALLOWANCE),
     )
-    return TuningResult(choice.model, choice.plan, None, (), observations, report, record)
+    return TuningResult(selection.model, selection.plan, None, (), observations, report, record)
 
 
 def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> float | None:
@@ -133,14 +137,14 @@ def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> flo
         return None
     with log.phase("compare", "Comparing with FP32"):
         inputs = job.calibration.inputs(log.step)
-        decibels = signal_to_noise(job.model, converted, inputs)
-    if decibels is not None and decibels < LEAST_DECIBELS:
+        sqnr_db = output_sqnr_db(job.model, converted, inputs)
+    if sqnr_db is not None and sqnr_db < MIN_SQNR_DB:
         log.warn(
-            f"the outputs differ from those of FP32: their signal-to-noise ratio is "
-            f"{decibels:.1f} dB on calibration samples, less than {LEAST_DECIBELS:g}; give a "
-            f"metric and evaluation data, so that only what the accuracy allows is converted"
+            f"the outputs differ from those of FP32: their SQNR is {sqnr_db:.1f} dB on calibration "
+            f"samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation data to limit the "
+            f"loss of accuracy"
         )
-    return decibels
+    return sqnr_db
 
 
 def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
@@ -160,8 +164,8 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     except DeadlineExceededError:
         log.warn("the time limit passed before the search; the model stays FP32")
         with log.phase("measure"):
-            choice = fp32_choice(job)
-        return _judged_result(job, log, history, choice, baseline, kept)
+            selection = select_fp32(job)
+        return _judged_result(job, log, history, selection, baseline, kept)
     job = job.in_space(model.space)
     history.cache.put(ELEMENTS, dict(job.footprints.values))
     cache = cache_of_probes(job, model.observations)
@@ -170,16 +174,14 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     with log.phase("search"):
         search.drive(job.strategy.search(_problem(job, model, probe)))
     log.seconds["probe"] = probe.seconds
-    if probe.reused:
-        log.reuse("what single ops cost and gain")
+    if probe.has_cache_hits:
+        log.cache_hit("op times and output noise")
     if probe.untimed:
-        log.warn(
-            f"single ops were not all timed, so it was estimated what they take: {probe.untimed}"
-        )
-    choice, trials = _chosen(job, model, search.trials, search.undisturbed, log)
-    if choice.trial is None:
+        log.warn(f"op times were estimated, because not all ops were timed: {probe.untimed}")
+    selection, trials = _chosen(job, model, search.trials, search.measured_alone, log)
+    if selection.trial is None:
         log.warn(why_fp32(job, trials, baseline.accuracy))
-    return _judged_result(job, log, history, choice, baseline, trials)
+    return _judged_result(job, log, history, selection, baseline, trials)
 
 
 def _kept(job: TuningJob, history: History) -> list[Trial]:
@@ -191,7 +193,7 @@ def _kept(job: TuningJob, history: History) -> list[Trial]:
         except NeuralMPError:
             continue
         if plan.plan == trial.plan:
-            kept.append(job.judged(trial, plan))
+            kept.append(job.rated(trial, plan))
     return kept
 
 
@@ -222,7 +224,7 @@ class _TrialSearch:
         trials: Sequence[Trial],
     ) -> None:
         settings = job.settings
-        assessor = PlanEvaluator(
+        plan_evaluator = PlanEvaluator(
             model,
             job.evaluator,
             settings.criterion,
@@ -231,13 +233,13 @@ class _TrialSearch:
             job.measurement.inputs,
         )
         self.job, self.log, self.trials = job, log, list(trials)
-        sharing = ShardingPolicy(job.evaluator, baseline.seconds, baseline.cpu_seconds, log.warn)
-        self._runner = TrialRunner(job, history, log, deadline, assessor, sharing)
+        sharding = ShardingPolicy(job.evaluator, baseline.seconds, baseline.cpu_seconds, log.warn)
+        self._runner = TrialRunner(job, history, log, deadline, plan_evaluator, sharding)
 
     @property
-    def undisturbed(self) -> Collection[int]:
+    def measured_alone(self) -> Collection[int]:
         """Numbers of trials measured in this run without parallel trials."""
-        return self._runner.undisturbed
+        return self._runner.measured_alone
 
     def drive(self, search: Search) -> None:
         """Run until the strategy ends, a limit is reached or the user interrupts."""
@@ -254,7 +256,7 @@ class _TrialSearch:
             self.log.warn(f"the search stopped: {error}")
         except KeyboardInterrupt:
             self.log.warn(
-                "the search was interrupted; its trials are kept, and resume goes on from there"
+                "the search was interrupted; its trials are kept, and resume continues the run"
             )
         finally:
             self._runner.close()
@@ -279,22 +281,22 @@ def _chosen(
     job: TuningJob,
     model: AnyTunableModel,
     trials: Sequence[Trial],
-    undisturbed: Collection[int],
+    measured_alone: Collection[int],
     log: RunLog,
 ) -> tuple[Selection, list[Trial]]:
     """Return the selection, and the trials with their latest figures."""
     measured = [_with_figures(job, model, trial) for trial in trials]
     try:
         with log.phase("measure", "Measuring the best plans"):
-            choice = select(job, measured, model, undisturbed)
+            selection = select(job, measured, model, measured_alone)
     except KeyboardInterrupt:
-        log.warn("measuring the best plans again was interrupted")
+        log.warn("the final measurement was interrupted; latencies are those of the trials")
         best = best_trial(measured, job.objectives)
         if best is None:
-            return fp32_choice(job), measured
+            return select_fp32(job), measured
         return unmeasured(best, job.space.resolve(best.plan), model), measured
-    latest = {trial.number: trial for trial in choice.slower_than_fp32}
-    return choice, [latest.get(trial.number, trial) for trial in measured]
+    latest = {trial.number: trial for trial in selection.slower_than_fp32}
+    return selection, [latest.get(trial.number, trial) for trial in measured]
 
 
 def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial:
@@ -303,14 +305,14 @@ def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial
         return trial
     plan = job.space.resolve(trial.plan)
     figures = job.figures(model.converted(plan), plan)
-    return job.judged(replace(trial, objectives={**trial.objectives, **figures}), plan)
+    return job.rated(replace(trial, objectives={**trial.objectives, **figures}), plan)
 
 
 def _judged_result(
     job: TuningJob,
     log: RunLog,
     history: History,
-    choice: Selection,
+    selection: Selection,
     baseline: Baseline | None,
     trials: Sequence[Trial],
 ) -> TuningResult:
@@ -319,47 +321,47 @@ def _judged_result(
         log.warn(history.trouble)
     known = baseline.accuracy if baseline is not None else None
     report = replace(
-        _report(job, choice, log),
+        _report(job, selection, log),
         baseline_accuracy=known,
-        accuracy=choice.trial.accuracy if choice.trial else known,
-        metrics=job.evaluator.figures(choice.trial.metrics if choice.trial else None),
+        accuracy=selection.trial.accuracy if selection.trial else known,
+        metrics=job.evaluator.figures(selection.trial.metrics if selection.trial else None),
         target=job.settings.criterion.target(known) if known is not None else None,
-        best_rejected=None if choice.trial else fastest_slow(trials) or closest(trials),
+        best_rejected=None if selection.trial else fastest_slow(trials) or closest(trials),
     )
-    met = choice.trial is not None
+    met = selection.trial is not None
     seconds = allowance(job, baseline)
     so_far = history.record()
-    ending = ending_of(job, choice, met, report, seconds, so_far.measured.times, trials)
+    ending = ending_of(job, selection, met, report, seconds, so_far.measured.times, trials)
     history.end(ending)
     record = history.record()
     return TuningResult(
-        choice.model, choice.plan, met, tuple(trials), record.observations, report, record
+        selection.model, selection.plan, met, tuple(trials), record.observations, report, record
     )
 
 
-def _report(job: TuningJob, choice: Selection, log: RunLog) -> Report:
+def _report(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     """Return the figures of a result except its accuracy, and end the log of the run."""
-    speed, effective = choice.speed.ratio, choice.plan.effective
+    speed, effective = selection.speed.ratio, selection.plan.effective
     if speed is not None and speed.high < 1:
         log.warn(_slower(speed, checked=job.evaluates))
     return Report(
         metric=job.evaluator.label,
         higher_is_better=job.settings.criterion.prefers_higher,
-        **choice.speed.figures,
+        **selection.speed.figures,
         batch_size=job.measurement.batch_size,
         baseline_size=job.model.size,
-        size=choice.model.size,
+        size=selection.model.size,
         baseline_footprint=job.footprints.baseline,
-        footprint=job.footprints(choice.model, choice.plan),
+        footprint=job.footprints(selection.model, selection.plan),
         evaluations=job.evaluator.evaluations,
         seconds=dict(log.seconds),
         op_counts=count_ops(job.space.graph, effective),
         emulated=emulated_precisions(job.space, effective),
-        conversions=choice.model.conversions,
+        conversions=selection.model.conversions,
         ineligible=counted_reasons(job.space, job.space.contractions, job.settings.precisions),
         amp=job.amp,
         warnings=tuple(log.warnings),
-        cache_hits=tuple(log.reused),
+        cache_hits=tuple(log.cache_hits),
     )
 
 
@@ -369,7 +371,7 @@ def _slower(speed: Ratio, checked: bool) -> str:
     if checked:
         return words
     return (
-        f"{words}, and its accuracy is not known: without a metric everything that can run in a "
-        f"lower precision does, whether that gains time or not. Give a metric and evaluation data, "
-        f"and only what gains time is converted; or use the FP32 model here"
+        f"{words}, and its accuracy was not checked: without a metric, every eligible op is "
+        f"converted, even if that saves no time. Set a metric and evaluation data to convert only "
+        f"ops that become faster, or use the FP32 model"
     )

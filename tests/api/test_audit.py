@@ -26,7 +26,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import PlanError
-from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audited, judged
+from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audit_ops, audited
 from neural_mp.runs.report import Report
 from neural_mp.space import EffectiveOp, TuningSpace, planned_ops
 from neural_mp.testing import uniform
@@ -197,36 +197,36 @@ def test_what_computes_lower_than_planned_is_found_and_contradicts_the_plan(case
 def test_what_only_moves_values_and_passes_int8_on_is_found_and_contradicts_nothing(planned):
     moved = {"move": EffectiveOp("reshape", planned, moves_data=True)}
     in_bytes, in_reals = OpTrace(("k",), None, True), OpTrace(("k",), planned, False)
-    found = judged(moved, {"move": in_bytes}, lambda _: True)
-    assert [op.verdict for op in found.findings] == [Verdict.PASSED_ON]
+    found = audit_ops(moved, {"move": in_bytes}, lambda _: True)
+    assert [op.verdict for op in found.findings] == [Verdict.PASSED_INT8]
     assert found.holds
-    assert found.counts() == {Verdict.PASSED_ON: 1}
-    assert not judged(moved, {"move": in_reals}, lambda _: True).findings
+    assert found.counts() == {Verdict.PASSED_INT8: 1}
+    assert not audit_ops(moved, {"move": in_reals}, lambda _: True).findings
     stored = {"move": EffectiveOp("reshape", INT8, moves_data=True)}
-    assert not judged(stored, {"move": in_bytes}, lambda _: True).findings
+    assert not audit_ops(stored, {"move": in_bytes}, lambda _: True).findings
 
 
 def test_an_integer_op_of_the_models_own_runs_as_planned():
     planned = {"op": EffectiveOp("ConvInteger", FP32.precision)}
     own = OpTrace(("ConvInteger",), INT8, True)
-    assert judged(planned, {"op": own}, lambda _: True).holds
+    assert audit_ops(planned, {"op": own}, lambda _: True).holds
     lowered = {"op": EffectiveOp("Conv", FP32.precision)}
     other = OpTrace(("QLinearConv",), INT8, True)
-    assert not judged(lowered, {"op": other}, lambda _: True).holds
+    assert not audit_ops(lowered, {"op": other}, lambda _: True).holds
 
 
 def test_an_op_that_the_model_itself_has_in_16_bits_runs_as_planned():
     ran = {"op": OpTrace(("kernel",), BF16)}
-    assert judged({"op": EffectiveOp("softmax", FP32.precision, source=BF16)}, ran, bool).holds
-    assert not judged({"op": EffectiveOp("softmax", FP32.precision)}, ran, bool).holds
+    assert audit_ops({"op": EffectiveOp("softmax", FP32.precision, source=BF16)}, ran, bool).holds
+    assert not audit_ops({"op": EffectiveOp("softmax", FP32.precision)}, ran, bool).holds
     other = EffectiveOp("softmax", FP32.precision, source=Precision.FP16)
-    assert not judged({"op": other}, ran, bool).holds
+    assert not audit_ops({"op": other}, ran, bool).holds
 
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_plan_holds_unless_a_finding_contradicts_it(verdict):
     op = AuditedOp("op", EffectiveOp("conv", INT8), None, verdict)
-    contradicts = verdict in (Verdict.HIGHER, Verdict.LOWER, Verdict.UNSEEN)
+    contradicts = verdict in (Verdict.HIGHER, Verdict.LOWER, Verdict.NO_KERNEL)
     assert Audit((op,)).holds is not contradicts
     if contradicts:
         assert Audit((op,)).findings == (op,)
@@ -255,7 +255,7 @@ def test_a_slice_that_the_runtime_runs_on_integers_is_not_called_as_planned(tmp_
     sliced = next(op for op in found.ops if op.planned.type == "Slice")
     assert sliced.ran_in is INT8
     stored = sliced.planned.precision is INT8
-    assert sliced.verdict is (Verdict.AS_PLANNED if stored else Verdict.PASSED_ON)
+    assert sliced.verdict is (Verdict.AS_PLANNED if stored else Verdict.PASSED_INT8)
     assert found.holds
 
 
@@ -263,7 +263,7 @@ def test_emulated_precisions_are_told_apart(case, monkeypatch):
     monkeypatch.setattr("neural_mp.core.hardware.detect", lambda *_: machine(BF16))
     found = case.result(uniform(case.space, BF16)).audit()
     assert found.holds
-    assert set(found.counts()) <= {Verdict.EMULATED, Verdict.ALONG}
+    assert set(found.counts()) <= {Verdict.EMULATED, Verdict.FUSED}
     kernels = {op.ran_in for op in found.ops if op.ran is not None}
     assert kernels == {Precision.FP32 if case.framework == "onnxrt" else BF16}
 

@@ -188,7 +188,7 @@ def test_the_loader_that_is_at_fault_is_blamed(net, tmp_path, loader, kind, at):
 def test_a_loader_that_is_empty_is_named(net, tmp_path, loader):
     made = tuner(net, tmp_path, batches(net), batches(net))
     setattr(made, loader, [])
-    with pytest.raises(DataError, match=f"^{loader} yields nothing"):
+    with pytest.raises(DataError, match=f"^{loader} must yield at least one batch"):
         made()
 
 

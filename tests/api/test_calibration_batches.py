@@ -135,7 +135,7 @@ def test_a_reading_that_is_not_the_documented_one_is_reported(framework):
     first, second = arrays(2)
     assumed, _ = read(framework, 2, (first, second))
     (words,) = assumed.assumed
-    assert "every batch of calib_dataloader was read as inputs alone, without labels" in words
+    assert "every batch of calib_dataloader was interpreted as inputs without labels" in words
     documented, _ = read(framework, 1, (first, np.zeros(SIZE)))
     assert documented.assumed == ()
 

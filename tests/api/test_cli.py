@@ -42,9 +42,9 @@ def test_tune_takes_another_model_and_resumes(run, workplace):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("0", "workers must be at least 1, got 0"),
+        ("0", "workers must be a whole number from 1 to 2147483647, got 0"),
         ("rai", "no engine 'rai' for workers"),
-        ("ray:", "workers: address must be that of a Ray cluster"),
+        ("ray:", "workers: address must be the address of a Ray cluster"),
     ],
 )
 def test_tune_reads_workers_as_the_file_does(run, workplace, word, says):
@@ -63,7 +63,7 @@ def test_tune_exits_with_1_if_the_target_was_not_met(run, workplace, hostile_net
     code, out, _ = run("tune", "conf.yaml", "--output", "tuned")
     assert code == 1
     assert "NOT met" in out
-    assert "Closest came" in out
+    assert "Closest plan" in out
     assert set(neural_mp.load(workplace / "tuned").plan.counts()) == {"fp32"}
 
 

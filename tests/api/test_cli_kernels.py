@@ -103,7 +103,7 @@ class TestOfAProgram:
     def test_a_program_without_a_kernel_is_told_why(self, run, monkeypatch):
         code, out, err = run("kernels", "--", "echo", "hello")
         assert (code, out) == (2, "hello\n")
-        assert "the program ran no kernel of oneDNN" in err
+        assert "the program ran no oneDNN kernels" in err
         monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
         assert "TF_ENABLE_ONEDNN_OPTS=0 is set; set it to 1" in run("kernels", "--", "true")[2]
 
@@ -152,7 +152,7 @@ class TestOfAProgram:
     [
         ((), "no log is given"),
         (("nothing.log",), "'nothing.log' cannot be read"),
-        (("empty.log",), "no kernel is in empty.log: there is no line of oneDNN"),
+        (("empty.log",), "empty.log contains no kernel: no line is of oneDNN"),
         (("empty.log", "--by", "kernel"), "known are implementation"),
         (("empty.log", "--", "true"), "give one of them"),
         (("empty.log", "-o", "kept.log"), "--output keeps the log of a program"),

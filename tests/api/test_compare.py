@@ -72,7 +72,7 @@ def test_the_table_shows_every_op_and_where_the_models_part(run, compared):
     assert "Outputs: 100 samples in 50 batches" in out
     assert "block1.conv1, block1.act" in out
     assert "dB, inputs equal; largest SQNR drop" in out
-    assert "ops not compared: they run within the kernel of another op in B" in out
+    assert "ops not compared: they are fused into another op in B" in out
 
 
 def test_a_program_reads_the_same_as_json(run, compared, net, digits):
@@ -172,4 +172,4 @@ def test_a_saved_result_is_compared_with_its_model_in_a_fresh_process(
     stored = [row["dtypes"][1] for row in document["layers"]]
     assert sum("uint8" in kind for kind in stored) >= 5
     assert all(row["sqnr"] > 25 for row in document["layers"])
-    assert set(document["left_out"]) == {"run within the kernel of another op in B"}
+    assert set(document["left_out"]) == {"are fused into another op in B"}

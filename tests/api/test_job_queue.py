@@ -16,7 +16,7 @@ class Heard(JobsListener):
     def __init__(self):
         self.told_of, self.over = [], []
 
-    def told(self, job, said):
+    def report(self, job, said):
         self.told_of.append((job, said))
 
     def ended(self, outcome):

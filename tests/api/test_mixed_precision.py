@@ -210,7 +210,7 @@ def test_a_target_no_plan_meets_returns_fp32_and_the_closest(net, digits, accura
     assert result.model is net
     assert result.report.best_rejected in result.trials
     warning = next(w for w in result.report.warnings if "no plan met the target" in w)
-    assert "Closest came" in warning
+    assert "Closest plan" in warning
     images = digits[1].images[:10]
     np.testing.assert_allclose(result(images), outputs(net, images), atol=1e-4)
 

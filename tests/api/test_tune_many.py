@@ -166,13 +166,13 @@ def test_what_is_wrong_is_said_in_one_line(folder, run):
         assert code == 2
         assert words in err
         assert len(err.splitlines()) == 1
-    with pytest.raises(ConfigurationError, match="workers must be at least 1"):
+    with pytest.raises(ConfigurationError, match="workers must be a whole number from 1"):
         neural_mp.tune_many(file, workers=0)
     Path("jobs/empty").mkdir()
     with pytest.raises(ConfigurationError, match="no tuning file was found"):
         neural_mp.tune_many("jobs/empty")
     Path("job.json").write_text("{")
-    with pytest.raises(TuningError, match="delete it to have the job done again"):
+    with pytest.raises(TuningError, match="delete the file to repeat the job"):
         read_outcome(Path())
 
 
@@ -188,7 +188,7 @@ def test_a_terminal_shows_a_line_for_every_job_that_runs():
     live.ended(JobOutcome("first", "first.yaml", "0", JobStatus.FAILED, "no luck"))
     live.close()
     assert "first: failed: no luck" in screen.getvalue()
-    JobsListener().told("nobody", "listens")
+    JobsListener().report("nobody", "listens")
 
 
 def test_names_cannot_break_out_of_the_page():

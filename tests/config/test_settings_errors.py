@@ -43,7 +43,7 @@ BAD = [
     Bad("tuning: {accuracy_criterion: {relative: -0.1}}", 1, "tuning.accuracy_criterion.relative",
         ("-0.1",)),
     Bad("tuning:\n  accuracy_criterion: {relative: 1}", 2, "tuning.accuracy_criterion",
-        ("relative: 1 tolerates losing 100 %", "did you mean 0.01 (1 %)?")),
+        ("must be below 0.5, got 1 (100 % of the baseline)", "did you mean 0.01 (1 %)?")),
     Bad("tuning: {accuracy_criterion: {absolute: .nan}}", 1, "tuning.accuracy_criterion.absolute",
         ("nan",)),
     Bad("device: npu", 1, "device", ("cpu, gpu", "'npu'")),

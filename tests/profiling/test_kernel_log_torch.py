@@ -97,7 +97,7 @@ class TestOfThisProcess:
         with kernel_log() as log:
             torch.ones(3).add(1)
         assert log.by("isa") == []
-        assert "no kernel of oneDNN" in log.empty_because
+        assert "no oneDNN kernels" in log.empty_because
 
     def test_where_onednn_is_off_that_is_said(self):
         with (
@@ -109,7 +109,7 @@ class TestOfThisProcess:
 
     def test_only_one_log_is_kept_at_a_time(self, layer, images):
         with kernel_log() as log:
-            with pytest.raises(KernelLogError, match="only one"), kernel_log():
+            with pytest.raises(KernelLogError, match="already being recorded"), kernel_log():
                 pass
             layer(images)
         assert log.calls

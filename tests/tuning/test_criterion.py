@@ -65,9 +65,9 @@ def test_a_tolerance_that_is_none_is_refused(tolerance):
 @pytest.mark.parametrize(
     ("tolerance", "words"),
     [
-        (1, r"relative: 1 tolerates losing 100 % .*did you mean 0\.01 \(1 %\)\?"),
-        (2.5, r"losing 250 % .*did you mean 0\.025 \(2\.5 %\)\?"),
-        (0.5, r"losing 50 % .*did you mean 0\.005 \(0\.5 %\)\?"),
+        (1, r"below 0\.5, got 1 \(100 % of the baseline.*did you mean 0\.01 \(1 %\)\?"),
+        (2.5, r"250 % of the baseline.*did you mean 0\.025 \(2\.5 %\)\?"),
+        (0.5, r"50 % of the baseline.*did you mean 0\.005 \(0\.5 %\)\?"),
     ],
 )
 def test_a_percentage_written_as_a_share_is_refused(tolerance, words):
@@ -78,7 +78,7 @@ def test_a_percentage_written_as_a_share_is_refused(tolerance, words):
 
 @pytest.mark.parametrize("direction", ["false", 0, 1.0])
 def test_a_direction_that_is_none_is_refused(direction):
-    with pytest.raises(ConfigurationError, match="higher_is_better must be True or False"):
+    with pytest.raises(ConfigurationError, match="higher_is_better must be true or false"):
         AccuracyCriterion(higher_is_better=direction)
 
 

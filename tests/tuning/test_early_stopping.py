@@ -244,7 +244,7 @@ def test_running_values_grow_and_are_kept_as_json():
 
 
 def test_a_value_without_its_samples_is_refused():
-    with pytest.raises(ValueError, match="2 values, but 1"):
+    with pytest.raises(ValueError, match=r"one item per value \(2\), got 1"):
         RunningValues((0.1, 0.2), (1,))
 
 

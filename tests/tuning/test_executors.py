@@ -21,14 +21,14 @@ from neural_mp.errors import ConfigurationError, MissingFrameworkError
 from neural_mp.tuning.evaluator import DeadlineExceededError
 from neural_mp.tuning.executors import WorkerPayload, read_workers
 from neural_mp.tuning.executors.contract import DIED, _Package
-from neural_mp.tuning.executors.local import LocalExecutor, room
+from neural_mp.tuning.executors.local import LocalExecutor, max_processes
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.plan_evaluator import PlanEvaluation
 
 
 @dataclass
 class Obedient:
-    """In place of an assessor: a plan is a function that is called in the worker."""
+    """In place of an plan_evaluator: a plan is a function that is called in the worker."""
 
     @property
     def model(self):
@@ -119,17 +119,17 @@ GIGABYTE = 1 << 30
     ],
 )
 def test_cores_bound_the_processes(setting, count, words):
-    found, told = room(Workers(**setting), cores=8, free=100 * GIGABYTE, each=GIGABYTE)
+    found, told = max_processes(Workers(**setting), cores=8, free=100 * GIGABYTE, each=GIGABYTE)
     assert found == count
     assert told.endswith(words)
     assert bool(told) == bool(words)
 
 
 def test_memory_bounds_the_processes():
-    count, words = room(Workers(count=4), cores=8, free=3 * GIGABYTE, each=GIGABYTE)
+    count, words = max_processes(Workers(count=4), cores=8, free=3 * GIGABYTE, each=GIGABYTE)
     assert count == 3
-    assert "3072 MiB of free memory, and a process takes about 1024 MiB" in words
-    assert room(Workers(count=4), cores=8, free=0, each=GIGABYTE)[0] == 1
+    assert "3072 MiB of free memory, and a process needs about 1024 MiB" in words
+    assert max_processes(Workers(count=4), cores=8, free=0, each=GIGABYTE)[0] == 1
 
 
 def workers(value):
@@ -143,14 +143,14 @@ def workers(value):
     [
         ({"engine": "rai"}, r"no engine 'rai' for workers.*ray"),
         ({"engine": "ray", "adress": "auto"}, r"no key 'adress'.*address"),
-        ({"threads": 10**9}, r"workers: threads must be at most 4096, got 1000000000"),
-        ({"count": 0}, r"workers: count must be at least 1, got 0"),
-        ({"threads": "two"}, r"workers: threads must be at least 1, got 'two'"),
+        ({"threads": 10**9}, r"workers: threads must be a whole number from 1 to 4096, got 10{9}"),
+        ({"count": 0}, r"workers: count must be a whole number from 1 to \d+, got 0"),
+        ({"threads": "two"}, r"workers: threads must be a whole number from 1 to 4096, got 'two'"),
         ({"engine": "ray", "address": "ray://10.0.0.1:10001"}, r"address must be .*ray://"),
         ({"engine": "ray", "address": 6379}, r"address must be .* got 6379"),
-        ("0", r"workers must be at least 1, got 0"),
+        ("0", r"workers must be a whole number from 1 to \d+, got 0"),
         ("rai:auto", r"no engine 'rai' for workers.*ray"),
-        ("local:10.0.0.1:6379", r"workers of engine 'local' have no address"),
+        ("local:10.0.0.1:6379", r"workers of engine 'local' must be given without an address"),
         ("ray:", r"address must be .* got ''"),
     ],
 )
@@ -187,7 +187,9 @@ def test_where_processes_share_no_memory_it_is_said_before_anything_is_computed(
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", read_only)
-    with pytest.raises(ConfigurationError, match=r"workers = 2 needs memory .* use workers = 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"workers = 2 requires shared memory.* set workers = 1"
+    ):
         workers(2)()
 
 

@@ -96,7 +96,7 @@ def test_a_plan_that_turns_out_slower_than_fp32_gives_way_to_the_next_best():
 def test_one_that_is_surely_the_best_is_not_measured_a_second_time():
     trials = [trial("a", 0.4, 0), trial("b", 0.8, 1)]
     run = job({"a": 0.9, "b": 0.9})
-    choice = select(run, trials, run.model, undisturbed={0, 1})
+    choice = select(run, trials, run.model, measured_alone={0, 1})
     assert not run.measurement.asked
     assert choice.model == "a"
     assert choice.speed.ratio.value == pytest.approx(2.5)
@@ -105,16 +105,16 @@ def test_one_that_is_surely_the_best_is_not_measured_a_second_time():
 
 
 @pytest.mark.parametrize(
-    ("shares", "undisturbed"),
+    ("shares", "measured_alone"),
     [
         ((0.5, 0.55), {0, 1}),  # two that noise may have misordered
         ((0.5, 0.8), {1}),  # the best one was measured in another run, or beside others
     ],
 )
-def test_a_best_plan_in_doubt_is_measured_again(shares, undisturbed):
+def test_a_best_plan_in_doubt_is_measured_again(shares, measured_alone):
     trials = [trial(op, share, n) for n, (op, share) in enumerate(zip("ab", shares, strict=True))]
     run = job({"a": 0.7, "b": 0.9})
-    choice = select(run, trials, run.model, undisturbed)
+    choice = select(run, trials, run.model, measured_alone)
     assert len(run.measurement.asked) == 1
     assert choice.speed.result == pytest.approx(0.7)
 
@@ -123,7 +123,7 @@ def test_a_plan_that_may_be_slower_than_fp32_is_measured_again():
     run = job({"a": 1.2})
     slow = trial("a", 0.99, 0)
     figures = {**slow.objectives, "relative_latency_high": 1.05}
-    choice = select(run, [replace(slow, objectives=figures)], run.model, undisturbed={0})
+    choice = select(run, [replace(slow, objectives=figures)], run.model, measured_alone={0})
     assert choice.model is run.model
 
 
@@ -134,7 +134,7 @@ def test_where_all_turn_out_slower_the_result_is_fp32_and_says_so():
     assert (choice.model, choice.trial) == (run.model, None)
     assert choice.speed.ratio is None
     words = why_fp32(run, choice.slower_than_fp32, 0.9)
-    assert "faster than FP32" in words
+    assert "as fast as FP32" in words
     assert "0.80×" in words
 
 
@@ -154,7 +154,7 @@ def test_a_model_that_may_be_slower_is_no_result_however_fast_it_looks():
     choice = chosen(run, [trial("a", 0.9, 0)])
     assert choice.model is run.model
     words = why_fp32(run, choice.slower_than_fp32, 0.9)
-    assert "factor of 1.03" in words
+    assert "at least 1.03 times as fast" in words
     assert f"at {found.inverse} the speed" in words
 
 

@@ -12,7 +12,7 @@ from neural_mp import MixedPrecision
 from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.tuning.probe import MeasuringProbe, relative_noise
+from neural_mp.tuning.probe import MeasuringProbe, mean_nsr
 
 SEEN: dict[str, object] = {}
 
@@ -100,8 +100,8 @@ def test_once_the_time_is_spent_nothing_is_measured(converter, monkeypatch):
 def test_a_report_says_that_ops_were_not_timed_and_why(converter, monkeypatch):
     monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 1e-9)
     result = converter()
-    (words,) = (w for w in result.report.warnings if "not all timed" in w)
-    assert "no time is left" in words
+    (words,) = (w for w in result.report.warnings if "not all ops were timed" in w)
+    assert "time limit does not suffice" in words
     converter.resume = True
     assert words in converter().report.warnings
 
@@ -112,7 +112,7 @@ def test_an_op_that_cannot_be_timed_is_said_with_its_error(converter, monkeypatc
 
     monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile", broken)
     told = [words for words in converter().report.warnings if "no profiler here" in words]
-    assert told[0].endswith("take: RuntimeError: no profiler here")
+    assert told[0].endswith("timed: RuntimeError: no profiler here")
 
 
 def test_a_run_in_which_all_ops_are_timed_says_nothing_of_it(converter):
@@ -160,9 +160,9 @@ def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
 def test_relative_noise_counts_every_output_alike_and_nan_as_useless():
     large, small = np.full(10, 1000.0), np.full(10, 1.0)
     off = [large + 10, small + 0.5]
-    assert relative_noise([large, small], off) == pytest.approx((1e-4 + 0.25) / 2)
-    assert relative_noise([small], [np.full(10, np.nan)]) == 1e9
-    assert relative_noise([np.zeros(3)], [np.zeros(3)]) == 0.0
+    assert mean_nsr([large, small], off) == pytest.approx((1e-4 + 0.25) / 2)
+    assert mean_nsr([small], [np.full(10, np.nan)]) == 1e9
+    assert mean_nsr([np.zeros(3)], [np.zeros(3)]) == 0.0
 
 
 def test_observations_survive_being_sent_to_another_process():

@@ -28,10 +28,11 @@ def test_every_decision_has_a_row_and_the_hostile_tensor_is_seen(converter):
     worst = max(report, key=lambda row: row.noise)
     assert worst.ops == ("4",)  # the third convolution reads the channel that is ×1024
     assert worst.noise > 0.5
-    assert worst.repair is not None
-    assert worst.repaired_noise < 0.5 * worst.noise
-    assert worst.repaired_output_noise < worst.output_noise
-    assert [row.harm for row in report] == sorted((row.harm for row in report), reverse=True)
+    assert worst.correction is not None
+    assert worst.corrected_noise < 0.5 * worst.noise
+    assert worst.corrected_output_noise < worst.output_noise
+    keys = [row.sort_key for row in report]
+    assert keys == sorted(keys, reverse=True)
 
 
 def test_noise_at_the_outputs_is_that_of_the_model_with_one_layer_in_int8(
@@ -45,7 +46,7 @@ def test_noise_at_the_outputs_is_that_of_the_model_with_one_layer_in_int8(
     inputs = digits[0].images[:100]
     expected = hostile_net(torch.from_numpy(inputs)).detach().numpy()
     error = converted(inputs) - expected
-    assert row.repaired_output_noise == pytest.approx(
+    assert row.corrected_output_noise == pytest.approx(
         np.square(error).mean() / np.square(expected).mean(), rel=0.2
     )
 
@@ -66,7 +67,7 @@ def test_a_result_tells_what_its_run_measured_and_why_ops_run_as_they_do(
     rows = {row.ops[0]: row for row in result.sensitivity()}
     assert "6" not in rows  # what may not run in INT8 is no decision
     assert rows["4"].runs_in == "int8"
-    assert rows["4"].reason.startswith("repaired: ")
+    assert rows["4"].reason.startswith("corrected: ")
     assert all(row.seconds_gained is not None for row in rows.values())
 
 

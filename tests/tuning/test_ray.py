@@ -132,7 +132,7 @@ def test_a_share_of_an_evaluation_whose_node_is_killed_runs_again(
     converter.metric = MergingMetric(tmp_path, 0.0)
     alone = converter()
     monkeypatch.setattr(trial_runner, "STARTING", 0.0)
-    monkeypatch.setattr(sharding, "shared_seconds", lambda *known: 0.0)
+    monkeypatch.setattr(sharding, "sharded_seconds", lambda *known: 0.0)
     converter.metric = MergingMetric(tmp_path, 0.5)
     together = tuned_as_a_node_is_killed(converter, cluster, tmp_path)
     assert told(together) == told(alone)
@@ -154,7 +154,7 @@ class DeadlyMetric(MarkedMetric):
 def test_a_process_that_dies_makes_its_plan_a_failed_one(converter, cluster, tmp_path):
     converter.metric = DeadlyMetric(tmp_path, 0.0)
     converter.workers = {"engine": "ray", "address": cluster.address}
-    with pytest.raises(TuningError, match=r"different plans failed .* its process died"):
+    with pytest.raises(TuningError, match=r"different plans failed .* a worker process crashed"):
         converter()
 
 
@@ -167,7 +167,7 @@ def test_a_node_that_computes_in_another_way_gets_no_work(converter, cluster, mo
     # Only this process is changed, not those of the nodes.
     monkeypatch.setattr(ray_nodes.NumericalTraits, "here", other_version)
     converter.workers = {"engine": "ray", "address": cluster.address}
-    with pytest.raises(TuningError, match=r"node .* gets no work: its torch is .*, here 1\.0"):
+    with pytest.raises(TuningError, match=r"node .* is excluded: torch is .*, here 1\.0"):
         converter()
 
 

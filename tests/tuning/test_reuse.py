@@ -12,9 +12,9 @@ from neural_mp.core import hardware
 from neural_mp.util import environment
 
 BASELINE, CALIBRATION, OPS = (
-    "the accuracy of FP32",
-    "the calibration",
-    "what single ops cost and gain",
+    "FP32 accuracy",
+    "calibration",
+    "op times and output noise",
 )
 
 

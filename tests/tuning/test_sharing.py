@@ -26,13 +26,13 @@ from neural_mp.tuning.evaluator import (
     Deadline,
     DeadlineExceededError,
     Evaluator,
-    NotSharedError,
+    NotShardableError,
     UserCodeError,
 )
 from neural_mp.tuning.executors import Executor, Worker, WorkerPayload, taken
 from neural_mp.tuning.executors.contract import _Package, crashed
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.sharding import Shard, shared_seconds
+from neural_mp.tuning.sharding import Shard, sharded_seconds
 
 WIDTH = 3
 #: Of twelve batches.
@@ -64,7 +64,7 @@ class Here(Executor):
         task, seconds, number = ticket
         found = self.answer(number)
         if found is None:
-            found = self.work.of_share(task, Deadline(seconds))
+            found = self.work.evaluate_shard(task, Deadline(seconds))
             found = replace(found, node=f"node {number % WIDTH}")
         return found
 
@@ -77,7 +77,7 @@ def here(monkeypatch):
     monkeypatch.setattr(Here, "made", [])
     monkeypatch.setattr(Here, "tasks", [])
     monkeypatch.setattr(executors, "executor_classes", lambda: {"here": Here})
-    monkeypatch.setattr(WorkerPayload, "of", lambda load, assessor, workers: assessor)
+    monkeypatch.setattr(WorkerPayload, "of", lambda load, plan_evaluator, workers: plan_evaluator)
     return Here
 
 
@@ -108,7 +108,7 @@ def told(result):
 
 
 def said(result):
-    return [words for words in result.report.warnings if "not shared among the workers" in words]
+    return [words for words in result.report.warnings if "not sharded among the workers" in words]
 
 
 @pytest.fixture(scope="module")
@@ -166,13 +166,13 @@ def test_what_is_evaluated_quickly_is_not_shared_as_the_log_says(converter, here
     result = converter()
     assert not here.made
     assert not said(result)
-    assert re.search(r"it takes \d\.\d s, and sharing costs 15 s", caplog.text)
+    assert re.search(r"one takes \d\.\d s, sharding costs 15 s", caplog.text)
 
 
 def test_what_would_save_too_little_is_not_shared_as_the_log_says(
     converter, here, always, monkeypatch, caplog
 ):
-    monkeypatch.setattr(sharding, "shared_seconds", lambda seconds, *known: seconds)
+    monkeypatch.setattr(sharding, "sharded_seconds", lambda seconds, *known: seconds)
     caplog.set_level("INFO", "neural_mp")
     result = converter()
     assert not here.tasks
@@ -189,7 +189,7 @@ def test_how_many_share_is_announced(converter, here, always):
 
     converter.listener = Hearing()
     converter()
-    assert ("Trial 2, shared by 3 workers", WIDTH) in phases
+    assert ("Trial 2, sharded among 3 workers", WIDTH) in phases
 
 
 class Random(DataLoader):
@@ -239,8 +239,8 @@ def state_in_the_postprocess(converter, data):
     [
         (metric_without_merge, r"the metric Accuracy has no method merge\(other\)"),
         (metric_made_from_one_that_merges, r"the metric mine has no method merge\(other\)"),
-        (function_of_the_model, "eval_func sees all of the data"),
-        (random_order, "in another order each time"),
+        (function_of_the_model, "eval_func reads the data"),
+        (random_order, "order of the evaluation data differs"),
         (state_in_the_postprocess, "the postprocess has a method reset"),
     ],
 )
@@ -260,7 +260,7 @@ def test_a_plan_fails_with_the_share_whose_process_died(converter, here, always,
     monkeypatch.setattr(here, "answer", staticmethod(answers.get))
     first, second = converter().trials
     assert (second.outcome, second.node) == (Outcome.FAILED, "node 1")
-    assert "a worker ended without a result: its process died" in second.error
+    assert "a worker process crashed" in second.error
     assert first.outcome is Outcome.MISSED
 
 
@@ -306,9 +306,9 @@ def test_what_the_users_own_code_raises_in_a_share_comes_through(converter, here
 
 
 class Failing:
-    """In place of an assessor."""
+    """In place of an plan_evaluator."""
 
-    def of_share(self, share, deadline):
+    def evaluate_shard(self, share, deadline):
         raise UserCodeError(KeyError("no such class"))
 
     @property
@@ -340,7 +340,7 @@ def test_the_time_limit_holds_for_shares(converter, here, always, monkeypatch):
     assert not here.made[0].open
 
 
-@pytest.mark.parametrize("error", [NotSharedError("of the order"), TuningError("of the order")])
+@pytest.mark.parametrize("error", [NotShardableError("of the order"), TuningError("of the order")])
 def test_what_turns_out_not_to_be_shared_is_evaluated_whole(
     converter, here, always, monkeypatch, alone, error
 ):
@@ -354,7 +354,7 @@ def test_what_turns_out_not_to_be_shared_is_evaluated_whole(
 
 
 def test_what_cannot_be_sent_to_workers_is_evaluated_whole(converter, always, monkeypatch, alone):
-    def refuse(load, assessor, workers):
+    def refuse(load, plan_evaluator, workers):
         raise ConfigurationError("it cannot be copied")
 
     monkeypatch.setattr(WorkerPayload, "of", refuse)
@@ -386,7 +386,7 @@ class Locked(Merging):
 
 @pytest.mark.parametrize(
     ("loader", "metric", "words"),
-    [(Turned, Merging, "begin with another batch"), (list, Locked, "cannot be copied")],
+    [(Turned, Merging, "differs between processes"), (list, Locked, "cannot be pickled")],
 )
 def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
     batches = Batches(loader(digits[1].loader(100)), "eval_dataloader")
@@ -398,7 +398,7 @@ def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
     assert not batches.shuffled
     if loader is Turned:
         evaluator.states(model, Deadline(), slice(0, 3), model)
-    with pytest.raises(NotSharedError, match=words):
+    with pytest.raises(NotShardableError, match=words):
         evaluator.states(model, Deadline(), slice(0, 3), model)
 
 
@@ -413,4 +413,4 @@ def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
     ],
 )
 def test_what_a_shared_evaluation_takes(seconds, cpu_seconds, width, threads, expected):
-    assert shared_seconds(seconds, cpu_seconds, width, threads) == expected
+    assert sharded_seconds(seconds, cpu_seconds, width, threads) == expected

@@ -57,7 +57,7 @@ def test_a_value_that_is_no_number_never_meets():
 
 
 def test_a_metric_that_gives_other_values_than_for_fp32_is_said():
-    with pytest.raises(MetricError, match="gives share, but for FP32 it gave share, error"):
+    with pytest.raises(MetricError, match="got share, for FP32 share, error"):
         together({"share": 0.9, "error": 0.2}).score({"share": 0.9})
 
 

@@ -129,7 +129,7 @@ def test_nan_from_a_converted_model_is_a_miss_that_says_where_it_began(converter
     result = converter()
     (trial,) = result.trials
     assert trial.outcome is Outcome.MISSED
-    assert "begins at op '18'" in trial.error
+    assert "first occurs at op '18'" in trial.error
 
 
 def test_a_baseline_of_zero_is_handled_and_said(converter):
@@ -207,7 +207,7 @@ def test_what_meets_the_target_and_is_slower_than_fp32_is_no_success(converter, 
     assert {trial.outcome for trial in result.trials} == {Outcome.SLOW}
     assert result.met is False
     assert set(result.plan.counts()) == {"fp32"}
-    (words,) = [w for w in result.report.warnings if "faster than FP32" in w]
+    (words,) = [w for w in result.report.warnings if "as fast as FP32" in w]
     assert "at 0.80× (0.80 to 0.80) the speed of FP32" in words
 
 
@@ -224,8 +224,8 @@ def test_a_slow_result_whose_accuracy_nobody_checked_is_not_said_as_one_that_was
     if not checked:
         converter.metric = None
     (words,) = [w for w in converter().report.warnings if "runs at 0.71×" in w]
-    assert ("its accuracy is not known" in words) is not checked
-    assert ("Give a metric and evaluation data" in words) is not checked
+    assert ("its accuracy was not checked" in words) is not checked
+    assert ("Set a metric and evaluation data" in words) is not checked
 
 
 def test_a_resumed_run_judges_speed_by_what_is_wanted_now(converter, net, accuracy, monkeypatch):

@@ -12,8 +12,8 @@ from neural_mp.util.html import Child, Element, element
 
 def card(title: str, lead: Child, *content: Child, kind: str = "") -> Element:
     """Return a section with a heading and an introduction."""
-    said = element("p", lead, class_="lead") if lead else None
-    return element("section", element("h2", title), said, content, class_=f"card {kind}".rstrip())
+    words = element("p", lead, class_="lead") if lead else None
+    return element("section", element("h2", title), words, content, class_=f"card {kind}".rstrip())
 
 
 def none(words: str) -> Element:
@@ -78,8 +78,8 @@ class Scale:
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.logarithmic:
             low, high, value = log10(low), log10(high), log10(value)
-        share = (value - low) / (high - low) if high > low else 0.5
-        return round(self.start + share * (self.end - self.start), 1)
+        fraction = (value - low) / (high - low) if high > low else 0.5
+        return round(self.start + fraction * (self.end - self.start), 1)
 
     def ticks(self, wanted: int = 5) -> list[float]:
         """Return about `wanted` round values along the axis."""
@@ -107,40 +107,22 @@ def percent(value: float) -> str:
 
 
 def both(make: Callable[[bool], Element]) -> list[Element]:
-    """Draw a chart for wide and for narrow screens, since scaled-down text is illegible.
-
-    Args:
-        make: draws the chart; the argument is whether the screen is narrow.
-    """
-    return [
-        element("div", make(False), class_="wide"),
-        element("div", make(True), class_="narrow"),
-    ]
+    """Draw a chart for wide and for narrow screens, since scaled-down text is illegible."""
+    wide = element("div", make(False), class_="wide")
+    return [wide, element("div", make(True), class_="narrow")]
 
 
-def picture(width: float, height: float, said: str, *children: Child) -> Element:
-    """Return an SVG that fills the available width.
-
-    Args:
-        width: width in SVG units.
-        height: height in SVG units.
-        said: text alternative for screen readers.
-        children: child elements.
-    """
+def picture(width: float, height: float, label: str, *children: Child) -> Element:
+    """Return an SVG that fills the available width; `label` is its text for screen readers."""
     return element(
         "svg",
-        element("title", said),
+        element("title", label),
         children,
         viewBox=f"0 0 {width:g} {height:g}",
-        class_=f"chart {_size(width)}".rstrip(),
+        class_="chart half" if width < _FULL_WIDTH else "chart",
         role="group",
-        aria_label=said,
+        aria_label=label,
     )
-
-
-def _size(width: float) -> str:
-    """Return the class that limits the width of small charts."""
-    return "half" if width < _FULL_WIDTH else ""
 
 
 def text(words: str, x: float, y: float, kind: str, anchor: str = "start") -> Element:
@@ -171,6 +153,22 @@ def mark(shape: str, x: float, y: float, kind: str, radius: float = 6) -> Elemen
     return element("path", d=f"M{'L'.join(points)}Z", class_=kind)
 
 
+def titled(tooltip: str, *drawn: Child, **attributes: object) -> Element:
+    """Return a group of shapes with a tooltip."""
+    return element("g", drawn, element("title", tooltip), **attributes)
+
+
+def time_grid(scale: Scale, wanted: int, top: float, foot: float, label: float) -> list[Element]:
+    """Return about `wanted` vertical grid lines with their fractions at the height `label`."""
+    drawn = []
+    for value in scale.ticks(wanted):
+        x = scale(value)
+        drawn.append(line(x, top, x, foot, "grid"))
+        words = percent(value) if scale.logarithmic else f"{value:.0%}"
+        drawn.append(text(words, x, label, "tick", "middle"))
+    return drawn
+
+
 def legend(entries: list[tuple[str, str]]) -> Element:
     """Return a legend from pairs of swatch class and text."""
     return element(
@@ -195,14 +193,14 @@ class Part:
     Attributes:
         value: length or position.
         kind: CSS classes.
-        said: tooltip.
+        tooltip: text of the tooltip.
         label: text inside the bar, if it fits.
         shape: marker of a point.
     """
 
     value: float
     kind: str
-    said: str
+    tooltip: str
     label: str = ""
     shape: str = "circle"
 
@@ -225,13 +223,7 @@ class Row:
 
 
 def stacked(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> Element:
-    """Draw a stacked bar.
-
-    Args:
-        parts: segments from left to right.
-        narrow: whether the screen is narrow.
-        whole: value of the full width; default: sum of the segments.
-    """
+    """Draw a stacked bar of the width `whole`, by default the sum of the parts."""
     width, height = (340 if narrow else 560), 26
     total = whole or sum(part.value for part in parts) or 1.0
     drawn: list[Child] = []
@@ -243,9 +235,9 @@ def stacked(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> 
             "rect", x=round(x, 1), y=0, width=max(wide - 1, 0.5), height=height, class_=part.kind
         )
         label = text(part.label, round(x + 6, 1), height / 2 + 4, f"in-bar on-{part.kind}")
-        drawn.append(element("g", rect, element("title", part.said), label if fits else None))
+        drawn.append(titled(part.tooltip, rect, label if fits else None))
         x += wide
-    return picture(width, height, "; ".join(part.said for part in parts), drawn)
+    return picture(width, height, "; ".join(part.tooltip for part in parts), drawn)
 
 
 def bars(rows: Sequence[Row], narrow: bool) -> Element:
@@ -267,7 +259,7 @@ def bars(rows: Sequence[Row], narrow: bool) -> Element:
                 height=_BAR - 1,
                 class_=part.kind,
             )
-            drawn.append(element("g", rect, element("title", part.said)))
+            drawn.append(titled(part.tooltip, rect))
         end = max(scale(part.value) for part in row.parts)
         drawn.append(text(row.note, end + 6, y + high / 2 + 2, "note"))
     return picture(width, 8 + high * len(rows), _said(rows), drawn)
@@ -276,13 +268,9 @@ def bars(rows: Sequence[Row], narrow: bool) -> Element:
 def points(
     rows: Sequence[Row], narrow: bool, wide: bool = False, limit: float | None = None
 ) -> Element:
-    """Draw rows of fractions as points on a logarithmic scale.
+    """Draw rows of fractions as points on a logarithmic scale, with a mark at `limit`.
 
-    Args:
-        rows: rows of points.
-        narrow: whether the screen is narrow.
-        wide: whether the chart has the full page width.
-        limit: fraction to mark.
+    A `wide` chart has the full width of the page.
     """
     width, label = (350, 112) if narrow else (1180, 300) if wide else (560, 190)
     values = [max(part.value, _LEAST) for row in rows for part in row.parts]
@@ -290,10 +278,7 @@ def points(
     last = max(ceil(log10(max([*values, limit or 0.0]) * (1 - 1e-9))), first + 1)
     scale = Scale(10.0**first, 10.0**last, label + 6, width - (104 if narrow else 124), True)
     foot = 20 + _ROW * len(rows)
-    drawn: list[Child] = []
-    for value in scale.ticks(3 if narrow else 8 if wide else 4):
-        drawn.append(line(scale(value), 16, scale(value), foot, "grid"))
-        drawn.append(text(percent(value), scale(value), 11, "tick", "middle"))
+    drawn: list[Child] = [*time_grid(scale, 3 if narrow else 8 if wide else 4, 16, foot, 11)]
     if limit is not None:
         drawn.append(line(scale(limit), 16, scale(limit), foot, "target"))
         drawn.append(text(percent(limit), scale(limit), foot + 13, "target-word", "middle"))
@@ -308,29 +293,18 @@ def _points_of(row: Row, scale: Scale, label: float, y: float) -> list[Child]:
     if row.linked > 1:
         drawn.append(line(min(places[: row.linked]), y, max(places[: row.linked]), y, "link"))
     for x, part in zip(places, row.parts, strict=True):
-        drawn.append(
-            element("g", mark(part.shape, x, y, part.kind, 5), element("title", part.said))
-        )
+        drawn.append(titled(part.tooltip, mark(part.shape, x, y, part.kind, 5)))
     drawn.append(text(row.note, max(places) + 10, y + 4, "note"))
     return drawn
 
 
 def ranges(rows: Sequence[Row], narrow: bool, marked: float) -> Element:
-    """Draw a value with its interval for each row.
-
-    Args:
-        rows: each with three parts: value, lower and upper bound.
-        narrow: whether the screen is narrow.
-        marked: value to mark.
-    """
+    """Draw a value with its interval for each row of three parts: value, lower, upper bound."""
     width, label = (350, 74) if narrow else (560, 90)
     most = max([marked, *(part.value for row in rows for part in row.parts)])
     scale = Scale(0.0, most * 1.02, label, width - (120 if narrow else 130))
     foot = 20 + _ROW * len(rows)
-    drawn: list[Child] = []
-    for value in scale.ticks(4):
-        drawn.append(line(scale(value), 16, scale(value), foot, "grid"))
-        drawn.append(text(f"{value:.0%}", scale(value), 11, "tick", "middle"))
+    drawn: list[Child] = [*time_grid(scale, 4, 16, foot, 11)]
     drawn.append(line(scale(marked), 16, scale(marked), foot, "base"))
     for index, row in enumerate(rows):
         y = 18 + _ROW * index + _ROW / 2
@@ -338,9 +312,7 @@ def ranges(rows: Sequence[Row], narrow: bool, marked: float) -> Element:
         first = row.parts[0]
         drawn.append(_name(row.name, label, y + 4))
         drawn.append(line(low, y, high, y, "spread"))
-        drawn.append(
-            element("g", mark(first.shape, middle, y, first.kind, 5), element("title", first.said))
-        )
+        drawn.append(titled(first.tooltip, mark(first.shape, middle, y, first.kind, 5)))
         drawn.append(text(row.note, high + 10, y + 4, "note"))
     return picture(width, foot + 6, _said(rows), drawn)
 
@@ -355,4 +327,4 @@ def _name(name: str, label: float, y: float) -> Element:
 
 
 def _said(rows: Sequence[Row]) -> str:
-    return "; ".join(f"{row.name}: {row.note or row.parts[0].said}" for row in rows[:8])
+    return "; ".join(f"{row.name}: {row.note or row.parts[0].tooltip}" for row in rows[:8])

@@ -1,8 +1,8 @@
-// The map: boxes on a canvas that is dragged and zoomed. What the rest of the page does is in page.js.
+// The map: boxes on a canvas that can be dragged and zoomed. The rest of the page is in page.js.
 const NAMES = {8: "INT8", b: "BF16", h: "FP16", ".": "FP32"};
 const CLASSES = {8: "int8", b: "bf16", h: "fp16", ".": "fp32"};
 const BOX_WIDTH = 132, BOX_HEIGHT = 34, LEAST_ZOOM = 0.01, MOST_ZOOM = 4;
-const OP = {name: 0, type: 1, why: 2, noise: 3, arriving: 4, times: 5, before: 6, after: 7, weights: 8, adds: 9, config: 10, because: 11};
+const OP = {name: 0, type: 1, why: 2, noise: 3, output_noise: 4, times: 5, before: 6, after: 7, weights: 8, adds: 9, config: 10, because: 11};
 
 const byId = id => document.getElementById(id);
 const built = (tag, text, attributes) => {
@@ -24,7 +24,7 @@ function palette() {
   return found;
 }
 const css = colour => `rgb(${colour.map(Math.round).join()})`;
-const between = (low, high, share) => low.map((value, at) => value + (high[at] - value) * Math.min(1, Math.max(0, share)));
+const between = (low, high, weight) => low.map((value, at) => value + (high[at] - value) * Math.min(1, Math.max(0, weight)));
 
 class ModelMap {
   constructor(data, state, events) {
@@ -36,7 +36,7 @@ class ModelMap {
     this.fit();
   }
 
-  // What a box is coloured by.
+  // Properties that determine the colour of a box.
   ops(box) { return box[2].map(op => this.data.ops[op]); }
   time(box) {
     const ops = this.ops(box), measured = sum(ops.map(op => op[OP.after])) || sum(ops.map(op => op[OP.before]));
@@ -72,7 +72,7 @@ class ModelMap {
     return [[between(card, bad, .1), "0.003 %"], [between(card, bad, .55), "0.6 %"], [bad, "100 %"], [faint, "not measured"]];
   }
 
-  // Where it is looked at.
+  // The visible section.
   fit() {
     const width = this.canvas.clientWidth, height = this.canvas.clientHeight, [wide, high] = this.data.size;
     const zoom = Math.min((width - 96) / Math.max(wide, 1), (height - 72) / Math.max(high, 1), 1.3);
@@ -159,7 +159,7 @@ class ModelMap {
     context.font = "10.5px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
     context.fillText(this.short(this.ops(box)[0][OP.name], true), left, y + 8);
   }
-  /** A text cut to a box's width, at its front where its end says more. */
+  /** A text truncated to the width of a box, at its start if `tail`. */
   short(text, tail) {
     const key = this.context.font + text;
     if (!this.shortened.has(key)) {
@@ -173,7 +173,7 @@ class ModelMap {
     return this.shortened.get(key);
   }
 
-  // Mouse, fingers and keys.
+  // Input by mouse, touch and keyboard.
   listen() {
     const {canvas} = this, at = event => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
     let moved = 0, apart = 0;

@@ -211,11 +211,9 @@ class Layout:
 
 
 def laid_out(count: int, edges: Sequence[Edge]) -> Layout:
-    """Compute the layout of a graph.
+    """Compute the layout of a graph from pairs of a box and its consumer.
 
-    Args:
-        count: number of boxes.
-        edges: pairs of a box and its consumer, without duplicates; cycles are allowed.
+    Pairs must not repeat; cycles are allowed.
     """
     if not count:
         return Layout()

@@ -1,4 +1,4 @@
-// What joins the trials, the map and the table.
+// The page: connects the trials, the map and the table.
 async function unpacked(source) {
   if (source.dataset.packed === undefined) return JSON.parse(source.textContent);
   const bytes = Uint8Array.from(atob(source.textContent), letter => letter.charCodeAt(0));
@@ -54,7 +54,7 @@ class Page {
     const found = [...this.state.found];
     if (found.length) this.choose(found[(found.indexOf(this.state.chosen) + 1) % found.length], true);
   }
-  /** Show the plan of a trial on the map and in the table; null for the result's. */
+  /** Show the plan of a trial on the map and in the table; null for the plan of the result. */
   trial(number) {
     const plan = number === null || number === this.data.best ? null : this.data.plans[number];
     this.state.runs = plan ?? this.data.result;
@@ -88,15 +88,15 @@ class Page {
     made.append(built("h3", op[OP.name]), first);
     if (op[OP.before] || op[OP.after]) say(`FP32 model ${micros(op[OP.before])}, result ${micros(op[OP.after])}`);
     const alone = Object.entries(op[OP.times]).map(([letter, value]) => `${NAMES[letter]} ${micros(value)}`).join(", ");
-    if (alone) say("measured alone: " + alone);
-    if (op[OP.noise] != null) say(`quantization noise of the output: ${share(op[OP.noise])}`);
-    if (op[OP.arriving] != null) say(`output noise: ${share(op[OP.arriving])}`);
+    if (alone) say("timed as a single op: " + alone);
+    if (op[OP.noise] != null) say(`quantization noise of the output: ${fraction(op[OP.noise])}`);
+    if (op[OP.output_noise] != null) say(`output noise: ${fraction(op[OP.output_noise])}`);
     if (op[OP.weights]) say(`${whole(op[OP.weights])} weights` + (op[OP.adds] ? `, ${whole(op[OP.adds])} multiply-adds` : ""));
     if (this.state.runs === this.data.result) say(this.data.why[op[OP.because]]);
     for (const [letter, why] of Object.entries(op[OP.why])) say(`no ${NAMES[letter]}: ${this.data.why[why]}`);
     return made;
   }
-  /** What the address asks for: report.html#trial=4&colour=noise&op=head */
+  /** Apply the fragment of the address: report.html#trial=4&colour=noise&op=head */
   follow(asked) {
     if ([...byId("colour").options].some(option => option.value === asked.get("colour"))) this.colour(asked.get("colour"));
     if (asked.get("trial") - 1 in this.data.plans) this.trial(asked.get("trial") - 1);

@@ -102,7 +102,7 @@ def _op(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> l
         types.setdefault(op.type, len(types)),
         {LETTERS[p]: reasons.setdefault(reason, len(reasons)) for p, reason in why.items()},
         _rounded(record.observations.nsr.get(op.name)),
-        _rounded(view.arriving.get(op.name)),
+        _rounded(view.output_nsr.get(op.name)),
         {LETTERS[p]: _microseconds(value) for p, value in times.items()},
         _microseconds(ending.baseline_times.get(op.name)) if ending else None,
         _microseconds(ending.result_times.get(op.name)) if ending else None,
@@ -129,7 +129,7 @@ def _config(view: View, op: Op) -> str | int:
     words = [] if config.approach is Approach.STATIC else [config.approach.value.replace("_", " ")]
     if config.activation is not None and config.approach is Approach.STATIC:
         words.append(f"calibration {config.activation.algorithm.value}")
-    words.extend(repair.replace("_", " ") for repair in config.corrections)
+    words.extend(name.replace("_", " ") for name in config.corrections)
     return ", ".join(words) or decided
 
 

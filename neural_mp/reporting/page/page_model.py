@@ -20,11 +20,7 @@ from neural_mp.tuning.sensitivity import Sensitivity, sensitivities
 
 @dataclass(frozen=True)
 class View:
-    """View of a run record with derived values.
-
-    Attributes:
-        record: record of the run.
-    """
+    """View of a run record with derived values."""
 
     record: RunRecord
 
@@ -106,9 +102,9 @@ class View:
         return tuple(sensitivities(self.record, self.plan))
 
     @cached_property
-    def arriving(self) -> dict[str, float]:
+    def output_nsr(self) -> dict[str, float]:
         """Tensor or op → output noise, if measured."""
-        found = {row.name: arriving(row) for row in self.sensitivities}
+        found = {row.name: row.output_nsr for row in self.sensitivities}
         return {name: noise for name, noise in found.items() if noise is not None}
 
     @property
@@ -141,10 +137,6 @@ class View:
                 return (trial.accuracy < base) == (trial.loss > 0)
         return True
 
-    def type_of(self, name: str) -> str:
-        """Return the type of an op, or `input`."""
-        return self.graph[name].type if name in self.graph else "input"
-
 
 def _time(trial: Trial) -> float:
     """Return the first available objective of a trial as a fraction of FP32."""
@@ -152,10 +144,3 @@ def _time(trial: Trial) -> float:
         if name in trial.objectives:
             return trial.objectives[name]
     return float("inf")
-
-
-def arriving(row: Sensitivity) -> float | None:
-    """Return the output noise after corrections, if measured."""
-    if row.repaired_output_noise is not None:
-        return row.repaired_output_noise
-    return row.output_noise

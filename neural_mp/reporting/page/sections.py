@@ -21,7 +21,7 @@ from neural_mp.reporting.page.charts import (
     scrolling,
     stacked,
 )
-from neural_mp.reporting.page.page_model import View, arriving
+from neural_mp.reporting.page.page_model import View
 from neural_mp.tuning.sensitivity import Sensitivity
 from neural_mp.util.html import Element, element, table
 from neural_mp.util.text import counted
@@ -74,7 +74,7 @@ def _phases(view: View) -> list[Element]:
         Part(taken, f"k{index % 6}", f"{name}: {formatting.seconds(taken)}", name)
         for index, (name, taken) in enumerate(spent)
     ]
-    keys = [(part.kind, part.said) for part in parts]
+    keys = [(part.kind, part.tooltip) for part in parts]
     whole = f"{formatting.seconds(sum(taken for _, taken in spent))} in total"
     if seconds.get(_PROBE):
         whole += f"; the search includes {formatting.seconds(seconds[_PROBE])} of op measurements"
@@ -113,12 +113,12 @@ def machine_section(view: View) -> Element:
 def map_section(view: View) -> Element:
     """Return the map of the model, one box per kernel, coloured by a selectable property."""
     colours = {"precision": "precision", "noise": "quantization noise"}
-    if view.arriving:
-        colours["arriving"] = "output noise"
+    if view.output_nsr:
+        colours["output_noise"] = "output noise"
     if _times(view):
         colours |= {"time": "time", "gain": "gain over FP32"}
     select = element(
-        "select", [element("option", said, value=v) for v, said in colours.items()], id="colour"
+        "select", [element("option", label, value=v) for v, label in colours.items()], id="colour"
     )
     canvas = element(
         "canvas",
@@ -129,8 +129,8 @@ def map_section(view: View) -> Element:
         "and minus zoom. The table of ops below contains the same data as text.",
     )
     buttons = [
-        element("button", sign, aria_label=said, data_zoom=by)
-        for sign, said, by in (
+        element("button", sign, aria_label=label, data_zoom=by)
+        for sign, label, by in (
             ("+", "Zoom in", 1.4),
             ("−", "Zoom out", 0.714),
             ("⤢", "Show all", 0),
@@ -194,8 +194,8 @@ def _times(view: View) -> bool:
     return timed or bool(view.record.measured.times.ops)
 
 
-def _search(name: str, hint: str, said: str) -> Element:
-    return element("input", type="search", id=name, placeholder=hint, aria_label=said)
+def _search(name: str, hint: str, label: str) -> Element:
+    return element("input", type="search", id=name, placeholder=hint, aria_label=label)
 
 
 #: NSR above which the default strategy lets tensors fall back first.
@@ -204,12 +204,7 @@ _MOST = 24
 
 
 def noise_section(view: View, wide: bool) -> Element:
-    """Return a chart of the decisions with the highest degradation.
-
-    Args:
-        view: the run.
-        wide: whether the section has the full page width.
-    """
+    """Return a chart of the decisions with the highest degradation, `wide` for a full page."""
     rows = [row for row in map(_row, view.sensitivities) if row.parts]
     if not rows:
         return card(
@@ -221,7 +216,7 @@ def noise_section(view: View, wide: bool) -> Element:
         ("int8", f"INT8 in {view.subject}"),
         ("fp32", "not in INT8"),
         ("was", "before correction"),
-        ("arriving", "output noise of this tensor or op alone"),
+        ("output-noise", "output noise of this tensor or op alone"),
     )
     more = f"The {len(shown)} most sensitive decisions; the table of ops lists all {len(rows)}."
     return card(
@@ -229,7 +224,7 @@ def noise_section(view: View, wide: bool) -> Element:
         "Quantization noise of a tensor in INT8, as a fraction of its signal power (logarithmic "
         f"scale). In the search, tensors above {percent(NOISY)} fall back first.",
         both(lambda narrow: points(shown, narrow, wide, NOISY)),
-        legend([(kind, said) for kind, said in keys if kind in kinds]),
+        legend([(kind, words) for kind, words in keys if kind in kinds]),
         element("p", more, class_="lead after") if len(rows) > len(shown) else None,
     )
 
@@ -237,22 +232,22 @@ def noise_section(view: View, wide: bool) -> Element:
 def _row(row: Sensitivity) -> Row:
     """Return a decision: noise without corrections, actual noise, and output noise."""
     kind = "int8" if row.runs_in == Precision.INT8.value else "fp32"
-    repair = f" after {row.repair.replace('_', ' ')}" if row.repair else ""
+    after = f" after {row.correction.replace('_', ' ')}" if row.correction else ""
     gain = f", {formatting.seconds(row.seconds_gained)} saved" if row.seconds_gained else ""
     behind = f"in {row.runs_in}: {row.reason}{gain}"
     parts, notes = [], []
-    if _is_shown(row.noise) and row.repair:
+    if _is_shown(row.noise) and row.correction:
         parts.append(Part(row.noise, "was", f"{row.name}: {percent(row.noise)} before correction"))
         notes.append(f"{percent(row.noise)} →")
-    now = row.repaired_noise if row.repair else row.noise
+    now = row.corrected_noise if row.correction else row.noise
     if _is_shown(now):
-        said = f"{row.name}: quantization noise {percent(now)}{repair}; {behind}"
-        parts.append(Part(now, kind, said))
+        tooltip = f"{row.name}: quantization noise {percent(now)}{after}; {behind}"
+        parts.append(Part(now, kind, tooltip))
         notes.append(percent(now))
-    linked, out = len(parts), arriving(row)
+    linked, out = len(parts), row.output_nsr
     if _is_shown(out):
-        said = f"{row.name}: output noise {percent(out)}{repair}; {behind}"
-        parts.append(Part(out, "arriving", said, shape="diamond"))
+        tooltip = f"{row.name}: output noise {percent(out)}{after}; {behind}"
+        parts.append(Part(out, "output-noise", tooltip, shape="diamond"))
         notes = notes or [percent(out)]
     return Row(row.name, parts, " ".join(notes), linked)
 

@@ -49,25 +49,25 @@ def verdict(view: View) -> tuple[str, str, str]:
 
 def tiles(view: View) -> Element:
     """Return tiles of the verdict and four figures."""
-    title, said, kind = verdict(view)
+    title, words, kind = verdict(view)
     report = view.report
     figures = _figures(report) if report else _figures_so_far(view)
     return element(
         "section",
-        tile("Verdict", title, said, precision_bar(view, small=True), kind=f"verdict {kind}"),
+        tile("Verdict", title, words, precision_bar(view, small=True), kind=f"verdict {kind}"),
         [tile(*figure) for figure in figures],
         class_="tiles",
         aria_label="Result",
     )
 
 
-def tile(what: str, big: str, said: Child, *more: Child, kind: str = "") -> Element:
+def tile(what: str, big: str, explanation: Child, *more: Child, kind: str = "") -> Element:
     """Return a tile: name, value and explanation of a figure."""
     return element(
         "div",
         element("div", what, class_="what"),
         element("div", big, class_="big"),
-        element("div", said, class_="more"),
+        element("div", explanation, class_="more"),
         more,
         class_=f"card tile {kind}".rstrip(),
     )
@@ -80,11 +80,11 @@ def _figures(report: Report) -> list[tuple[str, str, Child]]:
     return [
         (f"Latency{batch}", formatting.seconds(report.latency), latency),
         _accuracy(report),
-        ("Weights", formatting.size(report.size), _beside(report.baseline_size, report.size)),
+        ("Weights", formatting.size(report.size), _size_of_fp32(report.baseline_size, report.size)),
         (
             "Memory footprint",
             formatting.size(report.footprint),
-            _beside(report.baseline_footprint, report.footprint),
+            _size_of_fp32(report.baseline_footprint, report.footprint),
         ),
     ]
 
@@ -98,24 +98,22 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
         )
         for name, m in report.metrics.items()
     ]
-    title = "Metrics" if each else _titled(report.metric or "accuracy")
+    title = "Metrics" if each else _capitalized(report.metric or "accuracy")
     if report.accuracy is None:
-        found = (
-            "not checked" if report.output_sqnr_db is None else f"{report.output_sqnr_db:.1f} dB"
-        )
-        said = "" if report.output_sqnr_db is None else "SQNR of the outputs, compared with FP32"
-        return title, found, said
-    said = f"FP32 {formatting.number(report.baseline_accuracy)}{_goal(report.target)}"
-    return title, formatting.number(report.accuracy), each or said
+        if report.output_sqnr_db is None:
+            return title, "not checked", ""
+        return title, f"{report.output_sqnr_db:.1f} dB", "SQNR of the outputs, compared with FP32"
+    explanation = f"FP32 {formatting.number(report.baseline_accuracy)}{_goal(report.target)}"
+    return title, formatting.number(report.accuracy), each or explanation
 
 
 def _goal(target: float | None) -> str:
     return "" if target is None else f"; target {formatting.number(target)}"
 
 
-def _beside(before: float | None, after: float | None) -> str:
-    share = f"; {after / before:.0%}" if before and after is not None else ""
-    return f"FP32 {formatting.size(before)}{share}"
+def _size_of_fp32(before: float | None, after: float | None) -> str:
+    fraction = f"; {after / before:.0%}" if before and after is not None else ""
+    return f"FP32 {formatting.size(before)}{fraction}"
 
 
 def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
@@ -131,38 +129,33 @@ def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
             speed or ("" if best else "no trial has met the target"),
         ),
         (
-            f"{_titled(view.metric)}, {so_far}",
+            f"{_capitalized(view.metric)}, {so_far}",
             formatting.number(best.accuracy if best else None),
             base,
         ),
         (
             f"Weights, {so_far}",
             formatting.size(found.get("modelsize")),
-            _share(found.get("relative_modelsize")),
+            _fraction(found.get("relative_modelsize")),
         ),
         (
             f"Memory footprint, {so_far}",
             formatting.size(found.get("footprint")),
-            _share(found.get("relative_footprint")),
+            _fraction(found.get("relative_footprint")),
         ),
     ]
 
 
-def _titled(words: str) -> str:
+def _capitalized(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _share(value: float | None) -> str:
+def _fraction(value: float | None) -> str:
     return f"{value:.0%} of FP32" if value else ""
 
 
 def precision_bar(view: View, small: bool = False) -> Element:
-    """Return a bar of the number of ops per precision.
-
-    Args:
-        view: the run.
-        small: whether the bar is inside a tile.
-    """
+    """Return a bar of the number of ops per precision; `small` inside a tile."""
     parts = [
         Part(
             count,

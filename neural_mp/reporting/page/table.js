@@ -1,7 +1,7 @@
-// The table of ops: sorted by a click on a heading, filtered by name, type, precision or reason.
+// The table of ops, which can be sorted by column and filtered by name, type, precision or reason.
 const ROWS_AT_FIRST = 250;
 const micros = value => !value ? "–" : value >= 1e6 ? (value / 1e6).toPrecision(3) + " s" : value >= 1e3 ? (value / 1e3).toPrecision(3) + " ms" : value.toPrecision(3) + " µs";
-const share = value => value == null ? "–" : (value >= 1e-6 ? +(value * 100).toPrecision(2) : (value * 100).toExponential(1)) + " %";
+const fraction = value => value == null ? "–" : (value >= 1e-6 ? +(value * 100).toPrecision(2) : (value * 100).toExponential(1)) + " %";
 const times = value => value == null ? "–" : value.toFixed(2) + "×";
 const whole = value => value ? value.toLocaleString("en") : "–";
 
@@ -15,11 +15,11 @@ class OpTable {
       ["type", index => data.types[data.ops[index][OP.type]], "l"],
       ["precision", index => state.runs[index], "l"],
       ["reason", index => this.reason(index), "why"],
-      ["quantization noise", op(OP.noise), "", share],
-      ["output noise", op(OP.arriving), "", share],
+      ["quantization noise", op(OP.noise), "", fraction],
+      ["output noise", op(OP.output_noise), "", fraction],
       ["FP32 model", op(OP.before), "", micros],
       ["result", op(OP.after), "", micros],
-      ["alone in FP32", single("."), "", micros],
+      ["single op in FP32", single("."), "", micros],
       ["in INT8", single("8"), "", micros],
       ["in BF16", single("b"), "", micros],
       ["in FP16", single("h"), "", micros],
@@ -36,14 +36,14 @@ class OpTable {
     const low = alone[this.state.runs[index]];
     return low && alone["."] && this.state.runs[index] !== "." ? alone["."] / low : null;
   }
-  /** Why an op runs in what it does; in the plan of a trial, why in no fewer bits. */
+  /** The reason for the precision of an op; in the plan of a trial, the reason against INT8. */
   reason(index) {
     const op = this.data.ops[index], runs = this.state.runs[index];
     if (this.state.runs === this.data.result) return this.data.why[op[OP.because]];
     if (runs === "8") return "";
     const why = op[OP.why]["8"];
     if (why != null) return this.data.why[why];
-    return op[OP.config] ? "supported; kept by the plan" : "follows the ops around it";
+    return op[OP.config] ? "supported; kept by the plan" : "follows adjacent ops";
   }
   listed() {
     const asked = byId("filter").value.trim().toLowerCase();

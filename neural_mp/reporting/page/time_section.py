@@ -42,25 +42,25 @@ def time_section(view: View) -> Element:
         element("p", what, class_="lead"),
         precision_bar(view),
         _by_type(view),
-        _barred(view),
+        _ineligible(view),
         class_="card",
     )
 
 
-def _barred(view: View) -> Element | None:
+def _ineligible(view: View) -> Element | None:
     """Return the contractions ineligible for a requested precision, and the reasons."""
     reasons = view.report.ineligible if view.report else ()
     if not reasons:
         return None
-    said = [
+    lines = [
         f"{counted(reason.ops, 'op')} not in {NAMES[reason.precision]}: {reason.words}"
         for reason in reasons
     ]
     return element(
         "details",
         element("summary", "Ineligible contractions"),
-        element("ul", [element("li", words) for words in said]),
-        class_="barred",
+        element("ul", [element("li", words) for words in lines]),
+        class_="ineligible",
     )
 
 
@@ -116,10 +116,10 @@ def _colours(sums: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 def _bar(
     title: str, by: Mapping[str, float], colours: Mapping[str, str], longest: float
 ) -> list[Element]:
-    said = f"{title}: {formatting.seconds(sum(by.values()))}"
+    heading = f"{title}: {formatting.seconds(sum(by.values()))}"
     parts = _parts(title, by, colours)
     return [
-        element("p", said, class_="lead bar-title"),
+        element("p", heading, class_="lead bar-title"),
         *both(lambda narrow: stacked(parts, narrow, longest)),
     ]
 
@@ -128,8 +128,8 @@ def _parts(title: str, by: Mapping[str, float], colours: Mapping[str, str]) -> l
     whole = sum(by.values()) or 1.0
 
     def part(label: str, seconds: float, kind: str) -> Part:
-        said = f"{title}, {label}: {formatting.seconds(seconds)}, {seconds / whole:.0%}"
-        return Part(seconds, kind, said, label)
+        tooltip = f"{title}, {label}: {formatting.seconds(seconds)}, {seconds / whole:.0%}"
+        return Part(seconds, kind, tooltip, label)
 
     parts = [part(kind, by[kind], colour) for kind, colour in colours.items() if by.get(kind)]
     rest = sum(s for kind, s in by.items() if kind not in colours and kind != CONVERSIONS)

@@ -8,7 +8,16 @@ from math import inf
 
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.reporting import formatting
-from neural_mp.reporting.page.charts import NAMES, Scale, line, mark, picture, text
+from neural_mp.reporting.page.charts import (
+    NAMES,
+    Scale,
+    line,
+    mark,
+    picture,
+    text,
+    time_grid,
+    titled,
+)
 from neural_mp.reporting.page.page_model import View
 from neural_mp.util.html import Child, Element, element
 
@@ -32,7 +41,7 @@ _TOP = 14
 _FOOT = 46
 
 
-def share_of_time(trial: Trial) -> float | None:
+def time_fraction(trial: Trial) -> float | None:
     """Return the time of a trial as a fraction of FP32; None if not measured."""
     return trial.objectives.get("relative_latency")
 
@@ -40,18 +49,15 @@ def share_of_time(trial: Trial) -> float | None:
 def trials_chart(view: View, narrow: bool, chosen: bool = True) -> Element:
     """Draw accuracy (up) against time (left is faster); untimed trials are on the right.
 
-    Args:
-        view: the run.
-        narrow: whether the screen is narrow.
-        chosen: whether the page's script can select trials.
+    If `chosen`, the page's script can select trials.
     """
     frame = _Frame.of(view, narrow)
     parts: list[Child] = [frame.grid(), frame.target_line(), _front(view, frame)]
     last = sorted(view.drawn, key=lambda trial: trial is view.best)
     parts.extend(_point(view, trial, frame, chosen) for trial in last)
     parts.append(_baseline(view, frame))
-    said = f"Trials: {view.metric} against time per batch"
-    return picture(frame.width, frame.height, said, parts)
+    label = f"Trials: {view.metric} against time per batch"
+    return picture(frame.width, frame.height, label, parts)
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,11 @@ class _Frame:
     @classmethod
     def of(cls, view: View, narrow: bool) -> _Frame:
         width, height = (360, 330) if narrow else (700, 450)
-        timed = [trial for trial in view.drawn if share_of_time(trial)]
-        aside = [trial for trial in view.drawn if not share_of_time(trial)]
+        timed = [trial for trial in view.drawn if time_fraction(trial)]
+        aside = [trial for trial in view.drawn if not time_fraction(trial)]
         right = width - ((54 if narrow else 72) if aside else 12)
-        shares = [share_of_time(trial) or 0.0 for trial in timed]
-        time = Scale(0.0, max([*shares, 1.0]) * 1.06, 52 if narrow else 74, right)
+        fractions = [time_fraction(trial) or 0.0 for trial in timed]
+        time = Scale(0.0, max([*fractions, 1.0]) * 1.06, 52 if narrow else 74, right)
         worst, best = _reach(view, timed, aside)
         pad = (best - worst) * 0.07
         hidden = any(_is_worse(view, t.accuracy, worst) for t in (*timed, *aside))
@@ -99,9 +105,9 @@ class _Frame:
 
     def place(self, trial: Trial) -> tuple[float, float]:
         """Return the position of a trial."""
-        share = share_of_time(trial)
+        fraction = time_fraction(trial)
         room = self.width - self.right - 30
-        x = self.time(share) if share else self.right + 22 + trial.number * 13 % max(room, 1)
+        x = self.time(fraction) if fraction else self.right + 22 + trial.number * 13 % max(room, 1)
         if trial.accuracy is None or _is_worse(self.view, trial.accuracy, self.worst):
             return x, self.foot + 12
         return x, self.accuracy(trial.accuracy)
@@ -109,11 +115,7 @@ class _Frame:
     def grid(self) -> list[Element]:
         """Return grid lines and labels of both axes."""
         under, middle = self.height - _FOOT + 16, (self.time.start + self.right) / 2
-        parts = []
-        for share in self.time.ticks(4 if self.narrow else 6):
-            x = self.time(share)
-            parts.append(line(x, _TOP, x, self.foot, "grid"))
-            parts.append(text(f"{share:.0%}", x, under, "tick", "middle"))
+        parts = time_grid(self.time, 4 if self.narrow else 6, _TOP, self.foot, under)
         for value in self.accuracy.ticks():
             y = self.accuracy(value)
             parts.append(line(self.time.start, y, self.right, y, "grid"))
@@ -122,9 +124,8 @@ class _Frame:
         parts.append(text(what, middle, self.height - 8, "axis", "middle"))
         if not self.narrow:
             better = "" if self.view.higher_is_better else " (lower is better)"
-            name = text(
-                f"{self.view.metric}{better}", -(_TOP + self.foot) / 2, 14, "axis", "middle"
-            )
+            words = f"{self.view.metric}{better}"
+            name = text(words, -(_TOP + self.foot) / 2, 14, "axis", "middle")
             name.set("transform", "rotate(-90)")
             parts.append(name)
         if self.right < self.width - 20:
@@ -179,7 +180,7 @@ def _is_worse(view: View, accuracy: float | None, limit: float) -> bool:
 
 def _front(view: View, frame: _Frame) -> Element | None:
     """Return the Pareto front of the trials as steps."""
-    met = [trial for trial in view.drawn if trial.met and share_of_time(trial)]
+    met = [trial for trial in view.drawn if trial.met and time_fraction(trial)]
     places = sorted(frame.place(trial) for trial in met)
     steps: list[tuple[float, float]] = []
     for x, y in places:
@@ -198,22 +199,17 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
         return None
     x, y = frame.time(1.0), frame.accuracy(base)
     taken = view.report.baseline_latency if view.report else None
-    said = f"FP32: {view.metric} {formatting.number(base)}"
-    said += f", {formatting.seconds(taken)} per batch" if taken else ""
-    return element(
-        "g",
-        mark("diamond", x, y, "fp32"),
-        text("FP32", x, y - 12, "point-word", "middle"),
-        element("title", said),
-    )
+    tooltip = f"FP32: {view.metric} {formatting.number(base)}"
+    tooltip += f", {formatting.seconds(taken)} per batch" if taken else ""
+    word = text("FP32", x, y - 12, "point-word", "middle")
+    return titled(tooltip, mark("diamond", x, y, "fp32"), word)
 
 
 def described(trial: Trial) -> str:
     """Describe a trial as text."""
     parts = [formatting.accuracy(trial)]
-    parts.append(
-        f"{formatting.times(trial.speedup)} as fast as FP32" if trial.speedup else "not timed"
-    )
+    speed = f"{formatting.times(trial.speedup)} as fast as FP32"
+    parts.append(speed if trial.speedup else "not timed")
     parts.extend(f"{count} {NAMES[p]}" for p, count in trial.plan.counts().items())
     error = f"; {trial.error}" if trial.error else ""
     return f"trial {trial.number + 1} {_SAID[trial.outcome]}: {', '.join(parts)}{error}"
@@ -223,16 +219,9 @@ def _point(view: View, trial: Trial, frame: _Frame, chosen: bool) -> Element:
     best = trial is view.best
     kind = f"trial {trial.outcome.value}{' chosen' if best else ''}"
     shape = "star" if best else SHAPES[trial.outcome]
-    said = described(trial)
-    drawn = mark(shape, *frame.place(trial), kind), element("title", said)
+    tooltip = described(trial)
+    drawn = mark(shape, *frame.place(trial), kind)
     if not chosen:
-        return element("g", drawn)
-    return element(
-        "g",
-        drawn,
-        class_="pick",
-        tabindex=0,
-        role="button",
-        aria_label=said,
-        data_trial=trial.number,
-    )
+        return titled(tooltip, drawn)
+    button = {"tabindex": 0, "role": "button", "aria_label": tooltip, "data_trial": trial.number}
+    return titled(tooltip, drawn, class_="pick", **button)

@@ -17,9 +17,11 @@ from neural_mp.reporting.page.charts import (
     ranges,
     scrolling,
     text,
+    time_grid,
+    titled,
 )
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.page.trials_chart import described, share_of_time, trials_chart
+from neural_mp.reporting.page.trials_chart import described, time_fraction, trials_chart
 from neural_mp.util.html import Element, element, table
 from neural_mp.util.text import counted
 
@@ -56,11 +58,11 @@ def trials_section(view: View) -> Element:
 def _legend(view: View) -> Element:
     left = set(Outcome)
     shown = []
-    for shape, kind, said, outcomes in _MARKS:
+    for shape, kind, words, outcomes in _MARKS:
         here = outcomes & left
         left -= here
         if any(t.outcome in here for t in view.drawn if t is not view.best):
-            shown.append((shape, kind, said))
+            shown.append((shape, kind, words))
     if view.best is not None:
         shown.append(("star", "trial met chosen", view.subject))
     return element(
@@ -69,9 +71,9 @@ def _legend(view: View) -> Element:
             element(
                 "li",
                 element("svg", mark(shape, 8, 8, kind, 5), viewBox="0 0 16 16", aria_hidden="true"),
-                said,
+                words,
             )
-            for shape, kind, said in shown
+            for shape, kind, words in shown
         ],
         class_="legend",
     )
@@ -80,7 +82,7 @@ def _legend(view: View) -> Element:
 def finalists_section(view: View) -> Element | None:
     """Return the finalists, measured in interleaved rounds, with confidence intervals."""
     found = view.ending.finalists if view.ending else ()
-    timed = [trial for trial in found if share_of_time(trial)]
+    timed = [trial for trial in found if time_fraction(trial)]
     if not timed:
         return None
     rows = [_finalist(view, trial) for trial in timed]
@@ -90,8 +92,8 @@ def finalists_section(view: View) -> Element | None:
         [
             f"trial {t.number + 1}",
             formatting.number(t.accuracy),
-            _share(first.get(t.number)),
-            _share(t),
+            _fraction(first.get(t.number)),
+            _fraction(t),
             formatting.seconds(t.objectives.get("performance")),
             _percent(predicted.get(t.number)),
         ]
@@ -107,8 +109,8 @@ def finalists_section(view: View) -> Element | None:
     )
 
 
-def _share(trial: Trial | None) -> str:
-    return _percent(share_of_time(trial) if trial else None)
+def _fraction(trial: Trial | None) -> str:
+    return _percent(time_fraction(trial) if trial else None)
 
 
 def _percent(value: float | None) -> str:
@@ -116,29 +118,29 @@ def _percent(value: float | None) -> str:
 
 
 def _finalist(view: View, trial: Trial) -> Row:
-    share = share_of_time(trial) or 0.0
-    low = trial.objectives.get("relative_latency_low", share)
-    high = trial.objectives.get("relative_latency_high", share)
+    fraction = time_fraction(trial) or 0.0
+    low = trial.objectives.get("relative_latency_low", fraction)
+    high = trial.objectives.get("relative_latency_high", fraction)
     chosen = view.ending is not None and trial.number == view.ending.chosen
     kind = "trial met chosen" if chosen else "trial met"
-    said = f"trial {trial.number + 1}: {share:.1%} of the FP32 time ({low:.1%} to {high:.1%})"
+    tooltip = f"trial {trial.number + 1}: {fraction:.1%} of the FP32 time ({low:.1%} to {high:.1%})"
     shape = "star" if chosen else "circle"
-    middle = Part(share, kind, said, shape=shape)
+    middle = Part(fraction, kind, tooltip, shape=shape)
     parts = (middle, Part(low, "", ""), Part(high, "", ""))
-    return Row(f"trial {trial.number + 1}", parts, f"{share:.0%} ({low:.0%}–{high:.0%})")
+    return Row(f"trial {trial.number + 1}", parts, f"{fraction:.0%} ({low:.0%}–{high:.0%})")
 
 
 def predicted_section(view: View) -> Element | None:
     """Return a chart of times predicted from op times against measured times."""
     predicted = view.ending.predicted if view.ending else {}
     pairs = [
-        (trial, predicted[trial.number], share)
+        (trial, predicted[trial.number], fraction)
         for trial in view.trials
-        if trial.number in predicted and (share := share_of_time(trial))
+        if trial.number in predicted and (fraction := time_fraction(trial))
     ]
     if len(pairs) < _LEAST_PAIRS:
         return None
-    off = sorted(abs(foretold - share) / share for _, foretold, share in pairs)
+    off = sorted(abs(foretold - fraction) / fraction for _, foretold, fraction in pairs)
     return card(
         "Predicted and measured time",
         "Time as a fraction of FP32: predicted from the times of single ops and conversions, and "
@@ -150,21 +152,19 @@ def predicted_section(view: View) -> Element | None:
 
 def _predicted_chart(view: View, pairs: list[tuple[Trial, float, float]], narrow: bool) -> Element:
     width, height, left, foot = (350, 260, 52, 214) if narrow else (560, 300, 66, 252)
-    most = max(1.0, *(max(foretold, share) for _, foretold, share in pairs)) * 1.06
+    most = max(1.0, *(max(foretold, fraction) for _, foretold, fraction in pairs)) * 1.06
     across, up = Scale(0.0, most, left, width - 12), Scale(0.0, most, foot, 10)
-    drawn = []
-    for share in across.ticks(5):
-        drawn.append(line(across(share), 10, across(share), foot, "grid"))
-        drawn.append(text(f"{share:.0%}", across(share), foot + 16, "tick", "middle"))
-        drawn.append(line(left, up(share), width - 12, up(share), "grid"))
-        drawn.append(text(f"{share:.0%}", left - 8, up(share) + 4, "tick", "end"))
+    drawn = time_grid(across, 5, 10, foot, foot + 16)
+    for fraction in across.ticks(5):
+        drawn.append(line(left, up(fraction), width - 12, up(fraction), "grid"))
+        drawn.append(text(f"{fraction:.0%}", left - 8, up(fraction) + 4, "tick", "end"))
     drawn.append(line(left, foot, width - 12, 10, "link"))
     drawn.append(text("measured", (left + width) / 2, foot + 36, "axis", "middle"))
     drawn.append(text("predicted", left, 8, "axis"))
-    for trial, foretold, share in pairs:
+    for trial, foretold, fraction in pairs:
         chosen = trial is view.best
-        said = f"trial {trial.number + 1}: predicted {foretold:.0%}, measured {share:.0%}"
+        tooltip = f"trial {trial.number + 1}: predicted {foretold:.0%}, measured {fraction:.0%}"
         kind = f"trial {trial.outcome.value}{' chosen' if chosen else ''}"
-        point = mark("star" if chosen else "circle", across(share), up(foretold), kind, 5)
-        drawn.append(element("g", point, element("title", said)))
+        point = mark("star" if chosen else "circle", across(fraction), up(foretold), kind, 5)
+        drawn.append(titled(tooltip, point))
     return picture(width, height, "Predicted and measured time of trials", drawn)

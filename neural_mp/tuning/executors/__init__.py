@@ -18,11 +18,12 @@ from neural_mp.tuning.executors.contract import (
     taken,
 )
 from neural_mp.tuning.executors.options import LOCAL, Workers
+from neural_mp.util.validators import MOST, integer_between, optional, validate_option
 
 #: Entry-point group of third-party executors.
 ENTRY_POINT_GROUP = "neural_mp.executors"
 #: Exceeds the cores of any machine; libraries hang if asked for more threads.
-_MOST_THREADS = 4096
+_MAX_THREADS = 4096
 _OWN_KEYS = ("engine", "count", "threads")
 #: Option for the part after the engine in e.g. `ray:10.0.0.1:6379`.
 _ADDRESS = "address"
@@ -69,7 +70,7 @@ def read_workers(value: int | str | Mapping[str, Any]) -> Workers:
     if isinstance(value, str):
         return _workers_of_word(value)
     if not isinstance(value, Mapping):
-        return Workers(count=_whole("workers", value))
+        return Workers(count=validate_option("workers", integer_between(1), value))
     engine = value.get("engine", LOCAL)
     with error_path("engine"):
         known = (*_OWN_KEYS, *executor_named(engine).options)
@@ -79,32 +80,24 @@ def read_workers(value: int | str | Mapping[str, Any]) -> Workers:
                 raise ConfigurationError(
                     f"workers of engine {engine!r} have no key {key!r}{did_you_mean(key, known)}"
                 )
-    numbers = {
-        name: None if value.get(name) is None else _whole(f"workers: {name}", value[name])
-        for name in ("count", "threads")
-    }
-    if (numbers["threads"] or 0) > _MOST_THREADS:
-        raise ConfigurationError(
-            f"workers: threads must be at most {_MOST_THREADS}, got {numbers['threads']}"
-        )
+    count, threads = (
+        validate_option(f"workers: {name}", optional(integer_between(1, most)), value.get(name))
+        for name, most in (("count", MOST), ("threads", _MAX_THREADS))
+    )
     options = {key: value[key] for key in value if key not in _OWN_KEYS}
-    return Workers(engine, numbers["count"], numbers["threads"], options)
+    return Workers(engine, count, threads, options)
 
 
 def _workers_of_word(word: str) -> Workers:
     with suppress(ValueError):
-        return Workers(count=_whole("workers", int(word)))
+        return read_workers(int(word))
     engine, colon, address = word.partition(":")
     known = executor_named(engine).options
     if colon and _ADDRESS not in known:
-        raise ConfigurationError(f"workers of engine {engine!r} have no address, got {word!r}")
+        raise ConfigurationError(
+            f"workers of engine {engine!r} must be given without an address, got {word!r}"
+        )
     return Workers(engine, None, options={_ADDRESS: address} if colon else {})
-
-
-def _whole(option: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{option} must be at least 1, got {value!r}")
-    return value
 
 
 __all__ = [

@@ -29,8 +29,8 @@ from neural_mp.util.user_calls import UserCodeError
 
 #: Error of a trial whose process crashed.
 DIED = (
-    "a worker ended without a result: its process died, for want of memory or in native code; "
-    "use workers = 1 to see more of it"
+    "a worker process crashed, because of insufficient memory or in native code; set workers = 1 "
+    "for details"
 )
 
 
@@ -62,65 +62,50 @@ Answer = TaskResult | WorkerException
 
 @dataclass(frozen=True)
 class _Package:
-    """Everything that a process needs to evaluate plans except the model, which it loads.
-
-    Attributes:
-        load: loads the model; None if `assessor` contains the model.
-        assessor: evaluates plans, given the model.
-    """
+    """Data for processes that evaluate plans; without `load`, `plan_evaluator` has the model."""
 
     load: Callable[[], AnyModel] | None
-    assessor: PlanEvaluator
+    plan_evaluator: PlanEvaluator
 
     def made(self) -> PlanEvaluator:
         if self.load is None:
-            return self.assessor
+            return self.plan_evaluator
         loaded = self.load()
-        model = replace(self.assessor.model, adaptor=loaded.adaptor, held=loaded.held)
-        return replace(self.assessor, model=model)
+        model = replace(self.plan_evaluator.model, adaptor=loaded.adaptor, held=loaded.held)
+        return replace(self.plan_evaluator, model=model)
 
 
 @dataclass(frozen=True)
 class WorkerPayload:
-    """Payload sent to the processes.
-
-    Attributes:
-        kind: the adaptor of the model.
-        sent: pickled `_Package`, common to all plans.
-    """
+    """Payload of the processes: the class of the adaptor, and a pickled `_Package`."""
 
     kind: type[Adaptor[Any]]
     sent: bytes
 
     @classmethod
     def of(
-        cls, load: Callable[[], AnyModel], assessor: PlanEvaluator, workers: Workers
+        cls, load: Callable[[], AnyModel], plan_evaluator: PlanEvaluator, workers: Workers
     ) -> WorkerPayload:
-        """Return the payload of a run.
-
-        Args:
-            load: loads the model; called once in every process.
-            assessor: evaluates plans; its model is sent if it can be pickled.
-            workers: the user's setting.
+        """Return the payload of a run, with the model itself if it can be pickled, else `load`.
 
         Raises:
             ConfigurationError: the model, data or metric cannot be sent to another process.
         """
         import cloudpickle
 
-        model = assessor.model
+        model = plan_evaluator.model
         copied = model.adaptor.copied(model.held)
         adaptor: Any = None if copied is None else model.adaptor
-        evaluator = replace(assessor.evaluator, on_batch=_do_nothing)
+        evaluator = replace(plan_evaluator.evaluator, on_batch=_do_nothing)
         sendable = replace(model, adaptor=adaptor, held=copied)
-        bare = replace(assessor, model=sendable, evaluator=evaluator)
+        bare = replace(plan_evaluator, model=sendable, evaluator=evaluator)
         try:
             sent = cloudpickle.dumps(_Package(load if copied is None else None, bare))
         except Exception as error:
             # User objects may raise anything while being pickled.
             raise ConfigurationError(
-                f"{workers} needs a model, data and metric that can be copied to another process: "
-                f"{type(error).__name__}: {message_of(error)}; use workers = 1"
+                f"{workers} requires a model, data and metric that can be pickled: "
+                f"{type(error).__name__}: {message_of(error)}; set workers = 1"
             ) from error
         return cls(type(model.adaptor), sent)
 
@@ -128,10 +113,8 @@ class WorkerPayload:
 class Worker:
     """Evaluates plans in the process that creates it.
 
-    Args:
-        kind: see `WorkerPayload`.
-        sent: see `WorkerPayload`; any object with the buffer protocol.
-        threads: threads of the framework; None for its default.
+    `sent` may be any object with the buffer protocol; `threads` None is the default of the
+    framework.
     """
 
     def __init__(self, kind: type[Adaptor[Any]], sent: Any, threads: int | None = None) -> None:
@@ -142,11 +125,11 @@ class Worker:
         """Evaluate a plan or shard within `seconds`, including model loading; 0 sets no limit."""
         deadline = Deadline(seconds, time.monotonic())
         try:
-            assessor = self._made()
-            with assessor.model.adaptor.threads(self._threads):
+            plan_evaluator = self._made()
+            with plan_evaluator.model.adaptor.threads(self._threads):
                 if isinstance(task, Shard):
-                    return assessor.of_share(task, deadline)
-                return assessor(task, deadline)[0]
+                    return plan_evaluator.evaluate_shard(task, deadline)
+                return plan_evaluator(task, deadline)[0]
         except UserCodeError as failure:
             return WorkerException(failure.error, by_user=True)
         except (DeadlineExceededError, NeuralMPError, KeyboardInterrupt) as error:
@@ -186,7 +169,7 @@ def no_result(error: BaseException) -> TuningError:
     """Return the error for an unexpected failure of a worker."""
     words = next(iter(message_of(error).splitlines()), "no reason given")
     return TuningError(
-        f"a worker ended without a result: {type(error).__name__}: {words}; use workers = 1"
+        f"a worker failed with {type(error).__name__}: {words}; set workers = 1 for details"
     )
 
 
@@ -245,28 +228,22 @@ class Executor(ABC):
         for package, line in cls.needs.items():
             if importlib.util.find_spec(package) is None:
                 raise MissingFrameworkError(
-                    f"workers of engine {workers.engine} need the package {package}, which is not "
-                    f"installed; install it with: {line}"
+                    f"workers of engine {workers.engine} require the package {package}, which is "
+                    f"not installed; run: {line}"
                 )
 
     @abstractmethod
     def submit(self, task: Task, seconds: float) -> Any:
         """Submit a plan or shard for evaluation within `seconds`; 0 sets no limit.
 
-        Returns:
-            The argument of `assessment`.
+        The result is the argument of `assessment`.
         """
 
     @abstractmethod
     def assessment(self, ticket: Any) -> TaskResult:
-        """Wait for the result of a plan or shard; see `taken`.
+        """Wait for the result of a plan or shard; raise the errors of `taken`.
 
         If its process crashes, the plan has failed: an evaluation with the error `DIED`.
-
-        Raises:
-            DeadlineExceededError: the time limit passed.
-            UserCodeError: the user's code raised.
-            NeuralMPError: the worker raised it deliberately.
         """
 
     @abstractmethod

@@ -35,24 +35,21 @@ from neural_mp.util.processes import restore_environment, worker_environment
 from neural_mp.util.text import counted
 
 #: Interval of checks whether the owner is alive, in seconds.
-_LOOK_AGAIN = 1.0
+_CHECK_INTERVAL_SECONDS = 1.0
 #: `prctl` option: send a signal when the parent thread ends.
 _PARENT_DEATH_SIGNAL = 1
 
 
 def exit_with_parent(owner: int) -> None:
-    """Exit this process and its forks when the owning process ends.
+    """Exit this process and its forks when the process with the ID `owner` ends.
 
     Uses the kernel if supported, since code that never releases the interpreter would block a
     thread. A thread checks as well, for systems other than Linux.
-
-    Args:
-        owner: process ID of the parent process.
     """
     ask = _kernel()
     if ask is not None:
         ask()
-        _ask_in_what_is_forked(ask)
+        _ask_in_forks(ask)
     threading.Thread(target=_watch, args=(owner,), daemon=True).start()
 
 
@@ -64,7 +61,7 @@ def _kernel() -> Callable[[], object] | None:
     return lambda: control(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
-def _ask_in_what_is_forked(ask: Callable[[], object]) -> None:
+def _ask_in_forks(ask: Callable[[], object]) -> None:
     """Make forked processes, e.g. data loaders, exit with this process as well."""
     by_main_thread = False
 
@@ -82,7 +79,7 @@ def _ask_in_what_is_forked(ask: Callable[[], object]) -> None:
 
 def _watch(owner: int) -> None:
     while os.getppid() == owner:
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_CHECK_INTERVAL_SECONDS)
     os._exit(1)
 
 
@@ -92,7 +89,7 @@ logger = logging.getLogger(__name__)
 _worker: Worker | None = None
 
 
-def _begin(kind: type, sent: bytes, threads: int, owner: int) -> None:
+def _start_worker(kind: type, sent: bytes, threads: int, owner: int) -> None:
     global _worker
     restore_environment()
     exit_with_parent(owner)
@@ -104,14 +101,10 @@ def _evaluate(task: Task, seconds: float) -> Answer:
     return _worker(task, seconds)
 
 
-def room(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
+def max_processes(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
     """Return the possible number of processes, and a warning if fewer than requested.
 
-    Args:
-        workers: the user's setting.
-        cores: number of cores.
-        free: bytes of available memory.
-        each: bytes per process.
+    Memory is in bytes: `free` in total, `each` per process.
     """
     by_cores = max(1, cores // (workers.threads or 1))
     by_memory = max(1, free // max(1, each))
@@ -119,7 +112,7 @@ def room(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
     if workers.count is None or count == workers.count:
         return count, ""
     if by_memory < by_cores:
-        why = f"{free >> 20} MiB of free memory, and a process takes about {each >> 20} MiB"
+        why = f"{free >> 20} MiB of free memory, and a process needs about {each >> 20} MiB"
     elif workers.threads is not None:
         why = f"{counted(cores, 'core')} for {counted(workers.threads, 'thread')} each"
     else:
@@ -151,17 +144,17 @@ class LocalExecutor(QueuedExecutor):
             context.Lock()
         except OSError as error:
             raise ConfigurationError(
-                f"{workers} needs memory that processes share, such as /dev/shm: {error}; use "
-                f"workers = 1"
+                f"{workers} requires shared memory, e.g. /dev/shm: {error}; set workers = 1"
             ) from error
 
     def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
         cores = hardware.detect().cores
         # A worker needs as much memory as this process: framework, model and data.
-        count, told = room(workers, cores, free_memory(), psutil.Process().memory_info().rss)
-        if told:
-            warn(told)
+        each = psutil.Process().memory_info().rss
+        count, warning = max_processes(workers, cores, free_memory(), each)
+        if warning:
+            warn(warning)
         self.threads = workers.threads or max(1, cores // count)
         self._pools: list[Any] = [None] * count
 
@@ -181,7 +174,7 @@ class LocalExecutor(QueuedExecutor):
 
         return loky.ProcessPoolExecutor(
             1,
-            initializer=_begin,
+            initializer=_start_worker,
             initargs=(self.work.kind, self.work.sent, self.threads, os.getpid()),
             env=worker_environment(dict.fromkeys(THREAD_VARIABLES, str(self.threads))),
         )
@@ -206,7 +199,7 @@ class LocalExecutor(QueuedExecutor):
             return crashed(platform.node()) if killed else WorkerException(error)
         except Exception as error:
             # Errors of unpickling the payload or loading the model.
-            logger.debug("a process raised", exc_info=True)
+            logger.debug("A worker process raised an exception", exc_info=True)
             return WorkerException(error)
 
     def close(self) -> None:

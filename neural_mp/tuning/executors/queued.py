@@ -68,12 +68,7 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
 
     @abstractmethod
     def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
-        """Wait for at least one handle; return the finished ones.
-
-        Args:
-            handles: running tasks.
-            seconds: maximum wait; None sets no limit.
-        """
+        """Wait up to `seconds`, if any, for at least one handle; return the finished ones."""
 
     @abstractmethod
     def answer(self, place: Any, handle: Any, ticket: Any) -> AnswerT | None:
@@ -151,7 +146,7 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         """Wait for the result of a task, while the others proceed."""
         while ticket.answer is None:
             if not self._open:
-                raise TuningError("there is no worker left that could evaluate plans")
+                raise TuningError("no worker is left to evaluate plans")
             for found in self._collected(self._patience()):
                 if isinstance(found.answer, PlanEvaluation) and not isinstance(found.task, Shard):
                     self.arrived(found.task, found.answer)

@@ -32,7 +32,7 @@ from neural_mp.tuning.executors.ray_nodes import (
 logger = logging.getLogger(__name__)
 
 #: Seconds for a node to respond after losing a process.
-_SIGN_OF_LIFE = 30.0
+_HEALTH_CHECK_SECONDS = 30.0
 
 #: In a node's process: payload key → its `Worker`.
 _kept: dict[str, Worker] = {}
@@ -46,7 +46,7 @@ def _evaluate(key: str, kind: type, sent: Any, threads: int, task: Task, seconds
     return _kept[key](task, seconds)
 
 
-def _show_life() -> None:
+def _health_check() -> None:
     """Do nothing: a health check."""
 
 
@@ -83,7 +83,7 @@ class RayExecutor(QueuedExecutor):
         self._places = self._nodes.slots()
         if not self._places:
             self.close()
-            raise self._nodes.nobody("evaluate plans")
+            raise self._nodes.no_slots("evaluate plans")
 
     def places(self) -> Iterable[Slot]:
         """Return the slots of the nodes."""
@@ -118,23 +118,23 @@ class RayExecutor(QueuedExecutor):
         except ray.exceptions.RayTaskError as error:
             return WorkerException(getattr(error, "cause", None) or error)
         except ray.exceptions.RayError as error:
-            logger.debug("a task was lost", exc_info=True)
+            logger.debug("A task was lost", exc_info=True)
             process_died = isinstance(
                 error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError
             )
-            if process_died and self._lives(node):
+            if process_died and self._is_alive(node):
                 return crashed(self._nodes.name(node))
             return self._lost(node, ticket)
         if isinstance(answer, WorkerException):
             return answer
         return replace(answer, node=self._nodes.name(node))
 
-    def _lives(self, node: str) -> bool:
+    def _is_alive(self, node: str) -> bool:
         import ray
 
         try:
-            sign = remote(_show_life, node, cpus=0, max_retries=0).remote()
-            ray.get(sign, timeout=_SIGN_OF_LIFE)
+            check = remote(_health_check, node, cpus=0, max_retries=0).remote()
+            ray.get(check, timeout=_HEALTH_CHECK_SECONDS)
         except ray.exceptions.RayError:
             return False
         return True
@@ -144,7 +144,9 @@ class RayExecutor(QueuedExecutor):
         ticket.losses += 1
         name = self._nodes.name(node)
         if any(node == found for found, _ in self._places):
-            self.warn(f"node {name} of the Ray cluster was lost; its plans run again elsewhere")
+            self.warn(
+                f"node {name} of the Ray cluster was lost; its plans run again on other nodes"
+            )
         self._places = [place for place in self._nodes.slots() if place[0] != node]
         return crashed(name) if ticket.losses > RUNS_AGAIN else None
 

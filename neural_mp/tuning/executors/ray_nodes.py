@@ -21,9 +21,9 @@ from neural_mp.util.text import counted
 logger = logging.getLogger(__name__)
 
 #: Timeout for a connection to the cluster's address, in seconds.
-_ANSWER = 10.0
+_CONNECT_SECONDS = 10.0
 #: Seconds for a node to report its traits, including the import of the framework.
-_INTRODUCTION = 120.0
+_TRAITS_SECONDS = 120.0
 #: By default, Ray detects lost nodes only after minutes; in milliseconds except for the last two.
 WATCHFUL: Mapping[str, str] = {
     "RAY_grpc_client_keepalive_time_ms": "10000",
@@ -43,11 +43,7 @@ Slot = tuple[str, int]
 
 @dataclass(frozen=True)
 class NumericalTraits:
-    """The properties of a machine that determine its numerics.
-
-    Attributes:
-        values: trait → its value.
-    """
+    """The properties of a machine that determine its numerics: trait → value."""
 
     values: Mapping[str, str]
 
@@ -59,23 +55,18 @@ class NumericalTraits:
 
     @classmethod
     def of(
-        cls, products: Mapping[Any, Int8Accumulation], packages: Iterable[str]
+        cls, accumulation: Mapping[Any, Int8Accumulation], packages: Iterable[str]
     ) -> NumericalTraits:
-        """Return the traits of this machine.
-
-        Args:
-            products: kind of contraction → its INT8 accumulation.
-            packages: packages whose versions matter.
-        """
-        words = ", ".join(f"{what}: {products[what]}" for what in sorted(products))
-        values = {"processor": platform.machine(), "byte products": words}
+        """Return this machine's traits: INT8 accumulation by contraction, versions of packages."""
+        words = ", ".join(f"{kind}: {accumulation[kind]}" for kind in sorted(accumulation))
+        values = {"processor": platform.machine(), "INT8 accumulation": words}
         return cls({**values, **versions_of(("neural-mp", *packages))})
 
     def differences(self, other: NumericalTraits) -> list[str]:
         """Return the differences from another machine, as text."""
         names = [*self.values, *(name for name in other.values if name not in self.values)]
         return [
-            f"its {name} is {other.values.get(name, 'none')}, here {self.values.get(name, 'none')}"
+            f"{name} is {other.values.get(name, 'none')}, here {self.values.get(name, 'none')}"
             for name in names
             if self.values.get(name) != other.values.get(name)
         ]
@@ -91,33 +82,24 @@ def _introduce(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTra
 
 
 def address_of(workers: Workers) -> str:
-    """Return the address of the cluster from the user's setting.
-
-    Raises:
-        ConfigurationError: the address is not one of a cluster that a process can join.
-    """
+    """Return the cluster's address in the setting; raise `ConfigurationError` if invalid."""
     address = workers.options.get("address", _ANY_CLUSTER)
     if not isinstance(address, str) or not address or "://" in address:
         raise ConfigurationError(
-            f"workers: address must be that of a Ray cluster with this machine among its "
-            f"nodes, such as 10.0.0.1:6379, or auto, or local for a cluster of its own; "
-            f"got {address!r}"
+            f"workers: address must be the address of a Ray cluster that includes this machine, "
+            f"e.g. 10.0.0.1:6379, or auto, or local for a private cluster, got {address!r}"
         )
     return address
 
 
 def check_answer(address: str) -> None:
-    """Check that the address of a cluster responds.
-
-    Raises:
-        ConfigurationError: the address does not respond.
-    """
+    """Raise `ConfigurationError` if the address of a cluster does not respond."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return
     try:
         # Ray itself would retry for minutes.
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise _no_cluster(address, error) from error
 
@@ -129,9 +111,6 @@ class ClusterNodes:
         workers: the user's setting.
         traits: returns the traits of the calling machine; called on every node.
         warn: receives warnings.
-
-    Attributes:
-        threads: CPUs per slot.
 
     Raises:
         ConfigurationError: the cluster cannot be joined.
@@ -170,13 +149,9 @@ class ClusterNodes:
         """Return the display name of a node."""
         return self._names[node]
 
-    def nobody(self, wanted: str) -> TuningError:
-        """Return the error for a cluster without any slot.
-
-        Args:
-            wanted: the action that no node can perform.
-        """
-        why = "; ".join(self._refused) or f"none has {counted(self.threads, 'CPU')}"
+    def no_slots(self, wanted: str) -> TuningError:
+        """Return the error for a cluster without a slot for an action."""
+        why = "; ".join(self._refused) or f"no node has {counted(self.threads, 'CPU')}"
         return TuningError(f"no node of the Ray cluster can {wanted}: {why}")
 
     def _introduce(self, nodes: list[str]) -> None:
@@ -186,24 +161,24 @@ class ClusterNodes:
         here, done = self._traits(), []
         asked = {remote(_introduce, node, cpus=0).remote(self._traits): node for node in nodes}
         if asked:
-            done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_INTRODUCTION)
+            done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_TRAITS_SECONDS)
         for reference, node in asked.items():
             self._names[node] = ""
             short = node[:8]
             try:
                 if reference not in done:
-                    raise TimeoutError(f"no answer within {_INTRODUCTION:g} s")
+                    raise TimeoutError(f"no response within {_TRAITS_SECONDS:g} s")
                 host, traits = ray.get(reference)
             except Exception as error:
                 # Nodes without a package raise arbitrary import errors.
-                logger.debug("a node did not introduce itself", exc_info=True)
+                logger.debug("A node did not report its traits", exc_info=True)
                 words = next(iter(str(getattr(error, "cause", error)).splitlines()), "no reason")
-                self._refuse(f"node {short} of the Ray cluster gets no work: {words}")
+                self._refuse(f"node {short} of the Ray cluster is excluded: {words}")
                 continue
             differences = here.differences(traits)
             if differences:
                 words = "; ".join(differences)
-                self._refuse(f"node {short} ({host}) of the Ray cluster gets no work: {words}")
+                self._refuse(f"node {short} ({host}) of the Ray cluster is excluded: {words}")
             else:
                 self._names[node] = f"{host} {short}"
 
@@ -250,7 +225,7 @@ def _join(address: str) -> bool:
 def _no_cluster(address: str, error: Exception) -> ConfigurationError:
     words = next(iter(str(error).splitlines()), "no reason given")
     return ConfigurationError(
-        f"workers: there is no Ray cluster at address {address!r} that this machine is a node of: "
-        f"{type(error).__name__}: {words}; start one with `ray start --head`, or use the address "
-        f"local"
+        f"workers: no Ray cluster at address {address!r} includes this machine: "
+        f"{type(error).__name__}: {words}; start a cluster with `ray start --head`, or set the "
+        f"address to local"
     )

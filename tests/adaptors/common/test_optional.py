@@ -52,7 +52,7 @@ def test_a_run_does_without_what_is_not_offered(converter, digits, tmp_path):
     np.testing.assert_allclose(model(images), result(images))
     assert model.first_non_finite(images) is None
     for use, words in (
-        (result.audit, "account of the kernels"),
+        (result.audit, "trace of executed kernels"),
         (result.compiled, "compiler"),
         (lambda: result.export_onnx(tmp_path / "other.onnx"), "way to ONNX"),
         (lambda: model.profile(images), "times of single ops"),

@@ -8,7 +8,7 @@ from onnx_nets import MACHINE, run
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.profiling.audit import Verdict, judged
+from neural_mp.profiling.audit import Verdict, audit_ops
 from neural_mp.space import planned_ops
 
 
@@ -37,7 +37,7 @@ def test_odd_models_run_as_planned_near_fp32_and_come_back(odd, precision, tmp_p
             np.testing.assert_array_equal(found, reloaded)
             error = np.linalg.norm(expected - found)
             assert error <= 0.1 * np.linalg.norm(expected)
-        told = judged(
+        told = audit_ops(
             planned_ops(space, plan), adaptor.kernel_trace.trace(converted, feeds), lambda _: False
         )
         assert {finding.verdict for finding in told.findings} <= {Verdict.NOT_REACHED}

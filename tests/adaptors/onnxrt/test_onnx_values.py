@@ -9,7 +9,7 @@ from zoo.onnx_ops import feeds_of, single_op_tests
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import ModelLoadError
-from neural_mp.profiling.audit import judged
+from neural_mp.profiling.audit import audit_ops
 from neural_mp.space import planned_ops
 from neural_mp.testing import signal_to_noise, uniform
 
@@ -221,7 +221,7 @@ def test_a_branch_that_a_run_does_not_take_is_no_broken_promise():
     ]
     assert reached[0] != reached[1]
     for way in ways:
-        found = judged(
+        found = audit_ops(
             planned_ops(space, plan), adaptor.kernel_trace.trace(converted, way), lambda _: False
         )
         assert found.holds

@@ -20,7 +20,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import CaptureError
-from neural_mp.profiling.audit import Verdict, audited, judged
+from neural_mp.profiling.audit import Verdict, audit_ops, audited
 from neural_mp.space import TuningSpace, planned_ops
 from neural_mp.testing import signal_to_noise
 
@@ -154,7 +154,7 @@ def test_module_by_module_the_users_code_still_decides():
     ran = known.adaptor.kernel_trace.trace(converted, sure)
     reached = {op for op, found in ran.items() if found.executed}
     assert reached == {"stem.0", "early"}
-    found = judged(planned_ops(known.space, known.space.resolve(plan)), ran, lambda _: False)
+    found = audit_ops(planned_ops(known.space, known.space.resolve(plan)), ran, lambda _: False)
     assert found.holds
     assert {op.name for op in found.findings} == {"late", "rest.0"}
     assert type(user.early) is torch.nn.Linear  # the user's own model is untouched

@@ -86,5 +86,5 @@ def test_ops_keep_their_names_in_files_where_exporting_numbers_additions_anew(tm
         LoadedModel(adaptor, converted), LoadedModel(adaptor, restored), [inputs]
     )
     assert len(found.layers) > 4
-    assert not found.left_out.get("run within the kernel of another op in B")
+    assert not found.left_out.get("are fused into another op in B")
     assert all(layer.sqnr > 100 for layer in found.layers)

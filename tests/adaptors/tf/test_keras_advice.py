@@ -185,8 +185,8 @@ def vector_loss(targets, outputs):
         ({"precision": "int8"}, ConfigurationError, "precision must be bf16 or fp16"),
         ({"steps": -1}, ConfigurationError, "steps must be a whole number"),
         ({"limit": 0}, ConfigurationError, "limit must be a number above 0"),
-        ({"batches": []}, DataError, "batches yields nothing"),
-        ({"batches": iter([])}, DataError, "batches yields nothing"),
+        ({"batches": []}, DataError, "batches must yield at least one batch"),
+        ({"batches": iter([])}, DataError, "batches must yield at least one batch"),
         ({"batches": 3}, DataError, "batches must be a dataloader"),
         ({"batches": [np.zeros((4, 8, 8, 1), np.float32)]}, DataError, "inputs alone"),
         (

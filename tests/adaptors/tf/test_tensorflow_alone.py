@@ -7,7 +7,7 @@ from machine import machine
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.core.precision import Precision
-from neural_mp.profiling.audit import judged
+from neural_mp.profiling.audit import audit_ops
 from neural_mp.space import planned_ops
 from neural_mp.testing import uniform
 
@@ -34,7 +34,7 @@ class Looked:
         self.plan = self.space.resolve(uniform(self.space, INT8))
         self.model = self.adaptor.convert(self.float, self.plan, seen, self.space)
         ran = self.adaptor.kernel_trace.trace(self.model, numbers)
-        assert not judged(planned_ops(self.space, self.plan), ran, lambda _: False).findings
+        assert not audit_ops(planned_ops(self.space, self.plan), ran, lambda _: False).findings
 
     def results(self):
         return [self.adaptor.predict(m, self.numbers) for m in (self.float, self.model)]

@@ -22,7 +22,7 @@ from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.tensor_graph import make_node
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.precision import Precision
-from neural_mp.profiling.audit import judged
+from neural_mp.profiling.audit import audit_ops
 from neural_mp.space import planned_ops
 from neural_mp.testing import signal_to_noise, uniform
 
@@ -65,7 +65,7 @@ class Converted:
         plan = space.resolve(uniform(space, INT8))
         self.model = self.adaptor.convert(self.float, plan, self.observations, space)
         ran = self.adaptor.kernel_trace.trace(self.model, data)
-        assert not judged(planned_ops(space, plan), ran, lambda _: False).findings
+        assert not audit_ops(planned_ops(space, plan), ran, lambda _: False).findings
         self.ops = [node.op for node in self.model.graph.nodes.values()]
         self.result = self.adaptor.predict(self.model, data)
 
