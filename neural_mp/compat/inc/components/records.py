@@ -305,12 +305,12 @@ class Decoder:
         )
 
 
-for _name, _pattern, _decode in (
+for _name, _pattern, _decode_sample in (
     ("ImageRecord", "*-*-of-*", _decode_imagenet),
     ("VOCRecord", "val-*", _decode_voc),
 ):
     dataset(_name, "tensorflow", needs=tensorflow_for)(
-        partial(_record_folder, _name, _pattern, _decode)
+        partial(_record_folder, _name, _pattern, _decode_sample)
     )
 for _name, _decode in (
     ("ParseDecodeImagenet", _decode_imagenet),
