@@ -191,7 +191,7 @@ def test_a_target_that_is_missed_gives_the_model_back_and_says_so(net, loader, c
     quantizer.eval_func = lambda model: next(results)
     with caplog.at_level(logging.WARNING):
         found = quantizer.fit()
-    assert "where theirs would be None" in caplog.text
+    assert "where Intel Neural Compressor returns None" in caplog.text
     assert found.model is net
 
 
