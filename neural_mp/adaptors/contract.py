@@ -25,6 +25,7 @@ from neural_mp.adaptors.common.optional import (
     OpTiming,
     Portability,
     SingleFile,
+    Training,
 )
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
@@ -88,6 +89,7 @@ class Adaptor(ABC, Generic[M]):
     onnx_export: OnnxExport[M] | None = None
     compiler: Compiler[M] | None = None
     drawing: Drawing[M] | None = None
+    training: Training | None = None
 
     # Required methods
 

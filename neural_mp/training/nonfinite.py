@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-
-from neural_mp.adaptors import registry
-from neural_mp.adaptors.detect import FRAMEWORKS
-from neural_mp.core.numerics_trace import ModelTrace, NonFinite, first_non_finite
-from neural_mp.errors import UnknownFrameworkError
-from neural_mp.training.device_list import TRAINING_FRAMEWORKS
+from neural_mp.adaptors.registry import training_for
+from neural_mp.core.numerics_trace import NonFinite, first_non_finite
 
 
 def first_nonfinite(
@@ -35,26 +30,5 @@ def first_nonfinite(
         ConfigurationError: the loss is not a loss, or returns more than one number.
         DataError: the batch does not fit the model.
     """
-    home = training_home(model)
-    passes = importlib.import_module(f"{home}.numerics_trace")
-    seen: ModelTrace = passes.model_pass(model, batch, loss, loss_scale)
-    return first_non_finite(seen)
-
-
-def training_home(model: object) -> str:
-    """Return the `training` package of the model's adaptor.
-
-    Raises:
-        UnknownFrameworkError: the model belongs to no framework with training support.
-        MissingFrameworkError: the framework is not installed.
-    """
-    for name in TRAINING_FRAMEWORKS:
-        framework = FRAMEWORKS[name]
-        if not isinstance(model, str) and framework.marks.fit(model):
-            registry.require_framework(name, f"models of {name}")
-            return f"{framework.home}.training"
-    raise UnknownFrameworkError(
-        f"expected a Keras model or a torch module, got {model!r}"
-        if not isinstance(model, type)
-        else f"{model.__qualname__} is a class; give an instance of it"
-    )
+    _, training = training_for(model)
+    return first_non_finite(training.trace_numerics(model, batch, loss, loss_scale))

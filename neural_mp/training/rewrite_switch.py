@@ -134,8 +134,8 @@ def enable_mixed_precision_graph_rewrite(
             graph_rewrite_state.switch_off()
         elif count := graph_rewrite_checks.sessions_without_rewrite():
             warnings.warn(
-                f"sessions that are open and go on without the graph rewrite: {count}. They were "
-                f"made before; make sessions after enable_mixed_precision_graph_rewrite",
+                f"number of open sessions without the graph rewrite: {count}. They were created "
+                f"earlier; create sessions after enable_mixed_precision_graph_rewrite()",
                 stacklevel=2,
             )
         switched_on.enter_context(graph_rewrite_checks.sessions_follow(chosen))

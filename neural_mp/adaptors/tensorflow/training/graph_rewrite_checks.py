@@ -36,8 +36,8 @@ def check_step() -> None:
     refuse_mixed_policy()
     if GraphOrParentsInXlaContext(ops.get_default_graph()):
         warnings.warn(
-            "the graph rewrite is enabled, and has no effect on this step: XLA compiles it. Use "
-            "jit_compile=False in compile() or tf.function",
+            "the graph rewrite is enabled, but has no effect on this step, because XLA compiles "
+            "the step; set jit_compile=False in compile() or tf.function",
             stacklevel=2,
         )
 
@@ -53,7 +53,7 @@ def mixed_policy() -> str | None:
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
         for path, entry in policy.items():
             if _is_mixed(entry):
-                return f"a map with {entry.name!r} for {path!r}"
+                return f"map with {entry.name!r} for {path!r}"
     return None
 
 
@@ -66,9 +66,9 @@ def refuse_mixed_policy() -> None:
     policy = mixed_policy()
     if policy is not None:
         raise ConfigurationError(
-            f"the Keras policy is {policy}, and the graph rewrite cannot be used with it: both put "
-            f"ops into 16 bits. Take one of them: keras.config.set_dtype_policy('float32') for the "
-            f"rewrite, disable_mixed_precision_graph_rewrite() for the policy"
+            f"the graph rewrite cannot be combined with the Keras policy {policy}: both convert "
+            f"ops to 16 bits; for the rewrite, call keras.config.set_dtype_policy('float32'), for "
+            f"the policy, disable_mixed_precision_graph_rewrite()"
         )
 
 

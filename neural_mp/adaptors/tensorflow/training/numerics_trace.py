@@ -28,18 +28,13 @@ class _Call:
     outputs: list[tf.Tensor] = field(default_factory=list)
 
 
-def model_pass(
+def trace_numerics(
     model: keras.Model, batch: object, loss: object = None, loss_scale: float = 1.0
 ) -> ModelTrace:
     """Run a batch through a model as in training, and trace each layer.
 
-    Args:
-        model: a Keras model.
-        batch: inputs, `(inputs, targets)`, or `(inputs, targets, sample_weights)`.
-        loss: a Keras loss, its name, or a function of targets and outputs that returns a scalar;
-            by default the loss that the model was compiled with. Without targets, neither loss nor
-            gradients are computed.
-        loss_scale: factor of the loss.
+    The loss is by default the one that the model was compiled with. Without targets, neither loss
+    nor gradients are computed.
 
     Raises:
         ConfigurationError: the model is not a Keras model, or the loss is invalid.
@@ -48,7 +43,7 @@ def model_pass(
     inputs, targets, weights = unpacked(batch)
     ensure_built(model, inputs)
     calls: list[_Call] = []
-    with untouched(model), calls_wrapped(list(layers_of(model)), _noting(calls)):
+    with untouched(model), calls_wrapped(list(layers_of(model)), _recorder(calls)):
         with tf.GradientTape() as tape:
             outputs = model(inputs, training=True)
             value = None
@@ -56,12 +51,12 @@ def model_pass(
                 value = loss_value(model, loss, inputs, targets, outputs, weights)
                 scaled = value * loss_scale
         grads = [] if value is None else _gradients(tape, scaled, calls)
-    passes = [
-        _as_pass(model, call, *(grads[index] if grads else (None, None)))
+    traces = [
+        _layer_trace(model, call, *(grads[index] if grads else (None, None)))
         for index, call in enumerate(calls)
     ]
     number = None if value is None else float(value)
-    return ModelTrace(ValueStats.of(inputs), ValueStats.of(outputs), passes, number)
+    return ModelTrace(ValueStats.of(inputs), ValueStats.of(outputs), traces, number)
 
 
 def unpacked(batch: object) -> tuple[Any, Any, Any]:
@@ -92,7 +87,7 @@ def ensure_built(model: keras.Model, inputs: object) -> None:
             model(inputs, training=False)
     except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
         raise DataError(
-            f"model {model.name!r} does not take the inputs of the batch: {one_line(error)}"
+            f"model {model.name!r} does not accept the inputs of the batch: {one_line(error)}"
         ) from error
 
 
@@ -113,7 +108,7 @@ def loss_value(
     if loss is None:
         if not getattr(model, "compiled", False):
             raise ConfigurationError(
-                f"model {model.name!r} is not compiled; give a loss, such as "
+                f"loss must be given, because model {model.name!r} is not compiled; pass e.g. "
                 f"loss='sparse_categorical_crossentropy'"
             )
         try:
@@ -121,8 +116,8 @@ def loss_value(
             found = model._compute_loss(inputs, targets, outputs, weights, training=True)
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
             raise ConfigurationError(
-                f"model {model.name!r}, as it is compiled, gives no loss for the batch "
-                f"({one_line(error)}); mend the targets, or give a loss, such as loss='mse'"
+                f"the compiled loss of model {model.name!r} fails for the batch "
+                f"({one_line(error)}); correct the targets, or pass a loss, e.g. loss='mse'"
             ) from error
         return tf.cast(found, tf.float32)
     function = loss_function(loss)
@@ -134,8 +129,8 @@ def loss_value(
         raise ConfigurationError(f"the loss {loss!r} fails: {one_line(error)}") from error
     if found.shape.rank != 0:
         raise ConfigurationError(
-            f"the loss must give one number, and gives an array of shape {tuple(found.shape)}; "
-            f"take its mean"
+            f"the loss must return one number, got an array of shape {tuple(found.shape)}; take "
+            f"its mean"
         )
     return tf.add_n([tf.cast(part, tf.float32) for part in (found, *model.losses)])
 
@@ -157,8 +152,8 @@ def loss_function(loss: object) -> Callable[..., Any]:
         loss = loss() if isinstance(loss, type) else _NamedLoss(loss)
     if not callable(loss):
         raise ConfigurationError(
-            f"loss must be a loss of Keras's, its name or a function of targets and outputs, got "
-            f"{loss!r}"
+            f"loss must be a Keras loss, the name of one, or a function of targets and outputs, "
+            f"got {loss!r}"
         )
     found: Callable[..., Any] = loss
     return found
@@ -221,7 +216,7 @@ def floating(values: object) -> list[tf.Tensor]:
     return [tensor for tensor in tensors if tensor.dtype.is_floating]
 
 
-def _noting(calls: list[_Call]) -> Around:
+def _recorder(calls: list[_Call]) -> Around:
     def around(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outputs = plain(*args, **kwargs)
         calls.append(_Call(layer, floating((args, kwargs)), floating(outputs)))
@@ -248,7 +243,7 @@ def _extent(gradients: Sequence[Any]) -> ValueStats:
     return ValueStats.of(dense)
 
 
-def _as_pass(
+def _layer_trace(
     model: keras.Model, call: _Call, above: ValueStats | None, below: ValueStats | None
 ) -> LayerTrace:
     layer = call.layer

@@ -149,9 +149,8 @@ def rule_of(loss_scale: Any) -> LossScale:
         )
     if isinstance(loss_scale, AnyLossScale):
         raise ConfigurationError(
-            f"loss_scale is {with_article(type(loss_scale).__name__)}, whose rule is not known; "
-            f"give 'dynamic', a number, a LossScale, or a FixedLossScale or DynamicLossScale of "
-            f"TensorFlow"
+            f"loss_scale must be 'dynamic', a number, a LossScale, or a FixedLossScale or "
+            f"DynamicLossScale of TensorFlow, got {with_article(type(loss_scale).__name__)}"
         )
     return LossScale.read(loss_scale)
 
@@ -195,8 +194,8 @@ def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V
     """
     if isinstance(opt, _WRAPPED):
         raise ConfigurationError(
-            f"opt is {with_article(type(opt).__name__)}, which scales the loss already; give "
-            f"the optimizer in it, enable_mixed_precision_graph_rewrite wraps it itself"
+            f"opt must not scale the loss, got {with_article(type(opt).__name__)}; pass its inner "
+            f"optimizer, which enable_mixed_precision_graph_rewrite wraps"
         )
     kinds = (keras.optimizers.Optimizer, v1.train.Optimizer)
     if not isinstance(opt, kinds):
@@ -204,9 +203,9 @@ def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V
         if isinstance(opt, type) and issubclass(opt, kinds):
             hint = f"; call the class: {opt.__name__}(…)"
         elif isinstance(opt, str):
-            hint = f"; make one of the word: keras.optimizers.get({opt!r})"
+            hint = f"; use keras.optimizers.get({opt!r})"
         raise ConfigurationError(
-            f"opt must be a Keras 3 optimizer or one of tf.compat.v1.train, got {opt!r}{hint}"
+            f"opt must be an optimizer of Keras 3 or of tf.compat.v1.train, got {opt!r}{hint}"
         )
     rule = rule_of(loss_scale)
     if isinstance(opt, v1.train.Optimizer):
