@@ -163,8 +163,7 @@ def _third_party() -> dict[str, type[AnyAdaptor]]:
 
 def _loaded(path: str) -> type[AnyAdaptor]:
     module, _, attribute = path.partition(":")
-    loaded: type[AnyAdaptor] = getattr(importlib.import_module(module), attribute)
-    return loaded
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _qualified_name(kind: type) -> str:

@@ -109,8 +109,7 @@ def kept_layers(model: object) -> tuple[str, ...]:
     Raises:
         ConfigurationError: a name matches no layer of this or of a previously passed model.
     """
-    found: tuple[str, ...] = _keras_policies().kept_layers(model)
-    return found
+    return _keras_policies().kept_layers(model)
 
 
 def _keras_policies() -> Any:

@@ -153,8 +153,8 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
             except RuntimeError:
                 if tf.config.threading.get_intra_op_parallelism_threads() != count:
                     logger.warning(
-                        "TensorFlow keeps the number of threads it started with; to use %d, set "
-                        "tf.config.threading.set_intra_op_parallelism_threads before anything runs",
+                        "TensorFlow keeps its number of threads after a first run; to use %d, set "
+                        "tf.config.threading.set_intra_op_parallelism_threads before",
                         count,
                     )
         yield

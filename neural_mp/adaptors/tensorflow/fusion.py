@@ -81,14 +81,11 @@ def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | No
         inner = [name for name in values if name != last]
         if all(reader in values for name in inner for reader, _ in consumers[name]):
             for kind, form in _FORMS.items():
-                if _same(form(_POINTS), values[last]):
+                # Constants are float32; the exact and approximate GELU differ by up to 5e-4.
+                exact = values[last].shape == _POINTS.shape
+                if exact and np.allclose(form(_POINTS), values[last], rtol=0, atol=1e-5):
                     return Step(kind, tuple(values)[1:])
     return None
-
-
-def _same(one: Values, other: Values) -> bool:
-    # Float32 constants; the exact and approximate GELU differ by up to 5e-4.
-    return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=1e-5))
 
 
 def _next_computable(

@@ -64,7 +64,7 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
             last = following[0]
             chain.append(last)
         if chain and [link.op for link in chain] != ["BiasAdd"]:
-            _put_back(graph, node, weight, affine, last)
+            _replace_chain(graph, node, weight, affine, last)
 
 
 def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, axes: int) -> bool:
@@ -113,7 +113,7 @@ def _is_per_channel(value: Array, channels: int, axes: int) -> bool:
     return value.size == 1 or (value.size == channels and value.shape[-1] == channels)
 
 
-def _put_back(
+def _replace_chain(
     graph: TensorGraph, layer: NodeDef, weight: Array, affine: Affine, last: NodeDef
 ) -> None:
     """Set the new weight of a layer, and replace the end of the chain by one BiasAdd."""
@@ -169,12 +169,9 @@ def _is_same(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -
 
 
 def same_paddings(node: NodeDef, weight: Array, sizes: Shape) -> Array | None:
-    """Return the zeros of a convolution's `SAME` padding, [4, 2]; None if the size is needed.
+    """Return the `SAME` padding, [4, 2], of a convolution with channels last.
 
-    Args:
-        node: Conv2D or DepthwiseConv2dNative, channels last.
-        weight: its weight, [height, width, …].
-        sizes: shape of the input.
+    None if the padding depends on the input's size, and the size is unknown.
     """
     strides = integers_attribute(node, "strides")
     dilations = integers_attribute(node, "dilations") or [1, 1, 1, 1]

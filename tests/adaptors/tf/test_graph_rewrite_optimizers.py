@@ -133,9 +133,9 @@ def test_what_it_gives_back_is_not_taken_again_but_another_optimizer_is(make):
 @pytest.mark.parametrize(
     ("opt", "message"),
     [
-        ("sgd", r"got 'sgd'; make one of the word: keras.optimizers.get\('sgd'\)"),
+        ("sgd", r"got 'sgd'; use keras.optimizers.get\('sgd'\)"),
         (keras.optimizers.SGD, r"call the class: SGD\("),
-        (None, "opt must be a Keras 3 optimizer or one of tf.compat.v1.train, got None"),
+        (None, "opt must be an optimizer of Keras 3 or of tf.compat.v1.train, got None"),
     ],
 )
 def test_what_is_no_optimizer_is_refused(opt, message):
@@ -328,10 +328,10 @@ def test_the_words_for_bf16(word):
 
 def test_fp16_without_a_gpu_is_refused_in_all_its_words():
     for word in ("fp16", "FLOAT16", Precision.FP16):
-        with pytest.raises(UnsupportedPrecisionError, match="fp16 looks at ops on a GPU only"):
+        with pytest.raises(UnsupportedPrecisionError, match="fp16 requires a GPU"):
             enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), precision=word)
     said = AutoMixedPrecisionOptions(data_type="FLOAT16")
-    with pytest.raises(UnsupportedPrecisionError, match="fp16 looks at ops on a GPU only"):
+    with pytest.raises(UnsupportedPrecisionError, match="fp16 requires a GPU"):
         enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), amp=said)
     assert not rewrite_is_enabled()
 

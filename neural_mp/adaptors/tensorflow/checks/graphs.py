@@ -78,34 +78,14 @@ class Found:
     node: NodeDef
     where: str = ""
 
-    @property
-    def saves(self) -> bool:
-        """Whether the op writes a checkpoint."""
-        return _SAVES.fullmatch(self.node.op) is not None
-
-    @property
-    def restores(self) -> bool:
-        """Whether the op reads a checkpoint."""
-        return _RESTORES.fullmatch(self.node.op) is not None
-
-    @property
-    def fills_a_table(self) -> bool:
-        """Whether the op fills a lookup table from a file."""
-        return _TABLES_OF_FILES.fullmatch(self.node.op) is not None
-
     def refusal(self, what: str) -> ModelLoadError:
-        """Return the error that refuses the graph.
-
-        Args:
-            what: description of the graph for the message.
-        """
+        """Return the error that refuses the graph, described by `what`."""
         where = f" of function {self.where!r}" if self.where else ""
         return ModelLoadError(
-            f"{what} is not read: its node {self.node.name!r}{where} is of the op "
-            f"{self.node.op!r}, which does more than compute: it may touch files, other machines "
-            f"or Python. Freeze the model where it was made, without this op; or, if you trust "
-            f"what this op does in the file, allow it by --trust {self.node.op}, or "
-            f"trust=({self.node.op!r},)"
+            f"{what} is refused: ops must only compute, but node {self.node.name!r}{where} has the "
+            f"op {self.node.op!r}, which may access files, other machines or Python. Export the "
+            f"model without this op; or, if you trust the op in this file, allow it with --trust "
+            f"{self.node.op} or trust=({self.node.op!r},)"
         )
 
 
@@ -137,11 +117,8 @@ def _harmless_op(op: str) -> bool:
 def check_graph(graph: GraphDef, what: str) -> None:
     """Check that a graph only computes, before TensorFlow loads the graph.
 
-    TensorFlow runs parts of a graph during loading to infer shapes.
-
-    Args:
-        graph: the graph, with its functions.
-        what: description of the graph for errors.
+    TensorFlow runs parts of a graph during loading to infer shapes. Errors describe the graph by
+    `what`.
 
     Raises:
         ModelLoadError: a node of the graph or of a function in its library does more.
@@ -178,10 +155,7 @@ _FIRST = ("saved_model_main_op", "legacy_init_op")
 def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session: bool) -> None:
     """Check that a SavedModel only computes, restores its variables and reads its assets.
 
-    Args:
-        saved: parsed contents of the file.
-        file: path of the file.
-        session: whether a session loads the model, which runs no table functions.
+    A session that loads the model runs no table functions.
 
     Raises:
         ModelLoadError: the SavedModel does more.
@@ -201,13 +175,14 @@ def _check(
     run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
     restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in found:
-        if item.fills_a_table:
+        if _TABLES_OF_FILES.fullmatch(item.node.op):
             fine = _from_asset(meta, item) if not item.where else not session
             fine = fine and (not item.where or _handed_assets(meta, item))
-        elif item.saves:
+        elif _SAVES.fullmatch(item.node.op):
             fine = not _within(item, run) and not _within(item, restored)
         else:
-            fine = item.restores and not _within(item, run)
+            restores = _RESTORES.fullmatch(item.node.op) is not None
+            fine = restores and not _within(item, run)
         if not fine:
             raise item.refusal(what)
 
@@ -219,21 +194,10 @@ def _within(found: Found, run: tuple[set[str], set[str]]) -> bool:
 
 def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
     """Return the nodes that are run: results of signatures, and initialization ops."""
-    results = [
-        node_of(name)
-        for signature in meta.signature_def.values()
-        for tensor in signature.outputs.values()
-        for name in _tensors_of(tensor)
-    ]
-    return [
-        *results,
-        *(
-            name
-            for key in _FIRST
-            if key in meta.collection_def
-            for name in meta.collection_def[key].node_list.value
-        ),
-    ]
+    outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
+    results = [node_of(name) for tensor in outputs for name in _tensors_of(tensor)]
+    present = (key for key in _FIRST if key in meta.collection_def)
+    return [*results, *(n for key in present for n in meta.collection_def[key].node_list.value)]
 
 
 def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:

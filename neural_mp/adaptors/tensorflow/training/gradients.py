@@ -54,8 +54,9 @@ def open_trainable(
     ensure_built(model, inputs)
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise ConfigurationError(
-            f"model must be on one device, but {model.name!r} is on several; create the model "
-            f"outside of the strategy's scope with the same weights, and apply the plan to both"
+            f"model {model.name!r} must be on one device, but is on several devices; create the "
+            f"model outside of the strategy's scope with the same weights, and apply the plan to "
+            f"both"
         )
     with untouched(model), restored_policies(model):
         trainable = TrainableKerasModel(model, inputs, loss, precision, optimizer)
@@ -95,7 +96,7 @@ class TrainableKerasModel:
             TrainedLayer(name, type(layers[0]).__name__, _fixed(name, layers, outputs, own))
             for name, layers in self._units.items()
         ]
-        self._step: Any = None
+        self._step = tf.function(self._one_step, reduce_retracing=True)
         self.refused = ""
 
     @property
@@ -128,8 +129,6 @@ class TrainableKerasModel:
 
     def step(self, batch: object) -> float:
         """Run one training step in float32; return the loss before the step."""
-        if self._step is None:
-            self._step = tf.function(self._one_step, reduce_retracing=True)
         inputs, targets, weights = unpacked(batch)
         return float(self._step(inputs, targets, weights))
 

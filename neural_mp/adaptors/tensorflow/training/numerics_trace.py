@@ -70,8 +70,7 @@ def unpacked(batch: object) -> tuple[Any, Any, Any]:
             f"a batch must be inputs, (inputs, targets) or (inputs, targets, sample_weights), got "
             f"{len(batch)} items"
         )
-    found: tuple[Any, Any, Any] = keras.utils.unpack_x_y_sample_weight(batch)
-    return found
+    return keras.utils.unpack_x_y_sample_weight(batch)
 
 
 def ensure_built(model: keras.Model, inputs: object) -> None:
@@ -155,8 +154,7 @@ def loss_function(loss: object) -> Callable[..., Any]:
             f"loss must be a Keras loss, the name of one, or a function of targets and outputs, "
             f"got {loss!r}"
         )
-    found: Callable[..., Any] = loss
-    return found
+    return loss
 
 
 class _NamedLoss(keras.losses.Loss):

@@ -28,9 +28,6 @@ class RuleLossScale(DynamicLossScale):
 
     Derived from `DynamicLossScale` even for fixed scales: TensorFlow skips steps with non-finite
     gradients only for this class. The variables are created in the graph that first uses them.
-
-    Args:
-        rule: rule that the scale follows.
     """
 
     def __init__(self, rule: LossScale) -> None:
@@ -93,10 +90,6 @@ class V1LossScaleOptimizer(MixedPrecisionLossScaleOptimizer):
 
     The scale follows the same rule as `LossScaleOptimizer`. The properties are tensors in a graph,
     to be run by a session, and numbers in eager mode.
-
-    Args:
-        opt: optimizer that changes the weights.
-        rule: rule of the loss scale.
     """
 
     def __init__(self, opt: tf.compat.v1.train.Optimizer, rule: LossScale) -> None:
@@ -182,11 +175,6 @@ _WRAPPED = (
 
 def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V1LossScaleOptimizer:
     """Return the optimizer, wrapped in one that scales the loss.
-
-    Args:
-        opt: a Keras optimizer, or one of `tf.compat.v1.train`.
-        loss_scale: `"dynamic"`, a fixed number, a `LossScale`, or a `FixedLossScale` or
-            `DynamicLossScale` of `tf.compat.v1.mixed_precision`.
 
     Raises:
         ConfigurationError: `opt` scales the loss already or is not an optimizer; `loss_scale` is
