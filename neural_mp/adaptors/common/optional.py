@@ -192,11 +192,12 @@ class Training:
     Attributes:
         open_trainable: model, first batch, loss, precision (BF16 or FP16), optimizer → a context
             with the `TrainableModel`, at whose end the model is restored; loss and optimizer as
-            passed to `neural_mp.training.advise`, None by default.
+            passed to `neural_mp.training.advise`, None by default. `ConfigurationError` if model,
+            loss or optimizer are invalid; `DataError` if the batch does not fit the model.
         apply_plan: model, layer → precision (FP32 or one of 16 bits) → the model, which trains in
             these precisions from then on; `UnknownOperatorError` if the model lacks a layer.
         trace_numerics: model, batch, loss, loss scale → the trace of a training pass, without
-            gradients if there is no loss; the model stays unchanged.
+            gradients if there is no loss; the model stays unchanged. Errors as above.
         devices: the devices that the framework can access; none by default.
     """
 

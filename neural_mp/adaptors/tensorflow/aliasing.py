@@ -61,14 +61,9 @@ def _is_safe(
     if not sharing.isdisjoint(outputs) or any(not graph.nodes[n].input for n in sharing):
         return False
     before = set(graph.pruned([kernel]).nodes) - {kernel}
-    for name in sharing:
-        for reader, position in consumers[name]:
-            if reader == kernel and position == _SUMMAND:
-                continue
-            if reader not in before and reader not in sharing:
-                return False
+    readers = {read for name in sharing for read in consumers[name]} - {(kernel, _SUMMAND)}
     # An alias that is no ancestor of the kernel would be read, or kept, later.
-    return all(name in before for name in sharing)
+    return sharing <= before and all(reader in before for reader, _ in readers)
 
 
 def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set[str]:

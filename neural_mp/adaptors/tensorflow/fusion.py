@@ -248,11 +248,9 @@ def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     tensors = data_inputs(node)
     count = _AGNOSTIC[node.op]
     moved = tensors[:-1] if count is None else tensors[:count]
-    if any(":" in tensor or graph.is_constant(tensor) for tensor in moved):
-        return ()
-    if not all(graph.is_constant(tensor) for tensor in tensors[len(moved) :]):
-        return ()
-    if channels_first(node):
+    computed = not any(":" in tensor or graph.is_constant(tensor) for tensor in moved)
+    others_constant = all(graph.is_constant(tensor) for tensor in tensors[len(moved) :])
+    if not computed or not others_constant or channels_first(node):
         return ()
     if node.op in ("MaxPool", "AvgPool"):
         window = integers_attribute(node, "ksize")

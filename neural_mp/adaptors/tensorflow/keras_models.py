@@ -6,8 +6,8 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,23 +271,43 @@ _FURTHEST = 8
 #: which may then equal names of other layers.
 Scopes = Mapping[str, Layer]
 
+#: Wrapper of a layer's call: gets the layer, its own `call`, and the arguments.
+Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+
 
 @contextmanager
 def recorded_scopes(model: tf.keras.Layer) -> Iterator[Scopes]:
     """Collect the scopes of a model's layers while the context calls the model."""
     scopes: dict[str, Layer] = {}
-    layers = [layer for layer in _layers_in(model) if layer is not model]
-    before = [(layer, vars(layer).get("call")) for layer in layers]
-    try:
-        for layer in layers:
-            # Keras's own `__setattr__` refuses some attributes in a built model.
-            vars(layer)["call"] = _recording(layer, scopes)
+
+    def record(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        scope = tf.compat.v1.get_default_graph().get_name_scope()
+        # Without a scope of its own, a layer would get the ops of the enclosing layer.
+        if scope.rpartition("/")[2].startswith(layer.name):
+            scopes.setdefault(scope, Layer(layer.name, type(layer).__name__))
+        return call(*args, **kwargs)
+
+    with calls_wrapped([layer for layer in _layers_in(model) if layer is not model], record):
         yield scopes
-    finally:
-        for layer, own in before:
-            vars(layer).pop("call", None)
-            if own is not None:
-                vars(layer)["call"] = own
+
+
+@contextmanager
+def calls_wrapped(layers: Iterable[Any], around: Around) -> Iterator[None]:
+    """Wrap every call of the layers within the context."""
+    with ExitStack() as undo:
+        for layer in layers:
+            _wrap(layer, around, undo)
+        yield
+
+
+def _wrap(layer: Any, around: Around, undo: ExitStack) -> None:
+    # Keras's own `__setattr__` refuses on a built layer.
+    if "call" in vars(layer):
+        undo.callback(object.__setattr__, layer, "call", layer.call)
+    else:
+        undo.callback(object.__delattr__, layer, "call")
+    plain = layer.call
+    object.__setattr__(layer, "call", lambda *args, **kwargs: around(layer, plain, args, kwargs))
 
 
 def _layers_in(model: tf.keras.Layer) -> list[Any]:
@@ -295,19 +315,6 @@ def _layers_in(model: tf.keras.Layer) -> list[Any]:
     if not hasattr(model, "_flatten_layers") or type(model).__module__.startswith("tf_keras"):
         return []
     return list(model._flatten_layers())
-
-
-def _recording(layer: tf.keras.Layer, scopes: dict[str, Layer]) -> Any:
-    run = layer.call
-
-    def call(*args: object, **kwargs: object) -> Any:
-        scope = tf.compat.v1.get_default_graph().get_name_scope()
-        # Without a scope of its own, a layer would get the ops of the enclosing layer.
-        if scope.rpartition("/")[2].startswith(layer.name):
-            scopes.setdefault(scope, Layer(layer.name, type(layer).__name__))
-        return run(*args, **kwargs)
-
-    return call
 
 
 @dataclass(frozen=True)

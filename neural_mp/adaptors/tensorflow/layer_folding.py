@@ -99,9 +99,7 @@ def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: Affin
     """Add FusedBatchNorm(x, scale, offset, mean, variance) in inference to an affine map."""
     values = [graph.constant(tensor) for tensor in data_inputs(node)[1:5]]
     trains = node.attr["is_training"].b if "is_training" in node.attr else True
-    if position != 0 or trains or channels_first(node):
-        return False
-    if any(value is None for value in values):
+    if position != 0 or trains or channels_first(node) or any(v is None for v in values):
         return False
     affine.then_normalize(values, node.attr["epsilon"].f)
     return True

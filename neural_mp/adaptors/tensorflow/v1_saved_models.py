@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -58,8 +57,10 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
                 f"(tf.compat.v1.graph_util.convert_variables_to_constants) and pass the .pb file, "
                 f"its inputs and outputs"
             ) from error
-        inputs = tuple(_port(graph, name, info) for name, info in _sorted(signature.inputs))
-        outputs = tuple(_port(graph, name, info) for name, info in _sorted(signature.outputs))
+        inputs = tuple(_port(graph, name, info) for name, info in sorted(signature.inputs.items()))
+        outputs = tuple(
+            _port(graph, name, info) for name, info in sorted(signature.outputs.items())
+        )
     returns: Structure = {port.name: i for i, port in enumerate(outputs)}
     return (
         TensorGraph.from_graph_def(frozen),
@@ -122,7 +123,7 @@ def _frozen(
     """Return the subgraph between the ports of a signature, with variables as constants."""
     nodes = TensorGraph.from_graph_def(graph.as_graph_def())
     outputs = [node_of(info.name) for info in signature.outputs.values()]
-    for _, info in _sorted(signature.inputs):
+    for _, info in sorted(signature.inputs.items()):
         _feed(nodes, graph, info, outputs)
     needed = nodes.pruned(outputs, [node_of(info.name) for info in signature.inputs.values()])
     return tf.compat.v1.graph_util.convert_variables_to_constants(
@@ -153,10 +154,6 @@ def _feed(
         for reader in variable.consumers():
             if reader.type == READ and reader.name != name:
                 nodes.add(make_node("Identity", reader.name, [name], T=dtype))
-
-
-def _sorted(ports: Mapping[str, meta_graph_pb2.TensorInfo]) -> list[tuple[str, Any]]:
-    return sorted(ports.items())
 
 
 def _port(graph: tf.Graph, name: str, info: meta_graph_pb2.TensorInfo) -> TensorSpec:

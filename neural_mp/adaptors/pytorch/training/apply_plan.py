@@ -15,12 +15,7 @@ from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_m
 
 
 def apply_plan(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
-    """Apply a plan to the modules of a model, in place; others inherit from their parent.
-
-    Raises:
-        UnknownOperatorError: if the model has no module of a given name.
-        ConfigurationError: if a shared module has two precisions, or no weights are float32.
-    """
+    """Apply a plan to the modules of a model, in place; others inherit from their parent."""
     check_module(model)
     check_weights(model)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -62,11 +57,7 @@ def _planned_modules(
 
 
 def check_weights(model: nn.Module) -> None:
-    """Check that some weights are float32, as mixed precision requires.
-
-    Raises:
-        ConfigurationError: if all floating-point weights are in other dtypes.
-    """
+    """Raise `ConfigurationError` unless some weights are float32, as mixed precision requires."""
     floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if floats and torch.float32 not in floats:
         found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))

@@ -32,13 +32,7 @@ from neural_mp.errors import ConfigurationError, DataError, one_line
 def open_trainable(
     model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
 ) -> Iterator[TrainableModule]:
-    """Open a model for advice, in training mode; restore its state on exit.
-
-    Raises:
-        ConfigurationError: if model, loss or optimizer is invalid, no weights are float32, or
-            autocast is on.
-        DataError: if the batch has no targets, or does not fit the model.
-    """
+    """Open a model for advice, in training mode; restore its state on exit."""
     numerics_trace.check_module(model)
     check_weights(model)
     if is_open() or torch.is_autocast_enabled(device_of(model)):

@@ -39,10 +39,6 @@ def trace_numerics(
     """Run a training pass of a batch, and record the values at each module.
 
     Under `torch.autocast`, the pass uses autocast. Without a loss, no gradients are computed.
-
-    Raises:
-        ConfigurationError: if model or loss is invalid.
-        DataError: if the batch does not fit the model.
     """
     check_module(model)
     call, targets = call_of(model, batch)
@@ -59,11 +55,7 @@ def trace_numerics(
 
 
 def check_module(model: object) -> None:
-    """Check that a model is a torch module with initialized weights.
-
-    Raises:
-        ConfigurationError: if not a module, or the shape of a weight is not set yet.
-    """
+    """Raise `ConfigurationError` unless a model is a torch module with initialized weights."""
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"model must be a torch module, got {model!r}")
     lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
@@ -75,11 +67,7 @@ def check_module(model: object) -> None:
 
 
 def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
-    """Return the call of a model for a batch, and the targets; None without targets.
-
-    Raises:
-        DataError: if the batch contains a non-numeric value.
-    """
+    """Return the call of a model for a batch, and the targets; None without targets."""
     pair = isinstance(batch, tuple | list) and len(batch) == 2
     inputs, targets = batch if pair else (batch, None)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -95,11 +83,7 @@ def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
 
 
 def run(model: nn.Module, call: CallArgs) -> Any:
-    """Return the outputs of the model.
-
-    Raises:
-        DataError: if the model rejects the inputs.
-    """
+    """Return the outputs of the model; raise `DataError` if the model rejects the inputs."""
     try:
         return model(*call.args, **call.kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
@@ -109,11 +93,7 @@ def run(model: nn.Module, call: CallArgs) -> Any:
 
 
 def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
-    """Return the scalar loss of a batch.
-
-    Raises:
-        ConfigurationError: if the loss is not a function, fails, or is not scalar.
-    """
+    """Return the scalar loss of a batch; raise `ConfigurationError` if the loss is invalid."""
     if not callable(loss):
         raise ConfigurationError(
             f"loss must be a function of outputs and targets, e.g. "

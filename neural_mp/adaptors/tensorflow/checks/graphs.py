@@ -67,7 +67,7 @@ _STREAMS = re.compile(rb"|stdout|stderr|log\((info|warning|error)\)")
 
 
 @dataclass(frozen=True)
-class Found:
+class UnsafeOp:
     """An op that does more than compute.
 
     Attributes:
@@ -127,7 +127,7 @@ def check_graph(graph: GraphDef, what: str) -> None:
         raise found.refusal(what)
 
 
-def suspicious(graph: GraphDef) -> Iterator[Found]:
+def suspicious(graph: GraphDef) -> Iterator[UnsafeOp]:
     """Yield all nodes of a graph and its functions that do more than compute."""
     for node in graph.node:
         yield from _of_node(node, "")
@@ -136,13 +136,13 @@ def suspicious(graph: GraphDef) -> Iterator[Found]:
             yield from _of_node(node, function.signature.name)
 
 
-def _of_node(node: NodeDef, where: str) -> Iterator[Found]:
+def _of_node(node: NodeDef, where: str) -> Iterator[UnsafeOp]:
     if not harmless(node):
-        yield Found(node, where)
+        yield UnsafeOp(node, where)
     # An op name is accepted in place of a function name, too.
     for name in called(node):
         if name != node.op and not (is_trusted(name) or _harmless_op(name)):
-            yield Found(NodeDef(name=node.name, op=name), where)
+            yield UnsafeOp(NodeDef(name=node.name, op=name), where)
 
 
 _ASSETS = "assets"
@@ -169,7 +169,7 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
 
 
 def _check(
-    meta: meta_graph_pb2.MetaGraphDef, found: Iterable[Found], what: str, session: bool
+    meta: meta_graph_pb2.MetaGraphDef, found: Iterable[UnsafeOp], what: str, session: bool
 ) -> None:
     # Loading objects does not run the functions that save and restore them.
     run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
@@ -187,7 +187,7 @@ def _check(
             raise item.refusal(what)
 
 
-def _within(found: Found, run: tuple[set[str], set[str]]) -> bool:
+def _within(found: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
     nodes, functions = run
     return found.where in functions if found.where else found.node.name in nodes
 
@@ -209,7 +209,7 @@ def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
         yield from _tensors_of(component)
 
 
-def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
+def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp) -> bool:
     """Whether a node fills a table from an asset whose path is set on loading."""
     nodes = {node.name: node for node in meta.graph_def.node}
     assets = {node_of(asset.tensor_info.name) for asset in meta.asset_file_def}
@@ -219,7 +219,7 @@ def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
     return name in assets
 
 
-def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
+def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp) -> bool:
     """Whether the node's function reads a file named by an argument that is bound to an asset."""
     objects = meta.object_graph_def
     if found.where not in objects.concrete_functions or _called_within(meta, found.where):

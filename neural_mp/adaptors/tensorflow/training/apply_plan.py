@@ -31,11 +31,7 @@ _COMPILED = ("train_function", "test_function", "predict_function")
 
 
 def apply_plan(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
-    """Set the dtype policies of layers, given by name or path.
-
-    Raises:
-        UnknownOperatorError: the model has no layer of that name.
-    """
+    """Set the dtype policies of layers, given by name or path."""
     layers: dict[str, list[Any]] = {}
     for layer in layers_of(model):
         for name in {name_in(model, layer), path_of(layer), layer.name}:

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.trainable import Gradients, TrainedLayer
+from neural_mp.adaptors.tensorflow.keras_models import calls_wrapped
 from neural_mp.adaptors.tensorflow.training.numerics_trace import (
-    calls_wrapped,
     ensure_built,
     floating,
     loss_value,
@@ -41,13 +41,7 @@ _TYPE_ERRORS = (tf.errors.InvalidArgumentError, TypeError, ValueError, Configura
 def open_trainable(
     model: keras.Model, batch: object, loss: object, precision: Precision, optimizer: object
 ) -> Iterator[TrainableKerasModel]:
-    """Open a model in float32 for training advice; restore its state afterwards.
-
-    Raises:
-        ConfigurationError: the model is not a Keras model, or is on several devices; loss or
-            optimizer is invalid.
-        DataError: the batch has no targets, or does not fit the model.
-    """
+    """Open a model in float32 for training advice; restore its state afterwards."""
     inputs, targets, _ = unpacked(batch)
     if targets is None:
         raise DataError("batches must be (inputs, targets), got a first batch without targets")

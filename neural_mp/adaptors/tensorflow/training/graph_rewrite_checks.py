@@ -42,7 +42,7 @@ def check_step() -> None:
         )
 
 
-def mixed_policy() -> str | None:
+def _mixed_policy() -> str | None:
     """Return the global Keras policy as text if it is mixed: compute and variable types differ.
 
     None if all its layers use one type. In a `DTypePolicyMap`, every entry counts.
@@ -58,12 +58,8 @@ def mixed_policy() -> str | None:
 
 
 def refuse_mixed_policy() -> None:
-    """Check that the global Keras policy is compatible with the graph rewrite.
-
-    Raises:
-        ConfigurationError: the policy is mixed.
-    """
-    policy = mixed_policy()
+    """Raise `ConfigurationError` if the global Keras policy is mixed."""
+    policy = _mixed_policy()
     if policy is not None:
         raise ConfigurationError(
             f"the graph rewrite cannot be combined with the Keras policy {policy}: both convert "
@@ -85,7 +81,10 @@ def sessions_without_rewrite() -> int:
     if not state.non_mixed_precision_session_created():
         return 0
     return sum(
-        issubclass(type(found), BaseSession) and _is_open(found) and _is_plain(found._config)
+        issubclass(type(found), BaseSession)
+        and not getattr(found, "_closed", True)
+        and getattr(found, "_config", None) is not None
+        and _is_plain(found._config)
         for found in gc.get_objects()
     )
 
@@ -142,10 +141,6 @@ def _following(config: object, precision: Precision) -> Any | None:
     wanted.CopyFrom(config)
     setattr(wanted.graph_options.rewrite_options, option, RewriterConfig.ON)
     return wanted
-
-
-def _is_open(session: BaseSession) -> bool:
-    return not getattr(session, "_closed", True) and getattr(session, "_config", None) is not None
 
 
 def _is_plain(config: config_pb2.ConfigProto) -> bool:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from neural_mp.adaptors.tensorflow.keras_models import Around, calls_wrapped
 from neural_mp.adaptors.tensorflow.training.policies import layers_of, name_in
 from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, one_line
 from neural_mp.util.pytree import tree_leaves
-
-#: Wrapper of a layer's call: gets the layer, its own `call`, and the arguments.
-Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 @dataclass
@@ -35,15 +33,11 @@ def trace_numerics(
 
     The loss is by default the one that the model was compiled with. Without targets, neither loss
     nor gradients are computed.
-
-    Raises:
-        ConfigurationError: the model is not a Keras model, or the loss is invalid.
-        DataError: the batch does not fit the model.
     """
     inputs, targets, weights = unpacked(batch)
     ensure_built(model, inputs)
     calls: list[_Call] = []
-    with untouched(model), calls_wrapped(list(layers_of(model)), _recorder(calls)):
+    with untouched(model), calls_wrapped(layers_of(model), _recorder(calls)):
         with tf.GradientTape() as tape:
             outputs = model(inputs, training=True)
             value = None
@@ -77,7 +71,6 @@ def ensure_built(model: keras.Model, inputs: object) -> None:
     """Build a model; models of custom classes create their layers on the first call.
 
     Raises:
-        ConfigurationError: the model is not a Keras model.
         DataError: the inputs do not fit the model.
     """
     list(layers_of(model))  # refuses other objects
@@ -135,11 +128,7 @@ def loss_value(
 
 
 def loss_function(loss: object) -> Callable[..., Any]:
-    """Return the loss function that a user names or passes.
-
-    Raises:
-        ConfigurationError: there is no loss of that name, or the loss is not callable.
-    """
+    """Return the loss function that a user names or passes; raise `ConfigurationError` for none."""
     if isinstance(loss, str):
         known = [name for name in dir(keras.losses) if name[:1] != "_" and name not in _NO_LOSSES]
         try:
@@ -186,25 +175,6 @@ def untouched(model: keras.Model) -> Iterator[None]:
         for metric in model.metrics:  # a loss creates its metrics on first use
             if not any(metric is other for other in metrics):
                 metric.reset_state()
-
-
-@contextmanager
-def calls_wrapped(layers: Collection[Any], around: Around) -> Iterator[None]:
-    """Wrap every call of the layers within the context."""
-    with ExitStack() as undo:
-        for layer in layers:
-            _wrap(layer, around, undo)
-        yield
-
-
-def _wrap(layer: keras.Layer, around: Around, undo: ExitStack) -> None:
-    # Keras's own `__setattr__` refuses on a built layer.
-    if "call" in vars(layer):
-        undo.callback(object.__setattr__, layer, "call", layer.call)
-    else:
-        undo.callback(object.__delattr__, layer, "call")
-    plain = layer.call
-    object.__setattr__(layer, "call", lambda *args, **kwargs: around(layer, plain, args, kwargs))
 
 
 def floating(values: object) -> list[tf.Tensor]:

@@ -25,11 +25,7 @@ _policy: Any = None
 
 
 def set_policy(name: str, keep: tuple[str, ...]) -> None:
-    """Set the policy of future layers, except those whose path matches a name.
-
-    Raises:
-        ConfigurationError: a name is not a regular expression.
-    """
+    """Set the policy of future layers, except those whose path matches a name."""
     global _keep, _policy
     for pattern in keep:
         _compiled(pattern)
@@ -48,12 +44,7 @@ def set_policy(name: str, keep: tuple[str, ...]) -> None:
 
 
 def kept_layers(model: keras.Model) -> tuple[str, ...]:
-    """Return the paths of the layers that the names of `set_policy` keep in float32.
-
-    Raises:
-        ConfigurationError: the model is not a Keras model; a name matches none of its layers, nor
-            those of an earlier model.
-    """
+    """Return the paths of the layers that the names of `set_policy` keep in float32."""
     found = tuple(layers_of(model))
     matching = _matching(found)
     inside = {id(inner) for layer in matching for inner in layer._flatten_layers()}
@@ -72,11 +63,7 @@ def kept_layers(model: keras.Model) -> tuple[str, ...]:
 
 
 def layers_of(model: object) -> Iterator[Any]:
-    """Yield all layers of a model, nested ones included, except input layers.
-
-    Raises:
-        ConfigurationError: the object is not a Keras model.
-    """
+    """Yield all layers except input layers; raise `ConfigurationError` unless a Keras model."""
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"model must be a Keras model, got {model!r}")
     for layer in model._flatten_layers(include_self=False):
