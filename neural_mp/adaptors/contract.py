@@ -89,7 +89,11 @@ class Adaptor(ABC, Generic[M]):
     onnx_export: OnnxExport[M] | None = None
     compiler: Compiler[M] | None = None
     drawing: Drawing[M] | None = None
-    training: Training | None = None
+
+    @property
+    def training(self) -> Training | None:
+        """Training, if offered: a property, so that adaptors can import its code on first use."""
+        return None
 
     # Required methods
 

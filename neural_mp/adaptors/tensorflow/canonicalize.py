@@ -164,12 +164,12 @@ def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
     for other in graph.nodes.values():
         # A Reshape with control inputs may wait for this very product.
         if other.op == "Reshape" and len(other.input) == 2 and other.input[0] == source:
-            target = graph.constant(other.input[1])
-            if target is not None and np.array_equal(target, rows):
+            sizes = graph.constant(other.input[1])
+            if sizes is not None and np.array_equal(sizes, rows):
                 return str(other.name)
     target = graph.put_constant(f"{node.name}/rows", rows)
-    sizes = {"T": tf.float32, "Tshape": tf.int32}
-    return graph.put("Reshape", f"{node.name}/matrix", [source, target], **sizes)
+    types = {"T": tf.float32, "Tshape": tf.int32}
+    return graph.put("Reshape", f"{node.name}/matrix", [source, target], **types)
 
 
 def _computed_sizes(graph: TensorGraph, node: NodeDef, outer: int, columns: tuple[int, ...]) -> str:
