@@ -191,7 +191,6 @@ class _Search:
             before = self.layers[name]
             if not noise <= before.noise:
                 self.layers[name] = replace(before, noise=noise, step=step)
-        for name, noise in alone.items():
             if math.isinf(noise):
                 self._keep(name, self._why_not_finite(name, batch))
         worst = sorted(self.low, key=lambda name: -alone.get(name, 0.0))

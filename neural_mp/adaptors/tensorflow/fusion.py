@@ -82,8 +82,8 @@ def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | No
         if all(reader in values for name in inner for reader, _ in consumers[name]):
             for kind, form in _FORMS.items():
                 # Constants are float32; the exact and approximate GELU differ by up to 5e-4.
-                exact = values[last].shape == _POINTS.shape
-                if exact and np.allclose(form(_POINTS), values[last], rtol=0, atol=1e-5):
+                same_shape = values[last].shape == _POINTS.shape
+                if same_shape and np.allclose(form(_POINTS), values[last], rtol=0, atol=1e-5):
                     return Step(kind, tuple(values)[1:])
     return None
 
@@ -267,9 +267,8 @@ def _is_table(graph: TensorGraph, node: NodeDef) -> bool:
     table, rows, axis = data_inputs(node)
     if not graph.is_constant(table) or graph.is_constant(rows):
         return False
-    if node.attr["Tparams"].type != tf.float32.as_datatype_enum:
-        return False
-    return len(constant_shape(graph[table])) == 2 and graph.constant(axis) == 0
+    is_float = node.attr["Tparams"].type == tf.float32.as_datatype_enum
+    return is_float and len(constant_shape(graph[table])) == 2 and graph.constant(axis) == 0
 
 
 def _non_negative(graph: TensorGraph) -> frozenset[str]:
