@@ -22,6 +22,9 @@ from neural_mp.core.loss_scale import LossScale
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.text import with_article
 
+v1 = tf.compat.v1
+_SCALING_OPTIMIZERS = (keras.optimizers.LossScaleOptimizer, MixedPrecisionLossScaleOptimizer)
+
 
 class RuleLossScale(DynamicLossScale):
     """A `LossScale` as a loss scale of TensorFlow 1.
@@ -67,10 +70,8 @@ class RuleLossScale(DynamicLossScale):
     def weight(self, name: str) -> Any:
         """Return a variable: the scale or a step counter, named as in `LossScaleState`."""
         with tf.init_scope():
-            key = (
-                name,
-                None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()._graph_key,
-            )
+            eager = tf.executing_eagerly()
+            key = name, None if eager else tf.compat.v1.get_default_graph()._graph_key
             if key in self._weights:
                 return self._weights[key]
             is_scale = name == "current_loss_scale"
@@ -166,13 +167,6 @@ def _all_finite(grads: Iterable[Any]) -> Any:
     return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, bad, axis=None), 0)
 
 
-v1 = tf.compat.v1
-_WRAPPED = (
-    keras.optimizers.LossScaleOptimizer,
-    v1.mixed_precision.MixedPrecisionLossScaleOptimizer,
-)
-
-
 def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V1LossScaleOptimizer:
     """Return the optimizer, wrapped in one that scales the loss.
 
@@ -180,7 +174,7 @@ def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V
         ConfigurationError: `opt` scales the loss already or is not an optimizer; `loss_scale` is
             invalid.
     """
-    if isinstance(opt, _WRAPPED):
+    if isinstance(opt, _SCALING_OPTIMIZERS):
         raise ConfigurationError(
             f"opt must not scale the loss, got {with_article(type(opt).__name__)}; pass its inner "
             f"optimizer, which enable_mixed_precision_graph_rewrite wraps"
