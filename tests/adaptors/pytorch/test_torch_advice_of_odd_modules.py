@@ -44,7 +44,7 @@ def test_what_feeds_code_that_takes_no_16_bits_is_kept():
     model = OwnCode(lambda x, w: x + torch.addmv(x[:, 0], x, w[0])[:, None])
     found = advise(model, DATA, F.cross_entropy, steps=2)
     assert found.keep == ("fc2", "fc3")
-    assert "with it in bf16, the model does not take" in found.layers["fc2"].reason
+    assert "in bf16, the model does not accept" in found.layers["fc2"].reason
     assert "RuntimeError" in found.layers["fc2"].reason  # torch's own words follow
     trained_once(model, found)
 
