@@ -25,6 +25,7 @@ from neural_mp.adaptors.common.optional import (
     OpTiming,
     Portability,
     SingleFile,
+    Training,
 )
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
@@ -88,6 +89,11 @@ class Adaptor(ABC, Generic[M]):
     onnx_export: OnnxExport[M] | None = None
     compiler: Compiler[M] | None = None
     drawing: Drawing[M] | None = None
+
+    @property
+    def training(self) -> Training | None:
+        """Training, if offered: a property, so that adaptors can import its code on first use."""
+        return None
 
     # Required methods
 

@@ -48,6 +48,7 @@ class FrameworkEntry:
         marks: features that identify the models.
         package: the package that must be installed.
         extra: the extra of neural-mp that installs the package.
+        trains: whether the adaptor offers training, as known before the framework is imported.
     """
 
     adaptor: str
@@ -55,6 +56,7 @@ class FrameworkEntry:
     marks: DetectionRule
     package: str
     extra: str
+    trains: bool = False
 
 
 #: Framework → its adaptor and the rule that detects its models.
@@ -82,6 +84,7 @@ FRAMEWORKS: Mapping[str, FrameworkEntry] = {
         ),
         "torch",
         "torch",
+        trains=True,
     ),
     "tensorflow": FrameworkEntry(
         "TensorFlowAdaptor",
@@ -97,5 +100,6 @@ FRAMEWORKS: Mapping[str, FrameworkEntry] = {
         ),
         "tensorflow",
         "tensorflow",
+        trains=True,
     ),
 }

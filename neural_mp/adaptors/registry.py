@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.optional import Training
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
@@ -62,12 +65,9 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
                 f"there is no adaptor for framework {framework!r}{did_you_mean(framework, known)}"
             )
         return adaptor_named(framework)
-    for name, entry in FRAMEWORKS.items():
-        if entry.marks.fit(source):
-            return adaptor_named(name)
-    for kind in _third_party().values():
-        if kind.accepts(source):
-            return kind()
+    found = _detected(source)
+    if found is not None:
+        return found
     if isinstance(source, type):
         raise UnknownFrameworkError(
             f"{_qualified_name(source)} is a class; give an instance of it as the model"
@@ -77,6 +77,43 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         f"{what} is not a model of any framework known here ({', '.join(known)}); "
         f"give a model object, a path to one, or name its framework"
     )
+
+
+def _detected(source: object) -> AnyAdaptor | None:
+    for name, entry in FRAMEWORKS.items():
+        if entry.marks.fit(source):
+            return adaptor_named(name)
+    return next((kind() for kind in _third_party().values() if kind.accepts(source)), None)
+
+
+def training_for(model: object) -> tuple[str, Training]:
+    """Return the framework of a model to train, and the training part of its adaptor.
+
+    Raises:
+        UnknownFrameworkError: the model is a path, or of no framework with training support.
+        MissingFrameworkError: the framework is not installed.
+    """
+    adaptor = None if isinstance(model, str | Path) else _detected(model)
+    if adaptor is None or adaptor.training is None:
+        raise UnknownFrameworkError(
+            f"model must be an object, got the class {model.__qualname__}; give an instance of it"
+            if isinstance(model, type)
+            else f"model must be a Keras model, a torch module, or of another framework whose "
+            f"adaptor offers training, got {model!r}"
+        )
+    return adaptor.framework, adaptor.training
+
+
+def training_parts() -> list[Training]:
+    """Return the training parts of all adaptors whose frameworks are in use.
+
+    If no built-in framework with training is imported yet, all installed ones are imported.
+    """
+    packages = {name: entry.package for name, entry in FRAMEWORKS.items() if entry.trains}
+    used = [name for name, package in packages.items() if package in sys.modules]
+    used = used or [name for name, package in packages.items() if importlib.util.find_spec(package)]
+    adaptors = [*map(adaptor_named, used), *(kind() for kind in _third_party().values())]
+    return [adaptor.training for adaptor in adaptors if adaptor.training is not None]
 
 
 def adaptor_named(name: str) -> AnyAdaptor:
@@ -126,8 +163,7 @@ def _third_party() -> dict[str, type[AnyAdaptor]]:
 
 def _loaded(path: str) -> type[AnyAdaptor]:
     module, _, attribute = path.partition(":")
-    loaded: type[AnyAdaptor] = getattr(importlib.import_module(module), attribute)
-    return loaded
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _qualified_name(kind: type) -> str:

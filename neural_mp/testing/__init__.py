@@ -11,6 +11,7 @@ from neural_mp.testing.correction_contract import FACTOR, CorrectionContract, Re
 from neural_mp.testing.deployment_contract import DeploymentContract
 from neural_mp.testing.fixtures import Accuracy, Split, digits, machine, signal_to_noise, uniform
 from neural_mp.testing.products_contract import AccumulationContract
+from neural_mp.testing.training_contract import TrainingContract
 
 __all__ = [
     "FACTOR",
@@ -24,6 +25,7 @@ __all__ = [
     "DeploymentContract",
     "RepairCase",
     "Split",
+    "TrainingContract",
     "digits",
     "machine",
     "signal_to_noise",

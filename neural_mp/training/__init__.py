@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from neural_mp.core.loss_scale import LossScale
     from neural_mp.training.advice import advise
     from neural_mp.training.device_list import devices, is_gpu_available
-    from neural_mp.training.nonfinite import first_nonfinite
-    from neural_mp.training.plan_application import apply_plan
+    from neural_mp.training.models import apply_plan, first_nonfinite
     from neural_mp.training.policies import kept_layers, set_policy, supported_policies
     from neural_mp.training.rewrite_switch import (
         disable_graph_rewrite,
@@ -37,13 +36,13 @@ _LAZY = {
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
     "Watch": ("tensorflow", f"{_TENSORFLOW}.watch"),
     "advise": (None, "neural_mp.training.advice"),
-    "apply_plan": (None, "neural_mp.training.plan_application"),
+    "apply_plan": (None, "neural_mp.training.models"),
     "devices": (None, "neural_mp.training.device_list"),
     "autocast": ("pytorch", f"{_PYTORCH}.autocast"),
     "disable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "enable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
-    "first_nonfinite": (None, "neural_mp.training.nonfinite"),
+    "first_nonfinite": (None, "neural_mp.training.models"),
     "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "is_gpu_available": (None, "neural_mp.training.device_list"),

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
-from neural_mp.adaptors.trainable import Gradients, TrainableModel, TrainedLayer
+from neural_mp.adaptors.common.trainable import Gradients, TrainableModel
+from neural_mp.adaptors.registry import training_for
 from neural_mp.core.hardware import detect
 from neural_mp.core.numerics_trace import first_non_finite
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.training.advice_report import Advice, LayerAdvice
 from neural_mp.training.device_list import is_gpu_available
-from neural_mp.training.nonfinite import training_home
 from neural_mp.tuning.batches import Batches
+from neural_mp.util.validators import integer_between, positive_float, validate_option
 
 #: Gradient comparisons per run. Initial weights alone mislead: some problems appear only later,
 #: others disappear.
@@ -32,7 +31,7 @@ _HARMLESS = 10
 _PRUNED = 16
 #: Minimum number of kept layers for a warning, if they are at least a third of all.
 _MANY_KEPT_LAYERS = 4
-_TASK = "looking for layers to keep in float32"
+_TASK = "finding layers to keep in float32"
 #: Loss scales, tried in order until the gradients are finite. BF16 needs none.
 _SCALES = {Precision.FP16: (2.0**10, 1.0, 2.0**-7), Precision.BF16: (1.0,)}
 
@@ -80,29 +79,27 @@ def advise(
         TrainingError: gradients are non-finite or random even in float32.
     """
     chosen = _checked(precision, steps, limit)
-    home = training_home(model)
+    framework, training = training_for(model)
     stream = _endless(batches, steps)
     first = next(stream)
     stream = itertools.chain([first], stream)
-    opened = importlib.import_module(f"{home}.gradients").open_trainable
-    with opened(model, first, loss, chosen, optimizer) as trainee:
+    with training.open_trainable(model, first, loss, chosen, optimizer) as trainable:
         console = Console(stderr=True)
         hidden = not (progress and console.is_terminal)
         with Progress(console=console, transient=True, disable=hidden) as bar:
             task = bar.add_task(_TASK, total=steps + 1)
             search = _Search(
-                trainee,
+                trainable,
                 chosen,
                 limit,
                 lambda count: bar.update(task, description=f"{_TASK}, pass {count}"),
             )
             for step, batch in zip(range(steps + 1), stream, strict=False):
                 if step * _NUM_GRADIENT_PROBES % max(steps, 1) < _NUM_GRADIENT_PROBES:
-                    search.look(batch, step)
+                    search.probe(batch, step)
                 if step < steps:
                     search.train(batch, step)
                 bar.advance(task)
-    framework = home.split(".")[2]
     return search.advice(steps, framework, _warnings(chosen))
 
 
@@ -111,29 +108,32 @@ class _Search:
     """State of the search.
 
     Attributes:
-        trainee: the model.
+        trainable: the model.
         precision: the 16-bit precision.
         limit: largest accepted gradient noise.
         layers: layer → advice so far.
         passes: number of passes so far.
         noise: largest noise with the kept layers in float32.
-        unsettled: largest finite noise before any layer was kept.
+        all_low_noise: largest finite noise before layers were kept at a step.
         on_pass: called with the number of passes after every pass that compares.
     """
 
-    trainee: TrainableModel
+    trainable: TrainableModel
     precision: Precision
     limit: float
     on_pass: Callable[[int], None]
     layers: dict[str, LayerAdvice] = field(default_factory=dict)
     passes: int = 0
     noise: float = 0.0
-    unsettled: float = 0.0
+    all_low_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        self.layers = {layer.name: _begun(layer) for layer in self.trainee.layers}
+        self.layers = {
+            layer.name: LayerAdvice(layer.name, layer.kind, bool(layer.fixed), layer.fixed)
+            for layer in self.trainable.layers
+        }
         if not self.layers:
-            raise ConfigurationError("the model has no layers that could be put into 16 bits")
+            raise ConfigurationError("the model must have layers to train, got none")
 
     @property
     def low(self) -> set[str]:
@@ -143,18 +143,21 @@ class _Search:
     def train(self, batch: object, step: int) -> None:
         """Train one step in float32."""
         self.passes += 1
-        loss = self.trainee.step(batch)
+        loss = self.trainable.step(batch)
         if not math.isfinite(loss):
-            raise TrainingError(f"in float32 itself, the loss is {loss:g} at step {step}")
+            raise TrainingError(
+                f"the loss must be finite in float32, got {loss:g} at step {step}; correct the "
+                f"model, the data or the learning rate"
+            )
 
-    def look(self, batch: object, step: int) -> None:
+    def probe(self, batch: object, step: int) -> None:
         """Compare gradients; keep the necessary layers in float32."""
-        reference = self.trainee.gradients(batch, (), 1.0)
+        reference = self.trainable.gradients(batch, (), 1.0)
         self.passes += 1
         if not reference.finite:
-            found = first_non_finite(self.trainee.seen(batch, (), 1.0))
+            found = first_non_finite(self.trainable.trace(batch, (), 1.0))
             raise TrainingError(
-                f"in float32 itself, gradients are not finite at step {step}"
+                f"gradients must be finite in float32, but are not at step {step}"
                 + (f": {found}" if found else "")
             )
 
@@ -163,21 +166,21 @@ class _Search:
 
         total = noise_of(self.low)
         if total > self.limit:
-            self._check_chance(reference, batch)
+            self._check_deterministic(reference, batch)
             if math.isfinite(total):
-                self.unsettled = max(self.unsettled, total)
+                self.all_low_noise = max(self.all_low_noise, total)
             total = self._settle(noise_of, batch, step)
         self.noise = max(self.noise, total)
 
-    def _check_chance(self, reference: Gradients, batch: object) -> None:
+    def _check_deterministic(self, reference: Gradients, batch: object) -> None:
         """Raise TrainingError if float32 gradients differ between two passes."""
-        again = self.trainee.gradients(batch, (), 1.0).noise(reference)
+        again = self.trainable.gradients(batch, (), 1.0).noise(reference)
         self.passes += 1
         if again > self.limit:
             raise TrainingError(
-                f"in float32 itself, the gradients of one batch differ by {math.sqrt(again):.2g} "
-                f"of their size from one pass to the next: a layer of the model's own draws random "
-                f"numbers. Let it draw the same ones in every pass, or none, while it is looked at"
+                f"gradients must be equal in two float32 passes of one batch, but differ by "
+                f"{100 * math.sqrt(again):.2g}%: a custom layer of the model draws random numbers; "
+                f"disable them or fix their seed for advise"
             )
 
     def _settle(self, noise_of: Callable[..., float], batch: object, step: int) -> float:
@@ -188,7 +191,6 @@ class _Search:
             before = self.layers[name]
             if not noise <= before.noise:
                 self.layers[name] = replace(before, noise=noise, step=step)
-        for name, noise in alone.items():
             if math.isinf(noise):
                 self._keep(name, self._why_not_finite(name, batch))
         worst = sorted(self.low, key=lambda name: -alone.get(name, 0.0))
@@ -241,7 +243,7 @@ class _Search:
     def _gradients(self, batch: object, low: Collection[str], singly: bool) -> Gradients:
         """Return gradients at the first loss scale at which they are finite, if any."""
         for scale in _SCALES[self.precision]:
-            found = self.trainee.gradients(batch, low, scale, singly=singly)
+            found = self.trainable.gradients(batch, low, scale, singly=singly)
             self.passes += 1
             self.on_pass(self.passes)
             if found.finite or not math.isfinite(found.loss):
@@ -255,15 +257,16 @@ class _Search:
         scale = _SCALES[self.precision][-1]
         self.passes += 1
         try:
-            found = first_non_finite(self.trainee.seen(batch, {name}, scale))
+            found = first_non_finite(self.trainable.trace(batch, {name}, scale))
         except (DataError, ConfigurationError) as error:
-            return f"with it in {self.precision}, {error}"
-        words = f"gradients are not finite with it in {self.precision}"
-        return words if found is None else found.words
+            return f"in {self.precision}, {error}"
+        if found is None:
+            return f"in {self.precision}, gradients are not finite"
+        return found.words
 
     def _why_noisy(self, noise: float) -> str:
         words = f"in {self.precision}, {_change(noise)}"
-        return words if noise > self.limit else f"{words}, and the whole is above the limit"
+        return words if noise > self.limit else f"{words}; all layers together exceed the limit"
 
     def advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
         """Return the final advice."""
@@ -277,24 +280,24 @@ class _Search:
     def _many_are_kept(self) -> tuple[str, ...]:
         """Return a warning if many layers are kept, but all layers in 16 bits are usable."""
         kept = sum(layer.keep for layer in self.layers.values())
-        if kept < _MANY_KEPT_LAYERS or kept * 3 < len(self.layers) or self.unsettled == 0:
+        if kept < _MANY_KEPT_LAYERS or kept * 3 < len(self.layers) or self.all_low_noise == 0:
             return ()
-        share = 100 * math.sqrt(self.unsettled)
+        share = 100 * math.sqrt(self.all_low_noise)
         return (
-            f"many layers are kept, {kept} of {len(self.layers)}: all together change the "
-            f"gradients by {share:.2g}%, which many nets bear. With "
-            f"limit={_rounded_up(self.unsettled):g}, only those are kept that break the whole",
+            f"many layers are kept in float32: {kept} of {len(self.layers)}. All layers in 16 bits "
+            f"change the gradients by {share:.2g}%, which many models tolerate; with "
+            f"limit={_rounded_up(self.all_low_noise):g}, only layers that break training are kept",
         )
 
     def _why_low(self, layer: LayerAdvice) -> str:
         if math.isnan(layer.noise):
-            return "together with others, it changes the gradients by next to nothing"
-        return f"alone, {_change(layer.noise)}"
+            return "in 16 bits, hardly changes the gradients even together with other layers"
+        return f"alone in 16 bits, {_change(layer.noise)}"
 
 
 def _change(noise: float) -> str:
     """Describe noise as text; its square root is relative to the gradients' size."""
-    return f"it changes the gradients by {100 * math.sqrt(noise):.2g}%"
+    return f"changes the gradients by {100 * math.sqrt(noise):.2g}%"
 
 
 def _rounded_up(noise: float) -> float:
@@ -303,18 +306,12 @@ def _rounded_up(noise: float) -> float:
     return (math.floor(noise / step) + 1) * step
 
 
-def _begun(layer: TrainedLayer) -> LayerAdvice:
-    return LayerAdvice(layer.name, layer.kind, bool(layer.fixed), layer.fixed)
-
-
 def _checked(precision: str | Precision, steps: object, limit: object) -> Precision:
     found = parse_precisions(precision)
     if len(found) != 1 or found[0] not in _SCALES:
         raise ConfigurationError(f"precision must be bf16 or fp16, got {precision!r}")
-    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
-        raise ConfigurationError(f"steps must be a whole number, 0 or more, got {steps!r}")
-    if isinstance(limit, bool) or not isinstance(limit, Real) or not 0 < float(limit) < math.inf:
-        raise ConfigurationError(f"limit must be a number above 0, got {limit!r}")
+    validate_option("steps", integer_between(0), steps)
+    validate_option("limit", positive_float, limit)
     return found[0]
 
 
@@ -332,6 +329,6 @@ def _warnings(precision: Precision) -> tuple[str, ...]:
     if support.native:
         return ()
     return (
-        f"{precision} is emulated here ({support.reason}): training in float32 is faster on this "
-        f"machine",
+        f"{precision} is emulated on this machine ({support.reason}), so training in float32 is "
+        f"faster here",
     )

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-
-from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.adaptors import registry
 from neural_mp.core.hardware import Device
-
-#: Frameworks with training support.
-TRAINING_FRAMEWORKS = ("pytorch", "tensorflow")
 
 
 def devices() -> tuple[Device, ...]:
@@ -19,12 +12,7 @@ def devices() -> tuple[Device, ...]:
     Query the frameworks that are already imported. If none is, import all installed frameworks,
     which takes some seconds.
     """
-    packages = {name: FRAMEWORKS[name].package for name in TRAINING_FRAMEWORKS}
-    asked = [name for name, package in packages.items() if package in sys.modules]
-    if not asked:
-        asked = [name for name, package in packages.items() if importlib.util.find_spec(package)]
-    homes = [f"{FRAMEWORKS[name].home}.training.devices" for name in asked]
-    return tuple(device for home in homes for device in importlib.import_module(home).devices())
+    return tuple(device for part in registry.training_parts() for device in part.devices())
 
 
 def is_gpu_available() -> bool:

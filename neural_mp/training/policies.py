@@ -20,7 +20,6 @@ MIXED_POLICIES: Mapping[str, Precision] = {
 }
 #: Accepted values of `device`.
 DEVICES = ("cpu", "gpu")
-_SLOW = "training in emulated 16 bits is slower than in float32"
 
 
 def supported_policies(device: str | None = None) -> Mapping[str, Support]:
@@ -39,7 +38,9 @@ def supported_policies(device: str | None = None) -> Mapping[str, Support]:
         ConfigurationError: `device` is unknown.
     """
     if device is not None and device not in DEVICES:
-        raise ConfigurationError(f"device cannot be {device!r}{did_you_mean(device, DEVICES)}")
+        raise ConfigurationError(
+            f"device must be 'cpu' or 'gpu', got {device!r}{did_you_mean(device, DEVICES)}"
+        )
     names = [found.name for found in devices() if found.is_accelerator] if device != "cpu" else []
     if device is None:
         device = "gpu" if names else "cpu"
@@ -65,26 +66,30 @@ def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
     """
     known = (*MIXED_POLICIES, FLOAT32)
     if name not in known:
-        raise ConfigurationError(f"there is no policy {name!r}{did_you_mean(name, known)}")
+        raise ConfigurationError(
+            f"policy must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
+        )
     names = (keep,) if isinstance(keep, str) else keep
     if not isinstance(names, list | tuple | set) or not all(isinstance(n, str) for n in names):
         raise ConfigurationError(
-            f"keep must be the names of layers, as in keep=('predictions',); got {keep!r}"
+            f"keep must be names of layers, e.g. keep=('predictions',), got {keep!r}"
         )
     if name == FLOAT32 and names:
-        raise ConfigurationError("keep has no meaning with float32, which keeps all layers so")
+        raise ConfigurationError(
+            f"keep must be empty for policy float32, in which every layer is kept, got {keep!r}"
+        )
     if name != FLOAT32:
         if rewrite_is_enabled():
             raise ConfigurationError(
-                f"the graph rewrite is enabled, and {name} cannot be used with it: both put ops "
-                f"into 16 bits. Call disable_mixed_precision_graph_rewrite() first"
+                f"policy {name} cannot be combined with the graph rewrite, which is enabled: both "
+                f"convert ops to 16 bits; call disable_mixed_precision_graph_rewrite() first"
             )
         support = supported_policies()[name]
         if not support.available:
             variable = FORCE_VARIABLES[MIXED_POLICIES[name]]
             raise UnsupportedPrecisionError(
-                f"{name} is not for this machine: {support.reason}. Set {variable}=1 to use it "
-                f"all the same; {_SLOW}"
+                f"this machine does not support policy {name}: {support.reason}. To emulate the "
+                f"16-bit type, set {variable}=1; training is then slower than in float32"
             )
     _keras_policies().set_policy(name, tuple(names))
 
@@ -104,8 +109,7 @@ def kept_layers(model: object) -> tuple[str, ...]:
     Raises:
         ConfigurationError: a name matches no layer of this or of a previously passed model.
     """
-    found: tuple[str, ...] = _keras_policies().kept_layers(model)
-    return found
+    return _keras_policies().kept_layers(model)
 
 
 def _keras_policies() -> Any:
@@ -118,13 +122,13 @@ def _keras_policies() -> Any:
 def _support(precision: Precision, device: str, gpus: Sequence[str]) -> Support:
     machine = detect()
     if device == "gpu" and not gpus:
-        return Support(False, False, "no framework in use reaches a GPU")
+        return Support(False, False, "no framework in use can access a GPU")
     if device == "gpu" and not machine.gpus:
-        return Support(True, True, f"{gpus[0]} is reached")
+        return Support(True, True, f"{gpus[0]} is available")
     found = machine.support(precision, device)
     if device == "gpu" or precision is Precision.BF16:
         return found
-    why = "float16 is for GPUs; on a CPU it is emulated"
+    why = "float16 requires a GPU and is emulated on a CPU"
     if precision in machine.forced:
         return Support(True, False, f"forced by {FORCE_VARIABLES[precision]}=1; {why}")
     return Support(False, False, why)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neural_mp.adaptors import registry
 from neural_mp.adaptors.tensorflow.training import graph_rewrite_state
@@ -19,11 +19,8 @@ from neural_mp.core.loss_scale import DYNAMIC
 from neural_mp.core.precision import Precision
 from neural_mp.util.environment import users_environment
 
-if TYPE_CHECKING:
-    from neural_mp.adaptors.tensorflow.amp_pass import Request
-
-#: Active request of `enable_graph_rewrite`.
-_enabled: Request | None = None
+#: Ends the rewrite of `enable_graph_rewrite`; empty if not enabled.
+_enabled = ExitStack()
 
 
 def enable_graph_rewrite(
@@ -44,18 +41,15 @@ def enable_graph_rewrite(
         UnknownOperatorError: an edit names an op type that TensorFlow does not have.
         ConfigurationError: an edit does not fit TensorFlow's lists.
     """
-    global _enabled
-    made = _requested(precision, amp)
-    disable_graph_rewrite()
-    _enabled = made
+    with ExitStack() as requested_now:
+        requested_now.enter_context(graph_rewrite(precision, amp))
+        disable_graph_rewrite()
+        _enabled.push(requested_now.pop_all())
 
 
 def disable_graph_rewrite() -> None:
     """Undo `enable_graph_rewrite`; no effect if not enabled."""
-    global _enabled
-    if _enabled is not None:
-        _withdraw(_enabled)
-    _enabled = None
+    _enabled.close()
 
 
 @contextmanager
@@ -67,24 +61,11 @@ def graph_rewrite(
     Yields:
         The precision in use.
     """
-    made = _requested(precision, amp)
-    try:
-        yield made.precision
-    finally:
-        _withdraw(made)
-
-
-def _requested(precision: str | Precision | None, amp: AutoMixedPrecisionOptions | None) -> Request:
     from neural_mp.adaptors.tensorflow import amp_pass
 
     chosen, settings = requested("the rewrite", precision, amp, users_environment())
-    return amp_pass.request(chosen, settings)
-
-
-def _withdraw(made: Request) -> None:
-    from neural_mp.adaptors.tensorflow import amp_pass
-
-    amp_pass.withdraw(made)
+    with amp_pass.enabled(chosen, settings):
+        yield chosen
 
 
 def enable_mixed_precision_graph_rewrite(
@@ -134,8 +115,8 @@ def enable_mixed_precision_graph_rewrite(
             graph_rewrite_state.switch_off()
         elif count := graph_rewrite_checks.sessions_without_rewrite():
             warnings.warn(
-                f"sessions that are open and go on without the graph rewrite: {count}. They were "
-                f"made before; make sessions after enable_mixed_precision_graph_rewrite",
+                f"number of open sessions without the graph rewrite: {count}. They were created "
+                f"earlier; create sessions after enable_mixed_precision_graph_rewrite()",
                 stacklevel=2,
             )
         switched_on.enter_context(graph_rewrite_checks.sessions_follow(chosen))

@@ -59,7 +59,7 @@ def test_a_loss_may_be_named(folder):
     given = ("conf.yaml", "--model", "plain.keras", "--steps", "1")
     result = run(*given)
     assert isinstance(result.exception, ConfigurationError)
-    assert "is not compiled; give a loss" in str(result.exception)
+    assert "is not compiled; pass e.g. loss=" in str(result.exception)
     result = run(*given, "--loss", "sparse_categorical_crossentropy")
     assert result.exit_code == 0, result.output
 

@@ -56,5 +56,5 @@ def test_a_layer_that_keeps_its_state_is_refused_with_the_reason(name: str) -> N
     inputs = keras.Input(batch_shape=(2, 6, 8))
     net = keras.Model(inputs, getattr(layers, name)(4, stateful=True)(inputs))
     converter = MixedPrecision(model=net)
-    with pytest.raises(ModelLoadError, match="keeps values from call to call.*stateful=False"):
+    with pytest.raises(ModelLoadError, match="must not keep state between calls.*stateful=False"):
         converter.sensitivity(0)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.op_outputs import OpOutput
+from neural_mp.adaptors.common.trainable import TrainableModel
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.hardware import Device
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.kernel_trace import OpTrace
+from neural_mp.core.numerics_trace import ModelTrace
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
 
 M = TypeVar("M")
@@ -174,3 +179,31 @@ class Drawing(Generic[M]):
     """
 
     draw: Callable[[M, Path], tuple[Path, ...]]
+
+
+def _no_devices() -> Sequence[Device]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Training:
+    """Mixed-precision training of the user's own model, which is not loaded by the adaptor.
+
+    Attributes:
+        open_trainable: model, first batch, loss, precision (BF16 or FP16), optimizer → a context
+            with the `TrainableModel`, at whose end the model is restored; loss and optimizer as
+            passed to `neural_mp.training.advise`, None by default. `ConfigurationError` if model,
+            loss or optimizer are invalid; `DataError` if the batch does not fit the model.
+        apply_plan: model, layer → precision (FP32 or one of 16 bits) → the model, which trains in
+            these precisions from then on; `UnknownOperatorError` if the model lacks a layer.
+        trace_numerics: model, batch, loss, loss scale → the trace of a training pass, without
+            gradients if there is no loss; the model stays unchanged. Errors as above.
+        devices: the devices that the framework can access; none by default.
+    """
+
+    open_trainable: Callable[
+        [Any, Any, Any, Precision, Any], AbstractContextManager[TrainableModel]
+    ]
+    apply_plan: Callable[[Any, Mapping[str, Precision]], Any]
+    trace_numerics: Callable[[Any, Any, Any, float], ModelTrace]
+    devices: Callable[[], Sequence[Device]] = _no_devices

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from neural_mp.adaptors.common.optional import (
     OpOutputs,
     OpTiming,
     Portability,
+    Training,
 )
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
@@ -70,6 +72,16 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     fingerprint = staticmethod(fingerprint)
     save = staticmethod(storage.save)
     restore = staticmethod(storage.restore)
+
+    @cached_property
+    def training(self) -> Training:
+        """Training of torch modules, whose code is imported on first use."""
+        from neural_mp.adaptors.pytorch.training.apply_plan import apply_plan
+        from neural_mp.adaptors.pytorch.training.devices import devices
+        from neural_mp.adaptors.pytorch.training.gradients import open_trainable
+        from neural_mp.adaptors.pytorch.training.numerics_trace import trace_numerics
+
+        return Training(open_trainable, apply_plan, trace_numerics, devices)
 
     def load(
         self,

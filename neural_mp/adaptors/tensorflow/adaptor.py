@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from neural_mp.adaptors.common.optional import (
     OpTiming,
     Portability,
     SingleFile,
+    Training,
 )
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import (
@@ -79,6 +81,16 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     convert_graph = staticmethod(write)
     save = staticmethod(storage.save)
     restore = staticmethod(storage.restore)
+
+    @cached_property
+    def training(self) -> Training:
+        """Training of Keras models, whose code is imported on first use."""
+        from neural_mp.adaptors.tensorflow.training.apply_plan import apply_plan
+        from neural_mp.adaptors.tensorflow.training.devices import devices
+        from neural_mp.adaptors.tensorflow.training.gradients import open_trainable
+        from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics
+
+        return Training(open_trainable, apply_plan, trace_numerics, devices)
 
     def load(
         self,
@@ -141,8 +153,8 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
             except RuntimeError:
                 if tf.config.threading.get_intra_op_parallelism_threads() != count:
                     logger.warning(
-                        "TensorFlow keeps the number of threads it started with; to use %d, set "
-                        "tf.config.threading.set_intra_op_parallelism_threads before anything runs",
+                        "TensorFlow keeps its number of threads after a first run; to use %d, set "
+                        "tf.config.threading.set_intra_op_parallelism_threads before",
                         count,
                     )
         yield

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.tensorflow.control_flow import closure
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
@@ -60,29 +61,19 @@ def _is_safe(
     if not sharing.isdisjoint(outputs) or any(not graph.nodes[n].input for n in sharing):
         return False
     before = set(graph.pruned([kernel]).nodes) - {kernel}
-    for name in sharing:
-        for reader, position in consumers[name]:
-            if reader == kernel and position == _SUMMAND:
-                continue
-            if reader not in before and reader not in sharing:
-                return False
+    readers = {read for name in sharing for read in consumers[name]} - {(kernel, _SUMMAND)}
     # An alias that is no ancestor of the kernel would be read, or kept, later.
-    return all(name in before for name in sharing)
+    return sharing <= before and all(reader in before for reader, _ in readers)
 
 
 def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set[str]:
-    found, waiting = {start}, [start]
-    while waiting:
-        name = waiting.pop()
+    def near(name: str) -> Iterator[str]:
         node = graph.nodes[name]
-        near = [reader for reader, _ in consumers[name] if graph.nodes[reader].op in _SHARE_MEMORY]
+        yield from (r for r, _ in consumers[name] if graph.nodes[r].op in _SHARE_MEMORY)
         if node.op in _SHARE_MEMORY:
-            near += [node_of(t) for t in node.input[:1] if not is_control(t)]
-        for other in near:
-            if other not in found:
-                found.add(other)
-                waiting.append(other)
-    return found
+            yield from (node_of(t) for t in node.input[:1] if not is_control(t))
+
+    return closure([start], graph.nodes, near)
 
 
 def _ways_to_copy() -> Iterator[_Copy]:

@@ -19,7 +19,7 @@ from tensorflow.python.util import _pywrap_util_port
 from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle
 from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
-from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, make_constant, make_node
+from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef
 from neural_mp.amp import (
     EDIT_OPTIONS,
     FORCE_ALL,
@@ -52,7 +52,7 @@ def runtime_lists(precision: Precision) -> FourLists | None:
         try:
             run_pass(_product(), precision, ["x"], ["y"], {f"{PREFIX}LOG_PATH": folder})
         except (tf.errors.OpError, ValueError):
-            logger.warning("TensorFlow's pass for %s does not run", precision, exc_info=True)
+            logger.warning("TensorFlow's pass for %s fails", precision, exc_info=True)
         files = sorted(Path(folder).glob("paintbuckets*"))
         text = files[0].read_text(encoding="utf-8") if files else ""
     return _parsed(text) if text else None
@@ -65,14 +65,10 @@ def run_pass(
     outputs: Iterable[str],
     variables: Mapping[str, str] | None = None,
 ) -> GraphDef:
-    """Rewrite a graph with TensorFlow's own mixed precision pass.
+    """Return a graph rewritten by TensorFlow's own mixed precision pass, for FP16 as on a GPU.
 
-    Args:
-        graph: graph, left unchanged.
-        precision: BF16, or FP16 as on a GPU.
-        inputs: tensors fed.
-        outputs: tensors fetched, whose nodes the pass leaves alone.
-        variables: further settings, as environment variables.
+    The pass leaves the nodes of the outputs alone. `variables` are further settings, as environment
+    variables.
 
     Raises:
         tf.errors.OpError: the pass refuses the graph.
@@ -83,14 +79,10 @@ def run_pass(
 
 
 def _product() -> GraphDef:
-    return GraphDef(
-        node=[
-            make_node("Placeholder", "x", dtype=tf.float32),
-            make_constant("w", np.ones((4, 4), np.float32)),
-            make_node("MatMul", "m", ["x", "w"], T=tf.float32),
-            make_node("Identity", "y", ["m"], T=tf.float32),
-        ]
-    )
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, (None, 4), "x")
+        tf.identity(tf.matmul(x, np.ones((4, 4), np.float32)), "y")
+    return graph.as_graph_def()
 
 
 def _parsed(text: str) -> FourLists:
@@ -121,7 +113,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class _Request:
     """A request for the pass: its precision, and the environment variables it reads."""
 
     precision: Precision
@@ -130,13 +122,16 @@ class Request:
 
 _lock = threading.RLock()
 #: Active requests in order; the last takes effect.
-_requests: list[Request] = []
+_requests: list[_Request] = []
 #: Optimizer options of the passes before the first request; empty if there are no requests.
 _switches: dict[str, bool] = {}
 
 
-def request(precision: Precision, amp: AmpSettings) -> Request:
-    """Enable the pass for all functions until the request is withdrawn.
+@contextmanager
+def enabled(precision: Precision, amp: AmpSettings) -> Iterator[None]:
+    """Enable the pass for all functions in this context; contexts may end in any order.
+
+    The end of the last context restores the original options.
 
     Raises:
         UnsupportedPrecisionError: the precision has no pass, or none that works here.
@@ -146,27 +141,24 @@ def request(precision: Precision, amp: AmpSettings) -> Request:
     """
     if precision not in PASSES:
         raise UnsupportedPrecisionError(
-            f"TensorFlow has a pass for bf16 and one for fp16, none for {precision}"
+            f"precision of TensorFlow's pass must be bf16 or fp16, got {precision}"
         )
     if precision is Precision.FP16 and not tf.config.list_physical_devices("GPU"):
         raise UnsupportedPrecisionError(
-            "TensorFlow's pass for fp16 looks at ops on a GPU only, and there is none; use bf16"
+            "TensorFlow's pass for fp16 requires a GPU, but none is available; use bf16"
         )
     failure = bf16_obstacle() if precision is Precision.BF16 else None
     if failure is not None:
         raise UnsupportedPrecisionError(failure)
-    made = Request(precision, _variables(precision, amp))
+    request = _Request(precision, _variables(precision, amp))
     with _lock:
-        _requests.append(made)
+        _requests.append(request)
         _apply()
-    return made
-
-
-def withdraw(made: Request) -> None:
-    """Withdraw a request, in any order; withdrawing the last restores the original options."""
-    with _lock:
-        if made in _requests:
-            _requests.remove(made)
+    try:
+        yield
+    finally:
+        with _lock:
+            _requests.remove(request)
             _apply()
 
 
@@ -202,8 +194,8 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
     if amp.force_all:
         if precision is Precision.BF16:
             raise ConfigurationError(
-                f"{amp.origins['unsafe_force_all']} is set, which TensorFlow's pass for bf16 does "
-                f"not take; put the op types on the allow list instead"
+                f"{amp.origins['unsafe_force_all']} is set, but not supported by TensorFlow's pass "
+                f"for bf16; add the op types to the allow list instead"
             )
         found[LEVEL] = FORCE_ALL
     elif amp.infer_as_deny:
@@ -218,7 +210,7 @@ def _no_pass(precision: Precision) -> str:
     """Return why TensorFlow's pass has no effect here."""
     if precision is Precision.BF16 and not _pywrap_util_port.IsMklEnabled():
         return (
-            "TensorFlow's pass for bf16 is a part of oneDNN, which is off here; set the "
-            "environment variable TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported"
+            "TensorFlow's pass for bf16 requires oneDNN, which is disabled; set the environment "
+            "variable TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported"
         )
-    return f"this TensorFlow has no working pass for {precision}"
+    return f"the installed TensorFlow has no working pass for {precision}"

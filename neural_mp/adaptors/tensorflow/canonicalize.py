@@ -15,15 +15,17 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.tensorflow.conditionals import take_constant_branches
 from neural_mp.adaptors.tensorflow.constant_folding import (
     compute_constants,
     merge_duplicates,
     simplified,
 )
-from neural_mp.adaptors.tensorflow.control_flow import with_functions_of_its_own
-from neural_mp.adaptors.tensorflow.control_flow_lowering import lowered
-from neural_mp.adaptors.tensorflow.function_constants import read_constants, tie_constants
+from neural_mp.adaptors.tensorflow.control_flow import lowered, with_functions_of_its_own
+from neural_mp.adaptors.tensorflow.function_constants import (
+    read_constants,
+    take_constant_branches,
+    tie_constants,
+)
 from neural_mp.adaptors.tensorflow.layer_folding import fold_affine_chains, fold_paddings
 from neural_mp.adaptors.tensorflow.model import ServedSignature
 from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
@@ -44,6 +46,10 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     without_places,
 )
 
+logger = logging.getLogger(__name__)
+
+#: Ops that return their input.
+_IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 _BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
 _PRODUCTS = ("Einsum", *_BATCH_PRODUCTS)
 #: Ops that process each element separately, so that a Reshape commutes with them.
@@ -128,14 +134,10 @@ def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
 def _put_product(
     graph: TensorGraph, node: NodeDef, weight: Array, columns: tuple[int, ...], known: Shapes
 ) -> None:
-    """Replace a node by Reshape, MatMul, Reshape; the last keeps the node's name.
+    """Replace a product over the last axes of its input by Reshape, MatMul, Reshape.
 
-    Args:
-        graph: graph, changed in place.
-        node: product over the last axes of its input.
-        weight: weight matrix.
-        columns: sizes of the last axes of the result, which the matrix produces.
-        known: shapes in the graph.
+    The last node keeps the name. `columns` are the sizes of the last axes of the result, which the
+    matrix `weight` produces.
     """
     shape = known[node.name]
     if shape is None or 0 in shape:
@@ -147,10 +149,10 @@ def _put_product(
     product = graph.put("MatMul", f"{name}/MatMul", [matrix, factor], **plainly)
     fixed = _constant_shape(shape)
     if fixed is not None:
-        told = graph.put_constant(f"{name}/sizes", fixed)
+        target = graph.put_constant(f"{name}/sizes", fixed)
     else:
-        told = _computed_sizes(graph, node, len(shape) - len(columns), columns)
-    graph.add(make_node("Reshape", name, [product, told], **sizes))
+        target = _computed_sizes(graph, node, len(shape) - len(columns), columns)
+    graph.add(make_node("Reshape", name, [product, target], **sizes))
 
 
 def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
@@ -162,12 +164,12 @@ def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
     for other in graph.nodes.values():
         # A Reshape with control inputs may wait for this very product.
         if other.op == "Reshape" and len(other.input) == 2 and other.input[0] == source:
-            asked = graph.constant(other.input[1])
-            if asked is not None and np.array_equal(asked, rows):
+            sizes = graph.constant(other.input[1])
+            if sizes is not None and np.array_equal(sizes, rows):
                 return str(other.name)
-    told = graph.put_constant(f"{node.name}/rows", rows)
-    sizes = {"T": tf.float32, "Tshape": tf.int32}
-    return graph.put("Reshape", f"{node.name}/matrix", [source, told], **sizes)
+    target = graph.put_constant(f"{node.name}/rows", rows)
+    types = {"T": tf.float32, "Tshape": tf.int32}
+    return graph.put("Reshape", f"{node.name}/matrix", [source, target], **types)
 
 
 def _computed_sizes(graph: TensorGraph, node: NodeDef, outer: int, columns: tuple[int, ...]) -> str:
@@ -218,28 +220,28 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -
         if None in origins or len(origins) != 1 or dtype_attribute(node) is not tf.float32:
             continue
         shape, width = now[reshapes[0].name], _width(bases, now)
-        told = {_sizes_told(graph, reshape) for reshape in reshapes}
-        if shape is None or width is None or now[node.name] != shape or len(told) != 1:
+        targets = {_target_shape(graph, reshape) for reshape in reshapes}
+        if shape is None or width is None or now[node.name] != shape or len(targets) != 1:
             continue
         inputs = [_flat_input(graph, t, shape, width) for t in sources]
         if None in inputs or (node.op == "BiasAdd" and shape[-1] != width):
             continue
         edited = graph.edit(node.name)
         edited.input[: len(inputs)] = [t for t in inputs if t is not None]
-        behind = graph.put(
+        reshaped = graph.put(
             "Reshape",
             f"{node.name}/reshaped",
             [node.name, reshapes[0].input[1]],
             T=tf.float32,
             Tshape=tf.as_dtype(reshapes[0].attr["Tshape"].type),
         )
-        moved[node.name] = behind
-        now[behind], now[node.name] = shape, (None, width)
+        moved[node.name] = reshaped
+        now[reshaped], now[node.name] = shape, (None, width)
         flat[node.name] = flat[bases.pop()]
     graph.redirect(moved, unless={*moved, *moved.values()})
 
 
-def _sizes_told(graph: TensorGraph, reshape: NodeDef) -> tuple[int, ...] | str:
+def _target_shape(graph: TensorGraph, reshape: NodeDef) -> tuple[int, ...] | str:
     """Return the shape operand of a Reshape: sizes if constant, else the tensor with them."""
     sizes = graph.constant(reshape.input[1])
     return plain(reshape.input[1]) if sizes is None else tuple(map(int, sizes))
@@ -292,18 +294,8 @@ def _join_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
     graph.redirect(replaced)
 
 
-logger = logging.getLogger(__name__)
-
-#: Ops that return their input.
-_IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
-
-
 def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph, list[str]]:
-    """Bring a frozen graph into canonical form.
-
-    Returns:
-        The graph, and warnings about steps that failed.
-    """
+    """Return a frozen graph in canonical form, and warnings about steps that failed."""
     inputs, outputs = signature.input_tensors, signature.output_tensors
     warnings: list[str] = []
     graph = without_places(graph)
@@ -314,7 +306,7 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
         logger.debug("offline passes failed", exc_info=True)
         graph = graph.pruned(outputs, inputs)
         warnings.append(
-            f"TensorFlow could not fold the constants of the graph, which goes on as it is: "
+            f"constants of the graph are not folded, because TensorFlow's passes failed: "
             f"{str(error).splitlines()[0]}"
         )
     kept = frozenset(map(node_of, outputs))
@@ -341,9 +333,9 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
     for name, node in graph.nodes.items():
         if node.op not in _IDENTITIES or name in outputs or len(node.input) != 1:
             continue
-        beside = [graph[node.input[0]], *(graph[reader] for reader, _ in consumers[name])]
+        near = [graph[node.input[0]], *(graph[reader] for reader, _ in consumers[name])]
         controls = any(is_control(graph.nodes[r].input[place]) for r, place in consumers[name])
-        if not controls and not any(near.op in CONTROL_FLOW for near in beside):
+        if not controls and not any(other.op in CONTROL_FLOW for other in near):
             replaced[name] = plain(node.input[0])
     for name in replaced:
         while replaced[name] in replaced:

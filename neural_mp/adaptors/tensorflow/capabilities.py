@@ -9,12 +9,12 @@ from neural_mp.adaptors.common.capabilities import SIXTEEN_BITS, IntegerKernel, 
 from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.common.tensor_variants import FORM_OF
 from neural_mp.adaptors.tensorflow.control_flow import in_bodies, in_loops
+from neural_mp.adaptors.tensorflow.convert_int8 import padding_of
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
 from neural_mp.adaptors.tensorflow.int8_accumulation import KINDS, bf16_obstacle, forms_that_work
 from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel, kernel_dtypes
 from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.padding import padding_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONTROL_FLOW,
     Array,
@@ -34,18 +34,13 @@ from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_quant_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 
-_NO_FLOAT32 = "it does not compute in float32"
-_BORDER = "it passes on what enters or leaves a loop or branch, as it is"
-_UNSEEN = "calibration sees nothing in a loop that lies in or behind a branch or loop within it"
+_NO_FLOAT32 = "does not compute in float32"
+_BORDER = "passes values into or out of a loop or branch unchanged"
+_UNOBSERVED = "lies in or behind a branch or loop inside a loop, where calibration observes nothing"
 
 
 def kernels(model: TensorFlowModel, products: Products) -> dict[str, OpKernels]:
-    """Return op → its kernels, or the reason why it has none.
-
-    Args:
-        model: the model.
-        products: accumulation of the integer kernels, by kernel kind.
-    """
+    """Return op → its kernels, given the accumulation of the integer kernels."""
     found = _Kernels(model, products)
     return {node.name: found.of(node) for node in model.op_nodes}
 
@@ -91,21 +86,21 @@ class _Kernels:
         if node.name in self.several:
             return reasons.SEVERAL_RESULTS
         if precision is Precision.FP16 and "..." in text_attribute(node, "equation"):
-            return "TensorFlow's FP16 kernel gives wrong numbers for an equation with an ellipsis"
+            return "TensorFlow's FP16 kernel returns wrong results for equations with an ellipsis"
         if DTYPES[FORM_OF[precision]] not in kernel_dtypes(node.op):
-            return f"TensorFlow has no {precision} kernel for {node.op} on the CPU"
+            return f"TensorFlow has no {precision} CPU kernel for {node.op}"
         return None
 
     def missing_int8(self, node: NodeDef) -> str | None:
         """Return why an op has no integer kernel; None if there is a kernel."""
         if node.name in self.structure.tables:
-            return self._table_obstacle(node)
+            return reasons.table_obstacle(self.model.graph.value(node.input[0]))
         if node.op not in LAYERS:
             return self._no_layer(node)
         if dtype_attribute(node) is not tf.float32:
             return _NO_FLOAT32
         if node.name in self.loops and node_of(node.input[0]) not in self.bodies:
-            return _UNSEEN
+            return _UNOBSERVED
         weight = self.model.graph.constant(node.input[1])
         if weight is None:
             return reasons.COMPUTED_WEIGHT
@@ -114,33 +109,30 @@ class _Kernels:
         if self.model.graph.is_constant(node.input[0]):
             return reasons.CONSTANT_INPUT
         if output_of(node.input[0]):
-            return "it lies in a branch of dataflow control"
+            return "reads a result of dataflow control directly, from within a branch"
         geometry = self._geometry_obstacle(node, weight)
         if geometry is not None:
             return geometry
         missing = forms_needed(node, self.structure.fusion_groups[node.name]) - forms_that_work()
         if missing:
-            return f"the integer kernel does not work here: {', '.join(sorted(missing))}"
+            return f"integer kernel fails on this machine: {', '.join(sorted(missing))}"
         return None
-
-    def _table_obstacle(self, node: NodeDef) -> str | None:
-        return reasons.table_obstacle(self.model.graph.value(node.input[0]))
 
     def _geometry_obstacle(self, node: NodeDef, weight: Array) -> str | None:
         if node.op == "MatMul":
             return reasons.TRANSPOSED_INPUT if node.attr["transpose_a"].b else None
         if channels_first(node):
-            return "the integer kernel takes channels last, and the op has them first"
+            return "integer kernel requires channels last, but the op has channels first"
         shape = self.model.shapes[node.input[0]]
         if shape is None or shape[3] is None:
-            return "how many channels it reads is not known"
+            return "number of input channels is unknown"
         if shape[3] != weight.shape[2]:
-            return "the integer kernel does not take convolutions in groups"
+            return "integer kernel does not support grouped convolutions"
         if set(integers_attribute(node, "dilations")) - {1} and node.op != "Conv2D":
-            return "the integer kernel does not take dilated depthwise convolutions"
+            return "integer kernel does not support dilated depthwise convolutions"
         signed = plain(node.input[0]) not in self.structure.non_negative
         if signed and padding_of(node, weight, shape) is None:
-            return "how much it pads depends on a size that is not known"
+            return "amount of padding depends on an unknown size"
         return None
 
     def _no_layer(self, node: NodeDef) -> str:
@@ -150,10 +142,10 @@ class _Kernels:
             return reasons.AGNOSTIC
         if node.op in ("BatchMatMul", "BatchMatMulV2", "Einsum"):
             if any(map(self.model.graph.is_constant, data_inputs(node))):
-                return "it is no product of its last axes with a matrix"
+                return "not a product of the last axes with a matrix"
             return reasons.BOTH_FACTORS_COMPUTED
         if not has_kernel(node.op):
-            return "TensorFlow has no kernel for it on the CPU at all"
+            return "TensorFlow has no CPU kernel for the op"
         return reasons.NO_INTEGER_KERNEL
 
 

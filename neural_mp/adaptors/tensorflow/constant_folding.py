@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported, offline_passes
+from neural_mp.adaptors.tensorflow.runtime import Runner, imported, optimized
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     CONTROL_FLOW,
@@ -24,7 +24,6 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     output_of,
     plain,
     result_dtypes,
-    without_large,
 )
 
 #: The runtime's own passes. `arithmetic` would merge additions and hide residual sums.
@@ -42,25 +41,17 @@ def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> Ten
     Raises:
         tf.errors.OpError: a pass refuses the graph.
     """
-    small, large = without_large(graph)
-    passed = TensorGraph.from_graph_def(offline_passes(small, _PASSES, inputs, outputs))
-    for name, node in large.items():
-        if name in passed:
-            passed.add(node)
-    passed = _without_reserved_names(passed.pruned(outputs, inputs), [*inputs, *outputs])
+    passed = optimized(graph, _PASSES, inputs, outputs).pruned(outputs, inputs)
+    passed = _without_reserved_names(passed, [*inputs, *outputs])
     compute_constants(passed, frozenset(map(node_of, outputs)))
     return passed.pruned(outputs, inputs)
 
 
 def _without_reserved_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
-    """Return the graph with the nodes that `constfold` put behind Switches renamed.
+    """Return the graph with the nodes that `constfold` put behind Switches renamed, except ports.
 
     A later run of the pass would tie a node with a reserved name to its input as soon as another
     node lies between the Switch and the node: a cycle that may crash the runtime.
-
-    Args:
-        graph: the graph.
-        ports: tensors fed and fetched, whose nodes keep their names.
     """
     kept = set(map(node_of, ports))
     return graph.renamed(

@@ -1,12 +1,22 @@
-"""Functions called by a graph, loop frames, and reachability of nodes and functions."""
+"""Loops, branches and functions: inlining, frames, and reachability of nodes and functions.
+
+Functional loops and branches (While, If, Case) are inlined as the runtime does before a run: ops of
+a body then have kernels, precisions and times of their own. Their names start with those of the
+loop and its part: `lstm/while/body/lstm_cell/MatMul`.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import chain
 
 from tensorflow.python.framework import op_def_registry
 
+from neural_mp.adaptors.tensorflow.runtime import optimized
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONTROL_FLOW,
     FunctionDefLibrary,
@@ -66,13 +76,9 @@ def called(node: NodeDef) -> Iterator[str]:
 def reached(
     graph: GraphDef, nodes: Iterable[str], functions: Iterable[str] = ()
 ) -> tuple[set[str], set[str]]:
-    """Return the nodes and functions that run when the given ones run.
-
-    Returns:
-        Names of nodes of the graph, and of functions in its library.
-    """
+    """Return the nodes of a graph and functions of its library that run if the given ones run."""
     by_name = {node.name: node for node in graph.node}
-    found = _closure(nodes, by_name, lambda name: map(node_of, by_name[name].input))
+    found = closure(nodes, by_name, lambda name: map(node_of, by_name[name].input))
     calls = [*functions, *(name for node in found for name in called(by_name[node]))]
     return found, _run(graph.library, calls)
 
@@ -89,13 +95,13 @@ def _run(library: FunctionDefLibrary, calls: Iterable[str]) -> set[str]:
         for node in by_name[name].node_def:
             yield from called(node)
 
-    return _closure(calls, by_name, needed)
+    return closure(calls, by_name, needed)
 
 
-def _closure(
+def closure(
     roots: Iterable[str], known: Container[str], needed: Callable[[str], Iterable[str]]
 ) -> set[str]:
-    """Return all known names that the roots need, directly or not, roots included."""
+    """Return all known names that the roots lead to, directly or not, roots included."""
     found: set[str] = set()
     waiting = list(roots)
     while waiting:
@@ -203,23 +209,88 @@ def _loop_of(graph: TensorGraph, end: str, found: Mapping[str, str]) -> str:
     return found[node_of(graph.nodes[end].input[0])]
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A loop frame: its LoopCond, the enclosing frame if any, and its parallel iterations."""
+
+    condition: str
+    around: str
+    parallel: int
+
+
+def loops_of(graph: TensorGraph, within: Mapping[str, str]) -> dict[str, Loop]:
+    """Return frame name → its loop, given the result of `frames`."""
+    conditions = {f: name for name, f in within.items() if graph.nodes[name].op == "LoopCond"}
+    entered = {f: graph.nodes[n] for n, f in within.items() if graph.nodes[n].op in ENTERS}
+    return {
+        frame: Loop(
+            conditions.get(frame, ""),
+            within.get(node_of(node.input[0]), ""),
+            node.attr["parallel_iterations"].i,
+        )
+        for frame, node in entered.items()
+    }
+
+
 def in_bodies(graph: TensorGraph) -> frozenset[str]:
     """Return the ops that run exactly once per iteration of a loop, behind its condition.
 
     Ops in a branch within the loop, and behind such a branch, are left out.
     """
     within, consumers = frames(graph), graph.consumers()
-    waiting = [
+    starts = [
         reader
         for name, node in graph.nodes.items()
         if node.op in SWITCHES and graph[node.input[1]].op == "LoopCond"
         for reader, place in consumers[name]
         if output_of(graph.nodes[reader].input[place]) == 1
     ]
-    bodies: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in within and name not in bodies and graph.nodes[name].op not in CONTROL_FLOW:
-            bodies.add(name)
-            waiting.extend(reader for reader, _ in consumers[name])
-    return frozenset(bodies)
+    inner = {name for name in within if graph.nodes[name].op not in CONTROL_FLOW}
+    return frozenset(closure(starts, inner, lambda name: (r for r, _ in consumers[name])))
+
+
+_FUNCTIONAL = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
+#: Attribute that requests inlining from the runtime.
+_LOWER = "_lower_using_switch_merge"
+#: Name of an op in the body of a loop or branch.
+_BODY = re.compile(r"^(?P<caller>.+?)/(?P<part>body|cond|then|else|branch\d+)/_\d+/(?P<rest>.+)$")
+
+
+def lowered(graph: TensorGraph, inputs: Collection[str], outputs: Collection[str]) -> TensorGraph:
+    """Return the graph with the bodies of its loops and branches inlined.
+
+    Raises:
+        tf.errors.OpError: the runtime refuses the graph.
+    """
+    if not any(node.op in _FUNCTIONAL for node in graph.nodes.values()):
+        return _with_short_names(graph, [*inputs, *outputs])
+    marked = TensorGraph(dict(graph.nodes), graph.versions, deepcopy(graph.library))
+    edited = (marked.edit(name) for name, node in graph.nodes.items() if node.op in _FUNCTIONAL)
+    for node in chain(edited, *(function.node_def for function in marked.library.function)):
+        if node.op in _FUNCTIONAL:
+            node.attr[_LOWER].b = True
+    passed = optimized(marked, ("function",), inputs, outputs)
+    return _with_short_names(passed, [*inputs, *outputs])
+
+
+def _with_short_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
+    """Return the graph with short names, which mention each body once; ports keep their names."""
+    names: dict[str, str] = {}
+    taken, kept = set(graph.nodes), set(map(node_of, ports))
+    for name in graph.nodes:
+        short = _short(name)
+        if short != name and short not in taken and name not in kept:
+            names[name] = short
+            taken.add(short)
+    return graph.renamed(names)
+
+
+def _short(name: str) -> str:
+    """Shorten `a/while/body/_1/a/while/cell/MatMul` to `a/while/body/cell/MatMul`, recursively."""
+    found = _BODY.match(name)
+    if found is None:
+        return name
+    caller, inner = found["caller"], found["rest"]
+    around = "/".join(part for part in caller.split("/") if part not in ("body", "cond"))
+    rest = _short(inner.removeprefix(f"{around}/"))
+    return f"{caller}/{found['part']}/{rest}"

@@ -16,10 +16,9 @@ from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.tensor_variants import FORM_OF, FP32, UINT8
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
-from neural_mp.adaptors.tensorflow.convert_int8 import Layer, kernel_limits, write_layer
+from neural_mp.adaptors.tensorflow.convert_int8 import Layer, kernel_limits, pad_stored, write_layer
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.padding import pad_stored
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     NodeDef,
     TensorGraph,
@@ -41,11 +40,7 @@ from neural_mp.space import ResolvedPlan
 
 
 def write_table(forms: Forms, node: NodeDef, weight_limit: int) -> str:
-    """Write an op that reads rows of a constant table, as INT8 rows with a scale each.
-
-    Returns:
-        The name of the node with the result.
-    """
+    """Write an op that reads rows of a constant table, as INT8 rows; return its node's name."""
     name, table = node.name, forms.source.value(node.input[0])
     scales = weight_scales(table, (1,), weight_limit)
     integers = round_to_int8(table, scales, weight_limit)
@@ -117,10 +112,7 @@ def write(
 ) -> TensorFlowModel:
     """Return the model in the precisions of a plan; the original is left unchanged.
 
-    Args:
-        model: original model.
-        plan: resolved plan.
-        ranges: quantized tensor → the range that its scale must cover.
+    `ranges` maps each quantized tensor to the range that its scale must cover.
     """
     forms = Forms(model.graph, model.output_nodes, plan.flow, ranges)
     writer = _Writer(model, plan, forms)

@@ -1,4 +1,8 @@
-"""Conversion of a layer and the ops fused into it to one integer kernel."""
+"""Conversion of a layer and the ops fused into it to one integer kernel.
+
+The kernels pad with the integer 0, which is the zero point only of non-negative tensors. Other
+tensors are padded by a separate op before the kernel.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,17 @@ from neural_mp.adaptors.tensorflow.integer_kernels import (
     product_node,
     quantize_weight,
 )
+from neural_mp.adaptors.tensorflow.layer_folding import same_paddings
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.padding import pad_stored, padding_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     Consumers,
     NodeDef,
     TensorGraph,
     copied,
+    integers_attribute,
     plain,
+    text_attribute,
 )
 from neural_mp.adaptors.tensorflow.tensor_variants import Forms
 from neural_mp.core.precision import Precision
@@ -115,8 +121,7 @@ def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
     if forms.is_stored(source):
         zero_point = forms.encoding_of(source).zero_point
         return pad_stored(forms, forms.stored(source), name, amounts, zero_point, shape)
-    told = forms.graph.put_constant(f"{name}/amounts", amounts)
-    inputs = [forms.real(source), told]
+    inputs = [forms.real(source), forms.graph.put_constant(f"{name}/amounts", amounts)]
     padded = forms.graph.put("Pad", f"{name}/real", inputs, T=F32, Tpaddings=tf.int32)
     return forms.stored_as(padded, source, name)
 
@@ -155,7 +160,7 @@ class _Call:
             forms.graph.put_constant(f"{head}/weight_high", limits),
         ]
 
-    def told(self, node: NodeDef) -> NodeDef:
+    def with_zero_point(self, node: NodeDef) -> NodeDef:
         """Record the input's zero point on a kernel's node, for rounding its weight again."""
         node.attr[ZERO_POINT].i = self.forms.encoding_of(self.source).zero_point
         return node
@@ -182,7 +187,7 @@ def _write_product(call: _Call, stored: bool) -> str:
         kind = tf.bfloat16 if form == BF16 else F32
         fused = Fused(device, host, ["BiasAdd", *activation, "Dequantize"], kind)
     name = forms.name_for(layer.tail, form)
-    forms.graph.add(call.told(product_node(name, fused)))
+    forms.graph.add(call.with_zero_point(product_node(name, fused)))
     forms.put(layer.tail, form, name)
     return name
 
@@ -207,7 +212,7 @@ def _write_convolution(call: _Call, geometry: NodeDef) -> str:
     host = [*call.host(), *host_sum, *kernel_limits(forms, layer.tail, result)]
     fused = Fused([*call.device(bias), *device_sum], host, [*steps, "Requantize"], U8)
     name = forms.name_for(layer.tail, UINT8)
-    forms.graph.add(call.told(convolution_node(name, fused, geometry)))
+    forms.graph.add(call.with_zero_point(convolution_node(name, fused, geometry)))
     forms.put(layer.tail, UINT8, _clipped(forms, layer, name, result))
     return name
 
@@ -227,3 +232,60 @@ def _clipped(forms: Forms, layer: Layer, name: str, result: QuantParams) -> str:
     for op, limit in limits.items():
         name = forms.clipped(f"{layer.tail}/{op.lower()}", op, name, limit)
     return name
+
+
+#: Channels → integer type that holds several of them: padding single bytes is 20 times slower.
+_WIDE = {8: (tf.int64, np.int64), 4: (tf.int32, np.int32), 2: (tf.int16, np.int16)}
+
+
+def padding_of(node: NodeDef, weight: Array, source: Shape) -> Array | None:
+    """Return the zero padding, [4, 2], of a convolution with channels last.
+
+    None if the padding depends on the input's size, and the size is unknown.
+    """
+    padding = text_attribute(node, "padding")
+    if padding == "VALID":
+        return np.zeros((4, 2), np.int32)
+    if padding == "EXPLICIT":
+        return np.array(integers_attribute(node, "explicit_paddings"), np.int32).reshape(4, 2)
+    return same_paddings(node, weight, source)
+
+
+def pad_stored(
+    forms: Forms, stored: str, name: str, amounts: Array, zero_point: int, shape: Shape
+) -> str:
+    """Pad a quantized tensor with its zero point; return the name of the node.
+
+    `amounts` is the padding before and after every axis, [axes, 2].
+    """
+    graph = forms.graph
+    paddings = graph.put_constant(f"{name}/amounts", amounts.astype(np.int32))
+    last = forms.bits(stored, name)
+    width = _together(shape, amounts)
+    kind, number = _WIDE.get(width, (tf.uint8, np.uint8))
+    zero = np.full(width, zero_point, np.uint8).view(number)[0]
+    if width > 1:
+        assert shape is not None
+        sizes = [size or -1 for size in shape]
+        split = [-1, *sizes[1:3], sizes[3] // width, width]
+        last = _reshaped(graph, last, f"{name}/split", split)
+        last = graph.put("Bitcast", f"{name}/wide", [last], T=tf.uint8, type=kind)
+    value = graph.put_constant(f"{name}/zero", zero)
+    last = graph.put("PadV2", f"{name}/padded", [last, paddings, value], T=kind, Tpaddings=tf.int32)
+    if width > 1:
+        last = graph.put("Bitcast", f"{name}/bytes", [last], T=kind, type=tf.uint8)
+        after = [size + int(amounts[axis].sum()) for axis, size in enumerate(sizes)]
+        last = _reshaped(graph, last, f"{name}/joined", [-1, *after[1:3], sizes[3]])
+    return graph.put("Bitcast", name, [last], T=tf.uint8, type=U8)
+
+
+def _together(shape: Shape, amounts: Array) -> int:
+    """Return the number of channels that can be padded as one integer."""
+    if shape is None or len(shape) != 4 or None in shape[1:] or amounts[3].any():
+        return 1
+    return next((width for width in _WIDE if (shape[3] or 1) % width == 0), 1)
+
+
+def _reshaped(graph: TensorGraph, tensor: str, name: str, sizes: list[int]) -> str:
+    shape = graph.put_constant(f"{name}/sizes", np.array(sizes, np.int32))
+    return graph.put("Reshape", name, [tensor, shape], T=tf.uint8, Tshape=tf.int32)

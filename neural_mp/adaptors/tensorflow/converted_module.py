@@ -50,7 +50,7 @@ class ConvertedModel(tf.Module):
     def __call__(self, *args: object, training: bool = False, **kwargs: object) -> Any:
         """Run one batch, given by position, by name, or as one dict or list; return tensors."""
         if training:
-            raise ValueError("a converted model cannot be trained; train the model it was made of")
+            raise ValueError("a converted model cannot be trained; train the original model")
         inputs = kwargs or (args[0] if len(args) == 1 else list(args))
         given = self.signature.assigned(inputs)
         if not any(tf.is_tensor(value) for value in given):

@@ -41,15 +41,12 @@ _BUCKETS_PER_KEY = 2
 def freeze_tables(
     graph: TensorGraph, handles: Mapping[str, str], captured: Mapping[str, Any]
 ) -> bool:
-    """Replace look-ups in captured tables by ops that compute the results.
+    """Replace look-ups in captured tables by ops, in place; return whether there were any.
 
     Args:
-        graph: graph, changed in place.
+        graph: the graph.
         handles: node that passes on a captured tensor → the node of that tensor.
         captured: node of a captured tensor → the tensor.
-
-    Returns:
-        Whether there were any.
     """
     contents: dict[tuple[str, Any, Any], tuple[Array, Array]] = {}
     found = False
@@ -79,18 +76,18 @@ def _replace(
     """Replace the node of a look-up by ops, the last with the node's name."""
     buckets = _buckets(keys) if kind is tf.string and keys.size else None
     with tf.Graph().as_default() as part:
-        asked = tf.compat.v1.placeholder(kind, name="asked")
+        query = tf.compat.v1.placeholder(kind, name="query")
         default = tf.compat.v1.placeholder(given, [], name="default")
-        flat = tf.reshape(asked, [-1])
+        flat = tf.reshape(query, [-1])
         if not keys.size:
             results = tf.fill(tf.shape(flat), default)
         elif buckets is None:
             results = _of_integers(flat, default, keys, values)
         else:
             results = _of_strings(flat, default, keys, values, buckets)
-        tf.identity(tf.reshape(results, tf.shape(asked)), name="result")
-    _, asked_of, default_of = data_inputs(node)
-    names = {"asked": asked_of, "default": default_of, "result": node.name}
+        tf.identity(tf.reshape(results, tf.shape(query)), name="result")
+    _, query_of, default_of = data_inputs(node)
+    names = {"query": query_of, "default": default_of, "result": node.name}
     for inner in part.as_graph_def().node:
         names.setdefault(inner.name, graph.unused(f"{node.name}/{inner.name}"))
     for inner in part.as_graph_def().node:
@@ -105,12 +102,12 @@ def _replace(
         graph.add(written)
 
 
-def _of_integers(asked: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
+def _of_integers(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
     """Return the values of integer keys, and the default for unknown keys."""
     order = np.argsort(keys)
     keys, values = keys[order], values[order]
-    places = tf.minimum(tf.searchsorted(keys, asked), len(keys) - 1)
-    known = tf.equal(tf.gather(keys, places), asked)
+    places = tf.minimum(tf.searchsorted(keys, query), len(keys) - 1)
+    known = tf.equal(tf.gather(keys, places), query)
     return tf.where(known, tf.gather(values, places), default)
 
 
@@ -127,11 +124,11 @@ def _buckets(keys: Array) -> Array:
 
 
 def _of_strings(
-    asked: tf.Tensor, default: tf.Tensor, keys: Array, values: Array, buckets: Array
+    query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array, buckets: Array
 ) -> tf.Tensor:
     """Return the values of string keys, and the default for unknown keys."""
-    places = tf.gather(buckets, tf.strings.to_hash_bucket_fast(asked, len(buckets)))
-    same = tf.equal(tf.gather(np.append(keys, b""), places), asked[:, tf.newaxis])
+    places = tf.gather(buckets, tf.strings.to_hash_bucket_fast(query, len(buckets)))
+    same = tf.equal(tf.gather(np.append(keys, b""), places), query[:, tf.newaxis])
     same &= places < len(keys)
     place = tf.reduce_sum(tf.where(same, places, 0), -1)
     return tf.where(tf.reduce_any(same, -1), tf.gather(values, place), default)
@@ -149,10 +146,7 @@ _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 def frozen_graph(
     function: ConcreteFunction,
 ) -> tuple[TensorGraph, list[tf.Tensor], list[tf.Tensor]]:
-    """Return the graph of a concrete function with its weights, and its port tensors.
-
-    Returns:
-        The graph, its inputs and its outputs, both in the function's order.
+    """Return the graph of a concrete function with its weights, its inputs and its outputs.
 
     Raises:
         ModelLoadError: the function reads a resource that cannot become a constant.
@@ -172,7 +166,7 @@ def frozen_graph(
         # The conversion passes on any error from reading variables and from its own rewriting.
         logger.debug("freezing failed", exc_info=True)
         raise ModelLoadError(
-            f"the model's variables cannot be turned into constants: {one_line(error)}"
+            f"variables of the model cannot be converted to constants: {one_line(error)}"
         ) from error
     if len(frozen.inputs) != len(inputs):
         extra = [t.name for t in frozen.inputs if t.dtype in (tf.resource, tf.variant)]
@@ -185,16 +179,16 @@ def no_constant(name: str) -> ModelLoadError:
     """Return the error about a resource that is not a variable."""
     return ModelLoadError(
         f"the model reads {name!r}, a lookup table or other resource that is not part of its "
-        f"graph; export it without"
+        f"graph; export the model without the resource"
     )
 
 
 def _kept_state(name: str) -> ModelLoadError:
     """Return the error about a variable that a run reads and writes."""
     return ModelLoadError(
-        f"the model keeps values from call to call: {name!r} reads a variable that the model also "
-        f"writes, as stateful recurrent layers do; a converted model keeps none, so pass the "
-        f"values as inputs and outputs (stateful=False, initial_state)"
+        f"a model must not keep state between calls, but {name!r} reads a variable that the model "
+        f"also writes, as stateful recurrent layers do; pass the state as inputs and outputs "
+        f"(stateful=False, initial_state)"
     )
 
 
@@ -290,11 +284,7 @@ def _handles(graph: TensorGraph, captured: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
-    """Remove control inputs on variable handles and on nodes that read or write variables.
-
-    Returns:
-        Handles of the variables that are written.
-    """
+    """Remove control inputs on variable handles, reads and writes; return the handles written."""
     writes = {
         name: handles.get(node_of(node.input[0]), "")
         for name, node in graph.nodes.items()
@@ -330,7 +320,10 @@ def _replace_read(
         graph.nodes[node.name].input.extend(controls)
         return
     if node.attr["batch_dims"].i:
-        raise ModelLoadError(f"node {node.name!r} gathers from a variable in batches; export it so")
+        raise ModelLoadError(
+            f"node {node.name!r} gathers from a variable with batch_dims, which is not supported; "
+            f"export the model with variables converted to constants"
+        )
     key = plain(node.input[0])
     if key not in values:
         values[key] = graph.put_constant(f"{node.name}/table", value)

@@ -1,4 +1,4 @@
-"""Constants in the bodies of loops and branches.
+"""Constant conditions of branches, and constants in the bodies of loops and branches.
 
 A body reads outside tensors only through its loop or branch. A constant in a body instead has a
 control input on a node of the body: the constant exists whenever the body runs, and is recognized
@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.control_flow import ENTERS, EXITS, SWITCHES, frames
+from neural_mp.adaptors.tensorflow.control_flow import ENTERS, EXITS, SWITCHES, frames, loops_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     Consumers,
     NodeDef,
     TensorGraph,
     copied,
+    data_inputs,
     is_control,
     node_of,
+    output_of,
     plain,
     result_dtypes,
 )
@@ -39,7 +42,8 @@ def read_constants(graph: TensorGraph) -> None:
             for name in waiting:
                 edited = graph.edit(name)
                 edited.input[:] = [tensor for tensor in edited.input if tensor not in idle]
-            idle = {f"^{name}" for name in waiting if _is_idle(graph.nodes[name])}
+            nodes = (graph.nodes[name] for name in waiting)
+            idle = {f"^{node.name}" for node in nodes if node.op == "NoOp" and not node.input}
 
 
 def tie_constants(graph: TensorGraph) -> None:
@@ -47,19 +51,13 @@ def tie_constants(graph: TensorGraph) -> None:
     within = frames(graph)
     if not within:
         return
-    conditions, around = {}, {}
-    for name, loop in within.items():
-        node = graph.nodes[name]
-        if node.op == "LoopCond":
-            conditions[loop] = name
-        elif node.op in ENTERS:
-            around[loop] = within.get(node_of(node.input[0]), "")
+    loops = loops_of(graph, within)
     pivots, readers = _Pivots(graph), graph.consumers()
     tied: dict[tuple[str, str], str] = {}
     for name, loop in within.items():
         node = graph.nodes[name]
         if node.op in ENTERS:
-            loop = around[loop]
+            loop = loops[loop].around
         for position, tensor in enumerate(node.input if loop else ()):
             source = node_of(tensor)
             key = source, loop
@@ -68,7 +66,9 @@ def tie_constants(graph: TensorGraph) -> None:
             if key not in tied:
                 alone = all(within.get(reader) == loop for reader, _ in readers[source])
                 tied[key] = source if alone else graph.unused(f"{source}/within")
-                _put(graph, tied[key], graph.nodes[source], pivots.of_body(conditions[loop], 1))
+                _put(
+                    graph, tied[key], graph.nodes[source], pivots.of_body(loops[loop].condition, 1)
+                )
             graph.edit(name).input[position] = tied[key]
 
 
@@ -76,10 +76,6 @@ def _put(graph: TensorGraph, name: str, constant: NodeDef, pivot: str) -> str:
     made = copied(constant, name)
     made.input[:] = [f"^{pivot}"]
     return graph.add(made)
-
-
-def _is_idle(node: NodeDef) -> bool:
-    return node.op == "NoOp" and not node.input
 
 
 def _handed_on(graph: TensorGraph) -> dict[str, str]:
@@ -143,12 +139,7 @@ class _Pivots:
         self._found: dict[tuple[str, int], str] = {}
 
     def of_body(self, condition: str, index: int) -> str:
-        """Return the node of a loop's body (index 1 of its LoopCond), or of a branch (its index).
-
-        Args:
-            condition: tensor that Switches read as their second input.
-            index: index of the Switch result that the body reads.
-        """
+        """Return the node of the body that reads this result of the Switches on a condition."""
         key = plain(condition), index
         if key not in self._found:
             self._found[key] = self._made(*key)
@@ -189,3 +180,70 @@ class _Pivots:
         made.input[:] = [condition, condition]
         made.attr["T"].type = result_dtypes(self.graph[condition])[0].as_datatype_enum
         return self.graph.nodes[self.graph.add(made)]
+
+
+def take_constant_branches(graph: TensorGraph) -> None:
+    """Connect the taken branches of constant conditions directly to the graph, in place.
+
+    Branches not taken stay in the graph unread.
+    """
+    taken = {
+        name: index
+        for name, node in graph.nodes.items()
+        if node.op in ("Switch", "_SwitchN") and (index := _index(graph, node)) is not None
+    }
+    if not taken:
+        return
+    dead = _dead(graph, taken)
+    replaced = {
+        plain(f"{name}:{index}"): plain(graph.nodes[name].input[0])
+        for name, index in taken.items()
+        if name not in dead
+    }
+    for name, node in list(graph.nodes.items()):
+        living = [t for t in data_inputs(node) if not _is_dead(t, taken, dead)]
+        if node.op != "Merge" or name in dead or len(living) == len(data_inputs(node)):
+            continue
+        if len(living) == 1:
+            replaced[name] = living[0]
+            place = np.int32(data_inputs(node).index(living[0]))
+            replaced[f"{name}:1"] = graph.put_constant(f"{name}/taken", place)
+    for tensor in replaced:
+        while replaced[tensor] in replaced:
+            replaced[tensor] = replaced[replaced[tensor]]
+    # Control inputs on unread Switches and Merges wait for the nodes that these passed on.
+    waits = {f"^{t}": f"^{node_of(s)}" for t, s in replaced.items() if ":" not in t}
+    graph.redirect({**replaced, **waits})
+
+
+def _index(graph: TensorGraph, switch: NodeDef) -> int | None:
+    """Return the index of a Switch's live result; None if the condition is computed."""
+    value = graph.constant(switch.input[1])
+    if value is None or graph[switch.input[1]].input:
+        return None
+    if switch.op == "Switch":
+        return int(bool(value))
+    last = int(switch.attr["num_outs"].i) - 1
+    return int(value) if 0 <= int(value) < last else last
+
+
+def _is_dead(tensor: str, taken: dict[str, int], dead: set[str]) -> bool:
+    source = node_of(tensor)
+    return source in dead or (source in taken and output_of(tensor) != taken[source])
+
+
+def _dead(graph: TensorGraph, taken: dict[str, int]) -> set[str]:
+    """Return the nodes that never run: those that need a dead result, except live Merges."""
+    consumers = graph.consumers()
+    dead: set[str] = set()
+    waiting = list(taken)
+    while waiting:
+        for reader, _ in consumers[waiting.pop()]:
+            node = graph.nodes[reader]
+            inputs = [_is_dead(t, taken, dead) for t in node.input if not is_control(t)]
+            controls = [node_of(t) in dead for t in node.input if is_control(t)]
+            gone = all(inputs) if node.op == "Merge" else any(inputs)
+            if reader not in dead and (gone or any(controls)):
+                dead.add(reader)
+                waiting.append(reader)
+    return dead

@@ -81,14 +81,11 @@ def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Step | No
         inner = [name for name in values if name != last]
         if all(reader in values for name in inner for reader, _ in consumers[name]):
             for kind, form in _FORMS.items():
-                if _same(form(_POINTS), values[last]):
+                # Constants are float32; the exact and approximate GELU differ by up to 5e-4.
+                same_shape = values[last].shape == _POINTS.shape
+                if same_shape and np.allclose(form(_POINTS), values[last], rtol=0, atol=1e-5):
                     return Step(kind, tuple(values)[1:])
     return None
-
-
-def _same(one: Values, other: Values) -> bool:
-    # Float32 constants; the exact and approximate GELU differ by up to 5e-4.
-    return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=1e-5))
 
 
 def _next_computable(
@@ -251,11 +248,9 @@ def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     tensors = data_inputs(node)
     count = _AGNOSTIC[node.op]
     moved = tensors[:-1] if count is None else tensors[:count]
-    if any(":" in tensor or graph.is_constant(tensor) for tensor in moved):
-        return ()
-    if not all(graph.is_constant(tensor) for tensor in tensors[len(moved) :]):
-        return ()
-    if channels_first(node):
+    computed = not any(":" in tensor or graph.is_constant(tensor) for tensor in moved)
+    others_constant = all(graph.is_constant(tensor) for tensor in tensors[len(moved) :])
+    if not computed or not others_constant or channels_first(node):
         return ()
     if node.op in ("MaxPool", "AvgPool"):
         window = integers_attribute(node, "ksize")
@@ -272,9 +267,8 @@ def _is_table(graph: TensorGraph, node: NodeDef) -> bool:
     table, rows, axis = data_inputs(node)
     if not graph.is_constant(table) or graph.is_constant(rows):
         return False
-    if node.attr["Tparams"].type != tf.float32.as_datatype_enum:
-        return False
-    return len(constant_shape(graph[table])) == 2 and graph.constant(axis) == 0
+    is_float = node.attr["Tparams"].type == tf.float32.as_datatype_enum
+    return is_float and len(constant_shape(graph[table])) == 2 and graph.constant(axis) == 0
 
 
 def _non_negative(graph: TensorGraph) -> frozenset[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tensorflow.core.framework.node_def_pb2 import NodeDef
-
 from neural_mp.adaptors.tensorflow.layer_folding import CONVOLUTIONS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.profiler import PRECISIONS
@@ -24,6 +22,7 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
     known = {*fed, *(node.name for node in model.op_nodes)}
     ops = []
     for node in model.op_nodes:
+        first_dtype = next(iter(result_dtypes(node)), None)
         read = (node_of(tensor) for tensor in data_inputs(node))
         ops.append(
             Op(
@@ -35,12 +34,7 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 writes_int8=node.op in CONVOLUTIONS,  # whose integer kernel cannot write floats
                 weights=sum(map(constant_size, model.graph.constants_of(node))),
                 layers=model.layers.get(node.name, ()),
-                source_precision=_source_precision(node),
+                source_precision=PRECISIONS.get(first_dtype, Precision.FP32),
             )
         )
     return OpGraph(ops, fed, [name for name in model.output_nodes if name in known])
-
-
-def _source_precision(node: NodeDef) -> Precision:
-    """Return the precision of a node's first result."""
-    return PRECISIONS.get(next(iter(result_dtypes(node)), None), Precision.FP32)

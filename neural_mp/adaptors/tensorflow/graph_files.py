@@ -40,27 +40,25 @@ _NO_OUTPUTS = (
 def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
     """Return the graph in a `.pb` or `.pbtxt` file without unreachable nodes, and warnings.
 
-    Args:
-        path: path of the file.
-        ports: names of the outputs and inputs if the user named the outputs.
+    `ports` are the names of the outputs and inputs if the user named the outputs.
 
     Raises:
         ModelLoadError: the file is of another type, damaged or cut off.
     """
     if path.suffix not in SUFFIXES:
         raise ModelLoadError(
-            f"{str(path)!r} is no model of TensorFlow's; expected a SavedModel folder or a file "
-            f"that ends in .keras, .h5, {' or '.join(SUFFIXES)}"
+            f"a TensorFlow model must be a SavedModel folder or a file that ends in .keras, .h5, "
+            f"{' or '.join(SUFFIXES)}, got {str(path)!r}"
         )
     graph = GraphDef()
     try:
         parse(path, graph)
     except UNREADABLE as error:
         raise ModelLoadError(
-            f"{str(path)!r} is no graph, or is damaged: {str(error).splitlines()[0]}"
+            f"{str(path)!r} is not a graph file, or damaged: {str(error).splitlines()[0]}"
         ) from error
     if not graph.node:
-        raise ModelLoadError(f"the graph in {str(path)!r} is empty")
+        raise ModelLoadError(f"the graph in {str(path)!r} must have nodes, got none")
     # Only the reachable part is checked: TensorFlow never sees the rest.
     drop_unreachable(graph, ports)
     check_graph(graph, f"the graph in {str(path)!r}")
@@ -68,8 +66,8 @@ def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
         return graph, []
     # The version follows the nodes, so a file that was cut between two nodes lacks the version.
     return graph, [
-        f"{str(path)!r} does not say which version of TensorFlow wrote it, as a file that was cut "
-        f"off would; check that the outputs are the right ones"
+        f"{str(path)!r} records no TensorFlow version, as if the file were cut off; check that the "
+        f"outputs are the right ones"
     ]
 
 
@@ -106,7 +104,7 @@ def checked(graph: GraphDef, what: str) -> tf.Graph:
     except (ValueError, KeyError, tf.errors.OpError) as error:
         lines = str(error).strip().splitlines()
         raise ModelLoadError(
-            f"{what} is not a graph that this TensorFlow can run: {lines[0] if lines else error}"
+            f"the installed TensorFlow cannot run {what}: {lines[0] if lines else error}"
         ) from error
 
 
@@ -121,7 +119,7 @@ def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
     except (KeyError, ValueError):
         names = [o.name for o in graph.get_operations() if o.type != CONSTANT and o.outputs]
         raise ConfigurationError(
-            f"{option} names {name!r}, which is no tensor of the graph"
+            f"{option} names {name!r}, which is not a tensor of the graph"
             f"{did_you_mean(node_of(name), names)}"
         ) from None
 
@@ -161,9 +159,7 @@ def cut_at(graph: TensorGraph, checked_graph: tf.Graph, inputs: tuple[str, ...])
         tensor = tensor_named(checked_graph, name, "inputs")
         if len(tensor.op.outputs) > 1:
             raise ConfigurationError(
-                f"inputs names {name!r}, one of {len(tensor.op.outputs)} results of an op; only "
-                f"ops with one result can be fed from outside"
+                f"inputs must name ops with one result, got {name!r}, one of "
+                f"{len(tensor.op.outputs)} results of an op"
             )
-        fed = make_node("Placeholder", node_of(name), dtype=tensor.dtype)
-        fed.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
-        graph.add(fed)
+        graph.add(make_node("Placeholder", node_of(name), dtype=tensor.dtype, shape=tensor.shape))

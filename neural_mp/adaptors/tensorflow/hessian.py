@@ -36,7 +36,7 @@ def hessian_traces(
         try:
             gradients = tf.compat.v1.gradients(outputs, read, signs)
         except LookupError as error:
-            raise ConversionError(f"the model has no gradients: {error}") from error
+            raise ConversionError(f"an op of the model has no gradient: {error}") from error
         squares = {
             op: tf.reduce_sum(tf.square(gradient)).name
             for op, gradient in zip(weights, gradients, strict=True)
@@ -48,8 +48,8 @@ def hessian_traces(
         feeds = model.signature.bind(inputs)
 
         def squared(directions: list[Array]) -> dict[str, float]:
-            drawn = zip(signs, directions, strict=True)
-            given = {**feeds, **{placeholder.name: value for placeholder, value in drawn}}
+            directed = zip(signs, directions, strict=True)
+            given = {**feeds, **{placeholder.name: value for placeholder, value in directed}}
             return dict(
                 zip(squares, map(float, runner(given, list(squares.values()))), strict=True)
             )

@@ -57,21 +57,21 @@ def bf16_obstacle() -> str | None:
     if limit is None:
         return "TensorFlow's BF16 kernels fail on this machine"
     return (
-        f"TensorFlow's BF16 kernels fail with {ONEDNN_LIMIT}={limit}; set TF_ENABLE_ONEDNN_OPTS=0 "
-        f"with it, which is how TensorFlow runs on such a processor"
+        f"TensorFlow's BF16 kernels fail with {ONEDNN_LIMIT}={limit}; also set "
+        f"TF_ENABLE_ONEDNN_OPTS=0, as on a CPU with these instructions only"
     )
 
 
 def int8_accumulation(hardware: Hardware) -> Products:
     """Return the accumulation of each kernel kind on the target machine."""
 
-    def asked_under(onednn_limit: str | None) -> Products:
+    def probed(onednn_limit: str | None) -> Products:
         found = _facts(onednn_limit)
         working = [form for form in FORMS if f"{WORKS}{form}" in found]
         exact = [_case(form) for form in working if f"{EXACT}{form}" in found]
         return from_facts(exact, map(_case, working))
 
-    return products_for(hardware, asked_under)
+    return products_for(hardware, probed)
 
 
 def _case(form: str) -> str:

@@ -15,7 +15,7 @@ from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.int8_accumulation import BF16_CASES, EXACT, FORMS, WORKS
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import Runner
-from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph, make_constant, make_node
+from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph
 from neural_mp.core.enums import WeightRange
 from neural_mp.core.int8_accumulation import (
     FULL_RANGE,
@@ -33,6 +33,11 @@ _F32 = tf.float32
 #: Scales of inputs and weights, chosen such that results are of the order of 1, where activations
 #: are nonlinear.
 _INPUT_STEP, _WEIGHT_STEP = 1 / 255, 1 / 127
+_ACTIVATIONS = {
+    **{"Relu": tf.nn.relu, "Relu6": tf.nn.relu6, "Elu": tf.nn.elu},
+    **{"Tanh": tf.tanh, "Sigmoid": tf.sigmoid, "GeluExact": tf.nn.gelu},
+    "GeluApproximate": lambda x: tf.nn.gelu(x, approximate=True),
+}
 #: Error from float32 and approximate activations, in addition to one step.
 _STEP_TOLERANCE = 0.05
 
@@ -91,29 +96,45 @@ def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
 def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, dict[str, Array]]:
     op, _, kind = form.partition(" ")
     draw = np.random.default_rng(0)
-    spatial = op != "MatMul"
-    shape = (2, 9, 9, _CHANNELS) if spatial else (6, _CHANNELS)
+    shape = (6, _CHANNELS) if op == "MatMul" else (2, 9, 9, _CHANNELS)
     feeds = {"x": _on_steps(draw, shape, signed)}
-    graph = TensorGraph({})
-    graph.add(_placeholder("x", shape))
-    last = _layer(graph, op, "x", kind, _extreme_weight(draw, op, limit))
+    weight = _extreme_weight(draw, op, limit)
     if kind == "Sum":
         feeds["z"] = _on_steps(draw, shape, signed)
-        graph.add(_placeholder("z", shape))
-        last = graph.add(make_node("AddV2", "sum", [last, "z"], T=_F32))
-        last = graph.add(make_node("Relu", "after", [last], T=_F32)) if signed else last
-    elif kind.startswith("Gelu"):
-        last = _gelu(graph, last, kind)
-    elif kind in ("Relu", "Relu6", "Tanh", "Sigmoid", "Elu"):
-        last = graph.add(make_node(kind, "after", [last], T=_F32))
-    if not spatial:  # also covers an INT8 result
-        last = _layer(graph, op, last, "plain", np.eye(_CHANNELS, dtype=np.float32), "again")
-    graph.add(make_node("Identity", "y", [last], T=_F32))
+    graph = tf.Graph()
+    with graph.as_default():
+        fed = [tf.compat.v1.placeholder(_F32, (None, *shape[1:]), name) for name in feeds]
+        y = _layer(op, fed[0], kind, weight)
+        if kind == "Sum":
+            y = tf.raw_ops.AddV2(x=y, y=fed[1])
+            y = tf.nn.relu(y) if signed else y
+        if kind in _ACTIVATIONS:
+            y = _ACTIVATIONS[kind](y)
+        if op == "MatMul":  # also covers an INT8 result
+            y = _layer(op, y, "plain", np.eye(_CHANNELS, dtype=np.float32))
+        tf.identity(y, "y")
+    nodes = TensorGraph.from_graph_def(graph.as_graph_def())
     ports = tuple(
         TensorSpec(name, name, np.dtype(np.float32), value.shape) for name, value in feeds.items()
     )
     signature = ServedSignature(ports, (TensorSpec("y", "y", np.dtype(np.float32), None),))
-    return TensorFlowModel(graph.pruned(["y"], feeds), signature, feeds, {}), feeds
+    return TensorFlowModel(nodes.pruned(["y"], feeds), signature, feeds, {}), feeds
+
+
+def _layer(op: str, source: tf.Tensor, kind: str, weight: Array) -> tf.Tensor:
+    """Return the result of a layer with a bias."""
+    explicit, dilation = kind == "explicit", 2 if kind == "dilated" else 1
+    geometry = {
+        "strides": [1, 1, 1, 1],
+        "dilations": [1, dilation, dilation, 1],
+        "padding": "EXPLICIT" if explicit else "SAME",
+        "explicit_paddings": [0, 0, 1, 1, 0, 2, 0, 0] if explicit else [],
+    }
+    if op == "MatMul":
+        y = tf.raw_ops.MatMul(a=source, b=weight)
+    else:
+        y = getattr(tf.raw_ops, op)(input=source, filter=weight, **geometry)
+    return tf.raw_ops.BiasAdd(value=y, bias=np.zeros(_CHANNELS, np.float32))
 
 
 def _on_steps(draw: np.random.Generator, shape: tuple[int, ...], signed: bool) -> Array:
@@ -132,64 +153,6 @@ def _extreme_weight(draw: np.random.Generator, op: str, limit: int) -> Array:
     signs = draw.choice([-1, 1, 1, 1], (*window, _CHANNELS, outputs))
     signs[..., : _CHANNELS // 2, :] = 1
     return (signs * limit * _WEIGHT_STEP / _CHANNELS).astype(np.float32)
-
-
-def _placeholder(name: str, shape: tuple[int, ...]) -> tf.compat.v1.NodeDef:
-    node = make_node("Placeholder", name, dtype=_F32)
-    node.attr["shape"].shape.CopyFrom(tf.TensorShape([None, *shape[1:]]).as_proto())
-    return node
-
-
-def _layer(
-    graph: TensorGraph,
-    op: str,
-    source: str,
-    kind: str,
-    weight: Array,
-    name: str = "layer",
-) -> str:
-    graph.add(make_constant(f"{name}/w", weight))
-    graph.add(make_constant(f"{name}/b", np.zeros(_CHANNELS, np.float32)))
-    if op == "MatMul":
-        node = make_node(op, f"MatMul/{name}", [source, f"{name}/w"], T=_F32)
-    else:
-        dilation = 2 if kind == "dilated" else 1
-        node = make_node(
-            op,
-            name,
-            [source, f"{name}/w"],
-            T=_F32,
-            strides=[1, 1, 1, 1],
-            data_format="NHWC",
-            dilations=[1, dilation, dilation, 1],
-            padding="EXPLICIT" if kind == "explicit" else "SAME",
-            explicit_paddings=[0, 0, 1, 1, 0, 2, 0, 0] if kind == "explicit" else [],
-        )
-    graph.add(node)
-    return graph.add(make_node("BiasAdd", f"{name}/add", [node.name, f"{name}/b"], T=_F32))
-
-
-def _gelu(graph: TensorGraph, x: str, kind: str) -> str:
-    """Build 0.5 x erfc(-x/√2), or 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
-
-    def number(value: float, name: str) -> str:
-        return graph.add(make_constant(name, np.float32(value)))
-
-    def multiplied(name: str, one: str, other: str) -> str:
-        return graph.add(make_node("Mul", name, [one, other], T=_F32))
-
-    half = multiplied("half", x, number(0.5, "g/half"))
-    if kind == "GeluExact":
-        scaled = multiplied("scaled", x, number(-(0.5**0.5), "g/root"))
-        factor = graph.add(make_node("Erfc", "factor", [scaled], T=_F32))
-    else:
-        cube = multiplied("cube", multiplied("square", x, x), x)
-        small = multiplied("small", cube, number(0.044715, "g/small"))
-        inner = graph.add(make_node("AddV2", "inner", [x, small], T=_F32))
-        scaled = multiplied("scaled", inner, number((2 / np.pi) ** 0.5, "g/root"))
-        tanh = graph.add(make_node("Tanh", "tanh", [scaled], T=_F32))
-        factor = graph.add(make_node("AddV2", "factor", [tanh, number(1.0, "g/one")], T=_F32))
-    return multiplied("after", half, factor)
 
 
 if __name__ == "__main__":

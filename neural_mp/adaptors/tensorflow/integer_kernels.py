@@ -44,13 +44,9 @@ class Weight:
 
 
 def quantize_weight(weight: Array, depthwise: bool, limit: int) -> Weight:
-    """Round a weight to int8, symmetric per channel.
+    """Round a weight to int8 within ±limit, symmetric per channel.
 
-    Args:
-        weight: shape [..., outputs], or [height, width, inputs, multiplier] of a depthwise
-            convolution.
-        depthwise: whether the weight belongs to a depthwise convolution.
-        limit: largest integer, 127 or 63.
+    The shape is [..., outputs], or [height, width, inputs, multiplier] if depthwise.
     """
     axes = (0, 1) if depthwise else tuple(range(weight.ndim - 1))
     scales = weight_scales(weight, axes, limit)
@@ -60,13 +56,7 @@ def quantize_weight(weight: Array, depthwise: bool, limit: int) -> Weight:
 
 
 def real_sums(integers: Array, limits: Array, depthwise: bool) -> NDArray[np.float64]:
-    """Return the sum of the float values of every output channel.
-
-    Args:
-        integers: quantized values.
-        limits: per channel, the float value of integer 127.
-        depthwise: whether the channels are the last two axes.
-    """
+    """Return the sum of the float values of every output channel: of two axes if depthwise."""
     axes = (0, 1) if depthwise else tuple(range(integers.ndim - 1))
     sums = integers.sum(axis=axes, dtype=np.int64).reshape(-1)
     return np.asarray(sums * (limits.astype(np.float64) / FULL))
@@ -133,6 +123,8 @@ class Fused:
             "Tdevice_outputs": [self.result],
             "Thost_outputs": [F32, F32] if requantizes else [],
             "fused_ops": list(self.steps),
+            "Tbias": F32,
+            "is_bias_const": True,
         }
 
 
@@ -146,11 +138,9 @@ def convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
         fused.inputs,
         Tinput=fused.device[0][1],
         Tfilter=S8,
-        Tbias=F32,
         Tsummand=summand,
         out_type=fused.result,
         is_filter_const=True,
-        is_bias_const=True,
         data_format="NHWC",
         alpha=0.0,
         **fused.common(),
@@ -169,13 +159,11 @@ def product_node(name: str, fused: Fused) -> NodeDef:
         fused.inputs,
         T1=fused.device[0][1],
         T2=S8,
-        Tbias=F32,
         U=F32,
         Tout=fused.result,
         transpose_a=False,
         transpose_b=False,
         is_weight_const=True,
-        is_bias_const=True,
         input_quant_mode="SCALED",
         output_quant_mode="MIN_FIRST",
         **fused.common(),

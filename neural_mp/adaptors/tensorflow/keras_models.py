@@ -6,8 +6,8 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,6 @@ class TooManyWeightsError(Exception):
 def bounded_weights(nbytes: int) -> Iterator[None]:
     """Limit the weights that Keras creates in this thread to the size of a file's weights.
 
-    Args:
-        nbytes: size of the weights in the file.
-
     Raises:
         TooManyWeightsError: from within Keras, before the limit is exceeded.
     """
@@ -61,8 +58,8 @@ def bounded_weights(nbytes: int) -> Iterator[None]:
             left -= _nbytes(shape, args[0] if args else named.get("dtype"))
             if left < 0:
                 raise TooManyWeightsError(
-                    f"its configuration declares more weights than the {nbytes} bytes of them "
-                    f"that are in the file"
+                    f"its configuration declares more weights than the file contains "
+                    f"({nbytes} bytes)"
                 )
         original(variable, initializer, shape, *args, **named)
 
@@ -105,9 +102,7 @@ def is_keras(source: object) -> bool:
 def load(path: Path, *, compiled: bool = False) -> Any:
     """Load a `.keras` or `.h5` file without running code in it (Lambda layers).
 
-    Args:
-        path: path of the file.
-        compiled: whether to load loss and optimizer, too, if present.
+    If `compiled`, loss and optimizer are loaded too.
 
     Raises:
         ModelLoadError: the file is damaged, contains weights only, needs classes that are missing,
@@ -117,7 +112,8 @@ def load(path: Path, *, compiled: bool = False) -> Any:
 
     if keras.config.backend() != "tensorflow":
         raise ModelLoadError(
-            f"Keras runs on the {keras.config.backend()} backend here; set KERAS_BACKEND=tensorflow"
+            f"the Keras backend must be tensorflow, got {keras.config.backend()}; set "
+            f"KERAS_BACKEND=tensorflow"
         )
     nbytes = check_keras_file(path)
     try:
@@ -129,8 +125,8 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         # The loader passes on any error of its parsers and of the layers' constructors.
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
-            f"{str(path)!r} cannot be read as a Keras model: {one_line(error)}; give a model "
-            f"with layers of your own as an object"
+            f"{str(path)!r} cannot be read as a Keras model: {one_line(error)}; pass a model with "
+            f"custom layers as an object"
         ) from error
 
 
@@ -139,18 +135,14 @@ def traced(
 ) -> tuple[Any, InputNames]:
     """Return a concrete function of a model in inference, and the names of its inputs.
 
-    The names are those that `model.export` uses.
-
-    Args:
-        model: the model.
-        example: inputs of a batch, for models without declared inputs.
-        shapes: new shapes of the inputs; None for those of the model or the example.
+    The names are those that `model.export` uses. The shapes are given, or else declared by the
+    model, or those of the example.
 
     Raises:
         CaptureError: the inputs are unknown, or tracing fails.
         ConfigurationError: the shapes do not fit the inputs.
     """
-    structure = _taken(model, example)
+    structure = _input_specs(model, example)
     if shapes is not None:
         structure = reshaped_specs(structure, shapes)
     names = input_names(structure)
@@ -176,7 +168,7 @@ def traced(
         ) from error
 
 
-def _taken(model: tf.keras.Layer, example: object) -> Any:
+def _input_specs(model: tf.keras.Layer, example: object) -> Any:
     """Return the tensor specifications of a model's inputs, in their structure."""
     declared = getattr(model, "_inputs_struct", None)
     if declared is None:
@@ -188,17 +180,17 @@ def _taken(model: tf.keras.Layer, example: object) -> Any:
         )
     if example is None:
         raise CaptureError(
-            f"{type(model).__name__} does not say what it takes; give data, or set inputs to an "
-            f"example array"
+            f"{type(model).__name__} declares no inputs; pass data, or set inputs to an example "
+            f"array"
         )
-    example = shown(example)
+    example = without_targets(example)
     found = tf.nest.map_structure(
         open_spec, list(example) if isinstance(example, tuple) else example
     )
     return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
-def shown(example: object) -> Any:
+def without_targets(example: object) -> Any:
     """Return the batch without labels, for tracing a model without declared inputs."""
     return without_labels(example, ()) if isinstance(example, Mapping) else example
 
@@ -245,7 +237,7 @@ def reshaped_specs(structure: object, shapes: Shapes) -> Any:
         unknown = next((name for name in shapes if name not in known), None)
         if unknown is not None:
             raise ConfigurationError(
-                f"inputs names {unknown!r}, which is no input of the model"
+                f"inputs names {unknown!r}, which is not an input of the model"
                 f"{did_you_mean(unknown, known)}"
             )
         listed = [shapes.get(name, shapes.get(alias or name)) for name, alias in names]
@@ -253,7 +245,7 @@ def reshaped_specs(structure: object, shapes: Shapes) -> Any:
         listed = [*shapes]
         if len(listed) != len(specs):
             raise ConfigurationError(
-                f"inputs must give a shape for each of {len(specs)} inputs, got {len(listed)}"
+                f"inputs must contain a shape for each of {len(specs)} inputs, got {len(listed)}"
             )
     found = [
         spec if shape is None else _with_shape(spec, shape, name)
@@ -266,8 +258,8 @@ def _with_shape(spec: tf.TensorSpec, shape: Shape, name: str) -> tf.TensorSpec:
     """Return a specification with another shape, which may differ only in open axes."""
     if not spec.shape.is_compatible_with(shape):
         raise ConfigurationError(
-            f"inputs must give {name!r} a shape like {tuple(spec.shape)}, got {shape}; put None "
-            f"where an axis is to be free"
+            f"the shape of input {name!r} must fit {tuple(spec.shape)}, got {shape}; use None for "
+            f"dynamic axes"
         )
     return tf.TensorSpec(shape, spec.dtype, spec.name)
 
@@ -279,23 +271,43 @@ _FURTHEST = 8
 #: which may then equal names of other layers.
 Scopes = Mapping[str, Layer]
 
+#: Wrapper of a layer's call: gets the layer, its own `call`, and the arguments.
+Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+
 
 @contextmanager
-def watched(model: tf.keras.Layer) -> Iterator[Scopes]:
+def recorded_scopes(model: tf.keras.Layer) -> Iterator[Scopes]:
     """Collect the scopes of a model's layers while the context calls the model."""
     scopes: dict[str, Layer] = {}
-    layers = [layer for layer in _layers_in(model) if layer is not model]
-    before = [(layer, vars(layer).get("call")) for layer in layers]
-    try:
-        for layer in layers:
-            # Keras's own `__setattr__` refuses some attributes in a built model.
-            vars(layer)["call"] = _noting(layer, scopes)
+
+    def record(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        scope = tf.compat.v1.get_default_graph().get_name_scope()
+        # Without a scope of its own, a layer would get the ops of the enclosing layer.
+        if scope.rpartition("/")[2].startswith(layer.name):
+            scopes.setdefault(scope, Layer(layer.name, type(layer).__name__))
+        return call(*args, **kwargs)
+
+    with calls_wrapped([layer for layer in _layers_in(model) if layer is not model], record):
         yield scopes
-    finally:
-        for layer, own in before:
-            vars(layer).pop("call", None)
-            if own is not None:
-                vars(layer)["call"] = own
+
+
+@contextmanager
+def calls_wrapped(layers: Iterable[Any], around: Around) -> Iterator[None]:
+    """Wrap every call of the layers within the context."""
+    with ExitStack() as undo:
+        for layer in layers:
+            _wrap(layer, around, undo)
+        yield
+
+
+def _wrap(layer: Any, around: Around, undo: ExitStack) -> None:
+    # Keras's own `__setattr__` refuses on a built layer.
+    if "call" in vars(layer):
+        undo.callback(object.__setattr__, layer, "call", layer.call)
+    else:
+        undo.callback(object.__delattr__, layer, "call")
+    plain = layer.call
+    object.__setattr__(layer, "call", lambda *args, **kwargs: around(layer, plain, args, kwargs))
 
 
 def _layers_in(model: tf.keras.Layer) -> list[Any]:
@@ -303,19 +315,6 @@ def _layers_in(model: tf.keras.Layer) -> list[Any]:
     if not hasattr(model, "_flatten_layers") or type(model).__module__.startswith("tf_keras"):
         return []
     return list(model._flatten_layers())
-
-
-def _noting(layer: tf.keras.Layer, scopes: dict[str, Layer]) -> Any:
-    run = layer.call
-
-    def call(*args: object, **kwargs: object) -> Any:
-        scope = tf.compat.v1.get_default_graph().get_name_scope()
-        # Without a scope of its own, a layer would get the ops of the enclosing layer.
-        if scope.rpartition("/")[2].startswith(layer.name):
-            scopes.setdefault(scope, Layer(layer.name, type(layer).__name__))
-        return run(*args, **kwargs)
-
-    return call
 
 
 @dataclass(frozen=True)
@@ -343,8 +342,8 @@ class Origins:
         found = {}
         for name, node in graph.nodes.items():
             # TensorFlow folds the ops after a layer into the layer, and keeps the last name.
-            taken_in = self._layer_before(name, node.op) if node.op in LAYERS else None
-            names = [name] if taken_in is None else [taken_in, name]
+            folded = self._layer_before(name, node.op) if node.op in LAYERS else None
+            names = [name] if folded is None else [folded, name]
             layers = dict.fromkeys(layer for each in names for layer in self._around(each))
             if layers:
                 found[name] = tuple(layers)

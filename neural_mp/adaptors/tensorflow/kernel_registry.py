@@ -30,12 +30,8 @@ def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
         if kernel.device_type in _DEVICES:
             limits = {c.name: c.allowed_values.list.type for c in kernel.constraint}
             found |= allowed & frozenset(limits.get(attribute, every))
-    return frozenset(tf.as_dtype(value) for value in found if _is_plain(value))
-
-
-def _is_plain(value: int) -> bool:
-    """Whether a number denotes an element type rather than a reference type."""
-    return 0 < value < types_pb2.DT_FLOAT_REF
+    # Numbers from DT_FLOAT_REF on denote reference types.
+    return frozenset(tf.as_dtype(value) for value in found if 0 < value < types_pb2.DT_FLOAT_REF)
 
 
 def has_kernel(op: str) -> bool:

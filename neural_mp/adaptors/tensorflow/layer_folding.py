@@ -64,7 +64,7 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
             last = following[0]
             chain.append(last)
         if chain and [link.op for link in chain] != ["BiasAdd"]:
-            _put_back(graph, node, weight, affine, last)
+            _replace_chain(graph, node, weight, affine, last)
 
 
 def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, axes: int) -> bool:
@@ -99,9 +99,7 @@ def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: Affin
     """Add FusedBatchNorm(x, scale, offset, mean, variance) in inference to an affine map."""
     values = [graph.constant(tensor) for tensor in data_inputs(node)[1:5]]
     trains = node.attr["is_training"].b if "is_training" in node.attr else True
-    if position != 0 or trains or channels_first(node):
-        return False
-    if any(value is None for value in values):
+    if position != 0 or trains or channels_first(node) or any(v is None for v in values):
         return False
     affine.then_normalize(values, node.attr["epsilon"].f)
     return True
@@ -113,7 +111,7 @@ def _is_per_channel(value: Array, channels: int, axes: int) -> bool:
     return value.size == 1 or (value.size == channels and value.shape[-1] == channels)
 
 
-def _put_back(
+def _replace_chain(
     graph: TensorGraph, layer: NodeDef, weight: Array, affine: Affine, last: NodeDef
 ) -> None:
     """Set the new weight of a layer, and replace the end of the chain by one BiasAdd."""
@@ -169,12 +167,9 @@ def _is_same(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -
 
 
 def same_paddings(node: NodeDef, weight: Array, sizes: Shape) -> Array | None:
-    """Return the zeros of a convolution's `SAME` padding, [4, 2]; None if the size is needed.
+    """Return the `SAME` padding, [4, 2], of a convolution with channels last.
 
-    Args:
-        node: Conv2D or DepthwiseConv2dNative, channels last.
-        weight: its weight, [height, width, …].
-        sizes: shape of the input.
+    None if the padding depends on the input's size, and the size is unknown.
     """
     strides = integers_attribute(node, "strides")
     dilations = integers_attribute(node, "dilations") or [1, 1, 1, 1]

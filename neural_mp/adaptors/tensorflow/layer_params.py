@@ -170,5 +170,5 @@ def with_layers(model: TensorFlowModel, changes: Mapping[str, LayerRescale]) -> 
 
 def _put(graph: TensorGraph, name: str, position: int, value: Array, stem: str) -> None:
     """Replace the constant that a node reads."""
-    constant = graph.put_constant(f"{name}/repaired_{stem}", value)
+    constant = graph.put_constant(f"{name}/corrected_{stem}", value)
     graph.edit(name).input[position] = constant

@@ -23,13 +23,14 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
     GraphDef,
     TensorGraph,
+    known_sizes,
     node_of,
     plain,
 )
 from neural_mp.adaptors.tensorflow.unknown_rank import (
-    check_made_up,
-    with_told_ranks,
-    with_told_shapes,
+    check_generated,
+    with_inferred_ranks,
+    with_inferred_shapes,
 )
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, one_line
 from neural_mp.util.pytree import Structure, structure_of
@@ -44,7 +45,7 @@ _REFERENCES = ("Variable", "VariableV2")
 
 
 @dataclass(frozen=True)
-class Taken:
+class FrozenModel:
     """A loaded model as a frozen graph with a signature."""
 
     graph: TensorGraph
@@ -54,13 +55,11 @@ class Taken:
     scopes: keras_models.Scopes = field(default_factory=dict)
 
 
-def read(source: object, wanted: InputSpec) -> Taken:
-    """Convert a model to a frozen graph.
+def read(source: object, wanted: InputSpec) -> FrozenModel:
+    """Convert a model, given as a path or an object, to a frozen graph.
 
-    Args:
-        source: a path, or a TensorFlow or Keras object.
-        wanted: the user's names of inputs and outputs for graphs without them, and an example for
-            models without declared inputs.
+    Names of inputs and outputs are used for graphs without them, the example for models without
+    declared inputs.
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source), wanted)
@@ -82,12 +81,12 @@ def read(source: object, wanted: InputSpec) -> Taken:
     if hasattr(source, "signatures"):
         return _from_signatures(source, "the model")
     raise ModelLoadError(
-        f"{with_article(type(source).__name__)} has no graph that could be found; give a "
-        f"Keras model, a concrete function, a SavedModel, or a GraphDef"
+        f"model must be a Keras model, a concrete function, a SavedModel or a GraphDef, got "
+        f"{with_article(type(source).__name__)}"
     )
 
 
-def _read_path(path: Path, wanted: InputSpec) -> Taken:
+def _read_path(path: Path, wanted: InputSpec) -> FrozenModel:
     if not path.exists():
         raise ModelLoadError(f"there is no model file or folder {str(path)!r}")
     if path.name in _SAVED_MODEL:
@@ -99,70 +98,70 @@ def _read_path(path: Path, wanted: InputSpec) -> Taken:
         return _read_saved_model(path)
     ports = (*wanted.outputs, *wanted.names) if wanted.outputs else ()
     graph, warnings = graph_files.read(path, ports)
-    taken = _from_graph_def(graph, wanted, str(path))
-    return replace(taken, warnings=(*warnings, *taken.warnings))
+    frozen = _from_graph_def(graph, wanted, str(path))
+    return replace(frozen, warnings=(*warnings, *frozen.warnings))
 
 
-def _read_saved_model(path: Path) -> Taken:
+def _read_saved_model(path: Path) -> FrozenModel:
     if not any((path / name).is_file() for name in _SAVED_MODEL):
-        raise ModelLoadError(f"{str(path)!r} is no SavedModel: it holds no saved_model.pb")
+        raise ModelLoadError(f"{str(path)!r} is not a SavedModel: it holds no saved_model.pb")
     v1_saved_models.checked(path, session=False)
     try:
         loaded = tf.saved_model.load(str(path))
     except Exception:
         # The loader passes on any error of its parsers and restore ops.
         logger.debug("reading the objects of %s failed", path, exc_info=True)
-        return Taken(*v1_saved_models.read(path))
+        return FrozenModel(*v1_saved_models.read(path))
     try:
-        taken = _from_signatures(loaded, f"the SavedModel {str(path)!r}")
+        frozen = _from_signatures(loaded, f"the SavedModel {str(path)!r}")
     except CaptureError:
         # The signature's inputs do not match the inputs of the functions that the loader made.
-        return Taken(*v1_saved_models.read(path))
-    if hasattr(loaded, "prune") and _lacks_what_a_session_has(taken):
-        return Taken(*v1_saved_models.read(path))
-    return taken
+        return FrozenModel(*v1_saved_models.read(path))
+    if hasattr(loaded, "prune") and _is_incomplete(frozen):
+        return FrozenModel(*v1_saved_models.read(path))
+    return frozen
 
 
-def _lacks_what_a_session_has(taken: Taken) -> bool:
+def _is_incomplete(frozen: FrozenModel) -> bool:
     """Whether the TensorFlow 2 loader lost parts of a TensorFlow 1 SavedModel.
 
     Non-resource variables stay variables without values. An unread input may be the value of a
     variable that the graph reads separately.
     """
-    readers = taken.graph.consumers()
-    return any(node.op in _REFERENCES for node in taken.graph.nodes.values()) or not all(
-        readers.get(port.tensor) for port in taken.signature.inputs
+    readers = frozen.graph.consumers()
+    return any(node.op in _REFERENCES for node in frozen.graph.nodes.values()) or not all(
+        readers.get(port.tensor) for port in frozen.signature.inputs
     )
 
 
-def _from_keras(model: tf.keras.Layer, wanted: InputSpec) -> Taken:
-    with keras_models.watched(model) as scopes:
+def _from_keras(model: tf.keras.Layer, wanted: InputSpec) -> FrozenModel:
+    with keras_models.recorded_scopes(model) as scopes:
         function, names = keras_models.traced(model, wanted.example, wanted.shapes)
     return replace(_frozen(function, names), original=model, scopes=scopes)
 
 
-def _from_signatures(loaded: Any, what: str) -> Taken:
+def _from_signatures(loaded: Any, what: str) -> FrozenModel:
     signatures = dict(loaded.signatures)
     if not signatures:
         raise ModelLoadError(
-            f"{what} has no signature, so what it takes and returns is not known; save it with "
-            f"tf.saved_model.save(model, path, signatures=…)"
+            f"{what} must have a signature, got none; save it with tf.saved_model.save(model, "
+            f"path, signatures=…)"
         )
     key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
     same = _same_as(signatures, key)
     others = [repr(name) for name in signatures if name not in same]
     if DEFAULT_KEY not in signatures and others:
         raise ModelLoadError(
-            f"{what} has no signature {DEFAULT_KEY!r} and several others"
-            f"{did_you_mean(DEFAULT_KEY, signatures)}; give the one to convert: "
+            f"{what} has several signatures, but none named {DEFAULT_KEY!r}"
+            f"{did_you_mean(DEFAULT_KEY, signatures)}; pass the signature to convert: "
             f"tf.saved_model.load(path).signatures[name]"
         )
-    left = f"of the model's signatures, {key!r} is converted, but not {', '.join(others)}"
-    taken = _from_concrete(signatures[key])
-    signature = replace(taken.signature, keys=same)
+    warning = f"only the signature {key!r} is converted; warning out: {', '.join(others)}"
+    frozen = _from_concrete(signatures[key])
+    signature = replace(frozen.signature, keys=same)
     if len(signature.outputs) == 1:  # a signature can return nothing but a dict
         signature = replace(signature, returns=0)
-    return Taken(taken.graph, signature, warnings=(left,) if others else ())
+    return FrozenModel(frozen.graph, signature, warnings=(warning,) if others else ())
 
 
 def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -189,11 +188,11 @@ def _concrete(function: tf.types.experimental.GenericFunction, wanted: InputSpec
     except (TypeError, ValueError):
         if example is None:
             raise CaptureError(
-                "the tf.function does not say what it takes; give it an input_signature, give "
-                "data, or set inputs to an example array"
+                "the tf.function declares no inputs; set its input_signature, pass data, or set "
+                "inputs to an example array"
             ) from None
-    shown = keras_models.shown(example)
-    values = list(shown) if isinstance(shown, tuple | list) else [shown]
+    given = keras_models.without_targets(example)
+    values = list(given) if isinstance(given, tuple | list) else [given]
     specs = tf.nest.map_structure(keras_models.open_spec, values)
     if wanted.shapes is not None:
         specs = keras_models.reshaped_specs(specs, wanted.shapes)
@@ -207,38 +206,38 @@ def _concrete(function: tf.types.experimental.GenericFunction, wanted: InputSpec
         ) from error
 
 
-def _from_concrete(function: ConcreteFunction) -> Taken:
+def _from_concrete(function: ConcreteFunction) -> FrozenModel:
     return _frozen(function, keras_models.input_names(function.structured_input_signature))
 
 
-def _frozen(function: ConcreteFunction, names: keras_models.InputNames) -> Taken:
+def _frozen(function: ConcreteFunction, names: keras_models.InputNames) -> FrozenModel:
     """Freeze a concrete function."""
     graph, fed, results = frozen_graph(function)
     returns, output_names = structure_of(function.structured_outputs)
     if len(names) != len(fed) or len(output_names) != len(results):
         raise CaptureError(
-            "the model takes or returns ragged or sparse tensors, which are several tensors each; "
-            "give one that takes and returns them one by one"
+            "inputs and outputs must be dense tensors, got ragged or sparse tensors, which consist "
+            "of several tensors each; export a model with these as separate inputs and outputs"
         )
     inputs = (_port(tensor, *name) for name, tensor in zip(names, fed, strict=True))
     outputs = (_port(tensor, name) for name, tensor in zip(output_names, results, strict=True))
-    return Taken(graph, ServedSignature(tuple(inputs), tuple(outputs), returns))
+    return FrozenModel(graph, ServedSignature(tuple(inputs), tuple(outputs), returns))
 
 
 def _port(tensor: tf.Tensor, name: str, alias: str | None = None) -> TensorSpec:
-    shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-    return TensorSpec(name, plain(tensor.name), np.dtype(tensor.dtype.as_numpy_dtype), shape, alias)
+    dtype = np.dtype(tensor.dtype.as_numpy_dtype)
+    return TensorSpec(name, plain(tensor.name), dtype, known_sizes(tensor.shape), alias)
 
 
-def _from_graph_def(graph: GraphDef, wanted: InputSpec, what: str = "the graph") -> Taken:
+def _from_graph_def(graph: GraphDef, wanted: InputSpec, what: str = "the graph") -> FrozenModel:
     checked, nodes = graph_files.checked(graph, what), TensorGraph.from_graph_def(graph)
     outputs = wanted.outputs or graph_files.loose_ends(nodes, checked)
     if not outputs:
-        raise ModelLoadError(f"{what} has no outputs that could be found; set outputs")
+        raise ModelLoadError(f"no outputs of {what} were found; set outputs")
     warnings: tuple[str, ...] = ()
     if not wanted.outputs and len(outputs) > 1:
         warnings = (
-            f"outputs were not named; taken are all {len(outputs)} that nothing reads: "
+            f"outputs are not set; using all {len(outputs)} tensors that no node reads: "
             f"{', '.join(outputs[:6])}{', …' if len(outputs) > 6 else ''}",
         )
     inputs = wanted.names or graph_files.placeholders(nodes, outputs)
@@ -248,7 +247,7 @@ def _from_graph_def(graph: GraphDef, wanted: InputSpec, what: str = "the graph")
         for option, names in (("inputs", inputs), ("outputs", outputs))
     )
     returns: Structure = 0 if len(outputs) == 1 else list(range(len(outputs)))
-    return Taken(nodes, ServedSignature(fed, results, returns), warnings=warnings)
+    return FrozenModel(nodes, ServedSignature(fed, results, returns), warnings=warnings)
 
 
 #: Layers with most of a model's weights and computations.
@@ -261,39 +260,35 @@ def left_alone(graph: TensorGraph) -> tuple[str, ...]:
     return stays_in_fp32(
         (op for op in inside if op in _HEAVY),
         "in functions",
-        "only what lies in the graph itself, in its loops and in its branches is converted",
+        "only layers in the graph itself, in its loops and in its branches are converted",
     )
 
 
 def load(source: object, wanted: InputSpec) -> TensorFlowModel:
-    """Load a model.
-
-    Args:
-        source: a path, or a TensorFlow or Keras object.
-        wanted: the user's description of inputs and outputs.
+    """Load a model from a path, or from a TensorFlow or Keras object.
 
     Raises:
         ModelLoadError: the model cannot be read, is incomplete, or cannot be frozen.
         ConfigurationError: the model has no input or output of a given name.
         DataError: the example does not fit, or is missing for a model without declared inputs.
     """
-    taken = read(source, wanted)
-    signature = taken.signature.choosing(wanted.names, wanted.outputs)
-    _refuse_state(taken.graph, signature)
-    told = with_told_shapes(taken.graph, signature)
-    signature = with_told_ranks(signature, told)
-    origins = Origins.of(taken.graph, taken.scopes)
-    prepared, warnings = prepare(taken.graph, signature)
-    feeds, unsure = wanted.feeds(told if wanted.example is None else signature)
+    frozen = read(source, wanted)
+    signature = frozen.signature.choosing(wanted.names, wanted.outputs)
+    _refuse_state(frozen.graph, signature)
+    inferred = with_inferred_shapes(frozen.graph, signature)
+    signature = with_inferred_ranks(signature, inferred)
+    origins = Origins.of(frozen.graph, frozen.scopes)
+    prepared, warnings = prepare(frozen.graph, signature)
+    feeds, input_warnings = wanted.feeds(inferred if wanted.example is None else signature)
     if wanted.example is None:
-        check_made_up(prepared, signature, feeds)
-    warnings = [*taken.warnings, *warnings, *left_alone(prepared), *unsure]
+        check_generated(prepared, signature, feeds)
+    warnings = [*frozen.warnings, *warnings, *left_alone(prepared), *input_warnings]
     return TensorFlowModel(
         prepared,
         signature,
         feeds,
         {},
-        taken.original,
+        frozen.original,
         tuple(warnings),
         layers=origins.layers(prepared),
     )
@@ -312,8 +307,9 @@ def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:
     for node in needed.nodes.values():
         if node.op in _STATE:
             raise ModelLoadError(
-                f"node {node.name!r} ({node.op}) keeps its values outside of the graph; give the "
-                f"SavedModel folder or the Keras model, or a graph whose variables were frozen"
+                f"a graph must contain its values, but node {node.name!r} ({node.op}) keeps them "
+                f"outside of the graph; pass the SavedModel folder, the Keras model, or a frozen "
+                f"graph"
             )
         if node.op in PLACEHOLDERS and node.name not in fed:
             kind = tf.as_dtype(node.attr["dtype"].type)
@@ -321,6 +317,6 @@ def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:
                 raise no_constant(node.name)
             if node.op != "PlaceholderWithDefault":
                 raise ModelLoadError(
-                    f"the outputs need the input {node.name!r}, which is not among the inputs "
-                    f"({', '.join(sorted(fed)) or 'none'})"
+                    f"inputs must include {node.name!r}, which the outputs need, got "
+                    f"{', '.join(sorted(fed)) or 'none'}"
                 )

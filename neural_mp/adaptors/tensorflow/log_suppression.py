@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import ModuleType
+from typing import Any
 
 from neural_mp.util.environment import set_own
 
@@ -51,27 +52,21 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
+            self._wrap(spec.loader)
         return spec
 
+    def _wrap(self, loader: Any) -> None:
+        run = loader.exec_module
 
-class _Loader(importlib.abc.Loader):
-    def __init__(self, usual: importlib.abc.Loader, finder: _Finder) -> None:
-        self._usual, self._finder = usual, finder
+        def exec_module(module: ModuleType) -> None:
+            # Not earlier: looking for the package without importing also calls the finder.
+            with suppress(ValueError):
+                sys.meta_path.remove(self)
+            del loader.exec_module
+            with _without_banners():
+                run(module)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._usual.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        # Not earlier: looking for the package without importing also calls the finder.
-        with suppress(ValueError):
-            sys.meta_path.remove(self._finder)
-        # Other code uses the loader of the module, e.g. for data files in the package.
-        module.__loader__ = self._usual
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._usual
-        with _without_banners():
-            self._usual.exec_module(module)
+        loader.exec_module = exec_module
 
 
 @contextmanager

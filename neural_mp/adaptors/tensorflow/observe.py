@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats,
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
 from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
-from neural_mp.adaptors.tensorflow.control_flow import ENTERS, EXITS, frames, in_bodies, in_loops
+from neural_mp.adaptors.tensorflow.control_flow import EXITS, frames, in_bodies, in_loops, loops_of
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import Runner
@@ -24,34 +24,15 @@ from neural_mp.core.graph import OpGraph
 def float_results(
     imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
 ) -> dict[str, tf.Tensor]:
-    """Return the named tensors that are floating-point and can be fetched.
+    """Return the named tensors of an imported graph that are floating-point and can be fetched.
 
     Left out are results of other types (integers, strings, lists of tensors, resources), ops
     without results (assertions), and tensors in loops, which the runtime cannot fetch and which
     differ in every iteration.
-
-    Args:
-        imported: graph as imported by TensorFlow.
-        graph: nodes of the same graph.
-        tensors: names of tensors.
     """
     within = in_loops(graph)
     outside = (n for n in tensors if node_of(n) not in within or graph[n].op in EXITS)
     return _floats(imported, outside)
-
-
-def loop_results(
-    imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
-) -> dict[str, tf.Tensor]:
-    """Return the named floating-point tensors that every iteration of a loop's body computes.
-
-    Args:
-        imported: graph as imported by TensorFlow.
-        graph: nodes of the same graph.
-        tensors: names of tensors.
-    """
-    inside = in_bodies(graph)
-    return _floats(imported, (name for name in tensors if node_of(name) in inside))
 
 
 def _floats(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:
@@ -64,37 +45,21 @@ def _floats(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:
 
 
 class LoopRecords:
-    """Lists in the loops of a graph that collect records of iterations.
-
-    Args:
-        imported: graph as imported by TensorFlow, to which ops are added.
-        graph: nodes of the same graph.
-    """
+    """Lists in the loops of an imported graph that collect records of iterations."""
 
     def __init__(self, imported: tf.Graph, graph: TensorGraph) -> None:
         self._imported = imported
-        self._loops = frames(graph)
-        self._conditions: dict[str, str] = {}
-        self._around: dict[str, str] = {}
-        self._parallel: dict[str, int] = {}
-        for name, loop in self._loops.items():
-            node = graph.nodes[name]
-            if node.op == "LoopCond":
-                self._conditions[loop] = name
-            elif node.op in ENTERS:
-                self._around[loop] = self._loops.get(node_of(node.input[0]), "")
-                self._parallel[loop] = node.attr["parallel_iterations"].i
+        self._frames = frames(graph)
+        self._loops = loops_of(graph, self._frames)
 
     def collected(self, tensor: str, record: tf.Tensor) -> tf.Tensor:
         """Return the concatenated records of all iterations, outside of all loops.
 
-        Args:
-            tensor: name of the recorded tensor in a loop.
-            record: vector of float32, computed in the same loop.
+        The record of a tensor is a vector of float32 that is computed in the same loop.
         """
         ops = tf.raw_ops
-        nest = self._nest(self._loops[node_of(tensor)])
-        taken = ops.EmptyTensorList(
+        nest = self._nest(self._frames[node_of(tensor)])
+        handle = ops.EmptyTensorList(
             element_shape=tf.constant(-1),
             max_num_elements=tf.constant(-1),
             element_dtype=tf.float32,
@@ -102,19 +67,19 @@ class LoopRecords:
         variables = []
         for loop in nest:
             entered = ops.Enter(
-                data=taken, frame_name=loop, parallel_iterations=self._parallel[loop] or 10
+                data=handle, frame_name=loop, parallel_iterations=self._loops[loop].parallel or 10
             )
             merged = ops.Merge(inputs=[entered, entered]).output
-            condition = self._imported.get_tensor_by_name(f"{self._conditions[loop]}:0")
+            condition = self._imported.get_tensor_by_name(f"{self._loops[loop].condition}:0")
             left, stays = ops.Switch(data=merged, pred=condition)
             variables.append((merged, left))
-            taken = ops.Identity(input=stays)
-        taken = ops.TensorListPushBack(input_handle=taken, tensor=record)
+            handle = ops.Identity(input=stays)
+        handle = ops.TensorListPushBack(input_handle=handle, tensor=record)
         for merged, left in reversed(variables):
-            merged.op._update_input(1, ops.NextIteration(data=taken))
-            taken = ops.Exit(data=left)
+            merged.op._update_input(1, ops.NextIteration(data=handle))
+            handle = ops.Exit(data=left)
         return ops.TensorListConcatV2(
-            input_handle=taken,
+            input_handle=handle,
             element_shape=tf.constant([-1]),
             leading_dims=tf.constant([], tf.int64),
             element_dtype=tf.float32,
@@ -125,7 +90,7 @@ class LoopRecords:
         found = []
         while loop:
             found.append(loop)
-            loop = self._around[loop]
+            loop = self._loops[loop].around
         return found[::-1]
 
 
@@ -142,9 +107,9 @@ def watch(
     """
     graph, weights = model.without_weights()
     with graph.as_default():
-        drawn = tf.constant(sample_shares())
+        positions = tf.constant(sample_shares())
         numbers = float_results(graph, model.graph, sorted(tensors))
-        reduced = {name: _reduced(tensor, drawn) for name, tensor in numbers.items()}
+        reduced = {name: _reduced(tensor, positions) for name, tensor in numbers.items()}
         recorded = _recorded(graph, model.graph, sorted(tensors))
     fetches = [tensor.name for results in reduced.values() for tensor in results]
     fetches += [tensor.name for tensor in recorded.values()]
@@ -167,8 +132,9 @@ def _recorded(
     imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
 ) -> dict[str, tf.Tensor]:
     """Return tensor in a loop → records of all iterations, each starting with its length."""
-    records, found = LoopRecords(imported, graph), {}
-    for name, tensor in loop_results(imported, graph, tensors).items():
+    records, bodies, found = LoopRecords(imported, graph), in_bodies(graph), {}
+    inside = (name for name in tensors if node_of(name) in bodies)
+    for name, tensor in _floats(imported, inside).items():
         with tf.control_dependencies([tensor.op]):  # ties the constants to the iteration
             size, *rest = _reduced(tensor, tf.constant(sample_shares()))
             parts = [tf.raw_ops.Reshape(tensor=part, shape=[-1]) for part in rest]
@@ -191,19 +157,19 @@ def _iterations(records: Array) -> Iterator[BatchStats]:
             yield BatchStats(low, high, power, size // len(power), sample, mean)
 
 
-def _reduced(tensor: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
+def _reduced(tensor: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """Return size, samples, minima, maxima, mean squares and means of a tensor.
 
     Args:
         tensor: tensor in the default graph.
-        drawn: positions of samples, as fractions of the length of the flat tensor.
+        positions: positions of samples, as fractions of the length of the flat tensor.
     """
     # Raw ops: their wrappers cost five times as much time to build.
     ops = tf.raw_ops
     values = tensor if tensor.dtype == tf.float32 else ops.Cast(x=tensor, DstT=tf.float32)
     flat = ops.Reshape(tensor=values, shape=[-1])
     size = ops.Size(input=flat, out_type=tf.int64)
-    places = ops.Mul(x=drawn, y=ops.Cast(x=size, DstT=tf.float64))
+    places = ops.Mul(x=positions, y=ops.Cast(x=size, DstT=tf.float64))
     if tensor.shape.rank is None:  # e.g. variables of loops
         last = ops.Sub(x=ops.Rank(input=values), y=1)
         others = ops.Range(start=0, limit=ops.Maximum(x=last, y=0), delta=1)

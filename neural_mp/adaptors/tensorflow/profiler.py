@@ -88,14 +88,13 @@ def time_ops(model: TensorFlowModel, inputs: Any, runs: int) -> dict[str, list[f
     """
     feeds = model.signature.bind(inputs)
     outputs = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
-    taken: dict[str, list[float]] = defaultdict(list)
+    timings: dict[str, list[float]] = defaultdict(list)
     for run in model.runner.traced(feeds, outputs, runs):
         seconds: dict[str, float] = defaultdict(float)
-        for device in run.dev_stats:
-            for node in device.node_stats:
-                if node.node_name in model.graph:
-                    name = model.counted_for.get(node.node_name, node.node_name)
-                    seconds[name] += node.op_end_rel_nanos * 1e-9 - node.op_start_rel_nanos * 1e-9
+        for node in _statistics(run):
+            if node.node_name in model.graph:
+                name = model.counted_for.get(node.node_name, node.node_name)
+                seconds[name] += (node.op_end_rel_nanos - node.op_start_rel_nanos) * 1e-9
         for name, value in seconds.items():
-            taken[name].append(value)
-    return taken
+            timings[name].append(value)
+    return timings

@@ -42,8 +42,8 @@ def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
         node = graph.nodes[name]
         if ZERO_POINT not in node.attr:
             raise ConversionError(
-                f"the kernel {name!r} does not say how its input is stored, so its weight cannot "
-                f"be rounded anew"
+                f"the kernel {name!r} does not record the zero point of its input, so its weight "
+                f"cannot be rounded again; convert the original model again"
             )
         _reduce(graph, node)
     return replace(model, graph=graph)
@@ -74,7 +74,7 @@ def _reduce(graph: TensorGraph, node: NodeDef) -> None:
 def _constant(graph: TensorGraph, node: NodeDef, position: int) -> Array:
     value = graph.constant(node.input[position])
     if value is None:
-        raise ConversionError(f"input {position} of the kernel {node.name!r} is no constant")
+        raise ConversionError(f"input {position} of the kernel {node.name!r} must be constant")
     return value
 
 

@@ -14,7 +14,13 @@ from tensorflow.core.framework.step_stats_pb2 import StepStats
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.grappler import tf_optimizer
 
-from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, indexed, node_of
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    GraphDef,
+    TensorGraph,
+    indexed,
+    node_of,
+    without_large,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +61,7 @@ class Runner:
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
-        """Run the graph and return the fetched tensors.
-
-        Args:
-            feeds: tensor name → array.
-            fetches: tensor names.
-        """
+        """Run the graph, given tensor name → array, and return the fetched tensors."""
         feeds = {**feeds, **self._held}
         computed = [name for name in fetches if name not in feeds]
         key = (tuple(feeds), tuple(computed))
@@ -129,9 +130,9 @@ def offline_passes(
     Raises:
         tf.errors.OpError: a pass refuses the graph.
     """
-    taken = imported(graph)
-    with taken.as_default():
-        meta = tf.compat.v1.train.export_meta_graph(graph_def=graph, graph=taken)
+    original = imported(graph)
+    with original.as_default():
+        meta = tf.compat.v1.train.export_meta_graph(graph_def=graph, graph=original)
     kept = dict.fromkeys(node_of(tensor) for tensor in (*outputs, *inputs))
     meta.collection_def["train_op"].node_list.value.extend(kept)
     config = config_pb2.ConfigProto()
@@ -140,3 +141,13 @@ def offline_passes(
     rewrites.meta_optimizer_iterations = 2
     rewrites.min_graph_nodes = -1
     return tf_optimizer.OptimizeGraph(config, meta)
+
+
+def optimized(
+    graph: TensorGraph, passes: Iterable[str], inputs: Iterable[str], outputs: Iterable[str]
+) -> TensorGraph:
+    """Return a graph after `offline_passes`, which would copy large constants several times."""
+    small, large = without_large(graph)
+    found = TensorGraph.from_graph_def(offline_passes(small, passes, inputs, outputs))
+    found.nodes.update({name: node for name, node in large.items() if name in found})
+    return found

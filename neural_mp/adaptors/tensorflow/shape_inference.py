@@ -15,6 +15,8 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
     NodeDef,
     TensorGraph,
+    dtype_attribute,
+    known_sizes,
     make_node,
     node_of,
     output_of,
@@ -68,7 +70,7 @@ def shapes(graph: TensorGraph) -> Shapes:
         try:
             turns.append(_inferred(graph, turn))
         except (ValueError, tf.errors.OpError):
-            logger.debug("the graph does not take the sizes of turn %d", turn, exc_info=True)
+            logger.debug("the graph rejects the sizes of turn %d", turn, exc_info=True)
     if len(turns) < _LEAST_TURNS:
         return Shapes(_inferred(graph, None), ())
     fixed = {
@@ -123,9 +125,8 @@ def _inferred_with(
     small, _ = without_large(graph, _LARGE)
     for node in small.node:
         if node.name in begun:
-            variable = make_node("Placeholder", node.name, dtype=tf.as_dtype(node.attr["T"].type))
-            variable.attr["shape"].shape.CopyFrom(tf.TensorShape(begun[node.name]).as_proto())
-            node.CopyFrom(variable)
+            types = {"dtype": dtype_attribute(node), "shape": tf.TensorShape(begun[node.name])}
+            node.CopyFrom(make_node("Placeholder", node.name, **types))
         elif node.name in variables:
             node.op = "Identity"
             del node.input[1], node.attr["N"]
@@ -141,13 +142,9 @@ def _inferred_with(
                     # The first axis is the batch, common to all inputs.
                     dimension.size = _BATCHES[turn] if axis == 0 else next(sizes)
     found = {
-        operation.name: [_shape(tensor) for tensor in operation.outputs]
+        operation.name: [known_sizes(tensor.shape) for tensor in operation.outputs]
         for operation in imported(small).get_operations()
     }
     for name in variables:
         found[name].append(())  # second result of a Merge: index of the input
     return found
-
-
-def _shape(tensor: tf.Tensor) -> Shape:
-    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())

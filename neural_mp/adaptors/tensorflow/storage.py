@@ -108,11 +108,7 @@ def restore(folder: Path) -> TensorFlowModel:
 
 
 def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> None:
-    """Refuse a signature that does not match the graph.
-
-    Raises:
-        ModelLoadError: the graph lacks a tensor of the signature, or its type or shape differs.
-    """
+    """Raise `ModelLoadError` unless the graph has all tensors of the signature."""
     for port in (*signature.inputs, *signature.outputs):
         try:
             tensor = graph.get_tensor_by_name(indexed(port.tensor))

@@ -19,6 +19,7 @@ from tensorflow.core.framework.versions_pb2 import VersionDef
 from tensorflow.python.framework import op_def_registry, tensor_util
 
 from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.common.signature import Shape
 
 Array = NDArray[Any]
 
@@ -76,7 +77,7 @@ def copied(node: NodeDef, name: str | None = None) -> NodeDef:
 
 
 def make_node(op: str, name: str, inputs: Sequence[str] = (), **attributes: object) -> NodeDef:
-    """Return a node with attributes from Python values and `tf.DType`s."""
+    """Return a node with attributes from Python values, `tf.DType`s and `tf.TensorShape`s."""
     node = NodeDef(op=op, name=name, input=list(inputs))
     for key, value in attributes.items():
         _set_attribute(node.attr[key], value)
@@ -95,6 +96,8 @@ def _set_attribute(attribute: AttrValue, value: object) -> None:
                 attribute.list.i.append(int(item))
     elif isinstance(value, tf.DType):
         attribute.type = value.as_datatype_enum
+    elif isinstance(value, tf.TensorShape):
+        attribute.shape.CopyFrom(value.as_proto())
     elif isinstance(value, bool):
         attribute.b = value
     elif isinstance(value, int):
@@ -278,9 +281,7 @@ class TensorGraph:
     def pruned(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> TensorGraph:
         """Return the graph without nodes that no output needs, producers first.
 
-        Args:
-            outputs: tensors that must stay.
-            keep: nodes that stay even if unread, e.g. inputs.
+        Nodes of `keep`, e.g. inputs, stay even if unread.
         """
         roots = [node_of(tensor) for tensor in (*keep, *outputs)]
         order: dict[str, None] = {}
@@ -306,6 +307,11 @@ class TensorGraph:
 def _with_name(tensor: str, names: Mapping[str, str]) -> str:
     source = node_of(tensor)
     return tensor.replace(source, names[source], 1) if source in names else tensor
+
+
+def known_sizes(shape: tf.TensorShape) -> Shape:
+    """Return a shape as a tuple, with None for unknown sizes; None if the rank is unknown."""
+    return None if shape.rank is None else tuple(shape.as_list())
 
 
 def constant_shape(node: NodeDef) -> list[int]:

@@ -15,7 +15,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     NodeDef,
     TensorGraph,
     channels_first,
-    copied,
+    constant_shape,
     data_inputs,
     node_of,
     without_large,
@@ -31,7 +31,7 @@ _OF_ONE_SHAPE = (
 _CONVOLUTIONS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "Conv3D": 5}
 
 
-def with_told_shapes(graph: TensorGraph, signature: ServedSignature) -> ServedSignature:
+def with_inferred_shapes(graph: TensorGraph, signature: ServedSignature) -> ServedSignature:
     """Return the signature with shapes of inputs of unknown rank, inferred from their readers.
 
     A convolution determines the rank and channels (as many as its weight has, or a multiple), a
@@ -41,15 +41,17 @@ def with_told_shapes(graph: TensorGraph, signature: ServedSignature) -> ServedSi
         return signature
     readers = graph.consumers()
     inputs = (
-        replace(port, shape=_told(graph, readers, port.tensor)) if port.shape is None else port
+        replace(port, shape=_required_shape(graph, readers, port.tensor))
+        if port.shape is None
+        else port
         for port in signature.inputs
     )
     return replace(signature, inputs=tuple(inputs))
 
 
-def with_told_ranks(signature: ServedSignature, told: ServedSignature) -> ServedSignature:
+def with_inferred_ranks(signature: ServedSignature, inferred: ServedSignature) -> ServedSignature:
     """Return the signature with only the ranks of the inferred shapes."""
-    pairs = zip(signature.inputs, told.inputs, strict=True)
+    pairs = zip(signature.inputs, inferred.inputs, strict=True)
     inputs = (
         replace(port, shape=None if found.shape is None else (None,) * len(found.shape))
         if port.shape is None
@@ -59,7 +61,9 @@ def with_told_ranks(signature: ServedSignature, told: ServedSignature) -> Served
     return replace(signature, inputs=tuple(inputs))
 
 
-def check_made_up(graph: TensorGraph, signature: ServedSignature, feeds: dict[str, Array]) -> None:
+def check_generated(
+    graph: TensorGraph, signature: ServedSignature, feeds: dict[str, Array]
+) -> None:
     """Check that a graph with inputs of unknown shape accepts generated inputs.
 
     The check uses shape inference, as running such a graph may end the process.
@@ -74,46 +78,40 @@ def check_made_up(graph: TensorGraph, signature: ServedSignature, feeds: dict[st
     for tensor, array in feeds.items():
         node = graph.nodes.get(node_of(tensor))
         if node is not None and node.op in PLACEHOLDERS:
-            sized.nodes[node.name] = _with_shape(node, array)
+            shape = sized.edit(node.name).attr["shape"].shape
+            shape.CopyFrom(tf.TensorShape(array.shape).as_proto())
     try:
         imported(without_large(sized)[0])
     except (ValueError, tf.errors.OpError) as error:
         raise DataError(
-            f"the graph does not say what shape its input {unknown[0].name!r} has, and no data was "
-            f"given that shows it; give data (a dataloader), set inputs to example arrays, or on "
-            f"the command line give --input-shape, such as --input-shape 1,224,224,3"
+            f"the shape of input {unknown[0].name!r} must be known, but neither the graph nor data "
+            f"define it; pass data (a dataloader), set inputs to example arrays, or on the command "
+            f"line pass --input-shape, e.g. --input-shape 1,224,224,3"
         ) from error
 
 
-def _with_shape(node: NodeDef, array: Array) -> NodeDef:
-    found = copied(node)
-    shape = found.attr["shape"].shape
-    shape.Clear()
-    for size in array.shape:
-        shape.dim.add().size = size
-    return found
-
-
-def _told(graph: TensorGraph, readers: dict[str, list[tuple[str, int]]], tensor: str) -> Shape:
+def _required_shape(
+    graph: TensorGraph, readers: dict[str, list[tuple[str, int]]], tensor: str
+) -> Shape:
     """Return the shape required by the first layer that reads a tensor; None if unknown."""
     for name, position in readers.get(tensor, ()):
         node = graph.nodes[name]
         if position == 0:
-            found = _asked_for(graph, node)
+            found = _shape_for(graph, node)
             if found is None and node.op in _OF_ONE_SHAPE:
-                found = _told(graph, readers, name)
+                found = _required_shape(graph, readers, name)
             if found is not None:
                 return found
     return None
 
 
-def _asked_for(graph: TensorGraph, node: NodeDef) -> Shape:
+def _shape_for(graph: TensorGraph, node: NodeDef) -> Shape:
     if node.op not in (*_CONVOLUTIONS, "MatMul"):
         return None
     weight = _constant(graph, data_inputs(node)[1])
     if weight is None:
         return None
-    sizes = [dimension.size for dimension in weight.attr["value"].tensor.tensor_shape.dim]
+    sizes = constant_shape(weight)
     if node.op == "MatMul":
         columns = sizes[1 if node.attr["transpose_b"].b else 0]
         return (columns, None) if node.attr["transpose_a"].b else (None, columns)

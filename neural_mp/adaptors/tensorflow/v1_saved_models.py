@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +20,7 @@ from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     GraphDef,
     TensorGraph,
+    known_sizes,
     make_node,
     node_of,
     output_of,
@@ -52,12 +52,15 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
         except Exception as error:
             # Parsers, restore ops and table initializers raise various types.
             raise ModelLoadError(
-                f"the SavedModel {str(path)!r} cannot be read: {one_line(error)}; freeze it "
-                f"where it was made (tf.compat.v1.graph_util.convert_variables_to_constants) and "
-                f"give the .pb file, its inputs and outputs"
+                f"the SavedModel {str(path)!r} cannot be read: {one_line(error)}; freeze it in the "
+                f"environment that created it "
+                f"(tf.compat.v1.graph_util.convert_variables_to_constants) and pass the .pb file, "
+                f"its inputs and outputs"
             ) from error
-        inputs = tuple(_port(graph, name, info) for name, info in _sorted(signature.inputs))
-        outputs = tuple(_port(graph, name, info) for name, info in _sorted(signature.outputs))
+        inputs = tuple(_port(graph, name, info) for name, info in sorted(signature.inputs.items()))
+        outputs = tuple(
+            _port(graph, name, info) for name, info in sorted(signature.outputs.items())
+        )
     returns: Structure = {port.name: i for i, port in enumerate(outputs)}
     return (
         TensorGraph.from_graph_def(frozen),
@@ -66,11 +69,7 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
 
 
 def checked(path: Path, *, session: bool) -> saved_model_pb2.SavedModel:
-    """Return the parsed file of a SavedModel after checking that it only computes.
-
-    Args:
-        path: folder of the SavedModel.
-        session: whether a session will load the model.
+    """Return the parsed file of a SavedModel after `check_saved_model`.
 
     Raises:
         ModelLoadError: the file cannot be read, or the model does more.
@@ -100,8 +99,8 @@ def _chosen_graph(
         return graphs[0]
     tags = "; ".join(", ".join(found) or "none" for found in by_tags)
     raise ModelLoadError(
-        f"the SavedModel {str(path)!r} holds {len(graphs)} graphs, by their tags: {tags}; none is "
-        f"tagged {SERVE!r} alone, so which one is meant is not known: save it by itself"
+        f"the SavedModel {str(path)!r} must have one graph tagged {SERVE!r} alone, got "
+        f"{len(graphs)} graphs, by their tags: {tags}; save the graph to convert alone"
     )
 
 
@@ -112,8 +111,10 @@ def _chosen_signature(path: Path, signatures: Mapping[str, meta_graph_pb2.Signat
         return DEFAULT_KEY
     if len(known) == 1:
         return known[0]
-    said = f"several, none of them {DEFAULT_KEY!r}: {', '.join(known)}" if known else "none"
-    raise ModelLoadError(f"of signatures, the SavedModel {str(path)!r} has {said}")
+    raise ModelLoadError(
+        f"the SavedModel {str(path)!r} must have one signature, or one named {DEFAULT_KEY!r}, got "
+        f"{', '.join(known) or 'none'}"
+    )
 
 
 def _frozen(
@@ -122,7 +123,7 @@ def _frozen(
     """Return the subgraph between the ports of a signature, with variables as constants."""
     nodes = TensorGraph.from_graph_def(graph.as_graph_def())
     outputs = [node_of(info.name) for info in signature.outputs.values()]
-    for _, info in _sorted(signature.inputs):
+    for _, info in sorted(signature.inputs.items()):
         _feed(nodes, graph, info, outputs)
     needed = nodes.pruned(outputs, [node_of(info.name) for info in signature.inputs.values()])
     return tf.compat.v1.graph_util.convert_variables_to_constants(
@@ -141,13 +142,11 @@ def _feed(
     name, tensor = node_of(info.name), graph.get_tensor_by_name(info.name)
     if output_of(info.name) or len(tensor.op.outputs) > 1:
         raise ModelLoadError(
-            f"the input {info.name!r} is one of several results of an op; only ops with one "
-            f"result can be fed from outside"
+            f"inputs must be results of ops with one result, got {info.name!r}, one of several"
         )
     dtype = tf.as_dtype(info.dtype).base_dtype
-    fed = make_node("Placeholder", name, dtype=dtype)
-    fed.attr["shape"].shape.CopyFrom(info.tensor_shape)
-    nodes.add(fed)
+    shape = tf.TensorShape(info.tensor_shape)
+    nodes.add(make_node("Placeholder", name, dtype=dtype, shape=shape))
     variable = tensor if tensor.dtype is tf.resource else None
     if tensor.op.type == READ and name not in nodes.pruned(outputs):
         (variable,) = tensor.op.inputs
@@ -157,14 +156,9 @@ def _feed(
                 nodes.add(make_node("Identity", reader.name, [name], T=dtype))
 
 
-def _sorted(ports: Mapping[str, meta_graph_pb2.TensorInfo]) -> list[tuple[str, Any]]:
-    return sorted(ports.items())
-
-
 def _port(graph: tf.Graph, name: str, info: meta_graph_pb2.TensorInfo) -> TensorSpec:
     dtype = tf.as_dtype(info.dtype).base_dtype
     shape = tf.TensorShape(info.tensor_shape)
     if not info.HasField("tensor_shape"):
         shape = graph.get_tensor_by_name(info.name).shape
-    sizes = None if shape.rank is None else tuple(shape.as_list())
-    return TensorSpec(name, plain(info.name), np.dtype(dtype.as_numpy_dtype), sizes)
+    return TensorSpec(name, plain(info.name), np.dtype(dtype.as_numpy_dtype), known_sizes(shape))

@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.common.optional import OpTiming, needed
+from neural_mp.adaptors import registry
+from neural_mp.adaptors.common.optional import OpTiming, Training, needed
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.errors import ConversionError, PlanError
+from neural_mp.core.hardware import Device
+from neural_mp.core.numerics_trace import ModelTrace, ValueStats
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConversionError, PlanError, UnknownFrameworkError
+from neural_mp.training import apply_plan, devices, first_nonfinite
 from neural_mp.tuning.comparison import compare_models
 
 PARTS = (
     *("op_timing", "kernel_trace", "op_outputs", "corrections", "hessian", "portability"),
-    *("single_file", "onnx_export", "compiler", "drawing"),
+    *("single_file", "onnx_export", "compiler", "drawing", "training"),
 )
 
 
@@ -60,6 +66,40 @@ def test_a_run_does_without_what_is_not_offered(converter, digits, tmp_path):
     ):
         with pytest.raises(ConversionError, match=f"adaptor of pytorch offers no {words}"):
             use()
+
+
+def test_training_needs_the_part_of_the_adaptor(bare, net):
+    with pytest.raises(UnknownFrameworkError, match="whose adaptor offers training"):
+        first_nonfinite(net, np.zeros((1, 1, 8, 8), np.float32))
+
+
+class Net:
+    """A model of a framework without an adaptor in the package."""
+
+
+class NetAdaptor(PyTorchAdaptor):
+    framework = "nets"
+    training = Training(
+        open_trainable=lambda *given: pytest.fail("no advice was requested"),
+        apply_plan=lambda model, plan: (model, plan),
+        trace_numerics=lambda model, batch, loss, scale: ModelTrace(
+            ValueStats.of([]), ValueStats(nan=True), [], scale
+        ),
+        devices=lambda: [Device("nets", "npu", "NPU 0")],
+    )
+
+    @classmethod
+    def accepts(cls, source):
+        return isinstance(source, Net)
+
+
+def test_a_third_party_adaptor_can_offer_training(monkeypatch):
+    monkeypatch.setattr(registry, "_third_party", lambda: {"nets": NetAdaptor})
+    net = Net()
+    plan = PrecisionPlan.from_dict({"layer": "bf16"})
+    assert apply_plan(net, plan) == (net, {"layer": Precision.BF16})
+    assert first_nonfinite(net, None) is not None
+    assert "nets: npu, NPU 0" in map(str, devices())
 
 
 def test_repairs_of_a_plan_are_refused(bare, net, digits, plain_machine):

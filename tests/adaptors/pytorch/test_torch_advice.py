@@ -12,6 +12,7 @@ from torch_dangers import batches, digits_net
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import ConfigurationError, DataError, TrainingError, UnknownOperatorError
+from neural_mp.testing import TrainingContract
 from neural_mp.training import GradScaler, advise, apply_plan, first_nonfinite
 
 
@@ -34,6 +35,21 @@ def last_loss(model, data, precision):
             scaler.update()
             total += float(loss.detach())
     return total / len(data)
+
+
+class TestTorchTraining(TrainingContract):
+    framework = "pytorch"
+    overflowing = "energy"
+    loss = staticmethod(F.cross_entropy)
+
+    @pytest.fixture
+    def model(self):
+        return digits_net(dangerous=True)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def batch(cls, digits):
+        return batches(digits[0])[0]
 
 
 def everything_in(precision):
@@ -138,24 +154,28 @@ def test_what_breaks_in_float32_is_said_to(data):
             return torch.sqrt(x - 1000.0)
 
     model = nn.Sequential(nn.Flatten(), Root(), nn.Linear(64, 10))
-    with pytest.raises(TrainingError, match=r"in float32 itself.*'1' \(Root\) turns float32"):
+    with pytest.raises(TrainingError, match=r"be finite in float32.*'1' \(Root\) turns float32"):
         advise(model, data, F.cross_entropy)
 
 
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"loss": None}, ConfigurationError, "give the loss that is trained for"),
+        ({"loss": None}, ConfigurationError, "loss must be the loss of the training"),
         ({"loss": "mse"}, ConfigurationError, "loss must be a function of outputs and targets"),
         (
             {"loss": lambda out, y: F.cross_entropy(out, y, reduction="none")},
             ConfigurationError,
-            r"must give one number as a tensor, and gives \(64,\); take its mean",
+            r"must return a tensor with one number, got \(64,\); take its mean",
         ),
-        ({"loss": lambda out, y: torch.zeros(())}, ConfigurationError, "does not depend on any"),
-        ({"optimizer": "adam"}, ConfigurationError, "optimizer must be a function that makes"),
-        ({"batches": [(torch.zeros(3, 5), torch.zeros(3))]}, DataError, "does not take the inputs"),
-        ({"batches": [torch.zeros(3, 1, 8, 8)]}, DataError, "inputs alone"),
+        ({"loss": lambda out, y: torch.zeros(())}, ConfigurationError, "but depends on none"),
+        ({"optimizer": "adam"}, ConfigurationError, "optimizer must be a function from"),
+        (
+            {"batches": [(torch.zeros(3, 5), torch.zeros(3))]},
+            DataError,
+            "does not accept the inputs",
+        ),
+        ({"batches": [torch.zeros(3, 1, 8, 8)]}, DataError, "without targets"),
     ],
 )
 def test_bad_input_is_one_error_that_names_it(data, change, error, said):

@@ -123,7 +123,7 @@ def test_layers_that_add_to_the_loss_stay_in_float32(batch, loss):
     model.compile("adam", "mse")
     found = advise(model, [batch], loss, steps=1)
     assert found.keep == ("penalty", "regularized", "out")
-    assert found.layers["penalty"].reason == "it adds to the loss, which stays in float32"
+    assert found.layers["penalty"].reason == "adds to the loss, which stays in float32"
     apply_plan(model, found)
     assert np.isfinite(model.fit(*batch, verbose=0).history["loss"][0])
 
@@ -226,15 +226,15 @@ def strict():
 @pytest.mark.parametrize(
     ("make", "loss", "targets", "error", "said"),
     [
-        (own_step, None, 1, ConfigurationError, "gives no loss .*or give a loss, such as"),
-        (strict, None, 3, ConfigurationError, "as it is compiled, gives no loss"),
-        (NoCall, "mse", 1, DataError, "does not take the inputs .*NotImplementedError"),
+        (own_step, None, 1, ConfigurationError, "compiled loss .*or pass a loss, e.g."),
+        (strict, None, 3, ConfigurationError, "the compiled loss of model"),
+        (NoCall, "mse", 1, DataError, "does not accept the inputs .*NotImplementedError"),
         (
             lambda: two_layers(optimizer=Unnamed(0.1)),
             None,
             1,
             ConfigurationError,
-            "Unnamed cannot be made anew from its config .*optimizer='adam'",
+            "Unnamed cannot be recreated from its config .*optimizer='adam'",
         ),
     ],
 )
@@ -270,7 +270,7 @@ class Within(Plain):
 def test_a_plan_for_layers_that_are_not_built_yet_says_to_build_them(batch):
     found = advise(Within(), [batch], "mse", steps=0)
     model = Within()
-    with pytest.raises(UnknownOperatorError, match="'inner/deep'.*call it on a batch first"):
+    with pytest.raises(UnknownOperatorError, match="'inner/deep'.*call the model on a batch first"):
         apply_plan(model, found)
     model(batch[0])
     apply_plan(model, found)
@@ -290,7 +290,7 @@ class Sum(Plain):
 
 
 def test_code_that_adds_two_types_is_told_of_before_a_plan_breaks_it(batch):
-    with pytest.warns(UserWarning, match="puts numbers of 16 bits and of float32 together"):
+    with pytest.warns(UserWarning, match="combines 16-bit and float32 tensors"):
         found = advise(Sum(operator.add), [batch], "mse", steps=0)
     assert set(found.keep) == {"penalty", "out"}
     with warnings.catch_warnings():

@@ -105,7 +105,7 @@ def test_shapes_by_name_free_the_axes_of_one_input():
     model = adaptor.load(net, inputs={"a": (None, None, 4)}, example=given)
     longer = {**given, "a": np.ones((2, 9, 4), "f4")}
     np.testing.assert_allclose(adaptor.predict(model, longer), net(longer))
-    with pytest.raises(ConfigurationError, match="'c', which is no input"):
+    with pytest.raises(ConfigurationError, match="'c', which is not an input"):
         adaptor.load(net, inputs={"c": (None, None, 4)}, example=given)
 
 
@@ -126,7 +126,7 @@ def test_a_model_that_needs_the_length_is_refused_with_the_reason(tmp_path):
 @pytest.mark.parametrize(
     ("shapes", "said"),
     [
-        ((None, 9), "a shape like"),
+        ((None, 9), "must fit"),
         ([(None, None)] * 2, "for each of 1 inputs, got 2"),
     ],
 )

@@ -211,10 +211,10 @@ def test_gradients_that_were_not_unscaled_are_refused():
     ("make", "said"),
     [
         (lambda: LossScaleOptimizer("sgd"), "must be a Keras optimizer"),
-        (lambda: LossScaleOptimizer(ours()), "scales the loss already"),
+        (lambda: LossScaleOptimizer(ours()), "must not scale the loss, got"),
         (
             lambda: LossScaleOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())),
-            "scales the loss already",
+            "must not scale the loss, got",
         ),
         (lambda: ours("dyn"), "'dynamic', a number or a LossScale"),
     ],

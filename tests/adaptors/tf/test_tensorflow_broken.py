@@ -37,7 +37,7 @@ def graph(net):
 def test_a_graph_that_was_cut_off(adaptor, graph, tmp_path, share):
     data = graph.SerializeToString()
     (tmp_path / "net.pb").write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(ModelLoadError, match="no graph, or is damaged"):
+    with pytest.raises(ModelLoadError, match="not a graph file, or damaged"):
         adaptor.load(tmp_path / "net.pb")
 
 
@@ -49,7 +49,7 @@ def test_a_graph_cut_between_two_nodes(adaptor, graph, tmp_path):
     assert any("cut off" in text for text in adaptor.load(tmp_path / "net.pb").warnings)
     del part.node[:4]
     (tmp_path / "net.pb").write_bytes(part.SerializeToString())
-    with pytest.raises(ModelLoadError, match="is not a graph that this TensorFlow can run"):
+    with pytest.raises(ModelLoadError, match="the installed TensorFlow cannot run"):
         adaptor.load(tmp_path / "net.pb")
 
 
@@ -60,7 +60,7 @@ def test_a_damaged_saved_model(adaptor, net, tmp_path, damage):
     data = file.read_bytes()
     file.write_bytes({"cut": data[: len(data) // 2], "garbage": b"\x08" * 99, "empty": b""}[damage])
     with pytest.raises(
-        ModelLoadError, match=r"SavedModel '.*net' (cannot be read|has no signature)"
+        ModelLoadError, match=r"SavedModel '.*net' (cannot be read|must have a signature)"
     ):
         adaptor.load(tmp_path / "net")
 
@@ -75,7 +75,7 @@ def test_a_saved_model_without_weights(adaptor, net, tmp_path):
 
 def test_a_saved_model_without_signature(adaptor, tmp_path):
     tf.saved_model.save(tf.Module(), str(tmp_path))
-    with pytest.raises(ModelLoadError, match="has no signature, so what it takes"):
+    with pytest.raises(ModelLoadError, match="must have a signature, got none"):
         adaptor.load(tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_several_signatures_and_none_by_default(adaptor, tmp_path):
     module.other = tf.function(lambda x: x * 3.0, input_signature=specs)
     both = {"one": module.one, "other": module.other}
     tf.saved_model.save(module, str(tmp_path), signatures=both)
-    with pytest.raises(ModelLoadError, match="no signature 'serving_default' and several others"):
+    with pytest.raises(ModelLoadError, match="several signatures, but none named"):
         adaptor.load(tmp_path)
     chosen = adaptor.load(tf.saved_model.load(str(tmp_path)).signatures["other"])
     result = adaptor.predict(chosen, np.ones(2, np.float32))
@@ -95,7 +95,7 @@ def test_several_signatures_and_none_by_default(adaptor, tmp_path):
 
 def test_an_op_nobody_knows(adaptor, graph):
     graph.node[-1].op = "MyOwnOp"
-    with pytest.raises(ModelLoadError, match=r"(?s)cannot run|can run.*MyOwnOp"):
+    with pytest.raises(ModelLoadError, match=r"(?s)cannot run.*MyOwnOp"):
         adaptor.load(graph)
 
 
@@ -104,7 +104,7 @@ def test_variables_that_were_not_frozen(adaptor):
         x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
         weight = tf.compat.v1.get_variable("w", [3, 2], use_resource=True)
         tf.identity(tf.matmul(x, weight), name="y")
-    with pytest.raises(ModelLoadError, match="keeps its values outside of the graph"):
+    with pytest.raises(ModelLoadError, match="keeps them outside of the graph"):
         adaptor.load(graph)
 
 
@@ -311,7 +311,7 @@ def test_an_input_of_which_nothing_is_known_has_to_be_shown(adaptor, tmp_path):
 
     graph = without_shape(build)
     (tmp_path / "net.pb").write_bytes(graph.SerializeToString())
-    with pytest.raises(DataError, match=r"shape its input 'image' has.*--input-shape 1,224,224,3"):
+    with pytest.raises(DataError, match=r"shape of input 'image' must.*--input-shape 1,224,224,3"):
         adaptor.load(tmp_path / "net.pb")
     images = np.ones((2, 6, 6, 3), np.float32)
     model = adaptor.load(tmp_path / "net.pb", inputs=images)

@@ -19,5 +19,5 @@ class TestTensorFlowDeployment(ChannelsLast, DeploymentContract):
         held = made_for("vnni").result.held
         for node in held.graph.nodes.values():
             node.attr.pop(ZERO_POINT, None)
-        with pytest.raises(ConversionError, match="how its input is stored"):
+        with pytest.raises(ConversionError, match="does not record the zero point"):
             made_for("vnni").result.adaptor.portability.right_everywhere(held)

@@ -113,5 +113,5 @@ def test_a_variable_that_no_output_needs_may_be_written():
 
 def test_a_variable_that_an_output_needs_may_not_be_written():
     counter = _Counter(used=True)
-    with pytest.raises(ModelLoadError, match="keeps values from call to call"):
+    with pytest.raises(ModelLoadError, match="must not keep state between calls"):
         TensorFlowAdaptor().load(counter.__call__)

@@ -186,7 +186,7 @@ def test_a_subclassed_model_is_traced_with_the_data(digits):
 
     net, images = Own(), digits[1].images[:7]
     adaptor = TensorFlowAdaptor()
-    with pytest.raises(CaptureError, match="Own does not say what it takes; give data"):
+    with pytest.raises(CaptureError, match="Own declares no inputs; pass data"):
         adaptor.load(net)
     model = adaptor.load(net, example=images[:2])
     expected = np.asarray(net(images)["logits"])

@@ -8,41 +8,32 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.pytorch.casts import DTYPES
-from neural_mp.adaptors.pytorch.training.module_dtypes import RunsIn, plan_taken_off
+from neural_mp.adaptors.pytorch.training.module_dtypes import RunsIn, remove_plan
 from neural_mp.adaptors.pytorch.training.numerics_trace import check_module
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
 
 
-def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
-    """Apply a plan to the modules of a model, in place.
-
-    Args:
-        model: the module.
-        plan: name of a submodule → precision; others inherit from their parent.
-
-    Raises:
-        UnknownOperatorError: if the model has no module of a given name.
-        ConfigurationError: if a shared module has two precisions, or no weights are float32.
-    """
+def apply_plan(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
+    """Apply a plan to the modules of a model, in place; others inherit from their parent."""
     check_module(model)
     check_weights(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in plan:
         if name not in modules:
             raise UnknownOperatorError(
-                f"the plan names {name!r}, which is no module of the model"
+                f"the plan names {name!r}, which is not a module of the model"
                 f"{did_you_mean(name, filter(None, modules))}"
             )
-    chosen = _of_modules(modules, plan)
+    chosen = _planned_modules(modules, plan)
     for module in modules.values():
-        plan_taken_off(module)
+        remove_plan(module)
     low = next((p for p in plan.values() if p.is_16_bit), Precision.FP32)
     whole = plan.get("", low)
     RunsIn(dtype_of(whole), cast_inputs=False, cast_outputs=True).on(model)
     for module, name in chosen.items():
         precision = plan[name]
-        if name and precision is not _around(name, plan, whole):
+        if name and precision is not _inherited(name, plan, whole):
             kept = precision is Precision.FP32
             # Around a float32 module, autocast converts its outputs as needed; around a 16-bit
             # module, computation is in float32 and may not accept 16-bit outputs.
@@ -50,7 +41,7 @@ def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
     return model
 
 
-def _of_modules(
+def _planned_modules(
     modules: Mapping[str, nn.Module], plan: Mapping[str, Precision]
 ) -> dict[nn.Module, str]:
     """Return module → its name in the plan; a shared module has several names."""
@@ -59,24 +50,20 @@ def _of_modules(
         other = chosen.setdefault(modules[name], name)
         if plan[other] is not precision:
             raise ConfigurationError(
-                f"{other!r} and {name!r} are one module, but the plan says {plan[other]} of one "
-                f"and {precision} of the other; give it one precision"
+                f"the plan must set one precision for {other!r} and {name!r}, which are the same "
+                f"module, got {plan[other]} and {precision}"
             )
     return chosen
 
 
 def check_weights(model: nn.Module) -> None:
-    """Check that some weights are float32, as mixed precision requires.
-
-    Raises:
-        ConfigurationError: if all floating-point weights are in other dtypes.
-    """
+    """Raise `ConfigurationError` unless some weights are float32, as mixed precision requires."""
     floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if floats and torch.float32 not in floats:
         found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
         raise ConfigurationError(
-            f"the weights of the model are in {found}; in mixed precision, weights stay in "
-            f"float32: call model.float() first"
+            f"weights must be float32 in mixed-precision training, got {found}; call "
+            f"model.float() first"
         )
 
 
@@ -85,7 +72,7 @@ def dtype_of(precision: Precision) -> torch.dtype:
     return DTYPES.get(precision, torch.float32)
 
 
-def _around(name: str, plan: Mapping[str, Precision], low: Precision) -> Precision:
+def _inherited(name: str, plan: Mapping[str, Precision], low: Precision) -> Precision:
     """Return the precision that a module inherits without an entry of its own."""
     while name:
         name = name.rpartition(".")[0]

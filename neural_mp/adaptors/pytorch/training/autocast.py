@@ -120,7 +120,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
         chosen, settings = requested("autocast", precision, amp, users_environment())
         if not chosen.is_16_bit:
             raise ConfigurationError(
-                f"autocast takes a 16-bit precision, bf16 or fp16, got {str(chosen)!r}"
+                f"precision of autocast must be bf16 or fp16, got {str(chosen)!r}"
             )
         self.precision = chosen
         self._given = (precision, amp)
@@ -161,7 +161,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
                 with _lock:
                     self._log.write_text(table(self._policy.counts), encoding="utf-8")
             except OSError as problem:
-                logger.warning("what was decided was not written to %s: %s", self._log, problem)
+                logger.warning("cannot write the log of autocast to %s: %s", self._log, problem)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Copy or pickle by the constructor arguments."""

@@ -42,14 +42,7 @@ class Rule:
 
 
 class Policy:
-    """One precision with its lists.
-
-    Args:
-        dtype: the 16-bit type.
-        lists: op types by their safety in 16 bits.
-        rules: cache of function → rule.
-        counts: counts every op that runs; None to disable.
-    """
+    """One precision with its lists, a cache of rules, and counts of the ops that run, if any."""
 
     def __init__(
         self, dtype: torch.dtype, lists: FourLists, rules: dict[Any, Rule], counts: Counts | None
@@ -74,12 +67,9 @@ class Policy:
         return Rule(function, self.lists.of(function.op_type))
 
     def target(self, rule: Rule, floats: list[Any], dangerous: bool) -> torch.dtype | None:
-        """Return the dtype to cast an op's inputs to; None to leave them.
+        """Return the dtype to cast an op's inputs to, by the inputs that decide; None for no cast.
 
-        Args:
-            rule: rule of the op.
-            floats: the inputs that decide.
-            dangerous: whether one of them is dangerous.
+        `dangerous` is True if one of the inputs is dangerous.
         """
         if not floats:
             return None
@@ -240,11 +230,7 @@ class FourListsMode(TorchFunctionMode):
 
 
 def _gather(values: Iterable[Any], floats: list[Any]) -> bool:
-    """Append castable tensors in values and nested lists to `floats`.
-
-    Returns:
-        False if a float64 or complex tensor occurs, so that the call is left alone.
-    """
+    """Append castable tensors in nested values to `floats`; return False if one is not castable."""
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.dtype in _CASTABLE:

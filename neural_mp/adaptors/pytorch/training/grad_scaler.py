@@ -94,7 +94,8 @@ class GradScaler(torch.amp.GradScaler):
             self.state = self.rule.after(self.state, not any(found))
         else:
             raise ConfigurationError(
-                "update was called without a step: call scaler.step(optimizer) before it"
+                "update() must follow a step, got none since the last update; call "
+                "scaler.step(optimizer) first"
             )
         super().update(self.state.scale)
         assert self._growth_tracker is not None  # set when the first loss is scaled
@@ -139,5 +140,5 @@ def _device_type(device: str | torch.device) -> str:
         return torch.device(device).type
     except (RuntimeError, TypeError) as error:
         raise ConfigurationError(
-            f"device must be a device of torch's, such as 'cpu' or 'cuda', got {device!r}"
+            f"device must be a torch device, e.g. 'cpu' or 'cuda', got {device!r}"
         ) from error

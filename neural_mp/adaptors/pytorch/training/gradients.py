@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from neural_mp.adaptors.common.trainable import Gradients, TrainedLayer
 from neural_mp.adaptors.pytorch.training import numerics_trace
 from neural_mp.adaptors.pytorch.training.apply_plan import check_weights, dtype_of
 from neural_mp.adaptors.pytorch.training.autocast import is_open
@@ -19,10 +20,9 @@ from neural_mp.adaptors.pytorch.training.module_dtypes import (
     RunsIn,
     cast_floats,
     device_of,
-    plan_taken_off,
+    remove_plan,
     unit_modules,
 )
-from neural_mp.adaptors.trainable import Gradients, TrainedLayer
 from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, one_line
@@ -31,46 +31,35 @@ from neural_mp.errors import ConfigurationError, DataError, one_line
 @contextmanager
 def open_trainable(
     model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
-) -> Iterator[ModuleTrainee]:
-    """Open a model for advice, in training mode; restore its state on exit.
-
-    Args:
-        model: a torch module.
-        batch: a first batch.
-        loss: see `neural_mp.training.advise`.
-        precision: BF16 or FP16.
-        optimizer: see `neural_mp.training.advise`.
-
-    Raises:
-        ConfigurationError: if model, loss or optimizer is invalid, no weights are float32, or
-            autocast is on.
-        DataError: if the batch has no targets, or does not fit the model.
-    """
+) -> Iterator[TrainableModule]:
+    """Open a model for advice, in training mode; restore its state on exit."""
     numerics_trace.check_module(model)
     check_weights(model)
     if is_open() or torch.is_autocast_enabled(device_of(model)):
         raise ConfigurationError(
-            "advise compares 16 bits with float32 by itself; call it outside of autocast"
+            "advise must be called outside of autocast, which is enabled here: advise itself "
+            "compares 16 bits with float32"
         )
     call, targets = numerics_trace.call_of(model, batch)
     if targets is None:
-        raise DataError("batches must be (inputs, targets); the first holds inputs alone")
+        raise DataError("batches must be (inputs, targets), got a first batch without targets")
     if loss is None:
         raise ConfigurationError(
-            "give the loss that is trained for, such as loss=torch.nn.functional.cross_entropy"
+            "loss must be the loss of the training for a torch module, got None; pass e.g. "
+            "loss=torch.nn.functional.cross_entropy"
         )
     with ExitStack() as undo:
         for module in model.modules():
-            undo.callback(plan_taken_off(module))
+            undo.callback(remove_plan(module))
         undo.enter_context(numerics_trace.uncompiled())
         undo.enter_context(numerics_trace.untouched(model))
         undo.enter_context(torch.enable_grad())
         numerics_trace.loss_value(loss, numerics_trace.run(model, call), targets)
-        yield ModuleTrainee(model, batch, loss, precision, optimizer)
+        yield TrainableModule(model, batch, loss, precision, optimizer)
 
 
-class ModuleTrainee:
-    """`neural_mp.adaptors.trainable.TrainableModel` of a torch module."""
+class TrainableModule:
+    """A torch module as a `neural_mp.adaptors.common.trainable.TrainableModel`."""
 
     def __init__(
         self, model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
@@ -79,8 +68,8 @@ class ModuleTrainee:
         self._dtype = dtype_of(precision)
         self._units = unit_modules(model)
         self._optimizer = _optimizer(model, optimizer)
-        outputs = _making_outputs(model, self._units, batch)
-        fixed = "it gives the model's outputs, which stay in float32"
+        outputs = _output_modules(model, self._units, batch)
+        fixed = "computes outputs of the model, which stay in float32"
         self._layers = [
             TrainedLayer(name, type(module).__name__, fixed if name in outputs else "")
             for name, module in self._units.items()
@@ -95,41 +84,42 @@ class ModuleTrainee:
         self, batch: object, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
         """Return the gradients of a batch with some modules in 16 bits."""
-        with numerics_trace.untouched(self._model), _WithoutChance(), _without_chance(self._model):
+        with numerics_trace.untouched(self._model), _without_dropout(self._model):
             try:
                 with self._in_16_bits(low, singly):
-                    return self._taken(batch, scale)
+                    return self._pass(batch, scale)
             except (DataError, ConfigurationError):
                 if not low:
                     raise
                 return Gradients(math.nan, [])  # some user code does not support 16 bits
 
-    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
-        """Return the numerics trace of such a pass."""
-        with self._in_16_bits(low, True), _WithoutChance(), _without_chance(self._model):
-            return numerics_trace.model_pass(self._model, batch, self._loss, scale)
+    def trace(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
+        """Return the numerics trace of such a pass with `singly`."""
+        with self._in_16_bits(low, True), _without_dropout(self._model):
+            return numerics_trace.trace_numerics(self._model, batch, self._loss, scale)
 
     def step(self, batch: object) -> float:
         """Run one training step in float32; return the loss before the step."""
         call, targets = numerics_trace.call_of(self._model, batch)
         loss = numerics_trace.loss_value(self._loss, numerics_trace.run(self._model, call), targets)
         found = numerics_trace.gradients(self._model, loss)
-        mine = {parameter: parameter.grad for parameter in self._model.parameters()}
+        before = {parameter: parameter.grad for parameter in self._model.parameters()}
         try:
-            for parameter in mine:
+            for parameter in before:
                 parameter.grad = found.get(parameter)
             self._optimizer.step()
         except TypeError as error:
             raise ConfigurationError(
-                f"optimizer {type(self._optimizer).__name__} makes no step without arguments "
-                f"({one_line(error)}); give another one, such as torch.optim.SGD"
+                f"optimizer must support step() without arguments, but "
+                f"{type(self._optimizer).__name__} does not ({one_line(error)}); use another "
+                f"optimizer, e.g. torch.optim.SGD"
             ) from error
         finally:
-            for parameter, grad in mine.items():
+            for parameter, grad in before.items():
                 parameter.grad = grad
         return float(loss.detach())
 
-    def _taken(self, batch: object, scale: float) -> Gradients:
+    def _pass(self, batch: object, scale: float) -> Gradients:
         call, targets = numerics_trace.call_of(self._model, batch)
         outputs = cast_floats(numerics_trace.run(self._model, call), torch.float32)
         loss = numerics_trace.loss_value(self._loss, outputs, targets)
@@ -170,37 +160,38 @@ def _optimizer(model: nn.Module, given: object) -> torch.optim.Optimizer:
         made = given(trained)
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigurationError(
-            f"optimizer must be a function that makes an optimizer of parameters, such as "
-            f"torch.optim.SGD or lambda p: torch.optim.SGD(p, 0.1); got {given!r}"
+            f"optimizer must be a function from parameters to a torch optimizer, e.g. "
+            f"torch.optim.SGD or lambda p: torch.optim.SGD(p, 0.1), got {given!r}"
         )
     return made
 
 
-def _making_outputs(model: nn.Module, units: dict[str, nn.Module], batch: object) -> set[str]:
+def _output_modules(model: nn.Module, units: dict[str, nn.Module], batch: object) -> set[str]:
     """Return the modules whose outputs are outputs of the model."""
     made: dict[int, str] = {}
     kept: list[Any] = []  # keeps tensors alive, as ids of freed tensors are reused
 
-    def noting(name: str) -> Any:
-        def note(module: nn.Module, args: object, outputs: object) -> None:
+    def recorder(name: str) -> Any:
+        def record(module: nn.Module, args: object, outputs: object) -> None:
             for tensor in numerics_trace.floating(outputs):
                 kept.append(tensor)
                 made[id(tensor)] = name
 
-        return note
+        return record
 
     call, _ = numerics_trace.call_of(model, batch)
     with numerics_trace.untouched(model), ExitStack() as undo:
         for name, module in units.items():
-            undo.callback(module.register_forward_hook(noting(name)).remove)
+            undo.callback(module.register_forward_hook(recorder(name)).remove)
         outputs = numerics_trace.run(model, call)
     return {made[id(tensor)] for tensor in numerics_trace.floating(outputs) if id(tensor) in made}
 
 
 @contextmanager
-def _without_chance(model: nn.Module) -> Iterator[None]:
-    """Disable dropout modules: another mask in 16 bits would look like rounding errors."""
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Disable dropout: another mask in 16 bits would look like rounding errors."""
     with ExitStack() as undo:
+        undo.enter_context(_WithoutDropoutFunctions())
         for module in model.modules():
             name = "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout"
             value = vars(module).get(name)
@@ -210,7 +201,7 @@ def _without_chance(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class _WithoutChance(TorchFunctionMode):
+class _WithoutDropoutFunctions(TorchFunctionMode):
     """Mode that disables dropout functions of `torch.nn.functional`."""
 
     def __torch_function__(

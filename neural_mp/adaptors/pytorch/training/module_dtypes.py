@@ -127,7 +127,7 @@ class _Forward:
         )
 
 
-def plan_taken_off(module: nn.Module) -> Callable[[], None]:
+def remove_plan(module: nn.Module) -> Callable[[], None]:
     """Remove the wrappers of `RunsIn` from a module; return a function that restores them."""
     own = vars(module)
     tables: list[Any] = [module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs]
@@ -143,7 +143,7 @@ def plan_taken_off(module: nn.Module) -> Callable[[], None]:
             for table in tables:
                 table.pop(key, None)
 
-    def put_back() -> None:
+    def restore() -> None:
         for table, entries in before:
             table.clear()
             table.update(entries)
@@ -151,7 +151,7 @@ def plan_taken_off(module: nn.Module) -> Callable[[], None]:
             own.pop(name, None)
         own.update(replaced)
 
-    return put_back
+    return restore
 
 
 def planned_dtype(module: nn.Module) -> torch.dtype | None:

@@ -33,57 +33,41 @@ class _ModuleCall:
     below: list[torch.Tensor] = field(default_factory=list)
 
 
-def model_pass(
+def trace_numerics(
     model: nn.Module, batch: object, loss: object = None, loss_scale: float = 1.0
 ) -> ModelTrace:
     """Run a training pass of a batch, and record the values at each module.
 
-    Under `torch.autocast`, the pass uses autocast.
-
-    Args:
-        model: a torch module.
-        batch: `(inputs, targets)`, or inputs alone; inputs are a tensor, a tuple, or a dict.
-        loss: function of outputs and targets that returns one number; without a loss, no gradients
-            are computed.
-        loss_scale: factor of the loss.
-
-    Raises:
-        ConfigurationError: if model or loss is invalid.
-        DataError: if the batch does not fit the model.
+    Under `torch.autocast`, the pass uses autocast. Without a loss, no gradients are computed.
     """
     check_module(model)
     call, targets = call_of(model, batch)
     calls: list[_ModuleCall] = []
-    with uncompiled(), untouched(model), torch.enable_grad(), _noting(model, calls):
+    with uncompiled(), untouched(model), torch.enable_grad(), _recording(model, calls):
         outputs = run(model, call)
         value = None if loss is None else loss_value(loss, outputs, targets)
         grads = {} if value is None else gradients(model, value * loss_scale)
-    passes = [_as_pass(call, grads, value is not None) for call in calls]
+    traces = [_layer_trace(call, grads, value is not None) for call in calls]
     number = None if value is None else float(value.detach())
     return ModelTrace(
-        ValueStats.of(call.leaves()), ValueStats.of(tree_leaves(outputs)), passes, number
+        ValueStats.of(call.leaves()), ValueStats.of(tree_leaves(outputs)), traces, number
     )
 
 
 def check_module(model: object) -> None:
-    """Check that a model is a torch module with initialized weights.
-
-    Raises:
-        ConfigurationError: if not a module, or the shape of a weight is not set yet.
-    """
+    """Raise `ConfigurationError` unless a model is a torch module with initialized weights."""
     if not isinstance(model, nn.Module):
-        raise ConfigurationError(f"expected a torch module, got {model!r}")
+        raise ConfigurationError(f"model must be a torch module, got {model!r}")
     lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
-        raise ConfigurationError(f"{lazy!r} has no shape yet; run a batch through the model before")
+        raise ConfigurationError(
+            f"weights must have a shape, but {lazy!r} has none yet; run a batch through the model "
+            f"before"
+        )
 
 
 def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
-    """Return the call of a model for a batch, and the targets; None without targets.
-
-    Raises:
-        DataError: if the batch contains a non-numeric value.
-    """
+    """Return the call of a model for a batch, and the targets; None without targets."""
     pair = isinstance(batch, tuple | list) and len(batch) == 2
     inputs, targets = batch if pair else (batch, None)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -99,28 +83,20 @@ def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
 
 
 def run(model: nn.Module, call: CallArgs) -> Any:
-    """Return the outputs of the model.
-
-    Raises:
-        DataError: if the model rejects the inputs.
-    """
+    """Return the outputs of the model; raise `DataError` if the model rejects the inputs."""
     try:
         return model(*call.args, **call.kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         raise DataError(
-            f"the model does not take the inputs of the batch ({call}): {one_line(error)}"
+            f"the model does not accept the inputs of the batch ({call}): {one_line(error)}"
         ) from error
 
 
 def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
-    """Return the scalar loss of a batch.
-
-    Raises:
-        ConfigurationError: if the loss is not a function, fails, or is not scalar.
-    """
+    """Return the scalar loss of a batch; raise `ConfigurationError` if the loss is invalid."""
     if not callable(loss):
         raise ConfigurationError(
-            f"loss must be a function of outputs and targets, such as "
+            f"loss must be a function of outputs and targets, e.g. "
             f"torch.nn.functional.cross_entropy, got {loss!r}"
         )
     try:
@@ -130,10 +106,12 @@ def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
     if not isinstance(found, torch.Tensor) or found.numel() != 1:
         shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         raise ConfigurationError(
-            f"the loss must give one number as a tensor, and gives {shape}; take its mean"
+            f"the loss must return a tensor with one number, got {shape}; take its mean"
         )
     if not found.requires_grad:
-        raise ConfigurationError("the loss does not depend on any weight that is trained")
+        raise ConfigurationError(
+            "the loss must depend on a trained weight (requires_grad=True), but depends on none"
+        )
     return found.float().reshape(())
 
 
@@ -178,7 +156,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
+def _recording(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
     started: list[_ModuleCall] = []
 
     def before(name: str) -> Callable[..., None]:
@@ -186,7 +164,7 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
             tensors = floating((args, dict(kwargs)))
             dtype = tensors[0].dtype if tensors else torch.float32
             call = _ModuleCall(name, module, ValueStats.of(tensors), dtype)
-            _listen(tensors, call.below)
+            _record_gradients(tensors, call.below)
             started.append(call)
 
         return hook
@@ -201,7 +179,7 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
         call.dtype = planned_dtype(module) or found
         if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts in the module
             call.inputs = replace(call.inputs, inf=True)
-        _listen(tensors, call.above)
+        _record_gradients(tensors, call.above)
         calls.append(call)
 
     handles: list[Any] = []
@@ -216,7 +194,7 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
             handle.remove()
 
 
-def _listen(tensors: Sequence[torch.Tensor], found: list[torch.Tensor]) -> None:
+def _record_gradients(tensors: Sequence[torch.Tensor], found: list[torch.Tensor]) -> None:
     """Record the gradients of tensors when computed."""
     for tensor in tensors:
         if tensor.requires_grad:
@@ -232,7 +210,7 @@ def floating(values: object) -> list[torch.Tensor]:
     ]
 
 
-def _as_pass(
+def _layer_trace(
     call: _ModuleCall, grads: Mapping[nn.Parameter, torch.Tensor], backwards: bool
 ) -> LayerTrace:
     parameters = list(call.module.parameters())

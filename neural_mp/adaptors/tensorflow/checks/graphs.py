@@ -67,7 +67,7 @@ _STREAMS = re.compile(rb"|stdout|stderr|log\((info|warning|error)\)")
 
 
 @dataclass(frozen=True)
-class Found:
+class UnsafeOp:
     """An op that does more than compute.
 
     Attributes:
@@ -78,34 +78,14 @@ class Found:
     node: NodeDef
     where: str = ""
 
-    @property
-    def saves(self) -> bool:
-        """Whether the op writes a checkpoint."""
-        return _SAVES.fullmatch(self.node.op) is not None
-
-    @property
-    def restores(self) -> bool:
-        """Whether the op reads a checkpoint."""
-        return _RESTORES.fullmatch(self.node.op) is not None
-
-    @property
-    def fills_a_table(self) -> bool:
-        """Whether the op fills a lookup table from a file."""
-        return _TABLES_OF_FILES.fullmatch(self.node.op) is not None
-
     def refusal(self, what: str) -> ModelLoadError:
-        """Return the error that refuses the graph.
-
-        Args:
-            what: description of the graph for the message.
-        """
+        """Return the error that refuses the graph, described by `what`."""
         where = f" of function {self.where!r}" if self.where else ""
         return ModelLoadError(
-            f"{what} is not read: its node {self.node.name!r}{where} is of the op "
-            f"{self.node.op!r}, which does more than compute: it may touch files, other machines "
-            f"or Python. Freeze the model where it was made, without this op; or, if you trust "
-            f"what this op does in the file, allow it by --trust {self.node.op}, or "
-            f"trust=({self.node.op!r},)"
+            f"{what} is refused: ops must only compute, but node {self.node.name!r}{where} has the "
+            f"op {self.node.op!r}, which may access files, other machines or Python. Export the "
+            f"model without this op; or, if you trust the op in this file, allow it with --trust "
+            f"{self.node.op} or trust=({self.node.op!r},)"
         )
 
 
@@ -137,11 +117,8 @@ def _harmless_op(op: str) -> bool:
 def check_graph(graph: GraphDef, what: str) -> None:
     """Check that a graph only computes, before TensorFlow loads the graph.
 
-    TensorFlow runs parts of a graph during loading to infer shapes.
-
-    Args:
-        graph: the graph, with its functions.
-        what: description of the graph for errors.
+    TensorFlow runs parts of a graph during loading to infer shapes. Errors describe the graph by
+    `what`.
 
     Raises:
         ModelLoadError: a node of the graph or of a function in its library does more.
@@ -150,7 +127,7 @@ def check_graph(graph: GraphDef, what: str) -> None:
         raise found.refusal(what)
 
 
-def suspicious(graph: GraphDef) -> Iterator[Found]:
+def suspicious(graph: GraphDef) -> Iterator[UnsafeOp]:
     """Yield all nodes of a graph and its functions that do more than compute."""
     for node in graph.node:
         yield from _of_node(node, "")
@@ -159,13 +136,13 @@ def suspicious(graph: GraphDef) -> Iterator[Found]:
             yield from _of_node(node, function.signature.name)
 
 
-def _of_node(node: NodeDef, where: str) -> Iterator[Found]:
+def _of_node(node: NodeDef, where: str) -> Iterator[UnsafeOp]:
     if not harmless(node):
-        yield Found(node, where)
+        yield UnsafeOp(node, where)
     # An op name is accepted in place of a function name, too.
     for name in called(node):
         if name != node.op and not (is_trusted(name) or _harmless_op(name)):
-            yield Found(NodeDef(name=node.name, op=name), where)
+            yield UnsafeOp(NodeDef(name=node.name, op=name), where)
 
 
 _ASSETS = "assets"
@@ -178,10 +155,7 @@ _FIRST = ("saved_model_main_op", "legacy_init_op")
 def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session: bool) -> None:
     """Check that a SavedModel only computes, restores its variables and reads its assets.
 
-    Args:
-        saved: parsed contents of the file.
-        file: path of the file.
-        session: whether a session loads the model, which runs no table functions.
+    A session that loads the model runs no table functions.
 
     Raises:
         ModelLoadError: the SavedModel does more.
@@ -195,45 +169,35 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
 
 
 def _check(
-    meta: meta_graph_pb2.MetaGraphDef, found: Iterable[Found], what: str, session: bool
+    meta: meta_graph_pb2.MetaGraphDef, found: Iterable[UnsafeOp], what: str, session: bool
 ) -> None:
     # Loading objects does not run the functions that save and restore them.
     run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
     restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in found:
-        if item.fills_a_table:
+        if _TABLES_OF_FILES.fullmatch(item.node.op):
             fine = _from_asset(meta, item) if not item.where else not session
             fine = fine and (not item.where or _handed_assets(meta, item))
-        elif item.saves:
+        elif _SAVES.fullmatch(item.node.op):
             fine = not _within(item, run) and not _within(item, restored)
         else:
-            fine = item.restores and not _within(item, run)
+            restores = _RESTORES.fullmatch(item.node.op) is not None
+            fine = restores and not _within(item, run)
         if not fine:
             raise item.refusal(what)
 
 
-def _within(found: Found, run: tuple[set[str], set[str]]) -> bool:
+def _within(found: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
     nodes, functions = run
     return found.where in functions if found.where else found.node.name in nodes
 
 
 def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
     """Return the nodes that are run: results of signatures, and initialization ops."""
-    results = [
-        node_of(name)
-        for signature in meta.signature_def.values()
-        for tensor in signature.outputs.values()
-        for name in _tensors_of(tensor)
-    ]
-    return [
-        *results,
-        *(
-            name
-            for key in _FIRST
-            if key in meta.collection_def
-            for name in meta.collection_def[key].node_list.value
-        ),
-    ]
+    outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
+    results = [node_of(name) for tensor in outputs for name in _tensors_of(tensor)]
+    present = (key for key in _FIRST if key in meta.collection_def)
+    return [*results, *(n for key in present for n in meta.collection_def[key].node_list.value)]
 
 
 def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
@@ -245,7 +209,7 @@ def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
         yield from _tensors_of(component)
 
 
-def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
+def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp) -> bool:
     """Whether a node fills a table from an asset whose path is set on loading."""
     nodes = {node.name: node for node in meta.graph_def.node}
     assets = {node_of(asset.tensor_info.name) for asset in meta.asset_file_def}
@@ -255,7 +219,7 @@ def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
     return name in assets
 
 
-def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
+def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp) -> bool:
     """Whether the node's function reads a file named by an argument that is bound to an asset."""
     objects = meta.object_graph_def
     if found.where not in objects.concrete_functions or _called_within(meta, found.where):

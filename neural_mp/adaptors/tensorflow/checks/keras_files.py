@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -29,25 +29,11 @@ if TYPE_CHECKING:
     import h5py
 
 
-@dataclass(frozen=True)
-class Hdf5Content:
-    """Contents of an HDF5 file.
+def check_hdf5(file: Path | BinaryIO, shown: str) -> tuple[dict[str, Any], int]:
+    """Check that all arrays of a file, called `shown` in errors, are stored in the file itself.
 
-    Attributes:
-        attributes: attributes of the root group.
-        nbytes: total size of all arrays in memory.
-    """
-
-    attributes: dict[str, Any]
-    nbytes: int
-
-
-def check_hdf5(file: Path | BinaryIO, shown: str) -> Hdf5Content:
-    """Check that all arrays of a file are stored in the file itself.
-
-    Args:
-        file: path or stream of the file.
-        shown: name of the file in errors.
+    Returns:
+        The attributes of the root group, and the total size of all arrays in memory.
 
     Raises:
         ModelLoadError: an array refers to another file, is larger than the data present, or is not
@@ -59,10 +45,10 @@ def check_hdf5(file: Path | BinaryIO, shown: str) -> Hdf5Content:
         with h5py.File(file, "r") as opened:
             arrays: list[Any] = []
             for fault in _faults_of_hdf5(opened, arrays):
-                raise ModelLoadError(f"{shown} is not read: {fault}. Save the model again")
-            return Hdf5Content(dict(opened.attrs), sum(array.nbytes for array in arrays))
+                raise ModelLoadError(f"{shown} is refused: {fault}. Save the model again")
+            return dict(opened.attrs), sum(array.nbytes for array in arrays)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, RecursionError) as error:
-        raise ModelLoadError(f"{shown} is no HDF5 file, or damaged: {error}") from error
+        raise ModelLoadError(f"{shown} is not an HDF5 file, or damaged: {error}") from error
 
 
 def _faults_of_hdf5(opened: h5py.Group, arrays: list[Any]) -> Iterator[str]:
@@ -75,14 +61,14 @@ def _faults_of_hdf5(opened: h5py.Group, arrays: list[Any]) -> Iterator[str]:
         for name in group:
             where = f"{group.name.rstrip('/')}/{name}"
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                yield f"{where!r} is a link to somewhere else"
+                yield f"{where!r} is a link to another object"
             item = group[name]
             address = h5py.h5o.get_info(item.id).addr
             if address in seen:
-                yield f"{where!r} is there twice"
+                yield f"{where!r} is stored under two names"
             seen.add(address)
             if len(seen) > MAX_HDF5_OBJECTS:
-                yield f"it holds more than {MAX_HDF5_OBJECTS} objects"
+                yield f"number of objects exceeds the limit of {MAX_HDF5_OBJECTS}"
             if isinstance(item, h5py.Group):
                 waiting.append(item)
             elif isinstance(item, h5py.Dataset):
@@ -94,12 +80,12 @@ def _faults_of_hdf5(opened: h5py.Group, arrays: list[Any]) -> Iterator[str]:
 
 def _faults_of_array(array: h5py.Dataset, where: str) -> Iterator[str]:
     if array.external or array.is_virtual:
-        yield f"the array {where!r} is taken from another file"
+        yield f"the array {where!r} is stored in another file"
     if array.dtype.hasobject:
-        yield f"the array {where!r} holds texts or lists, not numbers"
+        yield f"the array {where!r} contains strings or lists instead of numbers"
     stored = array.id.get_storage_size()
     if array.nbytes > max(RATIO_EXEMPT_MODEL_BYTES, MAX_COMPRESSION_RATIO * stored):
-        yield f"the array {where!r} is {array.nbytes} bytes, of which {stored} are in the file"
+        yield f"the array {where!r} has {array.nbytes} bytes, but only {stored} are in the file"
 
 
 _CONFIG, _WEIGHTS = "config.json", ".h5"
@@ -145,8 +131,8 @@ def check_keras_file(path: Path) -> int:
         try:
             for fault in _faults(load_json(text), ()):
                 raise ModelLoadError(
-                    f"{shown} cannot be read as a Keras model: {fault}. Give a model with layers "
-                    f"of your own as an object, or register their classes with "
+                    f"{shown} cannot be read as a Keras model: {fault}. Pass a model with custom "
+                    f"layers as an object, or register their classes with "
                     f"keras.saving.register_keras_serializable before"
                 )
         except (ValueError, RecursionError) as error:
@@ -164,26 +150,29 @@ def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
         names = archive.namelist()
         if _OTHER_WEIGHTS in names:
             raise ModelLoadError(
-                f"{shown} is not read: its weights are in {_OTHER_WEIGHTS!r}; save the model again"
+                f"{shown} is refused: weights must be in an .h5 file, got {_OTHER_WEIGHTS!r}; save "
+                f"the model again"
             )
         for name in names:
             if name.endswith(_WEIGHTS):
                 # Random access to HDF5 is slow within a compressed archive.
                 with archive.open(name) as packed, tempfile.TemporaryFile() as file:
                     shutil.copyfileobj(packed, file)
-                    nbytes += check_hdf5(file, f"{name!r} in {shown}").nbytes
+                    nbytes += check_hdf5(file, f"{name!r} in {shown}")[1]
         if _CONFIG not in names:
             return [], nbytes  # Keras itself reports the missing configuration
         if archive.getinfo(_CONFIG).file_size > MAX_FILE_BYTES:
-            raise ModelLoadError(f"{shown} is not read: its configuration is of absurd size")
+            raise ModelLoadError(
+                f"{shown} is refused: its configuration exceeds the limit of {MAX_FILE_BYTES} bytes"
+            )
         return [archive.read(_CONFIG)], nbytes
 
 
 def _texts(path: Path, shown: str) -> tuple[list[bytes | str], int]:
     """Return the configurations in an `.h5` file and the size of its weights."""
-    content = check_hdf5(path, shown)
-    found = [content.attributes.get(name) for name in ("model_config", "training_config")]
-    return [text for text in found if isinstance(text, bytes | str)], content.nbytes
+    attributes, nbytes = check_hdf5(path, shown)
+    found = [attributes.get(name) for name in ("model_config", "training_config")]
+    return [text for text in found if isinstance(text, bytes | str)], nbytes
 
 
 def _faults(config: object, inside: tuple[str, ...]) -> Iterator[str]:
@@ -198,35 +187,32 @@ def _faults(config: object, inside: tuple[str, ...]) -> Iterator[str]:
         yield from _faults_of_object(config)
     for key, value in config.items():
         if key in _FILES and isinstance(value, str):
-            yield f"it reads its {key} from the file {value!r}"
+            yield f"the option {key} reads the file {value!r}"
         yield from _faults(value, (*inside, key))
 
 
 def _faults_of_object(config: Mapping[str, Any]) -> Iterator[str]:
     name, module = config["class_name"], config.get("module")
     if not isinstance(name, str) or not isinstance(module, str | None):
-        yield f"it names the class {name!r} of module {module!r}"
+        yield f"the configuration names the class {name!r} of module {module!r}"
     elif name == "__typespec__":
         name, module = str(config.get("spec_name")), str(module)
         if not (module.startswith("tensorflow.") and name.endswith("Spec")):
-            yield f"it names {name!r} of module {module!r}"
+            yield f"the configuration names {name!r} of module {module!r}"
     elif name in _VALUES or _registered(config):
         return
     elif name == "function":
         if not _is_function(config.get("config"), module):
-            yield f"it names the function {config.get('config')!r} of module {module!r}"
+            named = config.get("config")
+            yield f"the configuration names the function {named!r} of module {module!r}"
     elif name == "Lambda":
-        function = _config(config).get("function")
+        options = config.get("config")
+        function = options.get("function") if isinstance(options, Mapping) else None
         if not isinstance(function, Mapping) or function.get("class_name") != "function":
-            yield "it has a Lambda layer, which runs code that is in the file"
+            yield "a Lambda layer runs code that is in the file"
     elif not _is_part(name, module):
         where = "" if module is None else f" of module {module!r}"
-        yield f"it names the class {name!r}{where}, which is not registered and no part of Keras"
-
-
-def _config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = config.get("config")
-    return found if isinstance(found, Mapping) else {}
+        yield f"the class {name!r}{where} is neither registered nor part of Keras"
 
 
 def _registered(config: Mapping[str, Any]) -> bool:
@@ -253,10 +239,8 @@ def _is_part(name: str, module: str | None) -> bool:
     if not name.isidentifier() or name in _HARMFUL:
         return False
     if module is None:
-        return any(_is_made(_found(f"keras.{place}", name)) for place in _PLACES)
-    if module.partition(".")[0] != "keras":
-        return False
-    return _is_made(_found(module, name))
+        return any(_is_part_class(_found(f"keras.{place}", name)) for place in _PLACES)
+    return module.partition(".")[0] == "keras" and _is_part_class(_found(module, name))
 
 
 #: Modules in which classes of legacy files, which name no module, are looked up.
@@ -269,24 +253,18 @@ _PLACES = (
 
 def _found(module: str, name: str) -> Any:
     """Return the object with a name in a Keras module without importing anything."""
-    import keras
-
     if module in sys.modules:
         return getattr(sys.modules[module], name, None)
-    found: Any = keras
-    for part in module.split(".")[1:]:
-        found = getattr(found, part, None)
-    return getattr(found, name, None)
+    return _member(f"{module}.{name}".removeprefix("keras."))
 
 
-def _is_made(kind: object) -> bool:
+def _member(path: str) -> Any:
+    """Return an attribute of the Keras package by its path; None if missing."""
     import keras
 
-    kinds = []
-    for path in _KINDS:
-        found: Any = keras
-        for part in path.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, type):
-            kinds.append(found)
-    return inspect.isclass(kind) and issubclass(kind, tuple(kinds))
+    return reduce(lambda found, part: getattr(found, part, None), path.split("."), keras)
+
+
+def _is_part_class(kind: object) -> bool:
+    known = tuple(found for found in map(_member, _KINDS) if isinstance(found, type))
+    return inspect.isclass(kind) and issubclass(kind, known)

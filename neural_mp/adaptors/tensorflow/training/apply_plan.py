@@ -30,16 +30,8 @@ _POLICIES = {
 _COMPILED = ("train_function", "test_function", "predict_function")
 
 
-def apply(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
-    """Set the dtype policies of layers.
-
-    Args:
-        model: a Keras model.
-        plan: name or path of a layer → precision.
-
-    Raises:
-        UnknownOperatorError: the model has no layer of that name.
-    """
+def apply_plan(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
+    """Set the dtype policies of layers, given by name or path."""
     layers: dict[str, list[Any]] = {}
     for layer in layers_of(model):
         for name in {name_in(model, layer), path_of(layer), layer.name}:
@@ -48,9 +40,9 @@ def apply(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
         if name not in layers:
             hint = did_you_mean(name, layers)
             if not all(layer.built for group in layers.values() for layer in group):
-                hint = "; not all of its layers are built: call it on a batch first"
+                hint = "; some of its layers are not built: call the model on a batch first"
             raise UnknownOperatorError(
-                f"the plan names {name!r}, which is no layer of model {model.name!r}{hint}"
+                f"the plan names {name!r}, which is not a layer of model {model.name!r}{hint}"
             )
     # Outer layers first: their policy holds for nested layers that the plan does not name.
     for name in sorted(plan, key=lambda name: -len(layers[name][0]._flatten_layers())):

@@ -11,17 +11,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.trainable import Gradients, TrainedLayer
+from neural_mp.adaptors.tensorflow.keras_models import calls_wrapped
 from neural_mp.adaptors.tensorflow.training.numerics_trace import (
-    calls_wrapped,
     ensure_built,
     floating,
     loss_value,
-    model_pass,
+    trace_numerics,
     unpacked,
     untouched,
 )
-from neural_mp.adaptors.tensorflow.training.policies import FLOAT32, policies_of, unit_layers
-from neural_mp.adaptors.trainable import Gradients, TrainedLayer
+from neural_mp.adaptors.tensorflow.training.policies import (
+    FLOAT32,
+    put_policy,
+    restored_policies,
+    unit_layers,
+)
 from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, one_line
@@ -35,44 +40,32 @@ _TYPE_ERRORS = (tf.errors.InvalidArgumentError, TypeError, ValueError, Configura
 @contextmanager
 def open_trainable(
     model: keras.Model, batch: object, loss: object, precision: Precision, optimizer: object
-) -> Iterator[KerasTrainee]:
-    """Open a model in float32 for training advice; restore its state afterwards.
-
-    Args:
-        model: a Keras model.
-        batch: first batch, used to build the model.
-        loss: as in `neural_mp.training.advise`.
-        precision: BF16 or FP16.
-        optimizer: as in `neural_mp.training.advise`.
-
-    Raises:
-        ConfigurationError: the model is not a Keras model, or is on several devices; loss or
-            optimizer is invalid.
-        DataError: the batch has no targets, or does not fit the model.
-    """
+) -> Iterator[TrainableKerasModel]:
+    """Open a model in float32 for training advice; restore its state afterwards."""
     inputs, targets, _ = unpacked(batch)
     if targets is None:
-        raise DataError("batches must be (inputs, targets); the first holds inputs alone")
+        raise DataError("batches must be (inputs, targets), got a first batch without targets")
     ensure_built(model, inputs)
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise ConfigurationError(
-            f"model {model.name!r} is on several devices; advice is taken on one. Make the model "
-            f"outside of the strategy's scope, set the same weights, and put the plan on both"
+            f"model {model.name!r} must be on one device, but is on several devices; create the "
+            f"model outside of the strategy's scope with the same weights, and apply the plan to "
+            f"both"
         )
-    with untouched(model), policies_of(model) as put:
-        trainee = KerasTrainee(model, inputs, loss, precision, optimizer, put)
-        yield trainee
-    if trainee.refused:
+    with untouched(model), restored_policies(model):
+        trainable = TrainableKerasModel(model, inputs, loss, precision, optimizer)
+        yield trainable
+    if trainable.refused:
         warnings.warn(
-            f"the code of model {model.name!r} puts numbers of 16 bits and of float32 together, "
-            f"which TensorFlow refuses once the plan is put on it ({trainee.refused}); use "
-            f"keras.ops there, such as keras.ops.add, which casts",
+            f"the code of model {model.name!r} combines 16-bit and float32 tensors, which "
+            f"TensorFlow refuses after the plan is applied ({trainable.refused}); use functions "
+            f"of keras.ops, which cast, e.g. keras.ops.add",
             stacklevel=4,
         )
 
 
-class KerasTrainee:
-    """A Keras model as a `neural_mp.adaptors.trainable.TrainableModel`.
+class TrainableKerasModel:
+    """A Keras model as a `neural_mp.adaptors.common.trainable.TrainableModel`.
 
     Attributes:
         refused: TensorFlow's error about two types in the last pass; empty if there was none.
@@ -85,20 +78,19 @@ class KerasTrainee:
         loss: object,
         precision: Precision,
         optimizer: object,
-        put: Callable[[Collection[Any], str], None],
     ) -> None:
-        self._model, self._loss, self._put = model, loss, put
+        self._model, self._loss = model, loss
         self._policy = f"mixed_{'bfloat16' if precision is Precision.BF16 else 'float16'}"
         self._units = unit_layers(model)
         self._optimizer = _optimizer(model, optimizer)
-        own = _in_float32_by_themselves(self._units)
-        self._put([model], FLOAT32)
-        outputs = _making_outputs(model, self._units, inputs)
+        own = _float32_layers(self._units)
+        put_policy([model], FLOAT32)
+        outputs = _output_layers(model, self._units, inputs)
         self._layers = [
             TrainedLayer(name, type(layers[0]).__name__, _fixed(name, layers, outputs, own))
             for name, layers in self._units.items()
         ]
-        self._step: Any = None
+        self._step = tf.function(self._one_step, reduce_retracing=True)
         self.refused = ""
 
     @property
@@ -111,10 +103,10 @@ class KerasTrainee:
     ) -> Gradients:
         """Return the gradients of a batch with some layers in 16 bits, set by policies."""
         inputs, targets, weights = unpacked(batch)
-        with self._in_16_bits(low), untouched(self._model), _without_chance(self._model):
+        with self._in_16_bits(low), untouched(self._model), _without_randomness(self._model):
             self.refused = ""
             try:
-                return self._taken(inputs, targets, weights, scale)
+                return self._pass(inputs, targets, weights, scale)
             except _TYPE_ERRORS as error:
                 if not low:
                     raise
@@ -122,17 +114,15 @@ class KerasTrainee:
             # The model's code combines two types, so 16-bit results are cast back.
             layers = [layer for name in low for layer in self._units[name]]
             with calls_wrapped(layers, _cast_back):
-                return self._taken(inputs, targets, weights, scale)
+                return self._pass(inputs, targets, weights, scale)
 
-    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
-        """Return the trace of the same pass through the layers."""
-        with self._in_16_bits(low), _without_chance(self._model):
-            return model_pass(self._model, batch, self._loss, scale)
+    def trace(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
+        """Return the numerics trace of such a pass; layers always cast their inputs."""
+        with self._in_16_bits(low), _without_randomness(self._model):
+            return trace_numerics(self._model, batch, self._loss, scale)
 
     def step(self, batch: object) -> float:
         """Run one training step in float32; return the loss before the step."""
-        if self._step is None:
-            self._step = tf.function(self._one_step, reduce_retracing=True)
         inputs, targets, weights = unpacked(batch)
         return float(self._step(inputs, targets, weights))
 
@@ -144,7 +134,7 @@ class KerasTrainee:
         self._optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
-    def _taken(self, inputs: object, targets: object, weights: object, scale: float) -> Gradients:
+    def _pass(self, inputs: object, targets: object, weights: object, scale: float) -> Gradients:
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape:
             outputs = self._model(inputs, training=True)
@@ -163,21 +153,21 @@ class KerasTrainee:
     @contextmanager
     def _in_16_bits(self, low: Collection[str]) -> Iterator[None]:
         layers = [layer for name in low for layer in self._units[name]]
-        self._put(layers, self._policy)
+        put_policy(layers, self._policy)
         try:
             yield
         finally:
-            self._put(layers, FLOAT32)
+            put_policy(layers, FLOAT32)
 
 
 def _fixed(
     name: str, layers: Collection[Any], outputs: Collection[str], own: Collection[str]
 ) -> str:
     if name in outputs:
-        return "it gives the model's outputs, which stay in float32"
+        return "computes outputs of the model, which stay in float32"
     if any(inner._losses for layer in layers for inner in layer._flatten_layers()):
-        return "it adds to the loss, which stays in float32"
-    return "it has a dtype of its own, float32" if name in own else ""
+        return "adds to the loss, which stays in float32"
+    return "has its own dtype, float32" if name in own else ""
 
 
 def _optimizer(model: keras.Model, given: object) -> Any:
@@ -188,20 +178,20 @@ def _optimizer(model: keras.Model, given: object) -> Any:
         found = keras.optimizers.get(given)
     except ValueError:
         raise ConfigurationError(
-            f"optimizer must be one of Keras's or its name, got {given!r}"
+            f"optimizer must be a Keras optimizer or the name of one, got {given!r}"
         ) from None
     if isinstance(found, keras.optimizers.LossScaleOptimizer):
         found = found.inner_optimizer
     try:
-        return _anew(found)
+        return _recreated(found)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ConfigurationError(
-            f"{type(found).__name__} cannot be made anew from its config ({one_line(error)}); "
-            f"give an optimizer of Keras's, as in optimizer='adam'"
+            f"optimizer {type(found).__name__} cannot be recreated from its config "
+            f"({one_line(error)}); pass an optimizer of Keras, e.g. optimizer='adam'"
         ) from error
 
 
-def _anew(optimizer: keras.optimizers.Optimizer) -> Any:
+def _recreated(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return a new optimizer of the class, sharing a schedule that Keras may not copy."""
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
@@ -213,7 +203,7 @@ def _anew(optimizer: keras.optimizers.Optimizer) -> Any:
     return made
 
 
-def _in_float32_by_themselves(units: Mapping[str, Sequence[Any]]) -> set[str]:
+def _float32_layers(units: Mapping[str, Sequence[Any]]) -> set[str]:
     """Return the layers in float32, set by the user, of a model with others in 16 bits."""
     dtypes = {name: layers[0].compute_dtype for name, layers in units.items()}
     if not {"float16", "bfloat16"}.intersection(dtypes.values()):
@@ -221,7 +211,7 @@ def _in_float32_by_themselves(units: Mapping[str, Sequence[Any]]) -> set[str]:
     return {name for name, dtype in dtypes.items() if dtype == FLOAT32}
 
 
-def _making_outputs(
+def _output_layers(
     model: keras.Model, units: Mapping[str, Sequence[Any]], inputs: object
 ) -> set[str]:
     """Return the layers that make the model's outputs; the last layer if ops follow."""
@@ -230,7 +220,7 @@ def _making_outputs(
     called: list[str] = []
     names = {id(layer): name for name, layers in units.items() for layer in layers}
 
-    def note(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def record(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outputs = plain(*args, **kwargs)
         for tensor in floating(outputs):
             kept.append(tensor)
@@ -239,13 +229,13 @@ def _making_outputs(
         return outputs
 
     layers = [layer for group in units.values() for layer in group]
-    with untouched(model), calls_wrapped(layers, note):
+    with untouched(model), calls_wrapped(layers, record):
         outputs = model(inputs, training=True)
     return {made.get(id(tensor), called[-1]) for tensor in floating(outputs) if called}
 
 
 @contextmanager
-def _without_chance(model: keras.Model) -> Iterator[None]:
+def _without_randomness(model: keras.Model) -> Iterator[None]:
     """Disable dropout and noise, whose draws in 16 bits differ and look like an error."""
     with ExitStack() as undo:
         for layer in model._flatten_layers():

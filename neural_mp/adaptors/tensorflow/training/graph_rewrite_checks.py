@@ -36,13 +36,13 @@ def check_step() -> None:
     refuse_mixed_policy()
     if GraphOrParentsInXlaContext(ops.get_default_graph()):
         warnings.warn(
-            "the graph rewrite is enabled, and has no effect on this step: XLA compiles it. Use "
-            "jit_compile=False in compile() or tf.function",
+            "the graph rewrite is enabled, but has no effect on this step, because XLA compiles "
+            "the step; set jit_compile=False in compile() or tf.function",
             stacklevel=2,
         )
 
 
-def mixed_policy() -> str | None:
+def _mixed_policy() -> str | None:
     """Return the global Keras policy as text if it is mixed: compute and variable types differ.
 
     None if all its layers use one type. In a `DTypePolicyMap`, every entry counts.
@@ -53,22 +53,18 @@ def mixed_policy() -> str | None:
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
         for path, entry in policy.items():
             if _is_mixed(entry):
-                return f"a map with {entry.name!r} for {path!r}"
+                return f"map with {entry.name!r} for {path!r}"
     return None
 
 
 def refuse_mixed_policy() -> None:
-    """Check that the global Keras policy is compatible with the graph rewrite.
-
-    Raises:
-        ConfigurationError: the policy is mixed.
-    """
-    policy = mixed_policy()
+    """Raise `ConfigurationError` if the global Keras policy is mixed."""
+    policy = _mixed_policy()
     if policy is not None:
         raise ConfigurationError(
-            f"the Keras policy is {policy}, and the graph rewrite cannot be used with it: both put "
-            f"ops into 16 bits. Take one of them: keras.config.set_dtype_policy('float32') for the "
-            f"rewrite, disable_mixed_precision_graph_rewrite() for the policy"
+            f"the graph rewrite cannot be combined with the Keras policy {policy}: both convert "
+            f"ops to 16 bits; for the rewrite, call keras.config.set_dtype_policy('float32'), for "
+            f"the policy, disable_mixed_precision_graph_rewrite()"
         )
 
 
@@ -85,7 +81,10 @@ def sessions_without_rewrite() -> int:
     if not state.non_mixed_precision_session_created():
         return 0
     return sum(
-        issubclass(type(found), BaseSession) and _is_open(found) and _is_plain(found._config)
+        issubclass(type(found), BaseSession)
+        and not getattr(found, "_closed", True)
+        and getattr(found, "_config", None) is not None
+        and _is_plain(found._config)
         for found in gc.get_objects()
     )
 
@@ -142,10 +141,6 @@ def _following(config: object, precision: Precision) -> Any | None:
     wanted.CopyFrom(config)
     setattr(wanted.graph_options.rewrite_options, option, RewriterConfig.ON)
     return wanted
-
-
-def _is_open(session: BaseSession) -> bool:
-    return not getattr(session, "_closed", True) and getattr(session, "_config", None) is not None
 
 
 def _is_plain(config: config_pb2.ConfigProto) -> bool:

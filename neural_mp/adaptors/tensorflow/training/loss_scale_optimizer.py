@@ -13,6 +13,7 @@ from keras import ops
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_checks import check_step
 from neural_mp.core.loss_scale import DYNAMIC, LossScale
 from neural_mp.errors import ConfigurationError
+from neural_mp.util.text import with_article
 
 #: Growth interval of a fixed scale, which the base class never reaches.
 _NEVER = 2**30
@@ -50,16 +51,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ) -> None:
         if keras.config.backend() != "tensorflow":
             raise ConfigurationError(
-                f"Keras runs on the {keras.config.backend()} backend here; loss scaling needs "
-                f"KERAS_BACKEND=tensorflow"
+                f"the Keras backend must be tensorflow for loss scaling, got "
+                f"{keras.config.backend()}; set KERAS_BACKEND=tensorflow"
             )
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise ConfigurationError(
-                f"{type(optimizer).__name__} scales the loss already; give the optimizer in it"
+                f"optimizer must not scale the loss, got {with_article(type(optimizer).__name__)}; "
+                f"pass its inner_optimizer"
             )
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise ConfigurationError(
-                f"optimizer must be a Keras optimizer, such as keras.optimizers.SGD(), got "
+                f"optimizer must be a Keras optimizer, e.g. keras.optimizers.SGD(), got "
                 f"{optimizer!r}"
             )
         rule = LossScale.read(loss_scale)
@@ -137,7 +139,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         check_step()
         if self._awaits_unscaling:
             raise ConfigurationError(
-                "gradients of a loss from get_scaled_loss are scaled; put them through "
+                "gradients of a loss from get_scaled_loss must be unscaled: call "
                 "get_unscaled_gradients before apply_gradients"
             )
         super().apply(grads, trainable_variables)
@@ -146,7 +148,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self, optimizer_variables: object, grads: object, trainable_variables: object
     ) -> Any:
         """Raise an error: only other Keras backends use the method."""
-        raise ConfigurationError("stateless_apply has no place where Keras runs on TensorFlow")
+        raise ConfigurationError(
+            "stateless_apply is not supported with the Keras backend tensorflow; call apply"
+        )
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Whether all gradients are finite on all devices that train together.

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from neural_mp.adaptors.tensorflow.keras_models import Around, calls_wrapped
 from neural_mp.adaptors.tensorflow.training.policies import layers_of, name_in
 from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, one_line
 from neural_mp.util.pytree import tree_leaves
-
-#: Wrapper of a layer's call: gets the layer, its own `call`, and the arguments.
-Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 @dataclass
@@ -28,27 +26,18 @@ class _Call:
     outputs: list[tf.Tensor] = field(default_factory=list)
 
 
-def model_pass(
+def trace_numerics(
     model: keras.Model, batch: object, loss: object = None, loss_scale: float = 1.0
 ) -> ModelTrace:
     """Run a batch through a model as in training, and trace each layer.
 
-    Args:
-        model: a Keras model.
-        batch: inputs, `(inputs, targets)`, or `(inputs, targets, sample_weights)`.
-        loss: a Keras loss, its name, or a function of targets and outputs that returns a scalar;
-            by default the loss that the model was compiled with. Without targets, neither loss nor
-            gradients are computed.
-        loss_scale: factor of the loss.
-
-    Raises:
-        ConfigurationError: the model is not a Keras model, or the loss is invalid.
-        DataError: the batch does not fit the model.
+    The loss is by default the one that the model was compiled with. Without targets, neither loss
+    nor gradients are computed.
     """
     inputs, targets, weights = unpacked(batch)
     ensure_built(model, inputs)
     calls: list[_Call] = []
-    with untouched(model), calls_wrapped(list(layers_of(model)), _noting(calls)):
+    with untouched(model), calls_wrapped(layers_of(model), _recorder(calls)):
         with tf.GradientTape() as tape:
             outputs = model(inputs, training=True)
             value = None
@@ -56,12 +45,12 @@ def model_pass(
                 value = loss_value(model, loss, inputs, targets, outputs, weights)
                 scaled = value * loss_scale
         grads = [] if value is None else _gradients(tape, scaled, calls)
-    passes = [
-        _as_pass(model, call, *(grads[index] if grads else (None, None)))
+    traces = [
+        _layer_trace(model, call, *(grads[index] if grads else (None, None)))
         for index, call in enumerate(calls)
     ]
     number = None if value is None else float(value)
-    return ModelTrace(ValueStats.of(inputs), ValueStats.of(outputs), passes, number)
+    return ModelTrace(ValueStats.of(inputs), ValueStats.of(outputs), traces, number)
 
 
 def unpacked(batch: object) -> tuple[Any, Any, Any]:
@@ -75,15 +64,13 @@ def unpacked(batch: object) -> tuple[Any, Any, Any]:
             f"a batch must be inputs, (inputs, targets) or (inputs, targets, sample_weights), got "
             f"{len(batch)} items"
         )
-    found: tuple[Any, Any, Any] = keras.utils.unpack_x_y_sample_weight(batch)
-    return found
+    return keras.utils.unpack_x_y_sample_weight(batch)
 
 
 def ensure_built(model: keras.Model, inputs: object) -> None:
     """Build a model; models of custom classes create their layers on the first call.
 
     Raises:
-        ConfigurationError: the model is not a Keras model.
         DataError: the inputs do not fit the model.
     """
     list(layers_of(model))  # refuses other objects
@@ -92,7 +79,7 @@ def ensure_built(model: keras.Model, inputs: object) -> None:
             model(inputs, training=False)
     except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
         raise DataError(
-            f"model {model.name!r} does not take the inputs of the batch: {one_line(error)}"
+            f"model {model.name!r} does not accept the inputs of the batch: {one_line(error)}"
         ) from error
 
 
@@ -113,7 +100,7 @@ def loss_value(
     if loss is None:
         if not getattr(model, "compiled", False):
             raise ConfigurationError(
-                f"model {model.name!r} is not compiled; give a loss, such as "
+                f"loss must be given, because model {model.name!r} is not compiled; pass e.g. "
                 f"loss='sparse_categorical_crossentropy'"
             )
         try:
@@ -121,8 +108,8 @@ def loss_value(
             found = model._compute_loss(inputs, targets, outputs, weights, training=True)
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
             raise ConfigurationError(
-                f"model {model.name!r}, as it is compiled, gives no loss for the batch "
-                f"({one_line(error)}); mend the targets, or give a loss, such as loss='mse'"
+                f"the compiled loss of model {model.name!r} fails for the batch "
+                f"({one_line(error)}); correct the targets, or pass a loss, e.g. loss='mse'"
             ) from error
         return tf.cast(found, tf.float32)
     function = loss_function(loss)
@@ -134,18 +121,14 @@ def loss_value(
         raise ConfigurationError(f"the loss {loss!r} fails: {one_line(error)}") from error
     if found.shape.rank != 0:
         raise ConfigurationError(
-            f"the loss must give one number, and gives an array of shape {tuple(found.shape)}; "
-            f"take its mean"
+            f"the loss must return one number, got an array of shape {tuple(found.shape)}; take "
+            f"its mean"
         )
     return tf.add_n([tf.cast(part, tf.float32) for part in (found, *model.losses)])
 
 
 def loss_function(loss: object) -> Callable[..., Any]:
-    """Return the loss function that a user names or passes.
-
-    Raises:
-        ConfigurationError: there is no loss of that name, or the loss is not callable.
-    """
+    """Return the loss function that a user names or passes; raise `ConfigurationError` for none."""
     if isinstance(loss, str):
         known = [name for name in dir(keras.losses) if name[:1] != "_" and name not in _NO_LOSSES]
         try:
@@ -157,11 +140,10 @@ def loss_function(loss: object) -> Callable[..., Any]:
         loss = loss() if isinstance(loss, type) else _NamedLoss(loss)
     if not callable(loss):
         raise ConfigurationError(
-            f"loss must be a loss of Keras's, its name or a function of targets and outputs, got "
-            f"{loss!r}"
+            f"loss must be a Keras loss, the name of one, or a function of targets and outputs, "
+            f"got {loss!r}"
         )
-    found: Callable[..., Any] = loss
-    return found
+    return loss
 
 
 class _NamedLoss(keras.losses.Loss):
@@ -195,25 +177,6 @@ def untouched(model: keras.Model) -> Iterator[None]:
                 metric.reset_state()
 
 
-@contextmanager
-def calls_wrapped(layers: Collection[Any], around: Around) -> Iterator[None]:
-    """Wrap every call of the layers within the context."""
-    with ExitStack() as undo:
-        for layer in layers:
-            _wrap(layer, around, undo)
-        yield
-
-
-def _wrap(layer: keras.Layer, around: Around, undo: ExitStack) -> None:
-    # Keras's own `__setattr__` refuses on a built layer.
-    if "call" in vars(layer):
-        undo.callback(object.__setattr__, layer, "call", layer.call)
-    else:
-        undo.callback(object.__delattr__, layer, "call")
-    plain = layer.call
-    object.__setattr__(layer, "call", lambda *args, **kwargs: around(layer, plain, args, kwargs))
-
-
 def floating(values: object) -> list[tf.Tensor]:
     """Return the floating-point tensors in nested values, with ragged parts and variables."""
     found = [leaf for leaf in tree_leaves(values) if tf.is_tensor(leaf)]
@@ -221,7 +184,7 @@ def floating(values: object) -> list[tf.Tensor]:
     return [tensor for tensor in tensors if tensor.dtype.is_floating]
 
 
-def _noting(calls: list[_Call]) -> Around:
+def _recorder(calls: list[_Call]) -> Around:
     def around(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outputs = plain(*args, **kwargs)
         calls.append(_Call(layer, floating((args, kwargs)), floating(outputs)))
@@ -248,7 +211,7 @@ def _extent(gradients: Sequence[Any]) -> ValueStats:
     return ValueStats.of(dense)
 
 
-def _as_pass(
+def _layer_trace(
     model: keras.Model, call: _Call, above: ValueStats | None, below: ValueStats | None
 ) -> LayerTrace:
     layer = call.layer

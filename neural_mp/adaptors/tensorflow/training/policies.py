@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +19,13 @@ FLOAT16 = "float16"
 
 #: Names to keep of `set_policy`, and those that have matched a layer so far.
 _keep: tuple[str, ...] = ()
-_fitted: set[str] = set()
+_matched: set[str] = set()
 #: Policy that `set_policy` set for these names.
 _policy: Any = None
 
 
 def set_policy(name: str, keep: tuple[str, ...]) -> None:
-    """Set the policy of future layers, except those whose path matches a name.
-
-    Raises:
-        ConfigurationError: a name is not a regular expression.
-    """
+    """Set the policy of future layers, except those whose path matches a name."""
     global _keep, _policy
     for pattern in keep:
         _compiled(pattern)
@@ -41,44 +37,35 @@ def set_policy(name: str, keep: tuple[str, ...]) -> None:
         _policy = keras.dtype_policies.DTypePolicyMap(name, {_path_expression(keep): own})
     keras.config.set_dtype_policy(_policy)
     _keep = keep
-    _fitted.clear()
+    _matched.clear()
     watch_compile()
     if keep:
         watch_layers()
 
 
 def kept_layers(model: keras.Model) -> tuple[str, ...]:
-    """Return the paths of the layers that the names of `set_policy` keep in float32.
-
-    Raises:
-        ConfigurationError: the model is not a Keras model; a name matches none of its layers, nor
-            those of an earlier model.
-    """
+    """Return the paths of the layers that the names of `set_policy` keep in float32."""
     found = tuple(layers_of(model))
-    fitting = _fitting(found)
-    inside = {id(inner) for layer in fitting for inner in layer._flatten_layers()}
+    matching = _matching(found)
+    inside = {id(inner) for layer in matching for inner in layer._flatten_layers()}
     kept = [layer for layer in found if id(layer) in inside]
     for layer in kept:
         if layer.path is None:  # the map has no entry for the layer
             layer.dtype_policy = FLOAT32
-    missing = [name for name in _names_in_force() if name not in _fitted]
+    missing = [name for name in _active_names() if name not in _matched]
     if missing:
         known = {word for layer in found for word in (layer.name, path_of(layer))}
         raise ConfigurationError(
-            f"set_policy(keep=…) names {missing[0]!r}, which fits no layer of model "
+            f"set_policy(keep=…) names {missing[0]!r}, which matches no layer of model "
             f"{model.name!r}{did_you_mean(missing[0], known)}"
         )
     return tuple(map(path_of, kept))
 
 
 def layers_of(model: object) -> Iterator[Any]:
-    """Yield all layers of a model, nested ones included, except input layers.
-
-    Raises:
-        ConfigurationError: the object is not a Keras model.
-    """
+    """Yield all layers except input layers; raise `ConfigurationError` unless a Keras model."""
     if not isinstance(model, keras.Model):
-        raise ConfigurationError(f"expected a Keras model, got {model!r}")
+        raise ConfigurationError(f"model must be a Keras model, got {model!r}")
     for layer in model._flatten_layers(include_self=False):
         if not isinstance(layer, keras.layers.InputLayer):
             yield layer
@@ -112,7 +99,7 @@ def watch_layers() -> None:
     @functools.wraps(plain)
     def init_and_keep(self: keras.Layer, **kwargs: object) -> None:
         plain(self, **kwargs)
-        names = _names_in_force() if kwargs.get("dtype") is None else ()
+        names = _active_names() if kwargs.get("dtype") is None else ()
         if names and _compiled(_path_expression(names)).fullmatch(self.name):
             self.dtype_policy = FLOAT32
 
@@ -141,7 +128,7 @@ def watch_compile() -> None:
         if self.built:
             kept_layers(self)
         else:  # layers created on building are not known yet
-            _fitting(tuple(layers_of(self)))
+            _matching(tuple(layers_of(self)))
         given = bound.arguments
         if given.get("auto_scale_loss") and computes_in_float16(self):
             given["optimizer"] = scaled(given["optimizer"])
@@ -159,20 +146,20 @@ def scaled(optimizer: object) -> Any:
     return LossScaleOptimizer(made)
 
 
-def _names_in_force() -> tuple[str, ...]:
+def _active_names() -> tuple[str, ...]:
     """Return the names to keep; empty if Keras has set another global policy since."""
     return _keep if keras.config.dtype_policy() is _policy else ()
 
 
-def _fitting(layers: Collection[Any]) -> list[Any]:
+def _matching(layers: Collection[Any]) -> list[Any]:
     """Return the layers that match the names of `set_policy`."""
     found: dict[int, Any] = {}
-    for name in _names_in_force():
+    for name in _active_names():
         expression = _compiled(_path_expression([name]))
         fits = {id(layer): layer for layer in layers if expression.fullmatch(path_of(layer))}
         found.update(fits)
         if fits:
-            _fitted.add(name)
+            _matched.add(name)
     return list(found.values())
 
 
@@ -186,7 +173,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigurationError(
-            f"keep names {pattern!r}, which is neither a name nor a regular expression: {error}"
+            f"keep must contain names or regular expressions, got {pattern!r}: {error}"
         ) from None
 
 
@@ -211,11 +198,11 @@ def _units(model: keras.Model) -> Iterator[Any]:
 
 
 @contextmanager
-def policies_of(model: keras.Model) -> Iterator[Callable[[Collection[Any], str], None]]:
-    """Provide a function that sets policies of layers, nested ones included, until exit."""
+def restored_policies(model: keras.Model) -> Iterator[None]:
+    """Restore the policies of all layers at the end of the context."""
     before = [(layer, layer._dtype_policy) for layer in model._flatten_layers()]
     try:
-        yield put_policy
+        yield
     finally:
         for layer, policy in before:
             layer._dtype_policy = policy

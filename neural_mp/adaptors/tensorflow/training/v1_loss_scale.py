@@ -22,15 +22,15 @@ from neural_mp.core.loss_scale import LossScale
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.text import with_article
 
+v1 = tf.compat.v1
+_SCALING_OPTIMIZERS = (keras.optimizers.LossScaleOptimizer, MixedPrecisionLossScaleOptimizer)
+
 
 class RuleLossScale(DynamicLossScale):
     """A `LossScale` as a loss scale of TensorFlow 1.
 
     Derived from `DynamicLossScale` even for fixed scales: TensorFlow skips steps with non-finite
     gradients only for this class. The variables are created in the graph that first uses them.
-
-    Args:
-        rule: rule that the scale follows.
     """
 
     def __init__(self, rule: LossScale) -> None:
@@ -70,10 +70,8 @@ class RuleLossScale(DynamicLossScale):
     def weight(self, name: str) -> Any:
         """Return a variable: the scale or a step counter, named as in `LossScaleState`."""
         with tf.init_scope():
-            key = (
-                name,
-                None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()._graph_key,
-            )
+            eager = tf.executing_eagerly()
+            key = name, None if eager else tf.compat.v1.get_default_graph()._graph_key
             if key in self._weights:
                 return self._weights[key]
             is_scale = name == "current_loss_scale"
@@ -93,10 +91,6 @@ class V1LossScaleOptimizer(MixedPrecisionLossScaleOptimizer):
 
     The scale follows the same rule as `LossScaleOptimizer`. The properties are tensors in a graph,
     to be run by a session, and numbers in eager mode.
-
-    Args:
-        opt: optimizer that changes the weights.
-        rule: rule of the loss scale.
     """
 
     def __init__(self, opt: tf.compat.v1.train.Optimizer, rule: LossScale) -> None:
@@ -149,9 +143,8 @@ def rule_of(loss_scale: Any) -> LossScale:
         )
     if isinstance(loss_scale, AnyLossScale):
         raise ConfigurationError(
-            f"loss_scale is {with_article(type(loss_scale).__name__)}, whose rule is not known; "
-            f"give 'dynamic', a number, a LossScale, or a FixedLossScale or DynamicLossScale of "
-            f"TensorFlow"
+            f"loss_scale must be 'dynamic', a number, a LossScale, or a FixedLossScale or "
+            f"DynamicLossScale of TensorFlow, got {with_article(type(loss_scale).__name__)}"
         )
     return LossScale.read(loss_scale)
 
@@ -174,29 +167,17 @@ def _all_finite(grads: Iterable[Any]) -> Any:
     return tf.equal(strategy.reduce(tf.distribute.ReduceOp.SUM, bad, axis=None), 0)
 
 
-v1 = tf.compat.v1
-_WRAPPED = (
-    keras.optimizers.LossScaleOptimizer,
-    v1.mixed_precision.MixedPrecisionLossScaleOptimizer,
-)
-
-
 def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V1LossScaleOptimizer:
     """Return the optimizer, wrapped in one that scales the loss.
-
-    Args:
-        opt: a Keras optimizer, or one of `tf.compat.v1.train`.
-        loss_scale: `"dynamic"`, a fixed number, a `LossScale`, or a `FixedLossScale` or
-            `DynamicLossScale` of `tf.compat.v1.mixed_precision`.
 
     Raises:
         ConfigurationError: `opt` scales the loss already or is not an optimizer; `loss_scale` is
             invalid.
     """
-    if isinstance(opt, _WRAPPED):
+    if isinstance(opt, _SCALING_OPTIMIZERS):
         raise ConfigurationError(
-            f"opt is {with_article(type(opt).__name__)}, which scales the loss already; give "
-            f"the optimizer in it, enable_mixed_precision_graph_rewrite wraps it itself"
+            f"opt must not scale the loss, got {with_article(type(opt).__name__)}; pass its inner "
+            f"optimizer, which enable_mixed_precision_graph_rewrite wraps"
         )
     kinds = (keras.optimizers.Optimizer, v1.train.Optimizer)
     if not isinstance(opt, kinds):
@@ -204,9 +185,9 @@ def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V
         if isinstance(opt, type) and issubclass(opt, kinds):
             hint = f"; call the class: {opt.__name__}(…)"
         elif isinstance(opt, str):
-            hint = f"; make one of the word: keras.optimizers.get({opt!r})"
+            hint = f"; use keras.optimizers.get({opt!r})"
         raise ConfigurationError(
-            f"opt must be a Keras 3 optimizer or one of tf.compat.v1.train, got {opt!r}{hint}"
+            f"opt must be an optimizer of Keras 3 or of tf.compat.v1.train, got {opt!r}{hint}"
         )
     rule = rule_of(loss_scale)
     if isinstance(opt, v1.train.Optimizer):

@@ -1,8 +1,4 @@
-"""The framework-independent interface of models for training advice.
-
-The module `training.gradients` of an adaptor has `open_trainable(model, batch, loss, precision,
-optimizer)`, a context manager that yields a `TrainableModel` and restores the model.
-"""
+"""The framework-independent interface of models for training advice."""
 
 from __future__ import annotations
 
@@ -76,8 +72,8 @@ class TrainableModel(Protocol):
             The gradients; a loss of NaN and no arrays if the model does not run in 16 bits.
         """
 
-    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
-        """Return the trace of the layers for such a pass with `singly`."""
+    def trace(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
+        """Return the numerics trace of such a pass with `singly`."""
 
     def step(self, batch: object) -> float:
         """Run one training step in float32 and return the loss before the step."""

@@ -1,16 +1,16 @@
-"""Application of a plan to a model before training."""
+"""Functions on a model to train: application of a plan, and the origin of NaN and Inf."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
+from neural_mp.adaptors.registry import training_for
+from neural_mp.core.numerics_trace import NonFinite, first_non_finite
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.training.advice_report import Advice
-from neural_mp.training.nonfinite import training_home
 
 
 def apply_plan(model: object, plan: PrecisionPlan | Advice | str | Path) -> Any:
@@ -36,22 +36,51 @@ def apply_plan(model: object, plan: PrecisionPlan | Advice | str | Path) -> Any:
         ConfigurationError: the plan contains INT8, or both BF16 and FP16.
         PlanError: the file is not a plan.
     """
-    home = training_home(model)
+    _, training = training_for(model)
     if isinstance(plan, Advice):
         plan = plan.plan
     elif isinstance(plan, str | Path):
         plan = PrecisionPlan.load(plan)
     if not isinstance(plan, PrecisionPlan):
         raise ConfigurationError(
-            f"plan must be what advise gives, a PrecisionPlan or the path of one, got {plan!r}"
+            f"plan must be an Advice, a PrecisionPlan or the path of a plan file, got {plan!r}"
         )
     wrong = [name for name, precision in plan.precisions.items() if precision is Precision.INT8]
     if wrong:
         raise ConfigurationError(
-            f"the plan says int8 of {wrong[0]!r}; a model is trained in bf16, fp16 and fp32"
+            f"plans for training may use bf16, fp16 and fp32, got int8 for {wrong[0]!r}"
         )
     low = {precision for precision in plan.precisions.values() if precision.is_16_bit}
     if len(low) > 1:
-        raise ConfigurationError("the plan says bf16 of some layers and fp16 of others; use one")
-    applied = importlib.import_module(f"{home}.apply_plan")
-    return applied.apply(model, plan.precisions)
+        raise ConfigurationError(
+            "plans for training may use one 16-bit precision, got both bf16 and fp16"
+        )
+    return training.apply_plan(model, plan.precisions)
+
+
+def first_nonfinite(
+    model: object, batch: object, loss: object = None, *, loss_scale: float = 1.0
+) -> NonFinite | None:
+    """Return the first layer that turns finite numbers into NaN or Inf, forward or backward.
+
+    The model runs in training mode, and its state is restored. For torch, call under the same
+    `autocast` as the training.
+
+    Args:
+        model: a Keras model or a torch module.
+        batch: `(inputs, targets)` or inputs alone.
+        loss: the training loss, needed for the backward pass. Keras: a loss, its name, or a
+            function of targets and outputs; default: the loss that the model was compiled with.
+            torch: a function of outputs and targets.
+        loss_scale: the factor applied to the loss in training.
+
+    Returns:
+        The origin, with `layer` and `words`; None if all numbers are finite.
+
+    Raises:
+        UnknownFrameworkError: the model is neither a Keras model nor a torch module.
+        ConfigurationError: the loss is not a loss, or returns more than one number.
+        DataError: the batch does not fit the model.
+    """
+    _, training = training_for(model)
+    return first_non_finite(training.trace_numerics(model, batch, loss, loss_scale))
