@@ -12,6 +12,7 @@ from neural_mp.adaptors.common.capabilities import (
     NO_FLOATS,
     NO_INTEGER_KERNEL,
     RUNS_ALONG,
+    SIXTEEN_BITS,
     TRANSPOSED_INPUT,
     UNUSABLE_WEIGHT,
     IntegerKernel,
@@ -24,6 +25,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
     is_float,
+    outputs_of,
     rank_of,
     source_of,
     type_of,
@@ -36,7 +38,8 @@ from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 
 #: Ops that run a graph of their own or keep a state.
 _RUN_GRAPHS = frozenset({"If", "Loop", "TensorIterator", "ReadValue", "Assign"})
-_FP16 = "OpenVINO runs single ops in FP16 types in FP32 on this CPU; use BF16"
+#: Ops in FP16 types run in FP32 on rounded values while the model is compiled for FP32.
+_EMULATED = frozenset({Precision.FP16})
 
 
 def kernels(model: OpenVinoModel, products: Products) -> dict[str, OpKernels]:
@@ -44,7 +47,7 @@ def kernels(model: OpenVinoModel, products: Products) -> dict[str, OpKernels]:
     structure = model.structure
     found = {
         name: OpKernels(
-            _integer_kernel(model, name, node, products), _missing_16_bits(node), frozenset()
+            _integer_kernel(model, name, node, products), _missing_16_bits(node), _EMULATED
         )
         for name, node in structure.nodes.items()
     }
@@ -89,12 +92,12 @@ def _reason(node: Any) -> str:
 
 def _missing_16_bits(node: Any) -> dict[Precision, str]:
     reason = _obstacle_16_bits(node)
-    return {Precision.BF16: reason, Precision.FP16: reason} if reason else {Precision.FP16: _FP16}
+    return dict.fromkeys(SIXTEEN_BITS, reason) if reason is not None else {}
 
 
 def _obstacle_16_bits(node: Any) -> str | None:
     """Return the reason why an op cannot run in 16 bits; None if it can."""
-    if not all(map(is_float, node.outputs())):
+    if not all(map(is_float, outputs_of(node))):
         return NO_FLOATS
     if type_of(node) in _RUN_GRAPHS or type_of(node) in RECURRENT:
         return "it has states or a graph of its own, whose types are fixed"

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from neural_mp.adaptors.common.calibration import LEVELS
@@ -30,7 +29,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     type_of,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.runtime import ops, ov
+from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision, QuantSpec
@@ -40,9 +39,15 @@ from neural_mp.space import ResolvedPlan
 QUANTIZED, WEIGHT, CAST = "/quantize", "/weight", "/cast"
 #: The levels of uint8.
 _LEVELS = LEVELS + 1
-_BF16 = ov.Type.bf16
 _F32 = ov.Type.f32
-_FLOATING = (_F32, _BF16)
+#: Precision of an op → the element type that it is written in.
+_TYPES = {
+    Precision.FP32: _F32,
+    Precision.INT8: _F32,
+    Precision.BF16: ov.Type.bf16,
+    Precision.FP16: ov.Type.f16,
+}
+_FLOATING = tuple(_TYPES.values())
 
 
 def convert_graph(
@@ -67,7 +72,7 @@ def convert_graph(
         given=None,
         ops=writer.owners,
         results=writer.results(),
-        counts=ConversionCounts(casts=writer.casts, quantize=writer.quantized),
+        counts=writer.counts,
         _runners={},
     )
 
@@ -103,12 +108,18 @@ class _Writer:
     ranges: Mapping[str, Range]
     #: Inserted node → the op that it was inserted for.
     owners: dict[str, str] = field(default_factory=dict)
-    casts: int = 0
     quantized: int = 0
     #: Quantized tensor → the result of its FakeQuantize.
     _stored: dict[str, Any] = field(default_factory=dict)
-    #: Tensor and type → its cast.
-    _cast: dict[tuple[str, str], Any] = field(default_factory=dict)
+    #: Name of a cast tensor or constant → its result.
+    _cast: dict[str, Any] = field(default_factory=dict)
+    #: The names of the casts among them.
+    _casts: set[str] = field(default_factory=set)
+
+    @property
+    def counts(self) -> ConversionCounts:
+        """The inserted conversions that run as such."""
+        return ConversionCounts(casts=len(self._casts), quantize=self.quantized)
 
     def quantize_weights(self) -> None:
         """Replace the weights of INT8 layers."""
@@ -153,61 +164,49 @@ class _Writer:
         return stored
 
     def cast_to_16_bits(self) -> None:
-        """Write ops in 16 bits: their inputs are cast, and so are inputs of other ops back."""
-        low = {
-            name
-            for name, precision in self.plan.effective.items()
-            if precision is Precision.BF16 and name in self.structure.nodes
+        """Write ops in 16 bits: their inputs are cast, and inputs of other ops are cast back."""
+        wanted = {
+            name: _TYPES[self.plan.effective.get(name, Precision.FP32)]
+            for name in self.structure.nodes
         }
-        if not low:
+        if set(wanted.values()) == {_F32}:
             return
         for name, node in self.structure.nodes.items():
-            for given in node.inputs():
-                output = given.get_source_output()
-                if name in low and output.get_element_type() == _F32:
-                    given.replace_source_output(self._as_type(output, "bf16"))
-                elif name not in low and output.get_element_type() == _BF16:
-                    given.replace_source_output(self._as_type(output, "f32"))
-            self._widen_quantized(name)
+            self._cast_inputs(node, wanted[name])
             node.validate_and_infer_types()
-        self._widen_results()
+            for tensor in map(tensor_of, node.outputs()):
+                if tensor in self._stored:
+                    self._cast_inputs(self._stored[tensor], _F32)
+                    self._stored[tensor].validate_and_infer_types()
+            for output in node.outputs():
+                for given in output.get_target_inputs():
+                    if type_of(given.get_node()) == "Result":
+                        self._cast_inputs(given.get_node(), _F32)
 
-    def _widen_quantized(self, name: str) -> None:
-        """Let the FakeQuantize of what an op reads take FP32, if its input came to be in BF16."""
-        for stored in self._stored.values():
-            if stored.input_value(0).get_element_type() == _BF16:
-                stored.input(0).replace_source_output(self._as_type(stored.input_value(0), "f32"))
-                stored.validate_and_infer_types()
+    def _cast_inputs(self, node: Any, wanted: Any) -> None:
+        for given in node.inputs():
+            output = given.get_source_output()
+            if output.get_element_type() in _FLOATING and output.get_element_type() != wanted:
+                given.replace_source_output(self._as_type(output, wanted))
 
-    def _widen_results(self) -> None:
-        outputs = [o for node in self.structure.nodes.values() for o in node.outputs()]
-        for output in outputs:
-            if output.get_element_type() != _BF16:
-                continue
-            for given in output.get_target_inputs():
-                if type_of(given.get_node()) == "Result":
-                    given.replace_source_output(self._as_type(output, "f32"))
-
-    def _as_type(self, output: Any, kind: str) -> Any:
+    def _as_type(self, output: Any, kind: Any) -> Any:
         """Return a tensor in another type: a cast, the origin of a cast, or a cast constant."""
-        node = output.get_node()
-        key = name_of(node) + f":{output.get_index()}", kind
-        if key in self._cast:
-            return self._cast[key]
+        node, name = output.get_node(), f"{tensor_of(output)}/{kind.get_type_name()}{CAST}"
+        if name in self._cast:
+            return self._cast[name]
         array = array_of(output) if is_constant(output) else None
-        if array is not None and kind == "bf16":
-            values = cast_saturating(np.asarray(array, np.float32), np.dtype(ml_dtypes.bfloat16))
-            made = ops.constant(values, _BF16)
-        elif name_of(node).endswith(CAST) and type_of(node) == "Convert":
-            self._cast[key] = node.input_value(0)
-            return self._cast[key]
+        if array is not None and kind != _F32:
+            values = cast_saturating(np.asarray(array, np.float32), dtype_of(kind))
+            made = ops.constant(values, kind).output(0)
+        elif name_of(node) in self._casts and node.input_value(0).get_element_type() == kind:
+            return node.input_value(0)
         else:
-            made = ops.convert(output, kind)
-            self.casts += 1
-        made.set_friendly_name(f"{tensor_of(output)}/{kind}{CAST}")
-        self.owners[f"{tensor_of(output)}/{kind}{CAST}"] = name_of(node)
-        self._cast[key] = made.output(0)
-        return made.output(0)
+            made = ops.convert(output, kind).output(0)
+            self._casts.add(name)
+        made.get_node().set_friendly_name(name)
+        self.owners[name] = self.owners.get(name_of(node), name_of(node))
+        self._cast[name] = made
+        return made
 
     def results(self) -> dict[str, OutputLocation]:
         """Return op of the unconverted graph → location of its result."""

@@ -14,6 +14,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     is_float,
     name_of,
     op_nodes,
+    outputs_of,
     rank_of,
     source_of,
     tensor_of,
@@ -77,7 +78,7 @@ def structure(model: Any) -> GraphStructure:
     tensors = {tensor_of(output): output for output in model.inputs}
     parts: dict[str, str] = {}
     for name, node in nodes.items():
-        for output in node.outputs():
+        for output in outputs_of(node):
             tensors[tensor_of(output)] = output
             if output.get_index():
                 parts[tensor_of(output)] = name
@@ -100,7 +101,7 @@ def has_weight(node: Any) -> bool:
 
 
 def _heads(node: Any) -> bool:
-    if node.get_output_size() != 1 or not is_float(node.output(0)):
+    if len(outputs_of(node)) != 1 or not is_float(node.output(0)):
         return False
     if has_weight(node):
         return True
@@ -176,7 +177,7 @@ def _is_bias(layer: Any, step: Any, position: int) -> bool:
 
 def _moves(node: Any) -> bool:
     """Whether an op yields the same on quantized as on float values."""
-    if type_of(node) not in _AGNOSTIC or not all(map(is_float, node.outputs()[:1])):
+    if type_of(node) not in _AGNOSTIC or not is_float(node.output(0)):
         return False
     given = [i.get_source_output() for i in node.inputs()]
     if type_of(node) == "Concat":

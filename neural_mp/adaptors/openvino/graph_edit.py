@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.naming import unique_name
-from neural_mp.adaptors.openvino.runtime import ov
+from neural_mp.adaptors.openvino.runtime import dtype_of, in_own_type, ov
 from neural_mp.core.precision import Precision
 from neural_mp.util.pytree import Array
 
@@ -43,6 +43,12 @@ def tensor_of(output: Any) -> str:
     return name_of(output.get_node()) + (f":{index}" if index else "")
 
 
+def outputs_of(node: Any) -> list[Any]:
+    """Return the first result of a node and all further results that are read."""
+    first, *others = node.outputs()
+    return [first, *(output for output in others if output.get_target_inputs())]
+
+
 def is_float(output: Any) -> bool:
     """Whether a result is float32."""
     return bool(output.get_element_type() == FLOAT)
@@ -74,7 +80,7 @@ def array_of(output: Any) -> Array | None:
     """Return the value of a constant result in numpy; None for a computed one."""
     node = output.get_node()
     if type_of(node) == "Constant":
-        return np.asarray(node.get_data())
+        return in_own_type(node.get_data(), node.get_element_type())
     if not is_constant(output):
         return None
     inputs = [array_of(i.get_source_output()) for i in node.inputs()]
@@ -86,7 +92,7 @@ def _folded(node: Any, given: list[Array]) -> Array | None:
     """Return the value of an op on constants."""
     kind, (first, *rest) = type_of(node), given
     if kind == "Convert":
-        return first.astype(np.dtype(node.output(0).get_element_type().to_dtype()))
+        return first.astype(dtype_of(node.output(0).get_element_type()))
     if kind in ("Reshape", "Squeeze", "Unsqueeze", "Broadcast"):
         shape = list(node.output(0).get_shape())
         return np.broadcast_to(first, shape) if kind == "Broadcast" else first.reshape(shape)
@@ -114,7 +120,7 @@ def _constants_behind(output: Any) -> Iterator[Any]:
 def op_nodes(model: Any) -> Iterator[Any]:
     """Yield the nodes of a graph in execution order, except boundaries and ops on constants."""
     for node in model.get_ordered_ops():
-        computed = any(not is_constant(output) for output in node.outputs())
+        computed = bool(node.outputs()) and not is_constant(node.output(0))
         if type_of(node) not in BOUNDARIES and computed:
             yield node
 

@@ -6,15 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.openvino.file_checks import check_xml
 from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.runtime import Runner, core, ov
+from neural_mp.adaptors.openvino.runtime import Runner, core, dtype_of, ov
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import require_regular_file
 from neural_mp.util.pytree import Structure
@@ -109,8 +107,7 @@ def _port(output: Any, name: str, tensor: str) -> TensorSpec:
     sizes = None
     if shape.rank.is_static:
         sizes = tuple(size.get_length() if size.is_static else None for size in shape)
-    kind = output.get_element_type()
-    dtype = np.dtype(object) if kind == ov.Type.string else np.dtype(kind.to_dtype())
+    dtype = dtype_of(output.get_element_type())
     names = sorted(output.get_names())
     alias = names[0] if names and names[0] != name else None
     return TensorSpec(alias or name, tensor, dtype, sizes, name if alias else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from neural_mp.adaptors.openvino.graph_edit import name_of, type_of
+from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.runtime import Kernel, Runner
 from neural_mp.core.kernel_trace import OpTrace, TracedKernel, op_trace
@@ -66,7 +66,15 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
         reader = _only_reader(model, op)
         if op not in found and reader in found and type_of(model.structure.nodes[op]) == "MatMul":
             found[op] = found[reader]
-    return {model.ops.get(op, op): op_trace(kernels) for op, kernels in found.items()}
+    written = {op: _written_in(node) for op, node in model.structure.nodes.items()}
+    return {
+        model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in found.items()
+    }
+
+
+def _written_in(node: Any) -> Precision | None:
+    """Return the 16-bit type that an op is written in; the plugin may run the op in FP32."""
+    return SIXTEEN_BITS.get(node.get_output_element_type(0))
 
 
 def _only_reader(model: OpenVinoModel, op: str) -> str | None:

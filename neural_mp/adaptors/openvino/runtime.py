@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from neural_mp.errors import ConversionError, one_line
@@ -109,6 +110,19 @@ class Kernel:
 _MOVERS = frozenset({"Reorder", "Convert", "Const", "Input", "Output", "Transpose", "Reshape"})
 
 
+def dtype_of(kind: Any) -> np.dtype[Any]:
+    """Return the numpy dtype of an element type, object for strings."""
+    if kind == ov.Type.bf16:
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(object if kind == ov.Type.string else kind.to_dtype())
+
+
+def in_own_type(values: Any, kind: Any) -> Array:
+    """Return values with their own dtype: OpenVINO's arrays of bfloat16 claim to be float16."""
+    array = np.asarray(values)
+    return array.view(ml_dtypes.bfloat16) if kind == ov.Type.bf16 else array
+
+
 class Runner:
     """A compiled model with one inference request.
 
@@ -134,7 +148,7 @@ class Runner:
             # The bindings raise RuntimeError and types of their own.
             logger.debug("no compiled model", exc_info=True)
             raise ConversionError(f"OpenVINO rejects the model: {one_line(error)}") from error
-        self._outputs = len(self._compiled.outputs)
+        self._outputs = [port.get_element_type() for port in self._compiled.outputs]
 
     def __call__(self, feeds: Sequence[Array]) -> list[Array]:
         """Return copies of all outputs for inputs in the order of the model.
@@ -147,7 +161,7 @@ class Runner:
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
-        return [np.asarray(found[index]) for index in range(self._outputs)]
+        return [in_own_type(found[index], kind) for index, kind in enumerate(self._outputs)]
 
     def kernels(self) -> list[Kernel]:
         """Return the kernels of the compiled model, in execution order, with times if profiled."""

@@ -1,7 +1,5 @@
 """See `AdaptorContract`."""
 
-from types import MappingProxyType
-
 import numpy as np
 import pytest
 from ov_nets import run
@@ -15,7 +13,6 @@ BF16, INT8 = Precision.BF16, Precision.INT8
 class TestOpenVino(AdaptorContract):
     framework = "openvino"
     input_name = "image"
-    least_decibels = MappingProxyType({INT8: 25, BF16: 35})
     casts_in_16_bits = (BF16, 2)
 
     @pytest.fixture(scope="class")
