@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
-from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight, structure
-from neural_mp.adaptors.openvino.graph_edit import array_of, name_of, rank_of, source_of, type_of
+from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS, GraphStructure, has_weight, structure
+from neural_mp.adaptors.openvino.graph_edit import (
+    array_of,
+    is_constant,
+    name_of,
+    rank_of,
+    source_of,
+    type_of,
+)
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.util.pytree import Array
@@ -28,13 +35,16 @@ def _layers(found: GraphStructure) -> dict[str, LayerParams]:
 
 
 def _layer(found: GraphStructure, name: str, node: Any) -> LayerParams | None:
+    axes = rank_of(node.output(0)) or 0
+    if _scales_norm(node):
+        addition = _addition(found, name)
+        result = name if addition is None else name_of(addition)
+        return LayerParams(result, lambda: _constant(node).reshape(-1))
     group = found.fusion_groups.get(name)
     if group is None or not has_weight(node):
         return None
-    result = group.tail if group.bias is not None and len(group.steps) == 1 else name
-    if group.bias is not None:
-        result = group.bias.ops[-1]
-    weight, axes = partial(_weight, node), rank_of(node.output(0)) or 0
+    result = name if group.bias is None else group.bias.ops[-1]
+    weight = partial(_weight, node)
     if type_of(node) == "MatMul":
         transposed = bool(node.get_attributes()["transpose_b"])
         if node.get_attributes()["transpose_a"] or rank_of(source_of(node, 1)) != 2:
@@ -45,6 +55,32 @@ def _layer(found: GraphStructure, name: str, node: Any) -> LayerParams | None:
     if type_of(node) == "GroupConvolution":
         groups = int(source_of(node, 1).get_shape()[0])
     return LayerParams(result, weight, 0, 1, groups, axis=1 - axes, pooled=True)
+
+
+def _scales_norm(node: Any) -> bool:
+    """Whether an op multiplies a layer norm over the last axis by its scales."""
+    if type_of(node) != "Multiply" or type_of(source_of(node, 0).get_node()) != "MVN":
+        return False
+    scales, axes = array_of(source_of(node, 1)), rank_of(node.output(0))
+    return scales is not None and axes is not None and scales.size == scales.shape[-1] > 1
+
+
+def _addition(found: GraphStructure, name: str) -> Any | None:
+    """Return the op that adds a constant to an op's only read result; None if there is none."""
+    readers = list(found.nodes[name].output(0).get_target_inputs())
+    node = readers[0].get_node() if len(readers) == 1 else None
+    if node is None or type_of(node) != "Add" or name_of(node) not in found.nodes:
+        return None
+    return node if any(map(is_constant, (source_of(node, 0), source_of(node, 1)))) else None
+
+
+def _constant(node: Any) -> Array:
+    """Return the constant that an op reads next to a computed tensor."""
+    return np.asarray(array_of(source_of(node, _constant_position(node))), np.float32)
+
+
+def _constant_position(node: Any) -> int:
+    return next(i for i in range(node.get_input_size()) if is_constant(source_of(node, i)))
 
 
 def _weight(node: Any) -> Array:
@@ -71,25 +107,22 @@ def _change(found: GraphStructure, name: str, layer: LayerParams, change: LayerR
     shape = list(source_of(node, 1).get_shape())
     weight = change.weight(layer)
     _put(node, 1, weight.reshape(shape), f"{name}/corrected/weight")
-    step = found.fusion_groups[name].bias
     channels = weight.shape[layer.outputs]
-    if step is None:
+    if layer.result == name:
         if change.shift is not None:
-            _add_bias(node, layer, change.bias(None, channels))
+            _add_bias(node, change.bias(None, channels))
         return
-    addition = found.nodes[step.ops[0]]
-    position = next(i for i in range(2) if array_of(source_of(addition, i)) is not None)
-    before = np.asarray(array_of(source_of(addition, position)), np.float32)
-    bias = change.bias(np.broadcast_to(before.reshape(-1), channels), channels)
-    _put(addition, position, _by_channel(bias, layer, node), f"{name}/corrected/bias")
+    addition = found.nodes[layer.result]
+    bias = change.bias(np.broadcast_to(_constant(addition).reshape(-1), channels), channels)
+    position = _constant_position(addition)
+    _put(addition, position, _by_channel(bias, node), f"{name}/corrected/bias")
 
 
-def _by_channel(bias: Array, layer: LayerParams, node: Any) -> Array:
+def _by_channel(bias: Array, node: Any) -> Array:
     """Return a bias in the shape that an addition to the layer's result needs."""
     axes = rank_of(node.output(0)) or 1
-    if type_of(node) == "MatMul":
-        return np.asarray(bias.reshape([1] * (axes - 1) + [-1]), np.float32)
-    return np.asarray(bias.reshape([1, -1] + [1] * (axes - 2)), np.float32)
+    shape = [1, -1] + [1] * (axes - 2) if type_of(node) in CONVOLUTIONS else [1] * (axes - 1) + [-1]
+    return np.asarray(bias.reshape(shape), np.float32)
 
 
 def _put(node: Any, position: int, values: Array, name: str) -> None:
@@ -98,9 +131,9 @@ def _put(node: Any, position: int, values: Array, name: str) -> None:
     node.input(position).replace_source_output(constant.output(0))
 
 
-def _add_bias(node: Any, layer: LayerParams, bias: Array) -> None:
+def _add_bias(node: Any, bias: Array) -> None:
     readers = list(node.output(0).get_target_inputs())
-    constant = ops.constant(_by_channel(bias, layer, node))
+    constant = ops.constant(_by_channel(bias, node))
     added = ops.add(node, constant)
     added.set_friendly_name(f"{name_of(node)}/corrected/bias")
     for reader in readers:

@@ -49,8 +49,9 @@ def _timed_ops(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
 def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     """Return op → its kernels in one run; see `KernelTrace`.
 
-    The plugin gives some fused kernels the name of their last op only, e.g. that of the bias of a
-    product: such a kernel is that of the layer, too.
+    An integer kernel is that of its first op: the ops fused into the kernel compute in float. The
+    plugin gives some kernels the name of their last op only, e.g. that of the bias of a product:
+    such a kernel is that of the layer, too.
     """
     runner = Runner(model.program, profiled=True)
     runner(model.feeds(model.signature.bind(inputs)))
@@ -58,9 +59,8 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     for kernel in runner.kernels():
         if kernel.microseconds is None or kernel.type in _CONVERSIONS:
             continue
-        ops = list(dict.fromkeys(_ops_of(model, kernel)))
-        heads = (model.structure.layer_of.get(op, op) for op in ops)
-        for op in dict.fromkeys([*ops, *heads]):
+        ran = list(dict.fromkeys(_ops_of(model, kernel)))
+        for op in ran[:1] if kernel.is_integer else ran:
             found.setdefault(op, []).append(_traced(kernel))
     for op in reversed(list(model.structure.nodes)):
         reader = _only_reader(model, op)

@@ -1,5 +1,6 @@
 """See `AccumulationContract`."""
 
+import ov_nets
 from onnx_nets import graph, op
 
 from neural_mp.testing.products_contract import SIDE, AccumulationContract
@@ -21,7 +22,7 @@ class TestOpenVinoProducts(AccumulationContract):
         for index, kind in enumerate(rest):
             read = f"{names[index]} x" if kind == "Add" else names[index]
             nodes.append(op(kind, read, names[index + 1]))
-        return read(graph(nodes, {"x": shape}, ["y"], {"w": weight}))
+        return ov_nets.read(graph(nodes, {"x": shape}, ["y"], {"w": weight}))
 
 
 _FIELDS = {"Add": "residual", "Relu": "relu"}
