@@ -73,6 +73,13 @@ FRAMEWORKS: Mapping[str, FrameworkEntry] = {
         "onnxruntime",
         "onnx",
     ),
+    "openvino": FrameworkEntry(
+        "OpenVinoAdaptor",
+        "neural_mp.adaptors.openvino",
+        DetectionRule(suffixes=(".xml",), packages=("openvino",), classes=("Model",)),
+        "openvino",
+        "openvino",
+    ),
     "pytorch": FrameworkEntry(
         "PyTorchAdaptor",
         "neural_mp.adaptors.pytorch",

@@ -83,6 +83,7 @@ IGNORED: Mapping[str, str] = {
 
 #: INC's name of a framework → ours; None detects it from the model.
 FRAMEWORKS: Mapping[str, str | None] = {
+    "openvino": "openvino",
     "pytorch": "pytorch",
     "pytorch_fx": "pytorch",
     "pytorch_ipex": "pytorch",
@@ -102,7 +103,7 @@ FRAMEWORKS: Mapping[str, str | None] = {
 }
 
 #: Framework names that only INC has: they identify a file of INC.
-ONLY_THEIRS = frozenset(FRAMEWORKS) - {"pytorch", "tensorflow", "onnxrt"}
+ONLY_THEIRS = frozenset(FRAMEWORKS) - {"pytorch", "tensorflow", "onnxrt", "openvino"}
 
 _NAMES = """
     cifar10 cifar100 mnist fashionmnist tfrecorddataset imagerecord imagenet imagenetraw dummyv2

@@ -22,7 +22,7 @@ class ModelSettings:
 
     Attributes:
         name: a path or `module:attribute`; only a label if Python sets the model.
-        framework: `pytorch`, `tensorflow` or `onnxrt`; None detects it from the model.
+        framework: `pytorch`, `tensorflow`, `onnxrt` or `openvino`; None detects it from the model.
         inputs, outputs: names of the model's tensors, if the framework does not know them.
         capture: `whole`, or `modules` for a model whose graph cannot be captured as a whole.
     """

@@ -173,7 +173,7 @@ class AccumulationContract:
         adaptor, model, wide, limit = self.converted(source, x, "static", other)
         assert limit == 127
         assert adaptor.portability.wide_kernels(wide) == {"dense"}
-        _, _, right, _ = self.converted(copy.copy(source), x, "static")
+        _, _, right, _ = self.converted(copy.deepcopy(source), x, "static")
         reference = adaptor.predict(model, (x,))
         off = np.abs(adaptor.predict(wide, (x,)) - reference).max() / np.abs(reference).max()
         exact = adaptor.int8_accumulation(machine())["dense"] == "exact"

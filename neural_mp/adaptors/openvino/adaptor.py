@@ -1,0 +1,102 @@
+"""The OpenVINO adaptor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.capabilities import OpKernels
+from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
+from neural_mp.adaptors.common.optional import (
+    Corrections,
+    Drawing,
+    KernelTrace,
+    OpOutputs,
+    OpTiming,
+    Portability,
+    SingleFile,
+)
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.openvino import (
+    layer_params,
+    loading,
+    observe,
+    profiler,
+    reduce_range,
+    storage,
+)
+from neural_mp.adaptors.openvino.capabilities import kernels
+from neural_mp.adaptors.openvino.convert import convert_graph
+from neural_mp.adaptors.openvino.graph import build_graph
+from neural_mp.adaptors.openvino.graph_edit import type_of
+from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.op_types import TYPES
+from neural_mp.adaptors.openvino.runtime import limited_threads
+from neural_mp.core.enums import Capture
+from neural_mp.core.hardware import Hardware
+
+
+class OpenVinoAdaptor(Adaptor[OpenVinoModel]):
+    """The adaptor of `openvino.Model` objects and files that OpenVINO reads."""
+
+    framework = "openvino"
+    packages = ("openvino",)
+    op_kinds = TYPES
+    op_timing = OpTiming(profiler.time_ops)
+    kernel_trace = KernelTrace(profiler.trace)
+    op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
+    corrections = Corrections(layer_params.layers, layer_params.with_layers)
+    portability = Portability(reduce_range.wide_kernels, reduce_range.with_reduced_range)
+    single_file = SingleFile((".xml",), storage.save_file)
+    drawing = Drawing(storage.draw)
+
+    graph = staticmethod(build_graph)
+    int8_accumulation = staticmethod(int8_accumulation)
+    observe_tensors = staticmethod(observe.watch)
+    convert_graph = staticmethod(convert_graph)
+    save = staticmethod(storage.save)
+    restore = staticmethod(storage.restore)
+    threads = staticmethod(limited_threads)
+
+    def load(
+        self,
+        source: object,
+        *,
+        inputs: object = None,
+        outputs: object = None,
+        example: object = None,
+        capture: Capture = Capture.WHOLE,
+    ) -> OpenVinoModel:
+        """Read and canonicalize a model. `inputs` are names, or example arrays."""
+        wanted = InputSpec.read(inputs, outputs, example).without_shapes("OpenVINO")
+        model = loading.load(source, wanted)
+        return replace(model, warnings=(*model.warnings, *unused_capture("OpenVINO", capture)))
+
+    def kernels(self, model: OpenVinoModel, hardware: Hardware) -> Mapping[str, OpKernels]:
+        """Return the kernels of the CPU plugin."""
+        return kernels(model, self.int8_accumulation(hardware))
+
+    def predict(self, model: OpenVinoModel, inputs: Any) -> Any:
+        """Return outputs as arrays."""
+        return model.signature.packed(model.run(model.signature.bind(inputs)))
+
+    def example_inputs(self, model: OpenVinoModel, batch_size: int | None = None) -> Any:
+        """Return a tuple in input order: the example of the data, or synthetic inputs."""
+        return model.signature.in_order(model.example, batch_size)
+
+    def native(self, model: OpenVinoModel) -> Any:
+        """Return the `openvino.Model`."""
+        return model.runs
+
+    def weight_bytes(self, model: OpenVinoModel) -> int:
+        """Return the size of the constants in bytes."""
+        constants = (node for node in model.runs.get_ops() if type_of(node) == "Constant")
+        return sum(int(np.asarray(node.get_data()).nbytes) for node in constants)
+
+    def fingerprint(self, model: OpenVinoModel) -> str:
+        """Return a digest of all nodes and weights."""
+        return storage.digest(model.runs)

@@ -1,0 +1,106 @@
+"""Kernels of every op in OpenVINO's CPU plugin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neural_mp.adaptors.common.capabilities import (
+    AGNOSTIC,
+    BOTH_FACTORS_COMPUTED,
+    COMPUTED_WEIGHT,
+    CONSTANT_INPUT,
+    NO_FLOATS,
+    NO_INTEGER_KERNEL,
+    RUNS_ALONG,
+    SIXTEEN_BITS,
+    TRANSPOSED_INPUT,
+    UNUSABLE_WEIGHT,
+    IntegerKernel,
+    OpKernels,
+    is_usable,
+)
+from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.openvino.fusion import LAYERS
+from neural_mp.adaptors.openvino.graph_edit import (
+    array_of,
+    is_constant,
+    is_float,
+    outputs_of,
+    rank_of,
+    source_of,
+    type_of,
+)
+from neural_mp.adaptors.openvino.loading import RECURRENT
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.reduce_range import kernel_of
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, weight_quant_spec
+from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
+
+#: Ops that run a graph of their own or keep a state.
+_RUN_GRAPHS = frozenset({"If", "Loop", "TensorIterator", "ReadValue", "Assign"})
+#: Ops in FP16 types run in FP32 on rounded values while the model is compiled for FP32.
+_EMULATED = frozenset({Precision.FP16})
+
+
+def kernels(model: OpenVinoModel, products: Products) -> dict[str, OpKernels]:
+    """Return op → its kernels in the CPU plugin, or the reason for a missing kernel."""
+    structure = model.structure
+    found = {
+        name: OpKernels(
+            _integer_kernel(model, name, node, products), _missing_16_bits(node), _EMULATED
+        )
+        for name, node in structure.nodes.items()
+    }
+    part = OpKernels.none("a further result of an op has the precision of the op")
+    return {**found, **dict.fromkeys(structure.parts, part)}
+
+
+def _integer_kernel(
+    model: OpenVinoModel, name: str, node: Any, products: Products
+) -> IntegerKernel | str:
+    structure = model.structure
+    if name not in structure.fusion_groups:
+        if name in structure.layer_of:
+            return RUNS_ALONG
+        if name in structure.agnostic_ops:
+            return AGNOSTIC
+        return _reason(node)
+    if type_of(node) not in LAYERS:
+        return IntegerKernel(algorithms=RANGE_ALGORITHMS)
+    weight = array_of(source_of(node, 1))
+    if weight is None or not is_usable(weight):
+        return UNUSABLE_WEIGHT
+    if type_of(node) == "MatMul" and node.get_attributes()["transpose_a"]:
+        return TRANSPOSED_INPUT
+    if type_of(node) == "MatMul" and weight.ndim != 2:
+        return "the weight must be a matrix for the integer kernel"
+    if (rank_of(node.output(0)) or 0) < 2:
+        return "the integer kernel needs at least two axes"
+    spec = weight_quant_spec(products[kernel_of(node)])
+    return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
+
+
+def _reason(node: Any) -> str:
+    if type_of(node) not in LAYERS:
+        return NO_INTEGER_KERNEL
+    if not is_float(node.output(0)):
+        return NO_FLOATS
+    if is_constant(source_of(node, 0)):
+        return CONSTANT_INPUT
+    return BOTH_FACTORS_COMPUTED if type_of(node) == "MatMul" else COMPUTED_WEIGHT
+
+
+def _missing_16_bits(node: Any) -> dict[Precision, str]:
+    reason = _obstacle_16_bits(node)
+    return dict.fromkeys(SIXTEEN_BITS, reason) if reason is not None else {}
+
+
+def _obstacle_16_bits(node: Any) -> str | None:
+    """Return the reason why an op cannot run in 16 bits; None if it can."""
+    if not all(map(is_float, outputs_of(node))):
+        return NO_FLOATS
+    if type_of(node) in _RUN_GRAPHS or type_of(node) in RECURRENT:
+        return "it has states or a graph of its own, whose types are fixed"
+    if type_of(node) == "Convert":
+        return "it sets the type itself"
+    return None

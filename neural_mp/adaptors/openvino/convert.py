@@ -1,0 +1,237 @@
+"""Conversion of a model to the precisions of a plan.
+
+The CPU plugin runs a layer in INT8 if its inputs come from FakeQuantize and its weight from int8
+constants; a FakeQuantize after a layer becomes part of the layer's kernel. Ops written in BF16
+types run in BF16 while the model is compiled for FP32. So a plan needs no settings of the runtime:
+quantized tensors get a FakeQuantize, INT8 layers an int8 weight, and 16-bit ops inputs in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.calibration import LEVELS
+from neural_mp.adaptors.common.op_outputs import OutputLocation
+from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
+from neural_mp.adaptors.common.tensor_variants import cast_saturating
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight, structure
+from neural_mp.adaptors.openvino.graph_edit import (
+    array_of,
+    is_constant,
+    name_of,
+    source_of,
+    tensor_of,
+    type_of,
+)
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
+from neural_mp.core.int8_accumulation import weight_qmax
+from neural_mp.core.observations import Range
+from neural_mp.core.precision import Precision, QuantSpec
+from neural_mp.space import ResolvedPlan
+
+#: Suffixes of the names of inserted nodes.
+QUANTIZED, WEIGHT, CAST = "/quantize", "/weight", "/cast"
+#: The levels of uint8.
+_LEVELS = LEVELS + 1
+_F32 = ov.Type.f32
+#: Precision of an op → the element type that it is written in.
+_TYPES = {
+    Precision.FP32: _F32,
+    Precision.INT8: _F32,
+    Precision.BF16: ov.Type.bf16,
+    Precision.FP16: ov.Type.f16,
+}
+_FLOATING = tuple(_TYPES.values())
+
+
+def convert_graph(
+    model: OpenVinoModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
+) -> OpenVinoModel:
+    """Return the model converted to a plan.
+
+    Args:
+        model: the model; stays unchanged.
+        plan: the plan and its propagation.
+        ranges: scale owner → the range that its scale must cover.
+    """
+    program = model.program.clone()
+    writer = _Writer(structure(program), plan, ranges)
+    writer.quantize_weights()
+    writer.quantize_tensors()
+    writer.cast_to_16_bits()
+    program.validate_nodes_and_infer_types()
+    return replace(
+        model,
+        program=program,
+        given=None,
+        ops=writer.owners,
+        results=writer.results(),
+        counts=writer.counts,
+        _runners={},
+    )
+
+
+def weight_axes(node: Any, axes: int) -> tuple[int, ...]:
+    """Return the axes of the output channels of a layer's weight."""
+    if type_of(node) == "MatMul":
+        return (axes - 2 if node.get_attributes()["transpose_b"] else axes - 1,)
+    return (0,) if type_of(node) == "Convolution" else (0, 1)
+
+
+def quantized_weight(name: str, node: Any, spec: QuantSpec) -> Any:
+    """Return an int8 constant with its dequantization, in place of a layer's weight."""
+    weight = np.asarray(array_of(source_of(node, 1)), np.float32)
+    channels = weight_axes(node, weight.ndim)
+    axes = tuple(axis for axis in range(weight.ndim) if axis not in channels)
+    limit = weight_qmax(spec)
+    scales = weight_scales(weight, axes, limit)
+    integers = round_to_int8(weight, scales, limit)
+    stored = ops.constant(integers)
+    stored.set_friendly_name(f"{name}{WEIGHT}/int8")
+    widened = ops.convert(stored, "f32")
+    widened.set_friendly_name(f"{name}{WEIGHT}/float")
+    found = ops.multiply(widened, ops.constant(scales))
+    found.set_friendly_name(f"{name}{WEIGHT}")
+    return found
+
+
+@dataclass
+class _Writer:
+    structure: GraphStructure
+    plan: ResolvedPlan
+    ranges: Mapping[str, Range]
+    #: Inserted node → the op that it was inserted for.
+    owners: dict[str, str] = field(default_factory=dict)
+    quantized: int = 0
+    #: Quantized tensor → the result of its FakeQuantize.
+    _stored: dict[str, Any] = field(default_factory=dict)
+    #: Name of a cast tensor or constant → its result.
+    _cast: dict[str, Any] = field(default_factory=dict)
+    #: The names of the casts among them.
+    _casts: set[str] = field(default_factory=set)
+
+    @property
+    def counts(self) -> ConversionCounts:
+        """The inserted conversions that run as such."""
+        return ConversionCounts(casts=len(self._casts), quantize=self.quantized)
+
+    def quantize_weights(self) -> None:
+        """Replace the weights of INT8 layers."""
+        for name, node in self.structure.nodes.items():
+            config = self.plan.plan.get(name)
+            if config is None or config.precision is not Precision.INT8 or not has_weight(node):
+                continue
+            if self.plan.effective[name] is Precision.INT8 and config.weight is not None:
+                weight = quantized_weight(name, node, config.weight)
+                node.input(1).replace_source_output(weight.output(0))
+                self.owners[f"{name}{WEIGHT}"] = name
+
+    def quantize_tensors(self) -> None:
+        """Insert a FakeQuantize for each quantized tensor and redirect its readers."""
+        flow = self.plan.flow
+        moved = self.structure.agnostic_ops
+        for tensor, root in flow.scale_owner.items():
+            output = self.structure.tensors[tensor]
+            written = tensor in flow.int8_outputs
+            # INT8 moves through these ops with the scale of what they read.
+            op = self.structure.parts.get(tensor, tensor)
+            if written and op in moved and type_of(self.structure.nodes[op]) != "Concat":
+                continue
+            readers = [
+                given
+                for given in output.get_target_inputs()
+                if written or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
+            ]
+            stored = self._fake_quantize(tensor, output, QuantParams.of(self.ranges[root]))
+            for given in readers:
+                if type_of(given.get_node()) != "Result":
+                    given.replace_source_output(stored.output(0))
+            if not written:
+                self.quantized += 1
+
+    def _fake_quantize(self, tensor: str, output: Any, params: QuantParams) -> Any:
+        low, high = np.float32(params.low), np.float32(params.high)
+        stored = ops.fake_quantize(output, low, high, low, high, _LEVELS)
+        stored.set_friendly_name(f"{tensor}{QUANTIZED}")
+        self.owners[f"{tensor}{QUANTIZED}"] = self.structure.parts.get(tensor, tensor)
+        self._stored[tensor] = stored
+        return stored
+
+    def cast_to_16_bits(self) -> None:
+        """Write ops in 16 bits: their inputs are cast, and inputs of other ops are cast back."""
+        wanted = {
+            name: _TYPES[self.plan.effective.get(name, Precision.FP32)]
+            for name in self.structure.nodes
+        }
+        if set(wanted.values()) == {_F32}:
+            return
+        for name, node in self.structure.nodes.items():
+            self._cast_inputs(node, wanted[name])
+            node.validate_and_infer_types()
+            for tensor in map(tensor_of, node.outputs()):
+                if tensor in self._stored:
+                    self._cast_inputs(self._stored[tensor], _F32)
+                    self._stored[tensor].validate_and_infer_types()
+            for output in node.outputs():
+                for given in output.get_target_inputs():
+                    if type_of(given.get_node()) == "Result":
+                        self._cast_inputs(given.get_node(), _F32)
+
+    def _cast_inputs(self, node: Any, wanted: Any) -> None:
+        for given in node.inputs():
+            output = given.get_source_output()
+            if output.get_element_type() in _FLOATING and output.get_element_type() != wanted:
+                given.replace_source_output(self._as_type(output, wanted))
+
+    def _as_type(self, output: Any, kind: Any) -> Any:
+        """Return a tensor in another type: a cast, the origin of a cast, or a cast constant."""
+        node, name = output.get_node(), f"{tensor_of(output)}/{kind.get_type_name()}{CAST}"
+        if name in self._cast:
+            return self._cast[name]
+        array = array_of(output) if is_constant(output) else None
+        if array is not None and kind != _F32:
+            values = cast_saturating(np.asarray(array, np.float32), dtype_of(kind))
+            made = ops.constant(values, kind).output(0)
+        elif name_of(node) in self._casts and node.input_value(0).get_element_type() == kind:
+            return node.input_value(0)
+        else:
+            made = ops.convert(output, kind).output(0)
+            self._casts.add(name)
+        made.get_node().set_friendly_name(name)
+        self.owners[name] = self.owners.get(name_of(node), name_of(node))
+        self._cast[name] = made
+        return made
+
+    def results(self) -> dict[str, OutputLocation]:
+        """Return op of the unconverted graph → location of its result."""
+        found = {}
+        for tensor in self.structure.tensors:
+            op = self.structure.parts.get(tensor, tensor)
+            node = self.structure.nodes.get(op)
+            output = self.structure.tensors[tensor]
+            if node is None or self._is_within(op) or output.get_element_type() not in _FLOATING:
+                continue
+            root = self.plan.flow.scale_owner.get(tensor)
+            if tensor in self.plan.flow.int8_outputs and root is not None:
+                place = f"{tensor}{QUANTIZED}" if tensor in self._stored else tensor
+                params = QuantParams.of(self.ranges[root])
+                found[tensor] = OutputLocation(place, type_of(node), params)
+            else:
+                found[tensor] = OutputLocation(tensor, type_of(node))
+        return found
+
+    def _is_within(self, op: str) -> bool:
+        """Whether an op has no result of its own: all ops of an INT8 kernel except the last."""
+        head = op if op in self.structure.fusion_groups else self.structure.layer_of.get(op)
+        if head is None or self.plan.effective.get(head) is not Precision.INT8:
+            return False
+        kernel = self.structure.fusion_groups[head].reduced(
+            lambda member: self.plan.effective.get(member) is Precision.INT8
+        )
+        return op in (head, *kernel.members)[:-1]

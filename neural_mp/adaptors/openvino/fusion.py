@@ -1,0 +1,185 @@
+"""Structure of a graph: fusion groups of the CPU plugin, and ops that join or pass on INT8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neural_mp.adaptors.common import fusion
+from neural_mp.adaptors.common.fusion import BIAS, SUM, FusionRules, find_fusion_groups, fused_into
+from neural_mp.adaptors.openvino.graph_edit import (
+    array_of,
+    is_constant,
+    is_float,
+    name_of,
+    op_nodes,
+    outputs_of,
+    rank_of,
+    source_of,
+    tensor_of,
+    type_of,
+)
+
+FusionGroup = fusion.FusionGroup[str, str]
+Step = fusion.Step[str, str]
+
+#: Layers with a constant weight as second input.
+CONVOLUTIONS = ("Convolution", "GroupConvolution")
+LAYERS = (*CONVOLUTIONS, "MatMul")
+#: Ops with an integer kernel that pays off between INT8 ops only.
+JOINERS = ("Add", "AvgPool")
+#: Activations that the plugin fuses into layers.
+ACTIVATIONS = frozenset(
+    {
+        *("Relu", "Clamp", "Sigmoid", "Swish", "HSwish", "HSigmoid", "Gelu", "Tanh", "Elu"),
+        *("PRelu", "Mish", "SoftPlus", "Abs"),
+    }
+)
+#: Ops that only move or select values; INT8 passes through them.
+_AGNOSTIC = frozenset(
+    {
+        *("MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "VariadicSplit"),
+        *("StridedSlice", "Concat", "DepthToSpace", "SpaceToDepth", "ShuffleChannels"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class GraphStructure:
+    """The structure of a graph.
+
+    Attributes:
+        nodes: op → node, in execution order.
+        tensors: tensor → the output that computes it: of an op or an input; further results have
+            an index (`split:1`).
+        fusion_groups: layer or joining op → its fusion group.
+        layer_of: op that may be fused → the op that it is fused into.
+        agnostic_ops: the quantize-agnostic ops.
+        parts: tensor that is a further result → the op.
+    """
+
+    nodes: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+    fusion_groups: Mapping[str, FusionGroup]
+    layer_of: Mapping[str, str]
+    agnostic_ops: frozenset[str]
+    parts: Mapping[str, str]
+
+    def read_by(self, name: str) -> list[str]:
+        """Return the tensors that an op reads, without constants, one per input."""
+        given = (i.get_source_output() for i in self.nodes[name].inputs())
+        return [tensor for output in given if (tensor := tensor_of(output)) in self.tensors]
+
+
+def structure(model: Any) -> GraphStructure:
+    """Return the structure of a graph."""
+    nodes = {name_of(node): node for node in op_nodes(model)}
+    tensors = {tensor_of(output): output for output in model.inputs}
+    parts: dict[str, str] = {}
+    for name, node in nodes.items():
+        for output in outputs_of(node):
+            tensors[tensor_of(output)] = output
+            if output.get_index():
+                parts[tensor_of(output)] = name
+    groups = find_fusion_groups([n for n, node in nodes.items() if _heads(node)], _Kernels(nodes))
+    return GraphStructure(
+        nodes,
+        tensors,
+        groups,
+        fused_into(groups.values()),
+        frozenset(name for name, node in nodes.items() if _moves(node)),
+        parts,
+    )
+
+
+def has_weight(node: Any) -> bool:
+    """Whether an op is a layer with a constant weight and a computed input."""
+    if type_of(node) not in LAYERS:
+        return False
+    return is_constant(source_of(node, 1)) and not is_constant(source_of(node, 0))
+
+
+def _heads(node: Any) -> bool:
+    if len(outputs_of(node)) != 1 or not is_float(node.output(0)):
+        return False
+    if has_weight(node):
+        return True
+    given = [i.get_source_output() for i in node.inputs()]
+    # The plugin has INT8 kernels of sums for tensors with channels only.
+    ranked = (rank_of(node.output(0)) or 0) >= 4
+    if type_of(node) not in JOINERS or not ranked or any(map(is_constant, given)):
+        return False
+    return not any(map(_follows_convolution, given))
+
+
+def _follows_convolution(output: Any) -> bool:
+    """Whether a result is that of a convolution, or of its bias, with a single reader."""
+    node = output.get_node()
+    if len(output.get_target_inputs()) != 1:
+        return False
+    if type_of(node) == "Add":
+        layers = [i.get_source_output() for i in node.inputs()]
+        computed = [layer for layer in layers if not is_constant(layer)]
+        return len(computed) == 1 and _follows_convolution(computed[0])
+    return type_of(node) in CONVOLUTIONS and has_weight(node)
+
+
+@dataclass(frozen=True)
+class _Kernels(FusionRules[str, str]):
+    """The epilogues of the plugin's kernels, by names of ops and tensors."""
+
+    nodes: Mapping[str, Any]
+
+    def bias(self, group: FusionGroup) -> Step | None:
+        step = self._only_reader(group.tail)
+        if step is None or type_of(step) != "Add" or not has_weight(self.nodes[group.head]):
+            return None
+        constants = [i for i in range(2) if is_constant(source_of(step, i))]
+        if len(constants) != 1 or not _is_bias(self.nodes[group.head], step, constants[0]):
+            return None
+        return Step(BIAS, (name_of(step),), tensor_of(source_of(step, constants[0])))
+
+    def residual_sum(self, group: FusionGroup) -> Step | None:
+        step = self._only_reader(group.tail)
+        if step is None or type_of(step) != "Add":
+            return None
+        if type_of(self.nodes[group.head]) not in CONVOLUTIONS:
+            return None
+        others = [source_of(step, i) for i in range(2)]
+        others = [output for output in others if name_of(output.get_node()) != group.tail]
+        if len(others) != 1 or is_constant(others[0]) or not is_float(others[0]):
+            return None
+        if rank_of(others[0]) != rank_of(step.output(0)):
+            return None
+        return Step(SUM, (name_of(step),), tensor_of(others[0]))
+
+    def activation(self, group: FusionGroup) -> Step | None:
+        step = self._only_reader(group.tail)
+        if step is None or type_of(step) not in ACTIVATIONS:
+            return None
+        return Step(type_of(step), (name_of(step),))
+
+    def _only_reader(self, name: str) -> Any | None:
+        readers = [i.get_node() for i in self.nodes[name].output(0).get_target_inputs()]
+        return self.nodes.get(name_of(readers[0])) if len(readers) == 1 else None
+
+
+def _is_bias(layer: Any, step: Any, position: int) -> bool:
+    """Whether an addition adds one constant per output channel of a layer."""
+    array, axes = array_of(source_of(step, position)), rank_of(layer.output(0))
+    if array is None or axes is None or array.ndim > axes:
+        return False
+    channels = axes - 1 if type_of(layer) == "MatMul" else 1
+    sizes = (1,) * (axes - array.ndim) + array.shape
+    return all(size == 1 for axis, size in enumerate(sizes) if axis != channels)
+
+
+def _moves(node: Any) -> bool:
+    """Whether an op yields the same on quantized as on float values."""
+    if type_of(node) not in _AGNOSTIC or not is_float(node.output(0)):
+        return False
+    given = [i.get_source_output() for i in node.inputs()]
+    if type_of(node) == "Concat":
+        return not any(map(is_constant, given)) and all(map(is_float, given))
+    return not is_constant(given[0]) and all(map(is_constant, given[1:]))

@@ -1,0 +1,72 @@
+"""The ops of an OpenVINO model and the edges between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neural_mp.adaptors.openvino.fusion import JOINERS
+from neural_mp.adaptors.openvino.graph_edit import (
+    SIXTEEN_BITS,
+    constants_read,
+    name_of,
+    source_of,
+    tensor_of,
+    type_of,
+)
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.core.graph import Layer, Op, OpGraph
+from neural_mp.core.precision import Precision
+
+#: The prefix of names that OpenVINO gives to the modules of a PyTorch model.
+_MODULE = "__module."
+
+
+def build_graph(model: OpenVinoModel) -> OpGraph:
+    """Return every node with edges and fusion group; further results follow as ops."""
+    structure = model.structure
+    counted: set[str] = set()
+    ops = []
+    for name, node in structure.nodes.items():
+        # A constant that several ops read counts once.
+        constants = {name_of(c): c for c in constants_read(node) if name_of(c) not in counted}
+        counted.update(constants)
+        weights = sum(int(c.get_data().size) for c in constants.values() if _is_weight(c))
+        ops.append(
+            Op(
+                name,
+                type_of(node),
+                tuple(dict.fromkeys(structure.read_by(name))),
+                fusion_group=structure.layer_of.get(name),
+                quantize_agnostic=name in structure.agnostic_ops,
+                joins_int8=type_of(node) in JOINERS and name in structure.fusion_groups,
+                weights=weights,
+                layers=_layers(name, node),
+                source_precision=_source_precision(node),
+            )
+        )
+    for part, op in structure.parts.items():
+        moved = op in structure.agnostic_ops
+        ops.append(Op(part, type_of(structure.nodes[op]), (op,), quantize_agnostic=moved))
+    outputs = {tensor_of(source_of(result, 0)) for result in model.program.get_results()}
+    return OpGraph(ops, model.signature.input_tensors, sorted(outputs & set(structure.tensors)))
+
+
+def _is_weight(constant: Any) -> bool:
+    return bool(constant.get_element_type().is_real())
+
+
+def _layers(name: str, node: Any) -> tuple[Layer, ...]:
+    """Return the PyTorch modules in a name, such as `__module.layer1.0.conv1/aten::…`."""
+    if not name.startswith(_MODULE):
+        return ()
+    path = name.removeprefix(_MODULE).partition("/")[0].split(".")
+    names = (".".join(path[: end + 1]) for end in range(len(path)))
+    return tuple(
+        Layer(layer, type_of(node) if layer == ".".join(path) else "Module") for layer in names
+    )
+
+
+def _source_precision(node: Any) -> Precision:
+    """Return the precision of the first 16-bit input of a node; FP32 if there is none."""
+    read = (given.get_element_type() for given in node.inputs())
+    return next((SIXTEEN_BITS[kind] for kind in read if kind in SIXTEEN_BITS), Precision.FP32)

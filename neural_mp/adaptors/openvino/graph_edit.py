@@ -1,0 +1,147 @@
+"""Nodes and constants of an OpenVINO graph, and names that are equal on every load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.openvino.runtime import dtype_of, in_own_type, ov
+from neural_mp.core.precision import Precision
+from neural_mp.util.pytree import Array
+
+#: The floating-point element types that plans decide on.
+FLOAT = ov.Type.f32
+SIXTEEN_BITS = {ov.Type.bf16: Precision.BF16, ov.Type.f16: Precision.FP16}
+#: Node types that are no ops of a plan.
+BOUNDARIES = frozenset({"Parameter", "Result", "Constant"})
+#: Names that OpenVINO makes up from the type and a counter of the process.
+_COUNTED_RE = re.compile(r"^(?P<type>[A-Za-z]\w*?)_\d+$")
+
+
+def name_of(node: Any) -> str:
+    """Return the name of a node."""
+    return str(node.get_friendly_name())
+
+
+def type_of(node: Any) -> str:
+    """Return the op type of a node, such as `Convolution`."""
+    return str(node.get_type_name())
+
+
+def source_of(node: Any, position: int) -> Any:
+    """Return the output that an input of a node reads."""
+    return node.input(position).get_source_output()
+
+
+def tensor_of(output: Any) -> str:
+    """Return the name of a result: that of its op, with an index for further results."""
+    index = output.get_index()
+    return name_of(output.get_node()) + (f":{index}" if index else "")
+
+
+def outputs_of(node: Any) -> list[Any]:
+    """Return the first result of a node and all further results that are read."""
+    first, *others = node.outputs()
+    return [first, *(output for output in others if output.get_target_inputs())]
+
+
+def is_float(output: Any) -> bool:
+    """Whether a result is float32."""
+    return bool(output.get_element_type() == FLOAT)
+
+
+def rank_of(output: Any) -> int | None:
+    """Return the number of axes of a result; None if unknown."""
+    rank = output.get_partial_shape().rank
+    return int(rank.get_length()) if rank.is_static else None
+
+
+def is_constant(output: Any, depth: int = 4) -> bool:
+    """Whether a result is a constant, seen through at most `depth` ops on constants."""
+    node = output.get_node()
+    if type_of(node) == "Constant":
+        return True
+    if not depth or type_of(node) not in _FOLDABLE:
+        return False
+    return all(is_constant(given.get_source_output(), depth - 1) for given in node.inputs())
+
+
+#: Ops between a constant and its reader in the graphs of the frontends.
+_FOLDABLE = frozenset(
+    {"Convert", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Multiply", "Subtract", "Broadcast"}
+)
+
+
+def array_of(output: Any) -> Array | None:
+    """Return the value of a constant result in numpy; None for a computed one."""
+    node = output.get_node()
+    if type_of(node) == "Constant":
+        return in_own_type(node.get_data(), node.get_element_type())
+    if not is_constant(output):
+        return None
+    inputs = [array_of(i.get_source_output()) for i in node.inputs()]
+    given = [np.asarray(array) for array in inputs if array is not None]
+    return _folded(node, given) if len(given) == len(inputs) else None
+
+
+def _folded(node: Any, given: list[Array]) -> Array | None:
+    """Return the value of an op on constants."""
+    kind, (first, *rest) = type_of(node), given
+    if kind == "Convert":
+        return first.astype(dtype_of(node.output(0).get_element_type()))
+    if kind in ("Reshape", "Squeeze", "Unsqueeze", "Broadcast"):
+        shape = list(node.output(0).get_shape())
+        return np.broadcast_to(first, shape) if kind == "Broadcast" else first.reshape(shape)
+    if kind == "Transpose":
+        return first.transpose([int(axis) for axis in rest[0]] or None)
+    return first * rest[0] if kind == "Multiply" else first - rest[0]
+
+
+def constants_read(node: Any) -> Iterator[Any]:
+    """Yield the Constant nodes that a node reads, also behind ops on constants."""
+    for given in node.inputs():
+        yield from _constants_behind(given.get_source_output())
+
+
+def _constants_behind(output: Any) -> Iterator[Any]:
+    if not is_constant(output):
+        return
+    node = output.get_node()
+    if type_of(node) == "Constant":
+        yield node
+    for given in node.inputs():
+        yield from _constants_behind(given.get_source_output())
+
+
+def op_nodes(model: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph in execution order, except boundaries and ops on constants."""
+    for node in model.get_ordered_ops():
+        computed = bool(node.outputs()) and not is_constant(node.output(0))
+        if type_of(node) not in BOUNDARIES and computed:
+            yield node
+
+
+def give_stable_names(model: Any) -> None:
+    """Rename nodes so that names are unique and do not depend on counters of the process.
+
+    A node with a counted name takes that of its first named reader, e.g. `conv1/bias/Multiply`, or
+    else its type.
+    """
+    taken = {name_of(n) for n in model.get_ops() if not _COUNTED_RE.match(name_of(n))}
+    seen: set[str] = set()
+    for node in reversed(model.get_ordered_ops()):
+        name = name_of(node)
+        counted = _COUNTED_RE.match(name)
+        made_up = counted is not None and counted["type"] in (type_of(node), "Multiply", "Result")
+        if made_up or name in seen:
+            stem = type_of(node)
+            readers = [i.get_node() for o in node.outputs() for i in o.get_target_inputs()]
+            if readers and type_of(readers[0]) != "Result":
+                stem = f"{min(map(name_of, readers))}/{stem}"
+            name = unique_name(stem if made_up else name, taken | seen)
+            node.set_friendly_name(name)
+        seen.add(name)

@@ -1,0 +1,140 @@
+"""Constants of layers, for rescaling by channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS, GraphStructure, has_weight, structure
+from neural_mp.adaptors.openvino.graph_edit import (
+    array_of,
+    is_constant,
+    name_of,
+    rank_of,
+    source_of,
+    type_of,
+)
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.runtime import ops
+from neural_mp.util.pytree import Array
+
+
+def layers(model: OpenVinoModel) -> dict[str, LayerParams]:
+    """Return op → its constants."""
+    return _layers(model.structure)
+
+
+def _layers(found: GraphStructure) -> dict[str, LayerParams]:
+    made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
+    return {name: layer for name, layer in made.items() if layer is not None}
+
+
+def _layer(found: GraphStructure, name: str, node: Any) -> LayerParams | None:
+    axes = rank_of(node.output(0)) or 0
+    if _scales_norm(node):
+        addition = _addition(found, name)
+        result = name if addition is None else name_of(addition)
+        return LayerParams(result, lambda: _constant(node).reshape(-1))
+    group = found.fusion_groups.get(name)
+    if group is None or not has_weight(node):
+        return None
+    result = name if group.bias is None else group.bias.ops[-1]
+    weight = partial(_weight, node)
+    if type_of(node) == "MatMul":
+        transposed = bool(node.get_attributes()["transpose_b"])
+        if node.get_attributes()["transpose_a"] or rank_of(source_of(node, 1)) != 2:
+            return None
+        outputs, inputs = (0, 1) if transposed else (1, 0)
+        return LayerParams(result, weight, outputs, inputs)
+    groups = 1
+    if type_of(node) == "GroupConvolution":
+        groups = int(source_of(node, 1).get_shape()[0])
+    return LayerParams(result, weight, 0, 1, groups, axis=1 - axes, pooled=True)
+
+
+def _scales_norm(node: Any) -> bool:
+    """Whether an op multiplies a layer norm over the last axis by its scales."""
+    if type_of(node) != "Multiply" or type_of(source_of(node, 0).get_node()) != "MVN":
+        return False
+    scales, axes = array_of(source_of(node, 1)), rank_of(node.output(0))
+    return scales is not None and axes is not None and scales.size == scales.shape[-1] > 1
+
+
+def _addition(found: GraphStructure, name: str) -> Any | None:
+    """Return the op that adds a constant to an op's only read result; None if there is none."""
+    readers = list(found.nodes[name].output(0).get_target_inputs())
+    node = readers[0].get_node() if len(readers) == 1 else None
+    if node is None or type_of(node) != "Add" or name_of(node) not in found.nodes:
+        return None
+    return node if any(map(is_constant, (source_of(node, 0), source_of(node, 1)))) else None
+
+
+def _constant(node: Any) -> Array:
+    """Return the constant that an op reads next to a computed tensor."""
+    return np.asarray(array_of(source_of(node, _constant_position(node))), np.float32)
+
+
+def _constant_position(node: Any) -> int:
+    return next(i for i in range(node.get_input_size()) if is_constant(source_of(node, i)))
+
+
+def _weight(node: Any) -> Array:
+    """Return the weight of a layer; [groups · outputs, inputs, …] for grouped convolutions."""
+    array = np.asarray(array_of(source_of(node, 1)), np.float32)
+    if type_of(node) == "GroupConvolution":
+        return array.reshape(-1, *array.shape[2:])
+    return array
+
+
+def with_layers(model: OpenVinoModel, changes: Mapping[str, LayerRescale]) -> OpenVinoModel:
+    """Return the model with changed constants in some layers."""
+    program = model.program.clone()
+    found = structure(program)
+    known = _layers(found)
+    for name, change in changes.items():
+        _change(found, name, known[name], change)
+    program.validate_nodes_and_infer_types()
+    return replace(model, program=program, given=None, _runners={})
+
+
+def _change(found: GraphStructure, name: str, layer: LayerParams, change: LayerRescale) -> None:
+    node = found.nodes[name]
+    shape = list(source_of(node, 1).get_shape())
+    weight = change.weight(layer)
+    _put(node, 1, weight.reshape(shape), f"{name}/corrected/weight")
+    channels = weight.shape[layer.outputs]
+    if layer.result == name:
+        if change.shift is not None:
+            _add_bias(node, change.bias(None, channels))
+        return
+    addition = found.nodes[layer.result]
+    bias = change.bias(np.broadcast_to(_constant(addition).reshape(-1), channels), channels)
+    position = _constant_position(addition)
+    _put(addition, position, _by_channel(bias, node), f"{name}/corrected/bias")
+
+
+def _by_channel(bias: Array, node: Any) -> Array:
+    """Return a bias in the shape that an addition to the layer's result needs."""
+    axes = rank_of(node.output(0)) or 1
+    shape = [1, -1] + [1] * (axes - 2) if type_of(node) in CONVOLUTIONS else [1] * (axes - 1) + [-1]
+    return np.asarray(bias.reshape(shape), np.float32)
+
+
+def _put(node: Any, position: int, values: Array, name: str) -> None:
+    constant = ops.constant(np.ascontiguousarray(values, np.float32))
+    constant.set_friendly_name(name)
+    node.input(position).replace_source_output(constant.output(0))
+
+
+def _add_bias(node: Any, bias: Array) -> None:
+    readers = list(node.output(0).get_target_inputs())
+    constant = ops.constant(_by_channel(bias, node))
+    added = ops.add(node, constant)
+    added.set_friendly_name(f"{name_of(node)}/corrected/bias")
+    for reader in readers:
+        reader.replace_source_output(added.output(0))

@@ -1,0 +1,128 @@
+"""Loading of a model: path or object → canonicalized graph with its signature."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from neural_mp.adaptors.common.capabilities import stays_in_fp32
+from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.signature import Signature, TensorSpec
+from neural_mp.adaptors.openvino.file_checks import check_xml
+from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.runtime import Runner, core, dtype_of, ov
+from neural_mp.errors import ConversionError, ModelLoadError, one_line
+from neural_mp.io.files import require_regular_file
+from neural_mp.util.pytree import Structure
+
+logger = logging.getLogger(__name__)
+
+#: Files that OpenVINO itself reads, without running code from them.
+_FILES = (".onnx", ".pb", ".pbtxt", ".tflite")
+#: Ops that run a graph of their own or keep a state.
+RECURRENT = ("LSTMSequence", "GRUSequence", "RNNSequence", "LSTMCell", "GRUCell", "RNNCell")
+
+
+def load(source: object, wanted: InputSpec) -> OpenVinoModel:
+    """Load a model.
+
+    Args:
+        source: an `openvino.Model`, a path, or an object that OpenVINO converts, such as an
+            `nn.Module`, which needs example inputs.
+        wanted: the inputs and outputs given by the user.
+
+    Raises:
+        ModelLoadError: OpenVINO cannot read the model.
+    """
+    given = _read(source, wanted)
+    program = given.clone()
+    canonicalize(program)
+    signature = read_signature(program).choosing(wanted.names, wanted.outputs)
+    example, warnings = wanted.feeds(signature)
+    model = OpenVinoModel(program, signature, example, program)
+    _try(model)
+    return OpenVinoModel(
+        program, signature, example, program, warnings=(*warnings, *_left_alone(program))
+    )
+
+
+def _read(source: object, wanted: InputSpec) -> Any:
+    if isinstance(source, ov.Model):
+        return source
+    try:
+        if isinstance(source, str | Path):
+            return _read_file(Path(source))
+        return ov.convert_model(source, example_input=wanted.example)
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        # The frontends raise types of their own, all of them derived from these.
+        raise ModelLoadError(f"OpenVINO cannot read the model: {one_line(error)}") from error
+
+
+def _read_file(path: Path) -> Any:
+    require_regular_file(path)
+    if path.suffix == ".xml":
+        check_xml(path)
+        return core().read_model(path)
+    if path.suffix in _FILES or (path / "saved_model.pb").is_file():
+        return ov.convert_model(path)
+    raise ModelLoadError(
+        f"{str(path)!r} must be a file of OpenVINO (.xml), ONNX or TensorFlow, got "
+        f"{path.suffix or 'no suffix'!r}; load the model in its framework and give the object"
+    )
+
+
+def canonicalize(program: Any) -> None:
+    """Fold batch norms and constants, and give stable names, in place."""
+    try:
+        from openvino._offline_transformations import apply_moc_transformations
+    except ImportError:
+        logger.debug("no common transformations in this version", exc_info=True)
+    else:
+        apply_moc_transformations(program, True)
+    give_stable_names(program)
+
+
+def read_signature(program: Any) -> Signature:
+    """Return the inputs and outputs of a graph."""
+    inputs = tuple(
+        _port(output, name_of(output.get_node()), name_of(output.get_node()))
+        for output in program.inputs
+    )
+    outputs = tuple(
+        _port(output, _output_name(output, index), name_of(output.get_node()))
+        for index, output in enumerate(program.outputs)
+    )
+    returns: Structure = list(range(len(outputs))) if len(outputs) > 1 else 0
+    return Signature(inputs, outputs, returns)
+
+
+def _output_name(output: Any, index: int) -> str:
+    return next(iter(sorted(output.get_names())), f"output_{index}")
+
+
+def _port(output: Any, name: str, tensor: str) -> TensorSpec:
+    shape = output.get_partial_shape()
+    sizes = None
+    if shape.rank.is_static:
+        sizes = tuple(size.get_length() if size.is_static else None for size in shape)
+    dtype = dtype_of(output.get_element_type())
+    names = sorted(output.get_names())
+    alias = names[0] if names and names[0] != name else None
+    return TensorSpec(alias or name, tensor, dtype, sizes, name if alias else None)
+
+
+def _try(model: OpenVinoModel) -> None:
+    """Run a model once, so that a broken one is refused on loading."""
+    try:
+        Runner(model.runs)(model.feeds(model.example))
+    except ConversionError as error:
+        raise ModelLoadError(f"OpenVINO cannot run the model: {error}") from error
+
+
+def _left_alone(program: Any) -> tuple[str, ...]:
+    """Return a note about recurrent layers without an integer kernel."""
+    found = (type_of(node) for node in op_nodes(program))
+    why = "no plan quantizes it in OpenVINO"
+    return stays_in_fp32((kind for kind in found if kind in RECURRENT), "", why)

@@ -1,0 +1,128 @@
+"""Tensors of a run: calibration statistics, results of ops and the first NaN or Inf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.calibration import BatchStats, summarized
+from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
+from neural_mp.adaptors.common.signature import Array, in_parts
+from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS
+from neural_mp.adaptors.openvino.graph import build_graph
+from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, tensor_of, type_of
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.runtime import Runner, ops
+from neural_mp.core.graph import OpGraph
+
+#: Maximum bytes fetched per run, which bounds the memory of a part of a batch.
+_FETCHED_BYTES = 32 << 20
+#: Ops with channels on axis 1; for all others, the last axis is assumed.
+_CHANNELS_SECOND = (*CONVOLUTIONS, "AvgPool", "MaxPool", "ConvolutionBackpropData")
+#: Number of tensors per run in the search for the first non-finite one.
+_LOOKED_AT = 64
+
+
+def watch(
+    model: OpenVinoModel, batches: Iterable[Any], tensors: Collection[str]
+) -> Iterator[tuple[str, BatchStats]]:
+    """Run batches and yield statistics of the named tensors for every part.
+
+    Tensors that are not floating-point are omitted.
+    """
+    outputs = model.structure.tensors
+    named = {name: outputs[name] for name in sorted(tensors) if is_float(outputs[name])}
+    channels = {name: 1 if _channels_second(output) else -1 for name, output in named.items()}
+    inputs = [name for name in named if name in model.signature.input_tensors]
+    fetched = [name for name in named if name not in inputs]
+    runner = Runner(_with_outputs(model.program, fetched))
+    most = 1
+    for feeds in map(model.signature.bind, batches):
+        samples = model.signature.samples(feeds)
+        for part in in_parts(feeds, samples, most):
+            found = dict(zip(fetched, runner(model.feeds(part)), strict=True))
+            found.update({name: part[name] for name in inputs})
+            for name, array in found.items():
+                summary = summarized(np.asarray(array, np.float32), channels[name])
+                if summary is not None:
+                    yield name, summary
+            size = sum(array.nbytes for array in found.values())
+            most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
+
+
+def _with_outputs(program: Any, tensors: Sequence[str]) -> Any:
+    """Return a copy of a graph with the named tensors as its only outputs."""
+    copied = program.clone()
+    found = {tensor_of(o): o for node in copied.get_ops() for o in node.outputs()}
+    for result in copied.get_results():
+        copied.remove_result(result)
+    copied.add_results([ops.result(found[tensor]) for tensor in tensors])
+    return copied
+
+
+def _channels_second(output: Any) -> bool:
+    near = [given.get_node() for given in output.get_target_inputs()] + [output.get_node()]
+    return any(type_of(node) in _CHANNELS_SECOND for node in near)
+
+
+def first_non_finite(model: OpenVinoModel, inputs: Any) -> str | None:
+    """Return the first op whose result holds NaN or Inf."""
+    feeds = model.feeds(model.signature.bind(inputs))
+    floating = [
+        name
+        for name, output in model.structure.tensors.items()
+        if name in model.structure.nodes and is_float(output)
+    ]
+    for start in range(0, len(floating), _LOOKED_AT):
+        looked_at = floating[start : start + _LOOKED_AT]
+        found = Runner(_with_outputs(model.program, looked_at))(feeds)
+        for name, array in zip(looked_at, found, strict=True):
+            if not np.isfinite(array).all():
+                return model.ops.get(name, name)
+    return None
+
+
+def results(model: OpenVinoModel) -> OpGraph:
+    """Return the ops whose results a run can return; see `OpOutputs`."""
+    written = build_graph(model)
+    if not model.results:
+        return written
+    op_of = {tensor: tensor for tensor in model.structure.tensors}
+    return results_graph(written, model.results, op_of)
+
+
+def values(model: OpenVinoModel, wanted: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+    """Return a function that runs one batch and returns the results of ops."""
+    places = {op: _place(model, op) for op in wanted}
+    there = model.structure.tensors
+    places = {op: place for op, place in places.items() if place.tensor in there}
+    fetched = list(dict.fromkeys(place.tensor for place in places.values()))
+    runner = Runner(_with_outputs(model.program, fetched))
+
+    def called(inputs: Any) -> dict[str, OpOutput]:
+        feeds = model.feeds(model.signature.bind(inputs))
+        found = dict(zip(fetched, runner(feeds), strict=True))
+        given = {op: _value(place, found[place.tensor]) for op, place in places.items()}
+        return {op: value for op, value in given.items() if value is not None}
+
+    return called
+
+
+def _value(place: OutputLocation, found: Array) -> OpOutput | None:
+    """Return a result; a quantized one is float in the graph, but uint8 in the kernel."""
+    value = op_value(found, None)
+    if value is None or place.encoding is None:
+        return value
+    return OpOutput(value.real, "uint8")
+
+
+def _place(model: OpenVinoModel, op: str) -> OutputLocation:
+    found = model.results.get(op)
+    return found or OutputLocation(op, type_of(model.structure.nodes[name_of_op(model, op)]))
+
+
+def name_of_op(model: OpenVinoModel, tensor: str) -> str:
+    """Return the op of a tensor."""
+    return name_of(model.structure.tensors[tensor].get_node())

@@ -1,0 +1,100 @@
+"""Kernels and times of ops, from the runtime model of the CPU plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.runtime import Kernel, Runner
+from neural_mp.core.kernel_trace import OpTrace, TracedKernel, op_trace
+from neural_mp.core.precision import Precision
+
+#: Element types of kernels → precision.
+_PRECISIONS = {
+    "f32": Precision.FP32,
+    "bf16": Precision.BF16,
+    "f16": Precision.FP16,
+}
+_BYTES = ("u8", "i8")
+#: Suffixes that the plugin adds to names of ops in INT8 graphs.
+_ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original")
+#: Kernels that convert between variants of a tensor.
+_CONVERSIONS = frozenset({"Reorder", "Convert", "FakeQuantize"})
+
+
+def time_ops(model: OpenVinoModel, inputs: Any, runs: int) -> dict[str, list[float]]:
+    """Return op → seconds of every run; fused ops count towards their fusion group.
+
+    Layout changes and conversions that the plugin inserts have entries of their own (`Reorder`).
+    """
+    runner = Runner(model.program, profiled=True)
+    feeds = model.feeds(model.signature.bind(inputs))
+    seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
+    for run in range(runs):
+        runner(feeds)
+        for kernel in runner.kernels():
+            if kernel.microseconds:
+                op = next(iter(_timed_ops(model, kernel)), kernel.type)
+                seconds.setdefault(op, [0.0] * runs)[run] += kernel.microseconds / 1e6
+    return seconds
+
+
+def _timed_ops(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
+    for op in _ops_of(model, kernel):
+        yield model.structure.layer_of.get(op, op)
+
+
+def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
+    """Return op → its kernels in one run; see `KernelTrace`.
+
+    An integer kernel is that of its first op: the ops fused into the kernel compute in float. The
+    plugin gives some kernels the name of their last op only, e.g. that of the bias of a product:
+    such a kernel is that of the layer, too.
+    """
+    runner = Runner(model.program, profiled=True)
+    runner(model.feeds(model.signature.bind(inputs)))
+    found: dict[str, list[TracedKernel]] = {}
+    for kernel in runner.kernels():
+        if kernel.microseconds is None or kernel.type in _CONVERSIONS:
+            continue
+        ran = list(dict.fromkeys(_ops_of(model, kernel)))
+        for op in ran[:1] if kernel.is_integer else ran:
+            found.setdefault(op, []).append(_traced(kernel))
+    for op in reversed(list(model.structure.nodes)):
+        reader = _only_reader(model, op)
+        if op not in found and reader in found and type_of(model.structure.nodes[op]) == "MatMul":
+            found[op] = found[reader]
+    written = {op: _written_in(node) for op, node in model.structure.nodes.items()}
+    return {
+        model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in found.items()
+    }
+
+
+def _written_in(node: Any) -> Precision | None:
+    """Return the 16-bit type that an op is written in; the plugin may run the op in FP32."""
+    return SIXTEEN_BITS.get(node.get_output_element_type(0))
+
+
+def _only_reader(model: OpenVinoModel, op: str) -> str | None:
+    readers = list(model.structure.nodes[op].output(0).get_target_inputs())
+    return name_of(readers[0].get_node()) if len(readers) == 1 else None
+
+
+def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
+    """Yield the ops of the unconverted graph that a kernel runs."""
+    for name in kernel.ops:
+        for suffix in _ADDED:
+            name = name.removesuffix(suffix)
+        op = model.ops.get(name, name)
+        if op in model.structure.nodes:
+            yield op
+
+
+def _traced(kernel: Kernel) -> TracedKernel:
+    if kernel.is_integer and kernel.precision in _BYTES:
+        return TracedKernel(kernel.primitive, Precision.INT8, True)
+    if kernel.precision in _BYTES:
+        return TracedKernel(kernel.primitive, None, True)
+    return TracedKernel(kernel.primitive, _PRECISIONS.get(kernel.precision))

@@ -1,0 +1,184 @@
+"""OpenVINO's CPU plugin: import without telemetry, compiled models and their kernels."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from neural_mp.errors import ConversionError, one_line
+from neural_mp.util.pytree import Array
+
+logger = logging.getLogger(__name__)
+
+_TELEMETRY = "openvino_telemetry"
+
+
+def _import_without_telemetry() -> ModuleType:
+    """Return the package `openvino`, imported so that its converters find no telemetry client.
+
+    The client of `openvino-telemetry` writes an id into the home directory and sends events. An
+    empty module in its place makes OpenVINO fall back to a stub of its own.
+    """
+    if _TELEMETRY not in sys.modules:
+        sys.modules[_TELEMETRY] = ModuleType(_TELEMETRY)
+    import openvino
+
+    return openvino
+
+
+ov: Any = _import_without_telemetry()
+#: Constructors of nodes.
+ops: Any = ov.opset13
+
+CPU = "CPU"
+#: Settings of every compiled model. The default precision hint of a CPU with BF16 is bf16, which
+#: would run FP32 ops in 16 bits.
+_SETTINGS: Mapping[str, Any] = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "PERFORMANCE_HINT": "LATENCY",
+}
+_NOT_EXECUTED = "not_executed"
+
+
+@lru_cache(maxsize=1)
+def core() -> Any:
+    """Return the process-wide `openvino.Core`."""
+    return ov.Core()
+
+
+class _Limit:
+    """The number of threads for new compiled models; None for no limit."""
+
+    threads: int | None = None
+
+
+@contextmanager
+def limited_threads(count: int | None) -> Iterator[None]:
+    """Limit the threads of models compiled within this context; existing ones keep theirs."""
+    before, _Limit.threads = _Limit.threads, count
+    try:
+        yield
+    finally:
+        _Limit.threads = before
+
+
+def allowed_threads() -> int | None:
+    """Return the requested number of threads, or else `OMP_NUM_THREADS`, which OpenVINO ignores."""
+    if _Limit.threads is not None:
+        return _Limit.threads
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a compiled model.
+
+    Attributes:
+        name: its name in the runtime.
+        type: its layer type, such as `Convolution` or `Reorder`.
+        precision: the element type that it computes in, such as `u8` or `f32`.
+        primitive: the implementation, such as `brgconv_avx512_I8`.
+        ops: the friendly names of the ops that it runs; empty for inserted conversions.
+        microseconds: time in the last run; None if not executed.
+    """
+
+    name: str
+    type: str
+    precision: str
+    primitive: str
+    ops: tuple[str, ...]
+    microseconds: float | None
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the kernel computes with 8-bit products."""
+        return self.primitive.endswith(("_I8", "_i8", "_u8")) and self.type not in _MOVERS
+
+
+#: Kernels that convert or move values.
+_MOVERS = frozenset({"Reorder", "Convert", "Const", "Input", "Output", "Transpose", "Reshape"})
+
+
+def dtype_of(kind: Any) -> np.dtype[Any]:
+    """Return the numpy dtype of an element type, object for strings."""
+    if kind == ov.Type.bf16:
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(object if kind == ov.Type.string else kind.to_dtype())
+
+
+def in_own_type(values: Any, kind: Any) -> Array:
+    """Return values with their own dtype: OpenVINO's arrays of bfloat16 claim to be float16."""
+    array = np.asarray(values)
+    return array.view(ml_dtypes.bfloat16) if kind == ov.Type.bf16 else array
+
+
+class Runner:
+    """A compiled model with one inference request.
+
+    Args:
+        model: the `openvino.Model`.
+        profiled: whether to time every kernel.
+
+    Raises:
+        ConversionError: OpenVINO rejects the model.
+    """
+
+    def __init__(self, model: Any, *, profiled: bool = False) -> None:
+        settings = dict(_SETTINGS)
+        threads = allowed_threads()
+        if threads is not None:
+            settings["INFERENCE_NUM_THREADS"] = threads
+        if profiled:
+            settings["PERF_COUNT"] = True
+        try:
+            self._compiled = core().compile_model(model, CPU, settings)
+            self._request = self._compiled.create_infer_request()
+        except Exception as error:
+            # The bindings raise RuntimeError and types of their own.
+            logger.debug("no compiled model", exc_info=True)
+            raise ConversionError(f"OpenVINO rejects the model: {one_line(error)}") from error
+        self._outputs = [port.get_element_type() for port in self._compiled.outputs]
+
+    def __call__(self, feeds: Sequence[Array]) -> list[Array]:
+        """Return copies of all outputs for inputs in the order of the model.
+
+        Raises:
+            ConversionError: a kernel fails.
+        """
+        try:
+            found = self._request.infer(dict(enumerate(feeds)), share_inputs=True)
+        except Exception as error:
+            logger.debug("a run failed", exc_info=True)
+            raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
+        return [in_own_type(found[index], kind) for index, kind in enumerate(self._outputs)]
+
+    def kernels(self) -> list[Kernel]:
+        """Return the kernels of the compiled model, in execution order, with times if profiled."""
+        return [_kernel(node) for node in self._compiled.get_runtime_model().get_ordered_ops()]
+
+
+def _kernel(node: Any) -> Kernel:
+    said = {key: str(node.get_rt_info()[key].astype(str)) for key in _FIELDS}
+    time = said["execTimeMcs"]
+    return Kernel(
+        str(node.get_friendly_name()),
+        said["layerType"],
+        said["runtimePrecision"],
+        said["primitiveType"],
+        tuple(name for name in said["originalLayersNames"].split(",") if name),
+        None if time == _NOT_EXECUTED else float(time),
+    )
+
+
+_FIELDS = ("layerType", "runtimePrecision", "primitiveType", "originalLayersNames", "execTimeMcs")

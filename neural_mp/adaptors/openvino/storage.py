@@ -1,0 +1,123 @@
+"""Storage of models in folders and single files."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
+from neural_mp.adaptors.common.signature import Signature, example_for
+from neural_mp.adaptors.openvino.file_checks import check_xml, weights_file
+from neural_mp.adaptors.openvino.graph_edit import name_of, type_of
+from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.runtime import core, ov
+from neural_mp.errors import ModelLoadError, one_line
+from neural_mp.util.validators import boolean, record
+
+MODEL_FILE, DETAILS_FILE = "model.xml", "neural_mp_openvino.json"
+
+
+def save(model: OpenVinoModel, folder: Path) -> None:
+    """Write the model and its metadata."""
+    save_file(model, folder / MODEL_FILE, {})
+    details = {
+        **model.signature.to_dict(),
+        "counts": vars(model.counts),
+        "ops": dict(model.ops),
+        "results": {op: result.to_list() for op, result in model.results.items()},
+        "converted": model.given is None,
+    }
+    write_details(folder / DETAILS_FILE, details)
+
+
+def restore(folder: Path) -> OpenVinoModel:
+    """Read back the files of `save`.
+
+    Raises:
+        ModelLoadError: the files are missing, truncated or tampered with.
+    """
+    signature, details = read_details(folder / DETAILS_FILE, _details)
+    path = folder / MODEL_FILE
+    check_xml(path)
+    try:
+        program = core().read_model(path)
+    except (RuntimeError, ValueError) as error:
+        raise ModelLoadError(f"{str(path)!r} is damaged: {one_line(error)}") from error
+    _check_ports(program, signature, path)
+    return OpenVinoModel(
+        program,
+        signature,
+        example_for(signature),
+        None if details["converted"] else program,
+        details["ops"],
+        details.get("results", {}),
+        counts=details["counts"],
+    )
+
+
+def _details(value: object) -> tuple[Signature, dict[str, Any]]:
+    return Signature.from_dict(value), _DETAILS(value)
+
+
+_DETAILS = record({**CONVERTED, "converted": boolean}, LATER)
+
+
+def _check_ports(program: Any, signature: Signature, path: Path) -> None:
+    found = {name_of(port.get_node()) for port in (*program.inputs, *program.outputs)}
+    missing = [
+        port.tensor for port in (*signature.inputs, *signature.outputs) if port.tensor not in found
+    ]
+    if missing:
+        raise ModelLoadError(f"{str(path)!r} lacks {missing[0]!r}, which {DETAILS_FILE} names")
+
+
+def save_file(model: OpenVinoModel, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write the model alone, as `.xml` and `.bin`; existing files stay until both are complete."""
+    program = model.runs
+    if metadata:
+        program = program.clone()
+        for key, value in metadata.items():
+            program.set_rt_info(value, ["neural_mp", key])
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        complete = Path(scratch) / path.name
+        ov.save_model(program, complete, compress_to_fp16=False)
+        weights_file(complete).replace(weights_file(path))
+        complete.replace(path)
+
+
+def draw(model: OpenVinoModel, path: Path) -> tuple[Path, ...]:
+    """Write the model; its `.xml` is text."""
+    file = path.with_suffix(".xml")
+    save_file(model, file, {})
+    return weights_file(file), file
+
+
+def digest(program: Any) -> str:
+    """Return a digest of all nodes and weights."""
+    running = hashlib.sha256()
+    constants: dict[str, str] = {}
+    for node in sorted(program.get_ops(), key=name_of):
+        if type_of(node) == "Constant":
+            continue
+        read = [_identity(given.get_source_output(), constants) for given in node.inputs()]
+        said = sorted((key, str(value)) for key, value in node.get_attributes().items())
+        running.update(repr((name_of(node), type_of(node), said, read)).encode())
+    return running.hexdigest()
+
+
+def _identity(output: Any, constants: dict[str, str]) -> tuple[str, int]:
+    """Return the name of a computed result, or the digest of a constant, whose name may vary."""
+    node = output.get_node()
+    if type_of(node) != "Constant":
+        return name_of(node), output.get_index()
+    name = name_of(node)
+    if name not in constants:
+        kind = f"{node.get_element_type()} {list(node.get_output_shape(0))}"
+        content = np.ascontiguousarray(node.get_data()).view(np.uint8)
+        constants[name] = hashlib.sha256(kind.encode() + content.tobytes()).hexdigest()
+    return constants[name], 0
