@@ -10,13 +10,12 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from neural_mp.cli import app as application
 from neural_mp.cli.app import app
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
+pytestmark = pytest.mark.slow
 
 COMMANDS = (
     *("tune", "inspect", "explain", "convert", "benchmark", "advise", "hardware", "kernels"),
@@ -85,14 +84,11 @@ evaluation:
 
 
 @pytest.fixture
-def workplace(tmp_path, net, digits, monkeypatch):
+def workplace(tmp_path, exported, digits, monkeypatch):
     """A folder with data, a model, code of a user's own and a tuning file."""
     for name, split in zip(("train", "test"), digits, strict=True):
         np.savez(tmp_path / f"{name}.npz", inputs=split.images, labels=split.labels)
-    program = torch.export.export(
-        net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
-    )
-    torch.export.save(program, tmp_path / "net.pt2")
+    (tmp_path / "net.pt2").write_bytes(exported)
     (tmp_path / "theirs.py").write_text(THEIRS)
     (tmp_path / "conf.yaml").write_text(CONF)
     (tmp_path / "does").write_text("nothing")

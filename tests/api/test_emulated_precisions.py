@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.errors import UnsupportedPrecisionError
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
+pytestmark = pytest.mark.slow
 
 INT8, BF16 = Precision.INT8, Precision.BF16
 WITH_BF16 = Hardware("with BF16", INTEGER_FLAGS | {"avx512_bf16"}, 2)
@@ -37,6 +38,7 @@ class Attending(nn.Module):
         return torch.softmax(found @ found.transpose(1, 2), 2)
 
 
+@cache
 def net(framework: str) -> tuple[Any, np.ndarray]:
     """The net in a framework, and images."""
     images = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)
