@@ -29,11 +29,6 @@ evaluation:
 """
 
 
-@pytest.fixture(autouse=True)
-def _quick(quick_runs):
-    """Capturing a net is not what the tests of the API are about."""
-
-
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run the command, piped; its exit code, output and errors."""

@@ -9,6 +9,8 @@ import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.errors import ConfigurationError, DataError
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 def dense_net():
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ import torch
 import neural_mp
 from neural_mp import PrecisionPlan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 TESTS = Path(__file__).parent.parent
 

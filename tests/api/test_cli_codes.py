@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from neural_mp.cli import app as application
 from neural_mp.cli.app import app
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 COMMANDS = (
     *("tune", "inspect", "explain", "convert", "benchmark", "advise", "hardware", "kernels"),

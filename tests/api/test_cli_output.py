@@ -18,7 +18,7 @@ import pytest
 
 from neural_mp.core.plan import PrecisionPlan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 TESTS = Path(__file__).parent.parent
 #: What makes a terminal write in a colour; others make it write bold, dim or in italics.

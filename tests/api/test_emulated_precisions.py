@@ -18,7 +18,7 @@ from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.errors import UnsupportedPrecisionError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 INT8, BF16 = Precision.INT8, Precision.BF16
 WITH_BF16 = Hardware("with BF16", INTEGER_FLAGS | {"avx512_bf16"}, 2)

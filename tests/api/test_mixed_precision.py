@@ -14,7 +14,7 @@ from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, common
 from neural_mp.errors import DataError
 from neural_mp.testing import ApiContract
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 
 def outputs(model, images):

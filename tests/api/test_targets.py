@@ -13,6 +13,8 @@ from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.errors import ConfigurationError, PlanError
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 EXACT, SATURATING = Int8Accumulation.EXACT, Int8Accumulation.SATURATING
 
 

@@ -22,6 +22,8 @@ from neural_mp.errors import (
 )
 from neural_mp.tuning.listener import Listener
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 GOOD_YAML = """\
 model: {name: net}
 mixed_precision:
