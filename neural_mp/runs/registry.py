@@ -101,8 +101,8 @@ def _is_new(url: str) -> bool:
     """Whether the URL names a SQLite file that does not exist: there is nothing to check."""
     from sqlalchemy.engine import make_url
 
-    file = make_url(url).database if url.startswith("sqlite:///") else None
-    return bool(file) and file != ":memory:" and not os.path.lexists(file)
+    file = (make_url(url).database or "") if url.startswith("sqlite:///") else ""
+    return file not in ("", ":memory:") and not os.path.lexists(file)
 
 
 def _check_tables(url: str) -> None:
