@@ -31,6 +31,7 @@ from verdicts import Family, Finding, Verdict, check, counts, harmful
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=[], help="names of families")
+    parser.add_argument("--without", nargs="*", default=[], help="names of families to leave out")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the long form")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -49,7 +50,8 @@ def main() -> None:
     """Attack, and print the counts."""
     given, console = _arguments(), Console()
     check()
-    chosen = [f for f in FAMILIES if not given.only or f.name in given.only]
+    wanted = [f for f in FAMILIES if not given.only or f.name in given.only]
+    chosen = [f for f in wanted if f.name not in given.without]
     findings, table = [], Table("attacks", "of them", *(v.value for v in Verdict), "seconds")
     with Progress(console=console) as progress:
         for family in chosen:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sqlite3
+from contextlib import suppress
 
 # One thread, here and in child processes: on a busy machine, threads that wait for each other at
 # every op make tiny nets a hundred times slower. Set before torch is imported.
@@ -20,6 +22,7 @@ from machine import machine
 from nets import deep_net, hostile, small_net, train
 from quick_runs import make_quick, measure_briefly
 from ray_nodes_here import NODE
+from sqlalchemy import Engine, event
 from torch import nn
 
 from neural_mp.core.hardware import Hardware
@@ -36,6 +39,14 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # Each of the many graphs that torch captures makes Python look through all that is there, again and
 # again: a fifth of the time of such tests. What is in cycles is still found, less often.
 gc.set_threshold(50_000, 20, 100)
+
+
+@event.listens_for(Engine, "connect")
+def _leave_writing_to_the_system(connection, _) -> None:
+    """Commits of SQLite do not wait for the disk: no test is about a power failure."""
+    if isinstance(connection, sqlite3.Connection):
+        with suppress(sqlite3.Error):  # a damaged file, as a test has made it
+            connection.execute("PRAGMA synchronous = OFF")
 
 
 def pytest_configure(config):

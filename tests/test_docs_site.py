@@ -1,6 +1,7 @@
 """The site of `docs/` as a browser gets it: built without warnings, every link alive."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -107,17 +108,23 @@ def test_the_reference_describes_every_public_name(pages):
     assert "neural_mp.MixedPrecision.fit" in anchors
 
 
-def test_a_broken_link_ends_the_build(tmp_path):
-    kept = ("docs", "conf", "benchmarks", "examples", "neural_mp")
-    for name in kept:
+def test_a_broken_link_fails_the_build(tmp_path):
+    """A copy without the API reference, whose pages are slow to build."""
+    for name in ("docs", "conf", "benchmarks", "examples"):
         left_out = shutil.ignore_patterns("out", "__pycache__")
         shutil.copytree(ROOT / name, tmp_path / name, ignore=left_out)
-    for file in (*ROOT.glob("*.md"), ROOT / "LICENSE", ROOT / "mkdocs.yml"):
+    for file in (*ROOT.glob("*.md"), ROOT / "LICENSE"):
         shutil.copy(file, tmp_path)
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    without_reference, count = re.subn(r"  - mkdocstrings:\n(?: {6}.*\n)+", "", settings)
+    assert count == 1
+    (tmp_path / "mkdocs.yml").write_text(without_reference, encoding="utf-8")
     page = tmp_path / "docs" / "guide.md"
     broken = "\n[no page](nowhere.md) [no file](../nowhere.py) [no part](plans.md#nowhere)\n"
     page.write_text(page.read_text(encoding="utf-8") + broken, encoding="utf-8")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    assert len(warnings) == 3
     for target in ("nowhere.md", "nowhere.py", "plans.md#nowhere"):
-        assert target in done.stderr
+        assert any(target in warning for warning in warnings)

@@ -1,6 +1,7 @@
 """Public text reads as an engineer's: docstrings, headings, help texts, the field's terms."""
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -39,7 +40,12 @@ TERMS = {
 }
 
 
-def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def _docstrings(path: Path) -> tuple[tuple[int, str], ...]:
+    return tuple(_parsed_docstrings(path))
+
+
+def _parsed_docstrings(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -48,8 +54,13 @@ def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
                 yield getattr(node, "lineno", 1), _NAMES.sub("", text)
 
 
-def _prose(page: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def _prose(page: Path) -> tuple[tuple[int, str], ...]:
     """The lines of a page outside of code."""
+    return tuple(_lines_outside_of_code(page))
+
+
+def _lines_outside_of_code(page: Path) -> Iterator[tuple[int, str]]:
     fenced = False
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -58,7 +69,8 @@ def _prose(page: Path) -> Iterator[tuple[int, str]]:
             yield number, re.sub(r"`[^`]*`", "", line)
 
 
-def _commands() -> Iterator[tuple[str, str]]:
+@functools.cache
+def _commands() -> tuple[tuple[str, str], ...]:
     """Every help text with the command or option that has one."""
 
     def texts(name: str, command: object) -> Iterator[tuple[str, str]]:
@@ -68,7 +80,7 @@ def _commands() -> Iterator[tuple[str, str]]:
         for child, found in getattr(command, "commands", {}).items():
             yield from texts(f"{name} {child}", found)
 
-    yield from texts("neural-mp", typer.main.get_command(app))
+    return tuple(texts("neural-mp", typer.main.get_command(app)))
 
 
 def test_no_docstring_opens_with_a_question_word():

@@ -1,6 +1,8 @@
 """A tuning run in a process of its own, which a test can kill; every evaluation leaves a line.
 
-Usage: tuning_script.py WEIGHTS DATA SECONDS_A_BATCH {new,resume} STRATEGY WORKERS
+Usage: tuning_script.py MODEL DATA SECONDS_A_BATCH {new,resume} STRATEGY WORKERS
+
+The model is an ONNX file: PyTorch would be imported for seconds in every process.
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import psutil
-import pytest
-import torch
-from nets import deep_net
-from quick_runs import measure_briefly
 
 from neural_mp import ExitPolicy, MixedPrecision
+
+if TYPE_CHECKING:
+    from neural_mp.testing import Split
 
 #: Where evaluations leave their lines.
 EVALUATIONS = "evaluations.txt"
@@ -82,11 +84,17 @@ class Resumed:
         return self.begun - (1 + self.outcome["trials"] - self.ended)
 
 
+def write_inputs(folder: Path, model: onnx.ModelProto, split: Split) -> None:
+    """Write what the script reads."""
+    onnx.save(model, folder / "net.onnx")
+    np.savez(folder / "data.npz", images=split.images, labels=split.labels)
+
+
 def killed_and_resumed(folder: Path, strategy: str, workers: str, least: int = 4) -> Resumed:
     """Kill a run in the middle of a trial, and have another process resume it, alone.
 
     Args:
-        folder: holds `weights.pt` and `data.npz`.
+        folder: holds `net.onnx` and `data.npz`; see `write_inputs`.
         strategy: that of the run.
         workers: the same, as a word.
         least: evaluations that must have ended before, that of FP32 among them.
@@ -94,7 +102,7 @@ def killed_and_resumed(folder: Path, strategy: str, workers: str, least: int = 4
     """
 
     def command(pause: float, mode: str, workers: str) -> list[str]:
-        given = ("weights.pt", "data.npz", str(pause), mode, strategy, workers)
+        given = ("net.onnx", "data.npz", str(pause), mode, strategy, workers)
         return [sys.executable, __file__, *given]
 
     process = subprocess.Popen(command(0.1, "new", workers), cwd=folder, stdout=subprocess.DEVNULL)
@@ -120,10 +128,7 @@ def killed_and_resumed(folder: Path, strategy: str, workers: str, least: int = 4
 
 
 def main() -> None:
-    measure_briefly(pytest.MonkeyPatch())
-    weights, data, pause, mode, strategy, workers = sys.argv[1:7]
-    model = deep_net()
-    model.load_state_dict(torch.load(weights, weights_only=True))
+    model, data, pause, mode, strategy, workers = sys.argv[1:7]
     arrays = np.load(data)
     batches = [
         (arrays["images"][start : start + 100], arrays["labels"][start : start + 100])

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -48,13 +49,22 @@ def judged_in_children(all_attacked: Sequence[Attacked], seed: int) -> Iterator[
         all_attacked: the groups.
         seed: of the choice of attacks.
     """
+    starts = [
+        (attacked, start)
+        for attacked in all_attacked
+        for start in range(0, attacked.count, attacked.a_process)
+    ]
+    uses = Counter(attacked.folder for attacked, _ in starts)
     folders = {attacked.folder: attacked.group for attacked in all_attacked}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        prepared = {folder: pool.submit(_prepare, name, folder) for folder, name in folders.items()}
+        prepared = {
+            folder: pool.submit(_prepare, name, folder)
+            for folder, name in folders.items()
+            if uses[folder] > 1  # else the process of the attacks prepares them
+        }
         parts = [
-            pool.submit(_part, attacked, seed, start, prepared[attacked.folder])
-            for attacked in all_attacked
-            for start in range(0, attacked.count, attacked.a_process)
+            pool.submit(_part, attacked, seed, start, prepared.get(attacked.folder))
+            for attacked, start in starts
         ]
         for part in parts:
             yield from part.result()
@@ -75,9 +85,14 @@ def _prepare(group: str, folder: Path) -> None:
         raise RuntimeError(f"{group} cannot be prepared: {done.stderr[-2000:]}")
 
 
-def _part(attacked: Attacked, seed: int, start: int, prepared: Future[None]) -> list[Finding]:
+def _part(
+    attacked: Attacked, seed: int, start: int, prepared: Future[None] | None
+) -> list[Finding]:
     """The attacks of a process; another one goes on behind an attack that ended its own."""
-    prepared.result()
+    if prepared is None:
+        attacked.folder.mkdir()
+    else:
+        prepared.result()
     found: list[Finding] = []
     group, count = attacked.group, attacked.count
     stop = min(start + attacked.a_process, count)

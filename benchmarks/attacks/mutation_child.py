@@ -20,6 +20,8 @@ def main() -> None:
         group.prepare(folder)
         return
     seed, start, stop, count = map(int, sys.argv[3:])
+    if not any(folder.iterdir()):
+        group.prepare(folder)
     scratch = folder / f"{group.name} {start}"
     scratch.mkdir(exist_ok=True)
     attacks = group.attacks(folder, scratch, seed, count)

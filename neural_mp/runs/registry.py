@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -79,12 +80,14 @@ def open_storage(url: str) -> RDBStorage:
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import DBAPIError
 
-    _check_tables(url)
+    new = _is_new(url)
+    if not new:
+        _check_tables(url)
     waits = {"connect_args": {"timeout": _SQLITE_BUSY_SECONDS}} if url.startswith("sqlite") else {}
     left = _OPENINGS
     while True:
         try:
-            storage = RDBStorage(url, engine_kwargs=waits)
+            storage = RDBStorage(url, engine_kwargs=waits, skip_compatibility_check=new)
             create_run_table(storage.engine)
             return storage
         except DBAPIError as error:
@@ -92,6 +95,14 @@ def open_storage(url: str) -> RDBStorage:
                 raise
         left -= 1
         time.sleep(_OPENING)
+
+
+def _is_new(url: str) -> bool:
+    """Whether the URL names a SQLite file that does not exist: there is nothing to check."""
+    from sqlalchemy.engine import make_url
+
+    file = (make_url(url).database or "") if url.startswith("sqlite:///") else ""
+    return file not in ("", ":memory:") and not os.path.lexists(file)
 
 
 def _check_tables(url: str) -> None:

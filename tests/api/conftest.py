@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_here import run_main
+from quick_runs import measure_briefly
 
 from neural_mp.cli import app
+
+CONF = """
+model: {name: net.pt2}
+mixed_precision: {precisions: int8}
+quantization:
+  calibration: {dataloader: {batch_size: 50, dataset: {numpy: {path: train.npz}}}}
+evaluation:
+  accuracy:
+    metric: accuracy
+    dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
+"""
 
 
 @pytest.fixture
@@ -41,23 +57,44 @@ def exported(net) -> bytes:
 @pytest.fixture
 def workplace(tmp_path, exported, digits):
     """A folder with data, a model file and a tuning file."""
-    train, test = digits
-    np.savez(tmp_path / "train.npz", inputs=train.images, labels=train.labels)
-    np.savez(tmp_path / "test.npz", inputs=test.images, labels=test.labels)
-    (tmp_path / "net.pt2").write_bytes(exported)
-    (tmp_path / "conf.yaml").write_text(
-        """
-model: {name: net.pt2}
-mixed_precision: {precisions: int8}
-quantization:
-  calibration: {dataloader: {batch_size: 50, dataset: {numpy: {path: train.npz}}}}
-evaluation:
-  accuracy:
-    metric: accuracy
-    dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
-"""
-    )
+    _fill(tmp_path, exported, digits)
     return tmp_path
+
+
+def _fill(folder: Path, exported: bytes, digits) -> None:
+    for name, split in zip(("train", "test"), digits, strict=True):
+        np.savez(folder / f"{name}.npz", inputs=split.images, labels=split.labels)
+    (folder / "net.pt2").write_bytes(exported)
+    (folder / "conf.yaml").write_text(CONF)
+
+
+@dataclass(frozen=True)
+class CommandRun:
+    """A finished command, and the folder in which the command ran."""
+
+    folder: Path
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def tune_run(tmp_path_factory, exported, digits) -> CommandRun:
+    """`neural-mp tune conf.yaml --output tuned` in a workplace, run once for all tests."""
+    folder = tmp_path_factory.mktemp("tune_run")
+    _fill(folder, exported, digits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        measure_briefly(patch)
+        return CommandRun(folder, *run_main("tune", "conf.yaml", "--output", "tuned"))
+
+
+@pytest.fixture
+def tuned_workplace(workplace, tune_run) -> Path:
+    """The workplace with a copy of the tuned model in the folder `tuned`."""
+    assert tune_run.code == 0, tune_run.err
+    shutil.copytree(tune_run.folder / "tuned", workplace / "tuned")
+    return workplace
 
 
 @pytest.fixture

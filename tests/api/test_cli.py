@@ -17,13 +17,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 TESTS = Path(__file__).parent.parent
 
 
-def test_tune_shows_the_result_and_saves_it(run, workplace, digits, net):
-    code, out, err = run("tune", "conf.yaml", "--output", "tuned")
-    assert code == 0
-    assert "The accuracy target is met" in out
-    assert "conv2d" in out
-    assert "trial 1: met" in err
-    tuned = neural_mp.load(workplace / "tuned")
+def test_tune_shows_the_result_and_saves_it(tune_run, digits, net):
+    assert tune_run.code == 0
+    assert "The accuracy target is met" in tune_run.out
+    assert "conv2d" in tune_run.out
+    assert "trial 1: met" in tune_run.err
+    tuned = neural_mp.load(tune_run.folder / "tuned")
     images = digits[1].images
     with torch.no_grad():
         expected = net(torch.from_numpy(images)).argmax(1).numpy()
@@ -32,7 +31,8 @@ def test_tune_shows_the_result_and_saves_it(run, workplace, digits, net):
 
 def test_tune_takes_another_model_and_resumes(run, workplace):
     (workplace / "net.pt2").rename(workplace / "other.pt2")
-    assert run("tune", "conf.yaml", "--model", "other.pt2")[0] == 0
+    code, _, err = run("tune", "conf.yaml", "--model", "other.pt2", "-q")
+    assert (code, err) == (0, "")
     code, out, err = run("tune", "conf.yaml", "--model", "other.pt2", "--resume")
     assert code == 0
     assert "0 evaluations" in out
@@ -139,8 +139,8 @@ def computed(model, images) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_a_plan_edited_by_hand_and_replayed_differs_in_just_that_op(run, workplace, digits):
-    assert run("tune", "conf.yaml", "--output", "tuned")[0] == 0
+def test_a_plan_edited_by_hand_and_replayed_differs_in_just_that_op(run, tuned_workplace, digits):
+    workplace = tuned_workplace
     plan_file = workplace / "tuned" / "plan.yaml"
     replayed = run("convert", "net.pt2", "--plan", str(plan_file), "--output", "same")
     assert replayed[0] == 0
@@ -178,8 +178,8 @@ def test_a_plan_without_observations_says_what_is_missing(run, workplace, net):
     assert not (workplace / "out").exists()
 
 
-def test_benchmark_compares_models_and_results(run, workplace):
-    run("tune", "conf.yaml", "--output", "tuned")
+@pytest.mark.usefixtures("tuned_workplace")
+def test_benchmark_compares_models_and_results(run):
     code, out, _ = run(
         "benchmark", "net.pt2", "tuned", "--batch-size", "16", "--iterations", "5", "--warmup", "1"
     )

@@ -149,11 +149,11 @@ class TestJson:
         assert [layer["class"] for layer in found["layers"]].count("Dense") == 1
         assert Path(found["saved_to"]).is_file()
 
-    def test_inspect_of_a_summary_and_of_a_saved_result(self, run, workplace):
+    @pytest.mark.usefixtures("tuned_workplace")
+    def test_inspect_of_a_summary_and_of_a_saved_result(self, run):
         found = json.loads(run("inspect", *NET, "--summary", "--json")[1])
         assert found["types"]["conv2d"]["int8"] == found["types"]["conv2d"]["ops"]
         assert found["ops"] == sum(by["ops"] for by in found["types"].values())
-        assert run("tune", "conf.yaml", "-o", "tuned", "-q")[2] == ""
         saved = json.loads(run("inspect", "tuned", "--json")[1])
         assert saved["plan"] == PrecisionPlan.load("tuned/plan.yaml").to_dict()
 

@@ -42,13 +42,11 @@ def save_int8(source, images: np.ndarray, folder: Path) -> OptimizedModel:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, net, digits):
+def made(tmp_path_factory, exported, digits):
     """A folder with a model, the model in INT8, and data."""
     folder = tmp_path_factory.mktemp("compared")
     train, test = digits
-    axis = {0: torch.export.Dim.AUTO}
-    program = torch.export.export(net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=(axis,))
-    torch.export.save(program, folder / "net.pt2")
+    (folder / "net.pt2").write_bytes(exported)
     np.save(folder / "images.npy", test.images[:120])
     np.savez(folder / "test.npz", inputs=test.images, labels=test.labels)
     np.savez(folder / "named.npz", x=test.images[:50])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Attending(nn.Module):
         return torch.softmax(found @ found.transpose(1, 2), 2)
 
 
+@cache
 def net(framework: str) -> tuple[Any, np.ndarray]:
     """The net in a framework, and images."""
     images = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)

@@ -17,17 +17,6 @@ from neural_mp.testing import ApiContract
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 
-@pytest.fixture
-def exported(net, tmp_path):
-    """The net as a file."""
-    program = torch.export.export(
-        net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
-    )
-    path = tmp_path / "net.pt2"
-    torch.export.save(program, path)
-    return str(path)
-
-
 def outputs(model, images):
     with torch.no_grad():
         return model(torch.from_numpy(images)).numpy()
@@ -40,8 +29,11 @@ class TestFace(ApiContract):
     image = "x"
 
     @pytest.fixture(params=["object", "path"])
-    def model(self, request, net, exported):
-        return net if request.param == "object" else exported
+    def model(self, request, net, exported, tmp_path):
+        if request.param == "object":
+            return net
+        (tmp_path / "net.pt2").write_bytes(exported)
+        return str(tmp_path / "net.pt2")
 
     @pytest.fixture
     def reference(self, net, digits):
@@ -54,6 +46,7 @@ class TestFace(ApiContract):
 
 def test_bf16_beside_int8_without_hardware_is_left_out(net, plain_machine, digits, accuracy):
     converter = MixedPrecision()
+    converter.objective = "modelsize"
     converter.hardware = plain_machine
     converter.precisions = "int8,bf16"
     converter.model = net
@@ -71,6 +64,7 @@ def test_bf16_that_a_variable_asks_for_is_told_of_where_there_is_no_hardware(
 ):
     monkeypatch.setenv("ITEX_AUTO_MIXED_PRECISION", word)
     converter = MixedPrecision()
+    converter.objective = "modelsize"
     converter.hardware = plain_machine
     converter.model = net
     converter.metric = accuracy
@@ -193,6 +187,7 @@ def test_the_space_sees_that_the_two_convolutions_belong_together(hostile_net, d
 
 def test_a_target_no_plan_meets_returns_fp32_and_the_closest(net, digits, accuracy):
     converter = MixedPrecision()
+    converter.objective = "modelsize"
     converter.precisions = "int8"
     converter.model = net
     converter.metric = accuracy
@@ -241,6 +236,7 @@ def test_saving_and_loading_in_a_fresh_process(net, digits, accuracy, tmp_path):
 
 def test_no_data_of_the_user_is_saved(net, digits, accuracy, tmp_path):
     converter = MixedPrecision()
+    converter.objective = "modelsize"
     converter.precisions = "int8"
     converter.model = net
     converter.metric = accuracy
@@ -253,10 +249,10 @@ def test_no_data_of_the_user_is_saved(net, digits, accuracy, tmp_path):
     assert not example.any()
 
 
-@pytest.fixture
-def untouched(net):
+@pytest.fixture(scope="module")
+def untouched(net, tmp_path_factory):
     """A result that is the FP32 model."""
-    converter = MixedPrecision()
+    converter = MixedPrecision(workspace=tmp_path_factory.mktemp("workspace"))
     converter.precisions = "fp32"
     converter.model = net
     return converter()

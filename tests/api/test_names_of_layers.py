@@ -10,6 +10,8 @@ from torch import nn
 from neural_mp import MixedPrecision, Precision
 from neural_mp.errors import UnknownOperatorError
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 
 class Block(nn.Module):
     def __init__(self, width):

@@ -1,5 +1,7 @@
 """What a user gets wrong is answered with one clear error that names the culprit."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -248,6 +250,14 @@ def test_an_error_in_a_trial_comes_through_and_the_trial_is_recorded(converter, 
     assert study.trials[0].user_attrs["error"] == "UsersOwnError: second evaluation"
 
 
+@pytest.fixture(scope="module")
+def saved(net, tmp_path_factory):
+    """The folder of a saved FP32 model."""
+    folder = tmp_path_factory.mktemp("saved")
+    MixedPrecision(model=net, precisions="fp32", workspace=folder / "runs")().save(folder / "model")
+    return folder / "model"
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -261,11 +271,8 @@ def test_an_error_in_a_trial_comes_through_and_the_trial_is_recorded(converter, 
         (lambda folder: (folder / "neural_mp.json").write_text('{"neural_mp": 99}'), "format 99"),
     ],
 )
-def test_a_damaged_saved_model_is_refused(net, tmp_path, damage, message):
-    converter = MixedPrecision()
-    converter.model = net
-    converter.precisions = "fp32"
-    converter().save(tmp_path / "saved")
+def test_a_damaged_saved_model_is_refused(saved, tmp_path, damage, message):
+    shutil.copytree(saved, tmp_path / "saved")
     damage(tmp_path / "saved")
     with pytest.raises(ModelLoadError, match=message):
         neural_mp.load(tmp_path / "saved")

@@ -34,7 +34,7 @@ from neural_mp.errors import ConfigurationError, DataError
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _in_a_folder_of_its_own(tmp_path, monkeypatch, quick_runs):
     monkeypatch.chdir(tmp_path)
     yield
     conf.clear()

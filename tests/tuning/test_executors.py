@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from neural_mp import MixedPrecision
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Outcome
@@ -25,14 +27,19 @@ from neural_mp.tuning.executors.local import LocalExecutor, max_processes
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.plan_evaluator import PlanEvaluation
 
+# A worker that imported this file would import PyTorch for seconds.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
 
 @dataclass
 class Obedient:
     """In place of an plan_evaluator: a plan is a function that is called in the worker."""
 
+    adaptor: type
+
     @property
     def model(self):
-        return SimpleNamespace(adaptor=PyTorchAdaptor())
+        return SimpleNamespace(adaptor=self.adaptor())
 
     def __call__(self, plan, deadline):
         return PlanEvaluation(Outcome.MISSED, float(plan())), None
@@ -42,8 +49,8 @@ class Obedient:
 def started():
     made = []
 
-    def start(**setting):
-        work = WorkerPayload(PyTorchAdaptor, cloudpickle.dumps(_Package(None, Obedient())))
+    def start(adaptor=OnnxRuntimeAdaptor, **setting):
+        work = WorkerPayload(adaptor, cloudpickle.dumps(_Package(None, Obedient(adaptor))))
         warnings = []
         made.append(LocalExecutor(work, Workers(**setting), warnings.append))
         return made[-1], warnings
@@ -83,9 +90,9 @@ def test_assessments_come_in_the_order_of_the_round_and_a_death_harms_no_other_p
 
 @pytest.mark.slow
 def test_processes_share_the_cores(started):
-    executor, _ = started(count=detect().cores)
+    executor, _ = started(PyTorchAdaptor, count=detect().cores)
     assert executor.assessment(executor.submit(torch.get_num_threads, 0.0)).accuracy == 1
-    executor, _ = started(count=1, threads=3)
+    executor, _ = started(PyTorchAdaptor, count=1, threads=3)
     assert executor.assessment(executor.submit(torch.get_num_threads, 0.0)).accuracy == 3
 
 

@@ -9,11 +9,10 @@ import threading
 import time
 
 import cloudpickle
-import numpy as np
 import pytest
-import torch
+from onnx_nets import as_onnx
 from ray_nodes_here import added_raylet
-from tuning_script import killed_and_resumed
+from tuning_script import killed_and_resumed, write_inputs
 
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.errors import ConfigurationError, TuningError
@@ -110,8 +109,7 @@ def test_a_node_killed_in_the_middle_changes_nothing(converter, cluster, tmp_pat
 def test_a_driver_that_is_killed_repeats_nothing_when_it_is_resumed(
     cluster, hostile_net, digits, tmp_path
 ):
-    torch.save(hostile_net.state_dict(), tmp_path / "weights.pt")
-    np.savez(tmp_path / "data.npz", images=digits[1].images, labels=digits[1].labels)
+    write_inputs(tmp_path, as_onnx(hostile_net), digits[1])
     workers = f"ray:{cluster.address}"
     resumed = killed_and_resumed(tmp_path, "exhaustive", workers)
     assert resumed.outcome["plans"] == resumed.outcome["trials"]

@@ -2,11 +2,11 @@
 
 import json
 
-import numpy as np
 import optuna
 import pytest
 import torch
-from tuning_script import killed_and_resumed
+from onnx_nets import as_onnx
+from tuning_script import killed_and_resumed, write_inputs
 
 from neural_mp import AccuracyCriterion, MixedPrecision, PrecisionPlan
 from neural_mp.core.precision import FP32
@@ -19,14 +19,18 @@ from neural_mp.runs.history import History
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def onnx_net(hostile_net):
+    return as_onnx(hostile_net)
+
+
 @pytest.mark.parametrize(
     ("strategy", "workers"), [("basic", "1"), ("tpe", "1"), ("exhaustive", "2")]
 )
 def test_after_kill_9_a_resumed_run_repeats_no_finished_trial(
-    hostile_net, digits, tmp_path, strategy, workers
+    onnx_net, digits, tmp_path, strategy, workers
 ):
-    torch.save(hostile_net.state_dict(), tmp_path / "weights.pt")
-    np.savez(tmp_path / "data.npz", images=digits[1].images, labels=digits[1].labels)
+    write_inputs(tmp_path, onnx_net, digits[1])
     # The baseline and three trials have ended, and the next ones go on.
     resumed = killed_and_resumed(tmp_path, strategy, workers)
     if strategy == "basic":

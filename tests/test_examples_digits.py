@@ -1,0 +1,63 @@
+"""The examples that tune nets of digits run from their own folders, as their READMEs say."""
+
+import json
+import re
+
+import pytest
+from examples_here import copied_to, run_command, run_script
+
+import neural_mp
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    return copied_to(tmp_path_factory.mktemp("examples"))
+
+
+@pytest.fixture(scope="module", params=["pytorch_digits", "tensorflow_digits", "onnx_digits"])
+def digits_example(request, copies):
+    """A copy of the example, run from Python once."""
+    folder = copies / request.param
+    return folder, run_script(folder / "tune.py")
+
+
+def test_a_saved_model_in_bf16(copies):
+    """Every node, with two casts; and the outputs keep their type."""
+    folder = copies / "saved_model_bf16"
+    printed = run_script(folder / "convert.py")
+    converted, nodes, casts = re.search(
+        r"Converted (\d+)/(\d+) nodes to bfloat16 using (\d+) casts", printed
+    ).groups()
+    assert (converted, casts) == (nodes, "2")
+    assert "outputs are float32, and within" in printed
+    assert neural_mp.load(folder / "out" / "bf16").plan.counts() == {"bf16": int(nodes)}
+
+
+def test_the_python_example_meets_its_target_with_int8_ops(digits_example):
+    folder, printed = digits_example
+    assert "The accuracy target is met" in printed
+    assert "int8" in printed
+    tuned = neural_mp.load(folder / "out" / "tuned")
+    assert tuned.met
+    assert tuned.plan.counts()["int8"] >= 7
+    assert tuned.report.accuracy >= 0.99 * tuned.report.baseline_accuracy
+    assert "Target met" in (folder / "out" / "tuned" / "report.html").read_text("utf-8")
+    assert "the plan holds" in run_command(folder, "audit", "out/tuned")
+
+
+def test_the_yaml_example_finds_the_same(digits_example):
+    folder, _ = digits_example
+    run_command(folder, "tune", "conf.yaml", "--output", "out/from_yaml")
+    from_python, from_yaml = (
+        json.loads((folder / "out" / name / "neural_mp.json").read_text())
+        for name in ("tuned", "from_yaml")
+    )
+    assert from_yaml["met"]
+    # Of two plans that are about as fast, either may be taken; one plan has one accuracy.
+    yaml, python = from_yaml["report"], from_python["report"]
+    if yaml["op_counts"] == python["op_counts"]:
+        assert yaml["accuracy"] == python["accuracy"]
+    assert yaml["baseline_accuracy"] == python["baseline_accuracy"]
+    assert yaml["size"] < 0.5 * yaml["baseline_size"]

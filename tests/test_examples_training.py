@@ -1,0 +1,39 @@
+"""The examples of mixed-precision training run from their own folders, as their READMEs say."""
+
+import re
+
+import pytest
+from examples_here import copied_to, run_command, run_script
+
+import neural_mp
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    return copied_to(tmp_path_factory.mktemp("examples"))
+
+
+@pytest.mark.parametrize("framework", ["keras", "torch"])
+def test_training_in_float16_breaks_and_with_the_plan_does_not(copies, framework):
+    printed = run_script(copies / f"train_digits_{framework}" / "train.py")
+    in_float32, *_, advised = re.findall(r"accuracy ([\d.]+)", printed)
+    assert float(advised) > float(in_float32) - 0.02
+    assert "'energy' (Energy) turns float16 inputs of at most" in printed
+    broken = {"keras": "20 steps in a row had no effect", "torch": "114 of 114 steps skipped"}
+    assert broken[framework] in printed
+    assert (
+        f"fp16: keep energy, {'predictions of 8' if framework == 'keras' else 'logits of 6'}"
+        in (printed)
+    )
+
+
+def test_advice_from_the_command_line_is_the_examples_own(copies):
+    folder = copies / "train_digits_keras"
+    (folder / "out").mkdir(exist_ok=True)
+    given = ("--loss", "sparse_categorical_crossentropy", "--precision", "fp16")
+    printed = run_command(folder, "advise", "conf.yaml", *given, "--output", "out/again.yaml")
+    assert "keep energy, predictions of 8 in float32" in printed
+    kept = neural_mp.PrecisionPlan.load(folder / "out" / "again.yaml").counts()
+    assert kept == {"fp16": 6, "fp32": 2}
