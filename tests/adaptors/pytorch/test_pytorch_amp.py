@@ -17,8 +17,9 @@ class TestAmp(AmpContract):
     average, softmax = "avg_pool2d", "softmax"
     example = (torch.zeros(2, 1, 8, 8),)
 
-    @pytest.fixture
-    def net(self):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls):
         torch.manual_seed(0)
         return EveryKind().eval()
 
