@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -41,10 +42,17 @@ np.savez(data + ".out.npz", kernels=kernels, **outputs)
 """
 
 
+@pytest.fixture(scope="module")
+def saved(tuned, tmp_path_factory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("models") / "saved"
+    tuned.save(folder)
+    return folder
+
+
 @pytest.fixture
-def folder(tuned, tmp_path) -> Path:
-    tuned.save(tmp_path / "saved")
-    return tmp_path / "saved"
+def folder(saved, tmp_path) -> Path:
+    """A copy of the saved model, which tests may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "saved"))
 
 
 def test_a_stranger_runs_it_with_the_same_results_and_kernels(tuned, folder, digits, tmp_path):
