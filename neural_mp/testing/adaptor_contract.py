@@ -165,7 +165,7 @@ class AdaptorContract(OnDigits):
             nearness = signal_to_noise(reference, result)
             assert nearness > self.least_decibels_mixed, (seed, plan.to_dict())
 
-    def test_a_plan_may_name_ops_that_run_along(self, adaptor, space, convert, images):
+    def test_a_plan_may_name_fused_ops(self, adaptor, space, convert, images):
         plan = uniform(space, INT8)
         along = {
             op.name: OpConfig(INT8) for op in space.graph if op.fusion_group or op.quantize_agnostic

@@ -153,7 +153,7 @@ class DeploymentContract(OnDigits):
         assert signal_to_noise(made.reference, found.outputs) > LEAST
         assert found.warnings == []
 
-    def test_what_cannot_be_made_right_is_refused_with_the_reason_and_the_mend(
+    def test_what_cannot_be_made_exact_is_refused_with_the_reason_and_the_fix(
         self, made_for, tmp_path, monkeypatch
     ):
         made = made_for("vnni")
@@ -172,7 +172,7 @@ class DeploymentContract(OnDigits):
         with pytest.raises(ModelLoadError, match=r"saturate.*weights are not known.*'portable'"):
             neural_mp.load(tmp_path / "saved")
 
-    def test_the_face_converts_for_a_target_and_says_so(self, net, digits, tmp_path):
+    def test_the_api_converts_for_a_target_and_reports_it(self, net, digits, tmp_path):
         converter = MixedPrecision()
         converter.model, converter.precisions = net, "int8"
         converter.target = "portable"

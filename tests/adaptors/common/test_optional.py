@@ -62,7 +62,7 @@ def test_a_run_does_without_what_is_not_offered(converter, digits, tmp_path):
             use()
 
 
-def test_repairs_of_a_plan_are_refused(bare, net, digits, plain_machine):
+def test_corrections_of_a_plan_are_refused(bare, net, digits, plain_machine):
     adaptor = PyTorchAdaptor()
     images = digits[1].images[:8]
     model = adaptor.load(net, example=images)

@@ -148,7 +148,7 @@ def test_the_users_model_stays_as_it_is():
     assert model.SerializeToString(deterministic=True) == before
 
 
-def test_a_user_is_told_of_branches_that_calibration_did_not_take(tmp_path):
+def test_branches_without_calibration_are_reported(tmp_path):
     converter = MixedPrecision()
     converter.model = two_convolutions()
     converter.precisions = "int8"

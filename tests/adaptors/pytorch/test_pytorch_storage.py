@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 INT8 = Precision.INT8
 
 #: Runs in a process that has never heard of the user's classes.
-STRANGER = """
+NEW_PROCESS = """
 import sys
 import numpy as np
 import neural_mp
@@ -55,11 +55,11 @@ def folder(saved, tmp_path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "saved"))
 
 
-def test_a_stranger_runs_it_with_the_same_results_and_kernels(tuned, folder, digits, tmp_path):
+def test_a_new_process_runs_it_with_the_same_results_and_kernels(tuned, folder, digits, tmp_path):
     images = digits[1].images[:40]
     data = str(tmp_path / "images.npy")
     np.save(data, images)
-    subprocess.run([sys.executable, "-c", STRANGER, str(folder), data], check=True, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", NEW_PROCESS, str(folder), data], check=True, cwd=tmp_path)
     told = np.load(data + ".out.npz")
     assert told["kernels"] == len(tuned.plan) == 7
     for size in (1, 5, 40):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("rewrite_disabled_afterwards")
 
 
 @needs_pass
-def test_sessions_that_exist_are_told_of():
+def test_existing_sessions_cause_a_warning():
     def enable():
         enable_mixed_precision_graph_rewrite(keras.optimizers.SGD())
         disable_mixed_precision_graph_rewrite()
@@ -39,7 +39,7 @@ def test_sessions_that_exist_are_told_of():
 
 
 @needs_pass
-def test_sessions_made_while_it_was_enabled_are_not_told_of(enabled_rewrite):
+def test_sessions_made_while_it_was_enabled_cause_no_warning(enabled_rewrite):
     with v1.Session(graph=tf.Graph()), v1.Session(graph=tf.Graph(), config=v1.ConfigProto()):
         disable_mixed_precision_graph_rewrite()
         with warnings.catch_warnings():
