@@ -29,7 +29,8 @@ def load_once(source: Any, framework: Any, inputs: Any, **options: Any) -> AnyMo
     without_data = options.get("example") is None and not isinstance(source, str | Path)
     if not (is_module or without_data) or options.get("outputs"):
         return loading.load_source(source, framework, inputs, **options)
-    key = id(source), id(inputs), framework, str(options.get("capture"))
+    given = (str(options.get(name)) for name in ("capture", "trust"))
+    key = (id(source), id(inputs), framework, *given)
     if key not in _loaded:
         model = loading.load_source(source, framework, inputs, **options)
         _loaded[key] = source, inputs, model

@@ -76,8 +76,9 @@ def loaded_under(
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = map(json.loads, done.stdout.splitlines()[-len(folders) :])
-    return [LoadedElsewhere(np.array(x["outputs"], np.float32), x["warnings"]) for x in lines]
+    lines = (line for line in done.stdout.splitlines() if line.startswith('{"outputs": '))
+    found = map(json.loads, lines)
+    return [LoadedElsewhere(np.array(x["outputs"], np.float32), x["warnings"]) for x in found]
 
 
 def make(net: Any, split: tuple[Split, Split], target: str) -> Made:
