@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -104,11 +103,9 @@ def single_op_tests() -> dict[str, list[TestCase]]:
     """Return op type → its single-op tests in the onnx package."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package casts numbers that are too large on purpose
-        from onnx.backend.test.case import node as tests_of_nodes
+        from onnx.backend.test.case.node import collect_testcases
 
-        # Tests of the functions that ops expand to are not used, and take most of the time.
-        with patch.object(tests_of_nodes, "function_testcase_helper", lambda *_, **__: ([], 0)):
-            collected = tests_of_nodes.collect_testcases(None)
+        collected = collect_testcases(None)
     found: dict[str, list[TestCase]] = {}
     for test in collected:
         node, *others = test.model.graph.node
