@@ -7,7 +7,7 @@ from neural_mp.errors import PlanError
 from neural_mp.testing import FACTOR, CorrectionCase, CorrectionContract
 
 
-class TestRepairs(CorrectionContract):
+class TestCorrections(CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):

@@ -12,7 +12,7 @@ from neural_mp.testing import FACTOR, CorrectionContract, signal_to_noise
 from neural_mp.testing import CorrectionCase as Case
 
 
-class TestRepairs(CorrectionContract):
+class TestCorrections(CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):

@@ -78,7 +78,7 @@ def seeded(build) -> keras.Model:
     return build()
 
 
-class TestRepairs(ChannelsLast, CorrectionContract):
+class TestCorrections(ChannelsLast, CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):
