@@ -56,11 +56,8 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         MissingFrameworkError: the framework is not installed.
     """
     # Third-party adaptors are looked up last: reading all entry points takes milliseconds.
-    if framework in FRAMEWORKS:
-        return adaptor_named(framework)
     if framework is not None:
-        known = framework_names()
-        if framework not in known:
+        if framework not in FRAMEWORKS and framework not in (known := framework_names()):
             raise UnknownFrameworkError(
                 f"there is no adaptor for framework {framework!r}{did_you_mean(framework, known)}"
             )
