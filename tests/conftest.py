@@ -63,16 +63,20 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _brief_measurements():
+    """Latencies are measured briefly, in fixtures too: no test is about how fast something is."""
+    with pytest.MonkeyPatch.context() as patch:
+        measure_briefly(patch)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
-    """Workspaces and outputs of a test stay in its own folder; nothing is forced on.
-
-    Latencies are measured briefly: no test is about how fast something is.
-    """
+    """Workspaces and outputs of a test stay in its own folder; nothing is forced on."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORCE_BF16", raising=False)
     monkeypatch.delenv("FORCE_FP16", raising=False)
-    measure_briefly(monkeypatch)
 
 
 @pytest.fixture(scope="session")

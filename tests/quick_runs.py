@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +16,25 @@ from neural_mp.core.enums import Objective
 from neural_mp.tuning import objectives
 from neural_mp.tuning.objectives import Measurement
 
-#: What was asked for → the object that was given, which must live as long as its number, and the
-#: model.
-_captured: dict[Any, tuple[Any, AnyModel]] = {}
+#: Arguments → source and inputs, which must live as long as their ids, and the loaded model.
+_loaded: dict[Any, tuple[Any, Any, AnyModel]] = {}
 
 
 def load_once(source: Any, framework: Any, inputs: Any, **options: Any) -> AnyModel:
-    """The model of a torch module as it was captured first: models are never changed."""
-    if not isinstance(source, nn.Module) or inputs is not None or options.get("outputs"):
+    """Return the model of a source as loaded first: models are never changed.
+
+    Cached are torch modules, captured with the first data; and every object loaded without data.
+    """
+    is_module = isinstance(source, nn.Module) and inputs is None
+    without_data = options.get("example") is None and not isinstance(source, str | Path)
+    if not (is_module or without_data) or options.get("outputs"):
         return loading.load_source(source, framework, inputs, **options)
-    key = id(source), framework, str(options.get("capture"))
-    if key not in _captured:
-        _captured[key] = source, loading.load_source(source, framework, inputs, **options)
-    return _captured[key][1]
+    given = (str(options.get(name)) for name in ("capture", "trust"))
+    key = (id(source), id(inputs), framework, *given)
+    if key not in _loaded:
+        model = loading.load_source(source, framework, inputs, **options)
+        _loaded[key] = source, inputs, model
+    return _loaded[key][2]
 
 
 _measured_rounds = Measurement.rounds

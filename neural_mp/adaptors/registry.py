@@ -58,9 +58,9 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         UnknownFrameworkError: no adaptor has that name, or none accepts the model.
         MissingFrameworkError: the framework is not installed.
     """
-    known = framework_names()
+    # Third-party adaptors are looked up last: reading all entry points takes milliseconds.
     if framework is not None:
-        if framework not in known:
+        if framework not in FRAMEWORKS and framework not in (known := framework_names()):
             raise UnknownFrameworkError(
                 f"there is no adaptor for framework {framework!r}{did_you_mean(framework, known)}"
             )
@@ -74,7 +74,7 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         )
     what = repr(source) if isinstance(source, str) else with_article(_qualified_name(type(source)))
     raise UnknownFrameworkError(
-        f"{what} is not a model of any framework known here ({', '.join(known)}); "
+        f"{what} is not a model of any framework known here ({', '.join(framework_names())}); "
         f"give a model object, a path to one, or name its framework"
     )
 

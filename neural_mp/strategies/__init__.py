@@ -14,8 +14,7 @@ ENTRY_POINT_GROUP = "neural_mp.strategies"
 DEFAULT = "mincut"
 
 
-def strategy_classes() -> dict[str, type[Strategy]]:
-    """Return name → strategy class."""
+def _built_in() -> dict[str, type[Strategy]]:
     # Imported on demand: Optuna is slow to import.
     from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
     from neural_mp.strategies.basic import Basic
@@ -42,7 +41,12 @@ def strategy_classes() -> dict[str, type[Strategy]]:
         Tpe,
         Bayesian,
     )
-    found = {strategy.name: strategy for strategy in own}
+    return {strategy.name: strategy for strategy in own}
+
+
+def strategy_classes() -> dict[str, type[Strategy]]:
+    """Return name → strategy class."""
+    found = _built_in()
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if entry.name not in found:
             found[entry.name] = entry.load()
@@ -55,7 +59,9 @@ def strategy_named(name: str) -> Strategy:
     Raises:
         ConfigurationError: no strategy has this name.
     """
-    known = strategy_classes()
+    known = _built_in()
+    if name not in known:  # reading all entry points takes milliseconds
+        known = strategy_classes()
     if name not in known:
         raise ConfigurationError(f"there is no strategy {name!r}{did_you_mean(name, known)}")
     return known[name]()

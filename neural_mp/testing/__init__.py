@@ -7,7 +7,7 @@ from neural_mp.testing.adaptor_contract import AdaptorContract
 from neural_mp.testing.amp_contract import AmpContract
 from neural_mp.testing.api_contract import ApiContract
 from neural_mp.testing.comparison_contract import ComparisonContract
-from neural_mp.testing.correction_contract import FACTOR, CorrectionContract, RepairCase
+from neural_mp.testing.correction_contract import FACTOR, CorrectionCase, CorrectionContract
 from neural_mp.testing.deployment_contract import DeploymentContract
 from neural_mp.testing.fixtures import Accuracy, Split, digits, machine, signal_to_noise, uniform
 from neural_mp.testing.products_contract import AccumulationContract
@@ -21,9 +21,9 @@ __all__ = [
     "AmpContract",
     "ApiContract",
     "ComparisonContract",
+    "CorrectionCase",
     "CorrectionContract",
     "DeploymentContract",
-    "RepairCase",
     "Split",
     "TrainingContract",
     "digits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -99,11 +100,17 @@ class AdaptorContract(OnDigits):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def convert(
+    def convert_anew(
         cls, adaptor: Adaptor[Any], model: object, space: TuningSpace, observations: Observations
     ) -> Convert:
-        """Function that converts the net by a plan."""
+        """Function that converts the net by a plan, on every call."""
         return lambda plan: adaptor.convert(model, space.resolve(plan), observations, space)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def convert(cls, convert_anew: Convert) -> Convert:
+        """Function that converts the net by a plan, once per plan."""
+        return cache(convert_anew)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -158,7 +165,7 @@ class AdaptorContract(OnDigits):
             nearness = signal_to_noise(reference, result)
             assert nearness > self.least_decibels_mixed, (seed, plan.to_dict())
 
-    def test_a_plan_may_name_ops_that_run_along(self, adaptor, space, convert, images):
+    def test_a_plan_may_name_fused_ops(self, adaptor, space, convert, images):
         plan = uniform(space, INT8)
         along = {
             op.name: OpConfig(INT8) for op in space.graph if op.fusion_group or op.quantize_agnostic
@@ -168,17 +175,19 @@ class AdaptorContract(OnDigits):
             adaptor.predict(convert(plan), images),
         )
 
-    def test_conversion_is_deterministic(self, adaptor, space, convert, images):
+    def test_conversion_is_deterministic(self, adaptor, space, convert_anew, images):
         plan = uniform(space, INT8)
-        first, second = convert(plan), convert(plan)
+        first, second = convert_anew(plan), convert_anew(plan)
         np.testing.assert_array_equal(
             adaptor.predict(first, images), adaptor.predict(second, images)
         )
         assert adaptor.fingerprint(first) == adaptor.fingerprint(second)
 
-    def test_converting_leaves_the_model_as_it_was(self, adaptor, model, space, convert, images):
+    def test_converting_leaves_the_model_as_it_was(
+        self, adaptor, model, space, convert_anew, images
+    ):
         before, digest = adaptor.predict(model, images), adaptor.fingerprint(model)
-        convert(uniform(space, INT8))
+        convert_anew(uniform(space, INT8))
         np.testing.assert_array_equal(adaptor.predict(model, images), before)
         assert adaptor.fingerprint(model) == digest
 

@@ -51,8 +51,9 @@ class AmpContract(OnDigits):
     #: Example inputs, if the framework requires them.
     example: Any = None
 
-    @pytest.fixture
-    def net(self) -> Any:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls) -> Any:
         raise NotImplementedError
 
     #: Colours of the kinds of ops; frameworks that fuse ops on loading override them.

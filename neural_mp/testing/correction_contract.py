@@ -23,7 +23,7 @@ MACHINE = machine()
 FACTOR = 1024.0
 
 
-class RepairCase:
+class CorrectionCase:
     """Net with its tuning space, observations and plans before conversion."""
 
     def __init__(self, source: object, images: np.ndarray) -> None:
@@ -35,7 +35,7 @@ class RepairCase:
         self.observed = score_corrections(self.adaptor, self.model, self.space, seen)
         self.plain = uniform(self.space, INT8)
         self.best = best_corrections(self.observed)
-        self.mended = with_corrections(self.plain, self.space, self.best)
+        self.corrected = with_corrections(self.plain, self.space, self.best)
         self.reference = self.run(self.model)
 
     def run(self, model: object) -> np.ndarray:
@@ -51,8 +51,8 @@ class RepairCase:
         resolved = self.space.resolve(plan).plan
         return apply_corrections(self.adaptor, self.model, resolved, self.observed, self.space)[0]
 
-    def asking(self, op: str, *repairs: str) -> PrecisionPlan:
-        return self.plain.replacing({op: replace(self.plain[op], corrections=repairs)})
+    def with_corrections_of(self, op: str, *corrections: str) -> PrecisionPlan:
+        return self.plain.replacing({op: replace(self.plain[op], corrections=corrections)})
 
 
 class CorrectionContract(OnDigits):
@@ -94,10 +94,10 @@ class CorrectionContract(OnDigits):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def case(cls, net, images) -> RepairCase:
-        return RepairCase(net, images)
+    def case(cls, net, images) -> CorrectionCase:
+        return CorrectionCase(net, images)
 
-    def test_every_tensor_with_an_outlier_is_worth_a_repair(self, case):
+    def test_every_tensor_with_an_outlier_gets_a_correction(self, case):
         readers = [t.consumers for t in case.space.tensors if t.name in case.best]
         assert sorted(len(ops) for ops in readers) == [1, 1, 2]
 
@@ -106,59 +106,62 @@ class CorrectionContract(OnDigits):
         for tensor in case.best:
             assert after[tensor] < 0.1 * case.observed.nsr[tensor]
 
-    @pytest.mark.parametrize("repair", ["equalize", "smooth"])
-    def test_in_fp32_the_model_stays_as_it_was(self, case, repair):
-        able = {t: repair for t in case.best if repair in case.observed.corrected_nsr[t]}
-        assert len(able) == (3 if repair == "smooth" else 2)  # norms: no equalization
+    @pytest.mark.parametrize("correction", ["equalize", "smooth"])
+    def test_in_fp32_the_model_stays_as_it_was(self, case, correction):
+        able = {t: correction for t in case.best if correction in case.observed.corrected_nsr[t]}
+        assert len(able) == (3 if correction == "smooth" else 2)  # norms: no equalization
         model = case.in_fp32(with_corrections(case.plain, case.space, able))
         assert signal_to_noise(case.reference, case.run(model)) > 100
 
     def test_in_int8_much_is_gained(self, case):
         before = signal_to_noise(case.reference, case.run(case.convert(case.plain)))
-        after = signal_to_noise(case.reference, case.run(case.convert(case.mended)))
+        after = signal_to_noise(case.reference, case.run(case.convert(case.corrected)))
         assert after > before + 20
         assert after > 30
 
     def test_the_model_given_is_untouched(self, case):
         before = case.adaptor.fingerprint(case.model)
-        case.convert(case.mended)
+        case.convert(case.corrected)
         assert case.adaptor.fingerprint(case.model) == before
         np.testing.assert_array_equal(case.run(case.model), case.reference)
 
     def test_a_plan_file_replays_them(self, case, tmp_path):
         path = tmp_path / "plan.yaml"
-        path.write_text(case.mended.to_yaml(observations=case.observed))
+        path.write_text(case.corrected.to_yaml(observations=case.observed))
         plan, observed = load_plan_file(path)
-        assert plan == case.mended
+        assert plan == case.corrected
         assert any(config.corrections for config in plan.values())
         assert observed == case.observed
         replayed = convert_with_plan(case.source, path, inputs=(case.images,), hardware=MACHINE)
-        converted = case.run(case.convert(case.mended))
+        converted = case.run(case.convert(case.corrected))
         np.testing.assert_array_equal(np.asarray(replayed(case.images)), converted)
 
     def test_a_saved_model_gives_the_same(self, case, tmp_path):
-        converted = case.convert(case.mended)
+        converted = case.convert(case.corrected)
         case.adaptor.save(converted, tmp_path)
         restored = case.adaptor.restore(tmp_path)
         np.testing.assert_array_equal(case.run(restored), case.run(converted))
 
     def test_a_corrected_bias_takes_the_mean_error_away(self, normed, images):
-        case = RepairCase(normed, images)
+        case = CorrectionCase(normed, images)
         (dense,) = case.space.tunable_ops
-        plans = [case.asking(dense, "smooth"), case.asking(dense, "smooth", "bias_correction")]
+        plans = [
+            case.with_corrections_of(dense, "smooth"),
+            case.with_corrections_of(dense, "smooth", "bias_correction"),
+        ]
         errors = [case.run(case.convert(plan)) - case.reference for plan in plans]
         before, after = (np.abs(error.reshape(-1, error.shape[-1]).mean(0)) for error in errors)
         assert after.mean() < 0.2 * before.mean()
         # Only rounding errors of the weight are corrected, so the change is small.
         assert signal_to_noise(case.reference, case.reference + errors[1]) > 30
 
-    @pytest.mark.parametrize("repair", ["equalize", "smooth", "bias_correction"])
-    def test_a_repair_that_an_op_cannot_have_is_refused_by_name(self, case, repair):
+    @pytest.mark.parametrize("correction", ["equalize", "smooth", "bias_correction"])
+    def test_a_correction_that_an_op_cannot_have_is_refused_by_name(self, case, correction):
         first = case.space.tunable_ops[0]  # consumes the images, which have no producer
         with pytest.raises(PlanError, match=first):
-            case.convert(case.asking(first, repair))
+            case.convert(case.with_corrections_of(first, correction))
 
-    def test_a_repair_of_what_is_no_layer_is_refused_by_name(self, case):
+    def test_a_correction_of_an_op_without_weights_is_refused_by_name(self, case):
         passing = next(op.name for op in case.space.graph if op.quantize_agnostic)
         plan = case.plain.replacing({passing: OpConfig(INT8, corrections=("smooth",))})
         with pytest.raises(PlanError, match=passing):
@@ -166,9 +169,9 @@ class CorrectionContract(OnDigits):
 
     @pytest.mark.parametrize("kind", ["residual", "two_outputs"])
     def test_what_is_added_or_given_out_is_never_scaled(self, request, images, kind):
-        case = RepairCase(request.getfixturevalue(kind), images)
+        case = CorrectionCase(request.getfixturevalue(kind), images)
         assert not case.observed.corrected_nsr
         second = case.space.tunable_ops[1]
-        for repair in ("equalize", "smooth"):
+        for correction in ("equalize", "smooth"):
             with pytest.raises(PlanError, match=second):
-                case.convert(case.asking(second, repair))
+                case.convert(case.with_corrections_of(second, correction))

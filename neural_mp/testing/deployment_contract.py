@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.runs.report import Report
-from neural_mp.testing.fixtures import OnDigits, machine, signal_to_noise, uniform
+from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
 
 INT8 = Precision.INT8
 
@@ -33,9 +35,11 @@ _LOADED = """
 import json, sys
 import numpy as np
 import neural_mp
-result = neural_mp.load(sys.argv[1])
-outputs = np.asarray(result(np.load(sys.argv[2])))
-print(json.dumps({"outputs": outputs.tolist(), "warnings": list(result.report.warnings)}))
+images, *folders = sys.argv[1:]
+for folder in folders:
+    result = neural_mp.load(folder)
+    outputs = np.asarray(result(np.load(images)))
+    print(json.dumps({"outputs": outputs.tolist(), "warnings": list(result.report.warnings)}))
 """
 
 
@@ -48,24 +52,49 @@ class Made:
     reference: np.ndarray
 
 
+@dataclass(frozen=True)
+class LoadedElsewhere:
+    """Outputs and warnings of a saved model in another process."""
+
+    outputs: np.ndarray
+    warnings: list[str]
+
+
 def loaded_under(
-    limit: str | None, folder: Path, images: np.ndarray
-) -> tuple[np.ndarray, list[str]]:
-    """Return the outputs and warnings of a saved model in a process with a oneDNN ISA limit."""
-    np.save(folder.parent / "images.npy", images)
+    limit: str | None, folders: Sequence[Path], images: np.ndarray
+) -> list[LoadedElsewhere]:
+    """Load saved models in one process with a oneDNN ISA limit; return what each computed."""
+    np.save(folders[0].parent / "images.npy", images)
     environment = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
     if limit is not None:
         environment["ONEDNN_MAX_CPU_ISA"] = limit
     done = subprocess.run(
-        [sys.executable, "-c", _LOADED, str(folder), str(folder.parent / "images.npy")],
+        [sys.executable, "-c", _LOADED, str(folders[0].parent / "images.npy"), *map(str, folders)],
         capture_output=True,
         text=True,
         check=False,
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    return np.array(said["outputs"], np.float32), said["warnings"]
+    lines = (line for line in done.stdout.splitlines() if line.startswith('{"outputs": '))
+    found = map(json.loads, lines)
+    return [LoadedElsewhere(np.array(x["outputs"], np.float32), x["warnings"]) for x in found]
+
+
+def make(net: Any, split: tuple[Split, Split], target: str) -> Made:
+    """Convert a net for a target, without a check that the target is exact here."""
+    images = split[1].images[:60]
+    adaptor = adaptor_for(net)
+    model = adaptor.load(net, example=images)
+    # The adaptor is called directly, since the API refuses targets that cannot be checked here.
+    space = adaptor.space(model, machine().for_target(target))
+    observed = adaptor.observe(model, [split[0].images[:100]], space)
+    plan = space.resolve(uniform(space, INT8))
+    converted = adaptor.convert(model, plan, observed, space)
+    result = OptimizedModel(
+        LoadedModel(adaptor, converted), plan.plan, Report(), observations=observed
+    )
+    return Made(result, images, np.asarray(adaptor.predict(model, images)))
 
 
 class DeploymentContract(OnDigits):
@@ -74,54 +103,58 @@ class DeploymentContract(OnDigits):
     #: Whether `ONEDNN_MAX_CPU_ISA` makes the runtime behave like an older CPU.
     heeds_onednn = True
 
-    @pytest.fixture
-    def net(self) -> Any:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls) -> Any:
         """The net: [batch, 1, 8, 8] or flattened."""
         raise NotImplementedError
 
-    @pytest.fixture
-    def made_for(self, net, digits):
-        def make(target: str) -> Made:
-            images = digits[1].images[:60]
-            adaptor = adaptor_for(net)
-            model = adaptor.load(net, example=images)
-            # The adaptor is called directly, since the API refuses targets that cannot be checked
-            # here.
-            space = adaptor.space(model, machine().for_target(target))
-            observed = adaptor.observe(model, [digits[0].images[:100]], space)
-            plan = space.resolve(uniform(space, INT8))
-            converted = adaptor.convert(model, plan, observed, space)
-            result = OptimizedModel(
-                LoadedModel(adaptor, converted), plan.plan, Report(), observations=observed
-            )
-            return Made(result, images, np.asarray(adaptor.predict(model, images)))
+    @pytest.fixture(scope="class")
+    @classmethod
+    def made_for(cls, net: Any, digits: tuple[Split, Split]) -> Callable[[str], Made]:
+        """Function from a target to the net converted for the target, which must not be changed."""
+        return cache(lambda target: make(net, digits, target))
 
-        return make
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded_elsewhere(
+        cls, made_for: Callable[[str], Made], tmp_path_factory: pytest.TempPathFactory
+    ) -> Callable[[str | None], Mapping[str, LoadedElsewhere]]:
+        """Function from a oneDNN ISA limit to what the models for each target compute under it."""
+        folder = tmp_path_factory.mktemp("saved")
+        targets = ("vnni", "portable")
+        for target in targets:
+            made_for(target).result.save(folder / target)
+        images = made_for("portable").images
+
+        def load(limit: str | None) -> Mapping[str, LoadedElsewhere]:
+            found = loaded_under(limit, [folder / target for target in targets], images)
+            return dict(zip(targets, found, strict=True))
+
+        return cache(load)
 
     @pytest.mark.parametrize("limit", ["AVX2", None])
     def test_a_model_made_for_exact_products_is_right_wherever_it_is_loaded(
-        self, made_for, tmp_path, limit
+        self, made_for, loaded_elsewhere, limit
     ):
         made = made_for("vnni")
         assert "VNNI" in made.result.exact_on
         assert "portable" in made.result.exact_on
-        made.result.save(tmp_path / "saved")
-        outputs, warnings = loaded_under(limit, tmp_path / "saved", made.images)
-        assert signal_to_noise(made.reference, outputs) > LEAST
+        found = loaded_elsewhere(limit)["vnni"]
+        assert signal_to_noise(made.reference, found.outputs) > LEAST
         if limit and self.heeds_onednn:
-            (words,) = warnings
+            (words,) = found.warnings
             assert "saturate" in words
 
     @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE", None])
-    def test_a_portable_model_is_right_everywhere_as_it_is(self, made_for, tmp_path, limit):
+    def test_a_portable_model_is_right_everywhere_as_it_is(self, made_for, loaded_elsewhere, limit):
         made = made_for("portable")
         assert made.result.exact_on == "every CPU"
-        made.result.save(tmp_path / "saved")
-        outputs, warnings = loaded_under(limit, tmp_path / "saved", made.images)
-        assert signal_to_noise(made.reference, outputs) > LEAST
-        assert warnings == []
+        found = loaded_elsewhere(limit)["portable"]
+        assert signal_to_noise(made.reference, found.outputs) > LEAST
+        assert found.warnings == []
 
-    def test_what_cannot_be_made_right_is_refused_with_the_reason_and_the_mend(
+    def test_what_cannot_be_made_exact_is_refused_with_the_reason_and_the_fix(
         self, made_for, tmp_path, monkeypatch
     ):
         made = made_for("vnni")
@@ -140,7 +173,7 @@ class DeploymentContract(OnDigits):
         with pytest.raises(ModelLoadError, match=r"saturate.*weights are not known.*'portable'"):
             neural_mp.load(tmp_path / "saved")
 
-    def test_the_face_converts_for_a_target_and_says_so(self, net, digits, tmp_path):
+    def test_the_api_converts_for_a_target_and_reports_it(self, net, digits, tmp_path):
         converter = MixedPrecision()
         converter.model, converter.precisions = net, "int8"
         converter.target = "portable"

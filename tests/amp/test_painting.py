@@ -185,7 +185,7 @@ def test_reasons_name_where_it_comes_from(op):
     assert paint(graph(text), LISTS).paints[op].reason == REASONS[op]
 
 
-def test_a_long_way_is_told_in_short():
+def test_a_long_path_is_abbreviated():
     chain = "a=D x; " + "; ".join(f"{b}=I {a}" for a, b in zip("abcdefg", "bcdefgh", strict=True))
     reason = paint(graph(chain), LISTS).paints["h"].reason
     assert reason == "INFER, denied: downstream of D 'a' through INFER 'g', INFER 'f', INFER 'e', …"

@@ -21,13 +21,13 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.precision import Precision
 
 #: Least SQNR of an INT8 result beside the framework's own FP32 outputs, in dB.
-INT8_DECIBELS = 20.0
+MIN_INT8_SQNR_DB = 20.0
 #: Least SQNR of a result without any INT8 op: conversion must not change what stays FP32.
-FP32_DECIBELS = 90.0
+MIN_FP32_SQNR_DB = 90.0
 #: Least share of equal elements in integer, boolean and string outputs of an INT8 result.
 MIN_EQUAL_RATIO = 0.9
 #: Decibels of equal arrays.
-EQUAL_DECIBELS = 150.0
+EQUAL_SQNR_DB = 150.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Case:
     Attributes:
         name: row of the table; unique within a framework.
         build: makes the model and its data.
-        decibels: least SQNR of an INT8 result.
+        min_sqnr_db: minimum SQNR of an INT8 result, in dB.
         discontinuous: reason why rounding of an input may change outputs without bound (argmax,
             floor, comparison); then only shapes and dtypes of an INT8 result are compared.
         savable: whether `save` is expected to work; False needs a model that holds user code.
@@ -62,7 +62,7 @@ class Case:
 
     name: str
     build: Callable[[], Built]
-    decibels: float = INT8_DECIBELS
+    min_sqnr_db: float = MIN_INT8_SQNR_DB
     discontinuous: str = ""
     savable: bool = True
 
@@ -74,13 +74,13 @@ class Row:
     Attributes:
         name: of the case.
         ran: (op type, precision) → number of ops that ran so, by the runtime's own trace.
-        decibels: SQNR beside the framework's FP32 outputs; `EQUAL_DECIBELS` if equal, NaN if the
+        sqnr_db: SQNR relative to the framework's FP32 outputs; `EQUAL_SQNR_DB` if equal, NaN if the
             outputs cannot be compared.
     """
 
     name: str
     ran: Mapping[tuple[str, Precision], int]
-    decibels: float
+    sqnr_db: float
 
     def cells(self) -> str:
         """Row of the Markdown table."""
@@ -90,8 +90,8 @@ class Row:
             times = f" ×{count}" if count > 1 else ""
             columns[ran is Precision.INT8].append(f"{op_type}{bits}{times}")
         quantized, others = (", ".join(columns[is_int8]) or "–" for is_int8 in (True, False))
-        shown = "equal" if self.decibels >= EQUAL_DECIBELS else f"{self.decibels:.0f} dB"
-        shown = "–" if np.isnan(self.decibels) else shown
+        shown = "equal" if self.sqnr_db >= EQUAL_SQNR_DB else f"{self.sqnr_db:.0f} dB"
+        shown = "–" if np.isnan(self.sqnr_db) else shown
         return f"| {self.name} | {quantized} | {others} | {shown} |"
 
 
@@ -108,12 +108,12 @@ def convert(case: Case, folder: Path) -> Row:
     built = case.build()
     result = _tuned(built, folder)
     quantized = any(config.precision is Precision.INT8 for config in result.plan.values())
-    decibels = _compared(case, built, result, quantized)
+    sqnr_db = _compared(case, built, result, quantized)
     ran = _audited(result)
     if case.savable:
         _reloaded(built, result, folder)
     compared = not (quantized and case.discontinuous)
-    return Row(case.name, ran, decibels if compared else float("nan"))
+    return Row(case.name, ran, sqnr_db if compared else float("nan"))
 
 
 def _tuned(built: Built, folder: Path) -> OptimizedModel:
@@ -134,8 +134,8 @@ def _tuned(built: Built, folder: Path) -> OptimizedModel:
 
 def _compared(case: Case, built: Built, result: OptimizedModel, quantized: bool) -> float:
     """Return the least SQNR over batches and outputs, in dB."""
-    least = EQUAL_DECIBELS
-    limit = case.decibels if quantized else FP32_DECIBELS
+    least = EQUAL_SQNR_DB
+    limit = case.min_sqnr_db if quantized else MIN_FP32_SQNR_DB
     for batch, expected in zip(built.batches, built.outputs, strict=True):
         given = flat(result.loaded(batch))
         assert len(given) == len(expected), f"{len(given)} outputs, expected {len(expected)}"
@@ -146,7 +146,7 @@ def _compared(case: Case, built: Built, result: OptimizedModel, quantized: bool)
             if quantized and case.discontinuous:
                 continue
             if np.issubdtype(theirs.dtype, np.inexact):
-                found = decibels(theirs, ours)
+                found = signal_to_noise(theirs, ours)
                 assert found >= limit, f"{label}: {found:.1f} dB, must be ≥ {limit:.0f} dB"
                 least = min(least, found)
             else:
@@ -186,7 +186,7 @@ def _reloaded(built: Built, result: OptimizedModel, folder: Path) -> None:
                 np.testing.assert_array_equal(ours, theirs)
 
 
-def decibels(reference: np.ndarray, given: np.ndarray) -> float:
+def signal_to_noise(reference: np.ndarray, given: np.ndarray) -> float:
     """Return the SQNR in dB; NaN and Inf must stand at the same places in both."""
     finite = np.isfinite(reference)
     np.testing.assert_array_equal(np.isfinite(given), finite)
@@ -194,8 +194,8 @@ def decibels(reference: np.ndarray, given: np.ndarray) -> float:
     real, ours = reference[finite].astype(kind), given[finite].astype(kind)
     noise, signal = float(np.linalg.norm(real - ours)), float(np.linalg.norm(real))
     if noise == 0.0:
-        return EQUAL_DECIBELS
-    return min(20 * float(np.log10(signal / noise)) if signal else 0.0, EQUAL_DECIBELS)
+        return EQUAL_SQNR_DB
+    return min(20 * float(np.log10(signal / noise)) if signal else 0.0, EQUAL_SQNR_DB)
 
 
 def flat(outputs: Any) -> list[np.ndarray]:

@@ -110,7 +110,7 @@ CASES = [
     # The logarithm of small magnitudes enlarges what rounding changes.
     case(
         *("STFTSpectrogram", _of_sound, 256, 1),
-        **{"frame_length": 32, "frame_step": 16, "options": {"decibels": 10.0}},
+        **{"frame_length": 32, "frame_step": 16, "options": {"min_sqnr_db": 10.0}},
     ),
     made("MaxNumBoundingBoxes", _with_boxes),
 ]

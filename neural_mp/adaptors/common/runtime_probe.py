@@ -55,6 +55,7 @@ def try_each(
             logger.info("%s is refused", case, exc_info=True)
 
 
+@lru_cache(maxsize=32)
 def version_of(*distributions: str) -> str:
     """Return the version of the first installed distribution, without importing it.
 

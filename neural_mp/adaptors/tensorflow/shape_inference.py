@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import cycle
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
+    GraphDef,
     NodeDef,
     TensorGraph,
     dtype_attribute,
@@ -141,10 +143,22 @@ def _inferred_with(
                 if dimension.size < 0:
                     # The first axis is the batch, common to all inputs.
                     dimension.size = _BATCHES[turn] if axis == 0 else next(sizes)
-    found = {
-        operation.name: [known_sizes(tensor.shape) for tensor in operation.outputs]
-        for operation in imported(small).get_operations()
-    }
+    found = {name: [*known] for name, known in _imported_shapes(_bytes_of(small)).items()}
     for name in variables:
         found[name].append(())  # second result of a Merge: index of the input
     return found
+
+
+def _bytes_of(graph: GraphDef) -> bytes:
+    serialized: bytes = graph.SerializeToString(deterministic=True)
+    return serialized
+
+
+@lru_cache(maxsize=32)
+def _imported_shapes(serialized: bytes) -> Mapping[str, tuple[Shape, ...]]:
+    """Return node → shapes as the runtime infers them; a graph is asked for many times in a row."""
+    operations = imported(GraphDef.FromString(serialized)).get_operations()
+    return {
+        operation.name: tuple(known_sizes(tensor.shape) for tensor in operation.outputs)
+        for operation in operations
+    }

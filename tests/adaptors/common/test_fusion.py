@@ -74,7 +74,7 @@ def test_a_layer_alone_has_an_empty_group():
     assert group.tail == "one"
 
 
-def test_nothing_runs_along_behind_what_does_not():
+def test_nothing_is_fused_behind_an_op_that_is_not_fused():
     (_, group) = find_fusion_groups(("one", "two"), Chain(MEETING)).values()
     assert group.reduced(lambda op: op != "sum").members == ("bias2",)
     assert group.reduced(lambda op: op != "bias2") == FusionGroup("two")

@@ -102,7 +102,7 @@ def test_a_third_party_adaptor_can_offer_training(monkeypatch):
     assert "nets: npu, NPU 0" in map(str, devices())
 
 
-def test_repairs_of_a_plan_are_refused(bare, net, digits, plain_machine):
+def test_corrections_of_a_plan_are_refused(bare, net, digits, plain_machine):
     adaptor = PyTorchAdaptor()
     images = digits[1].images[:8]
     model = adaptor.load(net, example=images)

@@ -12,19 +12,19 @@ def _exported(_trained):
     return {"small": as_onnx(small), "deep": as_onnx(deep), "hostile": as_onnx(hostile(deep))}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def net(_exported) -> onnx.ModelProto:
     """A small trained residual net."""
     return _exported["small"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def deep(_exported) -> onnx.ModelProto:
     """A trained net of 8 convolutions and 1 dense layer."""
     return _exported["deep"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hostile_net(_exported) -> onnx.ModelProto:
     """The same function, with one channel ×1024 between convolutions 2 and 3."""
     return _exported["hostile"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import DATA_DIR, load_model_tests
 from onnx_nets import MACHINE, session
 
@@ -29,7 +31,6 @@ FURTHER_OFF = {
     "training_dropout": "another draw on every run",
 }
 
-NODE_TESTS = {case.name: case for case in load_model_tests(kind="node")}
 FILES = sorted(Path(DATA_DIR).glob("*/*/model.onnx"))
 
 
@@ -107,6 +108,8 @@ def _checked(adaptor: OnnxRuntimeAdaptor, name: str, model: onnx.ModelProto, val
         tensors = precision is Precision.INT8 and any(c != FP32 for c in plan.values())
         observed = adaptor.observe(held, [feeds], space) if tensors else Observations()
         converted = adaptor.convert(held, space.resolve(plan), observed, space)
+        if converted is held:  # no op has a kernel in this precision: the same as above
+            continue
         given = as_list(adaptor.predict(converted, feeds), count)
         if not any(re.search(words, name) for words in FURTHER_OFF):
             for one, other in zip(given, reference, strict=True):
@@ -133,10 +136,16 @@ def assert_near(given, reference, tolerance: float, what) -> None:
         assert np.abs(given[finite] - reference[finite]).max() <= tolerance * largest, what
 
 
+@cache
+def node_tests() -> list[TestCase]:
+    """Return the tests of single ops, which take seconds to make."""
+    return list({case.name: case for case in load_model_tests(kind="node")}.values())
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_single_ops(part):
     ran = 0
-    for case in list(NODE_TESTS.values())[part::4]:
+    for case in node_tests()[part::4]:
         values = [v if isinstance(v, list | None) else np.asarray(v) for v in case.data_sets[0][0]]
         ran += check(case.name, case.model, values)
     assert ran > 330  # ONNX Runtime has no kernels for the others

@@ -13,8 +13,9 @@ pytestmark = pytest.mark.slow
 class TestOnnxDeployment(DeploymentContract):
     heeds_onednn = False
 
-    @pytest.fixture
-    def net(self, net):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls, net):
         return net
 
     def test_a_file_says_where_it_is_right(self, made_for, tmp_path):

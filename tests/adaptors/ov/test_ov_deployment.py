@@ -10,6 +10,7 @@ pytestmark = pytest.mark.slow
 class TestOpenVinoDeployment(DeploymentContract):
     heeds_onednn = False
 
-    @pytest.fixture
-    def net(self, net):
-        return net
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls, _taken_in):
+        return _taken_in["small"]

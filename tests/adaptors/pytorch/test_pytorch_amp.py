@@ -17,8 +17,9 @@ class TestAmp(AmpContract):
     average, softmax = "avg_pool2d", "softmax"
     example = (torch.zeros(2, 1, 8, 8),)
 
-    @pytest.fixture
-    def net(self):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls):
         torch.manual_seed(0)
         return EveryKind().eval()
 
@@ -37,7 +38,7 @@ class Drowned(nn.Module):
         return self.head(found.flatten(1))
 
 
-def test_tuning_moves_off_16_bits_what_harms_and_no_product(digits, accuracy, bf16_machine):
+def test_tuning_returns_lossy_ops_to_fp32_and_no_product(digits, accuracy, bf16_machine):
     torch.manual_seed(0)
     net = Drowned()
     train(net, digits[0], epochs=8)

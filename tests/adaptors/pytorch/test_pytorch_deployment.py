@@ -8,6 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 class TestPyTorchDeployment(DeploymentContract):
-    @pytest.fixture
-    def net(self, net):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls, net):
         return net

@@ -282,7 +282,7 @@ def test_models_of_other_dtypes_take_arrays(dtype):
     np.testing.assert_allclose(adaptor.predict(model, x), expected, atol=1e-2)
 
 
-def test_data_that_do_not_fit_are_told_from_models_that_cannot_be_captured(net):
+def test_data_that_do_not_fit_are_distinguished_from_models_that_cannot_be_captured(net):
     with pytest.raises(DataError, match=r"does not run on the inputs.*float32\[2, 3, 8, 8\]"):
         load(net, np.ones((2, 3, 8, 8)))
     with pytest.raises(DataError, match="None"):

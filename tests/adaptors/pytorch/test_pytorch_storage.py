@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 INT8 = Precision.INT8
 
 #: Runs in a process that has never heard of the user's classes.
-STRANGER = """
+NEW_PROCESS = """
 import sys
 import numpy as np
 import neural_mp
@@ -41,17 +42,24 @@ np.savez(data + ".out.npz", kernels=kernels, **outputs)
 """
 
 
+@pytest.fixture(scope="module")
+def saved(tuned, tmp_path_factory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("models") / "saved"
+    tuned.save(folder)
+    return folder
+
+
 @pytest.fixture
-def folder(tuned, tmp_path) -> Path:
-    tuned.save(tmp_path / "saved")
-    return tmp_path / "saved"
+def folder(saved, tmp_path) -> Path:
+    """A copy of the saved model, which tests may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "saved"))
 
 
-def test_a_stranger_runs_it_with_the_same_results_and_kernels(tuned, folder, digits, tmp_path):
+def test_a_new_process_runs_it_with_the_same_results_and_kernels(tuned, folder, digits, tmp_path):
     images = digits[1].images[:40]
     data = str(tmp_path / "images.npy")
     np.save(data, images)
-    subprocess.run([sys.executable, "-c", STRANGER, str(folder), data], check=True, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", NEW_PROCESS, str(folder), data], check=True, cwd=tmp_path)
     told = np.load(data + ".out.npz")
     assert told["kernels"] == len(tuned.plan) == 7
     for size in (1, 5, 40):

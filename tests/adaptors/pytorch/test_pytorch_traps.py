@@ -87,7 +87,7 @@ class SameNames(nn.Module):
         return self.head(self.relu_2(F.relu(x * 1000) - 0.5) / 1000)
 
 
-def test_names_that_coincide_are_told_apart():
+def test_equal_names_are_made_unique():
     torch.manual_seed(0)
     x = torch.rand(2, 3, 8, 8) * 255
     adaptor, converted, expected = all_int8(SameNames(), x)

@@ -1,8 +1,16 @@
 """Keras nets on scikit-learn's digits, with channels last as TensorFlow has them."""
 
+import warnings
+
 import keras
 import pytest
 from keras_nets import channels_last, deep_net, hostile, small_net, train
+
+from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
+from neural_mp.training import (
+    disable_mixed_precision_graph_rewrite,
+    enable_mixed_precision_graph_rewrite,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +49,20 @@ def deep(_keras_trained) -> keras.Model:
 def hostile_net(_keras_trained) -> keras.Model:
     """The same function, with one channel ×1024 between convolutions 2 and 3."""
     return hostile(_keras_trained[1])
+
+
+@pytest.fixture
+def rewrite_disabled_afterwards():
+    """Disables the graph rewrite and resets the dtype policy after the test."""
+    yield
+    keras.config.set_dtype_policy("float32")
+    if rewrite_is_enabled():
+        disable_mixed_precision_graph_rewrite()
+
+
+@pytest.fixture
+def enabled_rewrite():
+    """The rewrite, enabled for an optimizer of Keras, with no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        return enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(0.05))

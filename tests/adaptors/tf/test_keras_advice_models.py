@@ -238,7 +238,7 @@ def strict():
         ),
     ],
 )
-def test_what_a_user_can_mend_is_said(batch, make, loss, targets, error, said):
+def test_the_fix_of_a_user_error_is_named(batch, make, loss, targets, error, said):
     with pytest.raises(error, match=said):
         advise(make(), [(batch[0], np.repeat(batch[1], targets, 1))], loss, steps=1)
 
@@ -289,7 +289,7 @@ class Sum(Plain):
         return self.out(self.add(x, self.penalty(x)))
 
 
-def test_code_that_adds_two_types_is_told_of_before_a_plan_breaks_it(batch):
+def test_code_that_adds_two_types_is_reported_before_a_plan_breaks_it(batch):
     with pytest.warns(UserWarning, match="combines 16-bit and float32 tensors"):
         found = advise(Sum(operator.add), [batch], "mse", steps=0)
     assert set(found.keep) == {"penalty", "out"}

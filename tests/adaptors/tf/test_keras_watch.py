@@ -96,7 +96,7 @@ def test_one_bad_batch_now_and_then_is_no_reason_to_stop(data):
     assert optimizer.skipped_steps == len(data[::3])
 
 
-def test_bad_data_are_told_from_bad_layers(data):
+def test_bad_data_are_distinguished_from_bad_layers(data):
     model = digits_net(dangerous=False)
     model.compile(LossScaleOptimizer(keras.optimizers.Adam()), LOSS, jit_compile=False)
     spoiled = [(x * np.nan, y) for x, y in data]
@@ -126,7 +126,7 @@ def test_a_loop_of_ones_own_can_ask_for_the_layer(data):
         np.testing.assert_array_equal(value, same)
 
 
-def test_numbers_beyond_the_range_are_told_from_a_layer_that_makes_them(data):
+def test_inputs_beyond_the_range_are_distinguished_from_layers_that_overflow(data):
     model = in_fp16(digits_net(dangerous=False))
     found = first_nonfinite(model, (data[0][0] * 100_000, data[0][1]), LOSS)
     assert found.layer == "conv1"

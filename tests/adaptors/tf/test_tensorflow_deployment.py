@@ -6,18 +6,20 @@ from keras_nets import ChannelsLast
 from neural_mp.adaptors.tensorflow.integer_kernels import ZERO_POINT
 from neural_mp.errors import ConversionError
 from neural_mp.testing import DeploymentContract
+from neural_mp.testing.deployment_contract import make
 
 pytestmark = pytest.mark.slow
 
 
 class TestTensorFlowDeployment(ChannelsLast, DeploymentContract):
-    @pytest.fixture
-    def net(self, net):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls, net):
         return net
 
-    def test_kernels_of_an_earlier_version_are_refused_by_name(self, made_for):
-        held = made_for("vnni").result.held
-        for node in held.graph.nodes.values():
+    def test_kernels_of_an_earlier_version_are_refused_by_name(self, net, digits):
+        result = make(net, digits, "vnni").result
+        for node in result.held.graph.nodes.values():
             node.attr.pop(ZERO_POINT, None)
         with pytest.raises(ConversionError, match="does not record the zero point"):
-            made_for("vnni").result.adaptor.portability.right_everywhere(held)
+            result.adaptor.portability.right_everywhere(result.held)

@@ -53,7 +53,7 @@ _GRAPHS = [_with_assertion, _with_strings, _with_tensor_array, _with_map]
 
 
 @pytest.mark.parametrize("function", _GRAPHS)
-def test_sizes_are_told_of_every_float_result_outside_of_loops(
+def test_sizes_of_every_float_result_outside_of_loops_are_returned(
     function: Callable[[tf.Tensor], tf.Tensor],
 ) -> None:
     model = _loaded(function)

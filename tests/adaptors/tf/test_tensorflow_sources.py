@@ -126,7 +126,7 @@ class TestSeveralInputsAndOutputs:
         assert set(given) == {"output_0", "output_1"}
         np.testing.assert_allclose(given["output_0"], np.asarray(net(list(data))[0]), atol=1e-5)
 
-    def test_inputs_of_a_graph_are_told_from_the_outputs(self, net, data):
+    def test_inputs_of_a_graph_are_distinguished_from_the_outputs(self, net, data):
         function = tf.function(net).get_concrete_function(
             [tf.TensorSpec([None, 4], name="left"), tf.TensorSpec([None, 3], name="right")]
         )

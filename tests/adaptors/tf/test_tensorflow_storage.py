@@ -38,11 +38,13 @@ np.save(sys.argv[1] + ".npy", result)
 """
 
 
-@pytest.fixture
-def tuned(net, digits):
+@pytest.fixture(scope="module")
+def tuned(net, digits, tmp_path_factory):
+    """The small trained net in INT8; must not be changed."""
     converter = MixedPrecision()
     converter.model = net
     converter.precisions = "int8"
+    converter.workspace = tmp_path_factory.mktemp("workspace")
     converter.calib_dataloader = digits[0].loader()
     return converter()
 

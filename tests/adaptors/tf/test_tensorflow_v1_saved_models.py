@@ -94,7 +94,7 @@ def test_a_model_whose_objects_cannot_be_made_again_is_read_as_a_graph(tmp_path)
     np.testing.assert_allclose(adaptor.predict(model, IMAGE), expected(), atol=1e-5)
 
 
-def test_what_nothing_reads_is_refused_with_the_mend(tmp_path):
+def test_what_nothing_reads_is_refused_with_the_fix(tmp_path):
     path = saved(tmp_path / "model", (("serve",), ("serving_default",)))
     for file in (path / "variables").iterdir():
         file.unlink()

@@ -9,10 +9,10 @@ from neural_mp.adaptors.common.cross_layer_scaling import LayerRescale
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.errors import PlanError
 from neural_mp.testing import FACTOR, CorrectionContract, signal_to_noise
-from neural_mp.testing import RepairCase as Case
+from neural_mp.testing import CorrectionCase as Case
 
 
-class TestRepairs(CorrectionContract):
+class TestCorrections(CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):
@@ -35,7 +35,7 @@ class TestRepairs(CorrectionContract):
 
     def test_the_users_own_module_is_untouched(self, case, net):
         before = {name: value.clone() for name, value in net.state_dict().items()}
-        case.convert(case.mended)
+        case.convert(case.corrected)
         for name, value in net.state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
@@ -95,11 +95,11 @@ class ComputedBias(Between):
         *(Threshold, Clipped, ComputedBias),
     ],
 )
-def test_what_would_change_the_function_is_not_repaired(kind):
+def test_no_correction_where_the_function_would_change(kind):
     case = Case(seeded(kind), np.random.default_rng(0).random((128, 8, 8), np.float32))
     assert not case.observed.corrected_nsr
     with pytest.raises(PlanError, match="'b'"):
-        case.convert(case.asking("b", "smooth"))
+        case.convert(case.with_corrections_of("b", "smooth"))
 
 
 class Shared(Between):
@@ -112,7 +112,7 @@ class Shared(Between):
 def test_a_layer_used_several_times_is_changed_where_it_has_to_be():
     case = Case(seeded(Shared), np.random.default_rng(0).random((128, 8, 8), np.float32))
     assert len(case.best) == 2
-    found = case.run(case.in_fp32(case.mended))
+    found = case.run(case.in_fp32(case.corrected))
     np.testing.assert_allclose(found, case.reference, rtol=1e-3, atol=1e-4 * FACTOR)
 
 
@@ -139,7 +139,7 @@ def test_a_channel_silent_in_one_tensor_keeps_its_range_in_another(repair, loude
     case = Case(net, data)
     plan = case.plain
     for op in (op for op in plan if op != "a"):
-        plan = plan.replacing({op: case.asking(op, repair)[op]})
+        plan = plan.replacing({op: case.with_corrections_of(op, repair)[op]})
     error = np.abs(case.run(case.convert(plan)) - case.reference).max()
     assert error < 0.05 * np.abs(case.reference).max()
 
@@ -149,7 +149,7 @@ def test_a_channel_that_calibration_found_silent_is_scaled_like_the_rest():
     data = np.random.default_rng(0).random((128, 8, 8), np.float32)
     nearly_silenced(net, data, -0.1)
     case = Case(net, data)
-    models = case.model, case.in_fp32(case.asking("b", "smooth"))
+    models = case.model, case.in_fp32(case.with_corrections_of("b", "smooth"))
     before, after = (
         case.adaptor.corrections.layers(model)["a"].output_limits() for model in models
     )
@@ -212,4 +212,4 @@ def test_channels_are_where_the_layers_that_read_them_have_them(made):
     inputs = np.random.default_rng(0).normal(size=made.shape).astype(np.float32)
     case = Case(made().eval(), inputs)
     assert signal_to_noise(case.reference, case.run(case.convert(case.plain))) < 10
-    assert signal_to_noise(case.reference, case.run(case.convert(case.mended))) > 30
+    assert signal_to_noise(case.reference, case.run(case.convert(case.corrected))) > 30

@@ -4,10 +4,10 @@ from contract_nets import Normed, Outliers, Residual, TwoOutputs, seeded
 from onnx_nets import as_onnx, graph, op
 
 from neural_mp.errors import PlanError
-from neural_mp.testing import FACTOR, CorrectionContract, RepairCase
+from neural_mp.testing import FACTOR, CorrectionCase, CorrectionContract
 
 
-class TestRepairs(CorrectionContract):
+class TestCorrections(CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):
@@ -54,7 +54,7 @@ def between(first, *nodes, second="MatMul", shape=("n", 8, 8), **constants):
     nodes = nodes or (op("Relu", "p", "r"),)
     last = op(second, "r k" if second == "Conv" else "r b", "y")
     made = graph([*first, *nodes, last], {"x": list(shape)}, ["y"], {**CONSTANTS, **constants})
-    return RepairCase(made, DATA[:, :, 0] if len(shape) == 2 else DATA)
+    return CorrectionCase(made, DATA[:, :, 0] if len(shape) == 2 else DATA)
 
 
 FLAT = ("n", 8)
@@ -86,7 +86,7 @@ PLAIN = op("MatMul", "x a", "p")
 def test_products_of_every_form_are_scaled(case):
     case = case()
     assert case.best
-    before, after = (case.run(case.in_fp32(plan)) for plan in (case.plain, case.mended))
+    before, after = (case.run(case.in_fp32(plan)) for plan in (case.plain, case.corrected))
     np.testing.assert_allclose(after, before, rtol=1e-3, atol=1e-5 * np.abs(before).max())
 
 
@@ -114,11 +114,11 @@ def test_products_of_every_form_are_scaled(case):
         ),
     ],
 )
-def test_what_would_change_the_function_is_not_repaired(case):
+def test_no_correction_where_the_function_would_change(case):
     case = case()
     assert not case.observed.corrected_nsr
     with pytest.raises(PlanError, match="'y'"):
-        case.convert(case.asking("y", "smooth"))
+        case.convert(case.with_corrections_of("y", "smooth"))
 
 
 def test_a_constant_that_two_products_read_is_scaled_for_each():
@@ -128,7 +128,7 @@ def test_a_constant_that_two_products_read_is_scaled_for_each():
         ["y"],
         {"a": A},
     )
-    case = RepairCase(made, DATA)
+    case = CorrectionCase(made, DATA)
     assert case.best
-    found = case.run(case.in_fp32(case.mended))
+    found = case.run(case.in_fp32(case.corrected))
     np.testing.assert_allclose(found, case.reference, 1e-3, 1e-5 * np.abs(case.reference).max())

@@ -5,7 +5,7 @@ from keras import layers, ops
 from keras_nets import ChannelsLast
 
 from neural_mp.errors import PlanError
-from neural_mp.testing import FACTOR, CorrectionContract, RepairCase
+from neural_mp.testing import FACTOR, CorrectionCase, CorrectionContract
 
 
 def convolution(channels, **settings):
@@ -78,7 +78,7 @@ def seeded(build) -> keras.Model:
     return build()
 
 
-class TestRepairs(ChannelsLast, CorrectionContract):
+class TestCorrections(ChannelsLast, CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):
@@ -111,10 +111,10 @@ def normed_over(axes, **settings) -> keras.Model:
 
 @pytest.mark.parametrize("axes", [1, (1, 2)])
 def test_a_norm_over_other_axes_is_left_alone(axes):
-    case = RepairCase(seeded(lambda: normed_over(axes)), IMAGES)
+    case = CorrectionCase(seeded(lambda: normed_over(axes)), IMAGES)
     (product,) = case.space.tunable_ops
     with pytest.raises(PlanError, match=product):
-        case.convert(case.asking(product, "smooth"))
+        case.convert(case.with_corrections_of(product, "smooth"))
 
 
 def test_activations_that_are_not_in_proportion_are_not_passed():
@@ -122,9 +122,9 @@ def test_activations_that_are_not_in_proportion_are_not_passed():
         image = keras.Input((8, 8, 1), name="image")
         return keras.Model(image, convolution(6)(layers.ReLU(6)(convolution(8)(image))))
 
-    case = RepairCase(seeded(build), IMAGES)
+    case = CorrectionCase(seeded(build), IMAGES)
     with pytest.raises(PlanError, match=case.space.tunable_ops[1]):
-        case.convert(case.asking(case.space.tunable_ops[1], "equalize"))
+        case.convert(case.with_corrections_of(case.space.tunable_ops[1], "equalize"))
 
 
 def test_a_layer_used_twice_is_changed_where_it_has_to_be():
@@ -135,7 +135,7 @@ def test_a_layer_used_twice_is_changed_where_it_has_to_be():
         scale(twice, 3, FACTOR)
         return keras.Model(image, found)
 
-    case = RepairCase(seeded(build), IMAGES)
+    case = CorrectionCase(seeded(build), IMAGES)
     assert case.best
-    found = case.run(case.in_fp32(case.mended))
+    found = case.run(case.in_fp32(case.corrected))
     np.testing.assert_allclose(found, case.reference, 1e-3, 1e-5 * np.abs(case.reference).max())

@@ -1,0 +1,96 @@
+"""The graph rewrite and dtype policies of Keras exclude each other."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from graph_rewrite_nets import needs_pass, trained
+
+from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
+from neural_mp.errors import ConfigurationError
+from neural_mp.training import (
+    LossScaleOptimizer,
+    disable_mixed_precision_graph_rewrite,
+    enable_mixed_precision_graph_rewrite,
+    set_policy,
+)
+
+v1 = tf.compat.v1
+pytestmark = pytest.mark.usefixtures("rewrite_disabled_afterwards")
+POLICIES = {
+    "mixed_float16": lambda: "mixed_float16",
+    "an entry of a map": lambda: keras.dtype_policies.DTypePolicyMap(
+        default_policy="float32", policy_map={"net/last": keras.DTypePolicy("mixed_bfloat16")}
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("make", [keras.optimizers.SGD, v1.train.AdamOptimizer])
+def test_a_mixed_policy_that_is_set_is_refused_for_both_kinds(policy, make):
+    keras.config.set_dtype_policy(POLICIES[policy]())
+    with pytest.raises(ConfigurationError, match=r"mixed_.*set_dtype_policy\('float32'\)"):
+        enable_mixed_precision_graph_rewrite(make())
+    assert not rewrite_is_enabled()
+
+
+@needs_pass
+@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
+def test_a_policy_of_one_type_is_not_refused(policy):
+    keras.config.set_dtype_policy(policy)
+    enable_mixed_precision_graph_rewrite(keras.optimizers.SGD())
+    assert rewrite_is_enabled()
+
+
+@needs_pass
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_mixed_policy_set_later_is_refused_at_the_next_step(enabled_rewrite, digits, policy):
+    keras.config.set_dtype_policy(POLICIES[policy]())
+    with pytest.raises(ConfigurationError, match="disable_mixed_precision_graph_rewrite"):
+        trained(enabled_rewrite, digits)
+    disable_mixed_precision_graph_rewrite()
+    trained(enabled_rewrite, digits)
+
+
+@needs_pass
+def test_a_mixed_policy_set_later_is_refused_in_a_loop_that_has_begun(enabled_rewrite):
+    weight = keras.Variable(np.ones(3, np.float32))
+    enabled_rewrite.apply([tf.ones(3)], [weight])
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    with pytest.raises(ConfigurationError, match="both put ops into 16 bits"):
+        enabled_rewrite.apply([tf.ones(3)], [weight])
+
+
+@needs_pass
+def test_a_mixed_policy_set_later_is_refused_by_an_optimizer_of_tensorflow_1():
+    wrapped = enable_mixed_precision_graph_rewrite(v1.train.GradientDescentOptimizer(0.1))
+    weight = tf.Variable([1.0, 2.0])
+    wrapped.minimize(lambda: tf.reduce_sum(weight), var_list=[weight])
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    with pytest.raises(ConfigurationError, match="both put ops into 16 bits"):
+        wrapped.minimize(lambda: tf.reduce_sum(weight), var_list=[weight])
+
+
+@needs_pass
+def test_our_own_way_to_set_a_policy_refuses_at_once(enabled_rewrite, monkeypatch):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    with pytest.raises(ConfigurationError, match="the graph rewrite, which is enabled"):
+        set_policy("mixed_bfloat16")
+    set_policy("float32")
+    disable_mixed_precision_graph_rewrite()
+    set_policy("mixed_bfloat16")
+    assert keras.config.dtype_policy().name == "mixed_bfloat16"
+
+
+@needs_pass
+def test_a_map_of_ours_is_refused_like_any_policy(monkeypatch):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    set_policy("mixed_bfloat16", keep=("out",))
+    with pytest.raises(ConfigurationError, match="the graph rewrite cannot be combined with"):
+        enable_mixed_precision_graph_rewrite(keras.optimizers.SGD())
+    set_policy("float32")
+
+
+def test_optimizers_beside_the_rewrite_take_any_policy(digits):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    trained(LossScaleOptimizer(keras.optimizers.SGD()), digits)

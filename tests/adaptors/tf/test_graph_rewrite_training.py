@@ -1,0 +1,259 @@
+"""Training within the graph rewrite: casts, loss scale of every step, weights afterwards."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from graph_rewrite_nets import (
+    RULE,
+    needs_pass,
+    trained,
+)
+
+from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
+from neural_mp.adaptors.tensorflow.training.v1_loss_scale import V1LossScaleOptimizer
+from neural_mp.core.loss_scale import LossScale
+from neural_mp.training import (
+    disable_mixed_precision_graph_rewrite,
+    enable_mixed_precision_graph_rewrite,
+)
+
+v1 = tf.compat.v1
+pytestmark = pytest.mark.usefixtures("rewrite_disabled_afterwards")
+
+
+@needs_pass
+@pytest.mark.parametrize("make", [keras.optimizers.SGD, v1.train.GradientDescentOptimizer])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_step_that_xla_compiles_warns_that_the_rewrite_does_not_see_it(make, compiled):
+    wrapped = enable_mixed_precision_graph_rewrite(make(0.1))
+    weight = keras.Variable(np.ones(3, np.float32)) if make is keras.optimizers.SGD else None
+    plain = tf.Variable([1.0, 2.0])
+
+    @tf.function(jit_compile=compiled)
+    def step():
+        if weight is not None:
+            wrapped.apply([tf.ones(3)], [weight])
+        else:
+            wrapped.minimize(lambda: tf.reduce_sum(plain), var_list=[plain])
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        step()
+    told = [str(found.message) for found in told if "XLA compiles the step" in str(found.message)]
+    assert bool(told) == compiled
+    disable_mixed_precision_graph_rewrite()
+
+
+@needs_pass
+def test_after_disabling_fit_gives_the_weights_of_fp32_bit_by_bit(digits):
+    plain = trained(keras.optimizers.SGD(0.05), digits)
+    low = trained(enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(0.05)), digits)
+    disable_mixed_precision_graph_rewrite()
+    again = trained(keras.optimizers.SGD(0.05), digits)
+    assert all(np.array_equal(*pair) for pair in zip(plain, again, strict=True))
+    assert not all(np.array_equal(*pair) for pair in zip(plain, low, strict=True))
+
+
+class Training:
+    """Three numbers made smaller by an optimizer of TensorFlow 1; every step may be spoiled."""
+
+    def __init__(self, wrapped, how):
+        self.optimizer, self.how = wrapped, how
+        if how != "graph":
+            self.weight, self.factor = tf.Variable([1.0, 2.0, 3.0]), tf.Variable(1.0)
+            self._run = tf.function(self._step) if how == "function" else self._step
+            return
+        self.session = v1.Session(graph=tf.Graph())
+        with self.session.graph.as_default():
+            self.weight = v1.get_variable("weight", initializer=[1.0, 2.0, 3.0])
+            self.factor = v1.placeholder(tf.float32, [])
+            rows = tf.gather(self.weight, [0, 2])  # its gradient is sparse
+            loss = self.factor * tf.reduce_sum(tf.square(rows))
+            self.steps = v1.train.create_global_step()
+            self.train = wrapped.minimize(loss, global_step=self.steps)
+            self.state = (wrapped.loss_scale, wrapped.skipped_steps, wrapped.skipped_in_a_row)
+            self.session.run(v1.global_variables_initializer())
+
+    def _step(self):
+        self.optimizer.minimize(
+            lambda: self.factor * tf.reduce_sum(tf.square(self.weight)), var_list=[self.weight]
+        )
+
+    def after(self, finite):
+        """The numbers, the scale, and the counters of skipped steps after one more step."""
+        factor, found = 1.0 if finite else np.inf, self.optimizer
+        if self.how == "graph":
+            self.session.run(self.train, {self.factor: factor})
+            return self.session.run((self.weight, *self.state))
+        self.factor.assign(factor)
+        self._run()
+        values = (found.loss_scale, found.skipped_steps, found.skipped_in_a_row)
+        return (self.weight.numpy(), *(value.numpy() for value in values))
+
+
+@needs_pass
+@pytest.mark.parametrize("how", ["graph", "function", "eager"])
+@pytest.mark.parametrize("rule", [RULE, LossScale.fixed(3.0)], ids=["dynamic", "fixed"])
+def test_optimizers_of_tensorflow_1_go_by_the_rule_step_by_step(how, rule):
+    wrapped = enable_mixed_precision_graph_rewrite(v1.train.GradientDescentOptimizer(0.01), rule)
+    training, state = Training(wrapped, how), rule.start()
+    before = np.array([1.0, 2.0, 3.0], np.float32)
+    for finite in map(bool, (1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1)):
+        state = rule.after(state, finite)
+        weight, *told = training.after(finite)
+        assert told == [state.scale, state.skipped_steps, state.skipped_in_a_row]
+        assert np.array_equal(weight, before) != finite
+        assert np.isfinite(weight).all()
+        before = weight
+    if how == "graph":
+        assert training.session.run(training.steps) == state.steps
+        training.session.close()
+
+
+def test_without_loss_scaling_or_with_it_the_steps_are_the_same():
+    """The scale is a power of two: it changes no bit of a gradient in float32."""
+    weights = tf.Variable([0.1, 0.2, 0.3]), tf.Variable([0.1, 0.2, 0.3])
+    plain = v1.train.AdamOptimizer(0.1)
+    ours = V1LossScaleOptimizer(v1.train.AdamOptimizer(0.1), LossScale())
+    for _ in range(5):
+        for optimizer, weight in zip((plain, ours), weights, strict=True):
+            optimizer.minimize(
+                lambda weight=weight: tf.reduce_sum(tf.square(weight)), var_list=[weight]
+            )
+    np.testing.assert_array_equal(*(weight.numpy() for weight in weights))
+
+
+def child(code, **variables):
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+
+
+WITHOUT_ONEDNN = """
+import keras
+from neural_mp.training import enable_mixed_precision_graph_rewrite
+enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), precision="BFLOAT16")
+"""
+
+
+def test_where_onednn_is_off_the_error_names_the_variable():
+    done = child(WITHOUT_ONEDNN, TF_ENABLE_ONEDNN_OPTS="0")
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert "UnsupportedPrecisionError" in last
+    assert "TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported" in last
+
+
+FIT = """
+from collections import Counter
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+from tensorflow.python.eager import context
+
+from neural_mp.training import (
+    disable_mixed_precision_graph_rewrite,
+    enable_mixed_precision_graph_rewrite,
+)
+
+digits = load_digits()
+images, labels = (digits.images[:256, ..., None] / 16).astype(np.float32), digits.target[:256]
+
+
+def trained(optimizer):
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(8, 3, activation="relu")])
+    net.add(keras.layers.Flatten())
+    net.add(keras.layers.Dense(10))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(optimizer, loss, jit_compile=False)
+    context.enable_graph_collection()
+    net.fit(images, labels, epochs=3, verbose=0)
+    graphs = context.context().export_run_metadata().function_graphs
+    context.disable_graph_collection()
+    casts = Counter()
+    for graph in (found.post_optimization_graph for found in graphs):
+        nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+        for node in nodes:
+            if node.op == "Cast":
+                casts[tf.as_dtype(node.attr["DstT"].type).name] += 1
+    return net.get_weights(), casts["bfloat16"]
+
+
+plain, none = trained(keras.optimizers.SGD(0.05))
+assert none == 0
+low, casts = trained(enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(0.05)))
+# Of the images, two weights and two biases on the way there, and of gradients on the way back.
+assert 5 <= casts <= 20, casts
+assert any((a != b).any() for a, b in zip(plain, low))
+disable_mixed_precision_graph_rewrite()
+again, none = trained(keras.optimizers.SGD(0.05))
+assert none == 0
+assert all(np.array_equal(*pair) for pair in zip(plain, again))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ONEDNN_LIMIT in os.environ, reason="oneDNN refuses BF16 where it is limited")
+def test_casts_to_bf16_are_in_the_optimised_graph_of_fit_and_gone_afterwards():
+    done = child(FIT, TF_ENABLE_ONEDNN_OPTS="1")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+TWO_DEVICES = """
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.training.v1_loss_scale import V1LossScaleOptimizer
+from neural_mp.training import LossScale
+
+halves = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], halves)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = V1LossScaleOptimizer(
+        tf.compat.v1.train.GradientDescentOptimizer(0.1), LossScale(initial=8.0)
+    )
+
+
+def step(factor):
+    optimizer.minimize(lambda: factor * tf.reduce_sum(tf.square(weight)), var_list=[weight])
+
+
+@tf.function
+def run(factors):
+    strategy.run(step, args=(factors,))
+
+
+def factors(first, second):
+    return strategy.experimental_distribute_values_from_function(
+        lambda replica: tf.constant((first, second)[replica.replica_id_in_sync_group])
+    )
+
+
+for skipped, spoiled in enumerate(((np.inf, 1.0), (1.0, np.inf)), 1):
+    run(factors(*spoiled))
+    assert weight.numpy().tolist() == [1.0, 2.0]
+    assert float(optimizer.loss_scale) == 8 / 2**skipped
+    assert int(optimizer.skipped_steps) == skipped
+run(factors(1.0, 1.0))
+assert (weight.numpy() < [1.0, 2.0]).all() and int(optimizer.skipped_in_a_row) == 0
+"""
+
+
+@pytest.mark.slow
+def test_what_is_not_finite_on_one_of_two_devices_changes_no_weight_of_tensorflow_1():
+    done = child(TWO_DEVICES)
+    assert done.returncode == 0, done.stderr[-2000:]
