@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.amp import AmpList, FourLists, Painting, paint
-from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
@@ -81,10 +80,6 @@ def explain_plan(
 def _boundaries(effective: Mapping[str, Precision], precision: Precision) -> dict[str, str]:
     settled = (Precision.INT8, *(p for p in Precision if p.is_16_bit and p is not precision))
     return {op: f"it runs in {p}" for op, p in effective.items() if p in settled}
-
-
-#: INT8 approaches with float inputs and outputs.
-_QUANTIZED_INSIDE = (Approach.DYNAMIC, Approach.WEIGHT_ONLY)
 
 
 @dataclass(frozen=True)
@@ -188,8 +183,7 @@ class Resolver:
 
     def _followed(self, plan: PrecisionPlan) -> QuantizationFlow:
         """Propagate INT8 first; ops that the plan leaves open then follow the plan's 16-bit ops."""
-        alone = frozenset(op for op, item in plan.items() if item.approach in _QUANTIZED_INSIDE)
-        flow = propagate_quantization(self.graph, plan.precisions, alone)
+        flow = propagate_quantization(self.graph, plan.precisions, plan.internally_quantized)
         for precision in _occurring_16_bits(flow.effective):
             painting = paint_plan(
                 self.graph,

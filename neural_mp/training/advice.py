@@ -259,7 +259,7 @@ class _Search:
         except (DataError, ConfigurationError) as error:
             return f"with it in {self.precision}, {error}"
         words = f"gradients are not finite with it in {self.precision}"
-        return words if found is None else found.words
+        return words if found is None else found.message
 
     def _why_noisy(self, noise: float) -> str:
         words = f"in {self.precision}, {_change(noise)}"

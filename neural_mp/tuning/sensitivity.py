@@ -14,7 +14,13 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.runs.record import NO_REPAIR, ProbeMeasurements, RunRecord, RunStart, output_nsr_in
+from neural_mp.runs.record import (
+    NO_CORRECTION,
+    ProbeMeasurements,
+    RunRecord,
+    RunStart,
+    output_nsr_in,
+)
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import TuningSpace, why_int8
 from neural_mp.tuning.baseline import calibrated
@@ -142,7 +148,7 @@ def _tensors(
             seen.nsr.get(name),
             repair,
             seen.corrected_nsr[name][repair] if repair else None,
-            arriving.get(NO_REPAIR),
+            arriving.get(NO_CORRECTION),
             arriving.get(repair) if repair else None,
             _gained(record.measured.times, readers, (Precision.INT8,)),
             Precision.INT8.value if name in stored else _others(flow, readers),
@@ -193,7 +199,7 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
             op,
             "op",
             (op,),
-            output_noise=record.measured.output_nsr.get(op, {}).get(NO_REPAIR),
+            output_noise=record.measured.output_nsr.get(op, {}).get(NO_CORRECTION),
             seconds_gained=_gained(record.measured.times, (op,), low),
             runs_in=runs.value,
             reason=reason,

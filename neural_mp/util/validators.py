@@ -368,6 +368,11 @@ def record(
     return read
 
 
+def instance_of(kind: Callable[..., T], validator: Validator[dict[str, Any]]) -> Validator[T]:
+    """Return a validator for mappings, converted to instances of a class."""
+    return lambda value: kind(**validator(value))
+
+
 def checked(validator: Validator[Any]) -> Validator[Any]:
     """Return a validator that returns the original value, not the converted one."""
 

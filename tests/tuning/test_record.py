@@ -177,7 +177,7 @@ def test_a_disk_that_is_full_does_not_cost_the_result(converter, stored, monkeyp
     assert [trial.plan for trial in result.trials] == [trial.plan for trial in expected.trials]
     assert len(result.record.trials) == len(result.trials)
     assert result.observations.nsr
-    said = [words for words in result.report.warnings if "is no longer written down" in words]
+    said = [words for words in result.report.warnings if "cannot be written to" in words]
     assert bool(said) == (since != "the end")
     monkeypatch.undo()
     assert len(stored().trials) == (len(result.trials) if since == "the end" else 0)

@@ -136,7 +136,7 @@ class Watch(keras.callbacks.Callback):
             return f". No layer can be named: {error}"
         if found is None:
             return ". A pass through the next batch is finite; look for NaN or Inf in the data"
-        words = f". {found.words[0].upper()}{found.words[1:]}"
+        words = f". {found.message[0].upper()}{found.message[1:]}"
         if not found.keep:
             return words
         return f"{words}. Keep it in float32: set_policy(…, keep=({found.layer!r},))"
