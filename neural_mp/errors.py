@@ -106,7 +106,7 @@ class TrainingError(NeuralMPError):
 
 E = TypeVar("E", bound=BaseException)
 #: Maximum characters of an unknown word compared with the known words.
-_COMPARED = 200
+_MAX_COMPARED_CHARS = 200
 
 
 def mark_user_error(error: E) -> E:
@@ -153,7 +153,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     """
     words = sorted({str(word) for word in known})
     # The comparison is quadratic in the length of the words.
-    near = difflib.get_close_matches(str(name)[:_COMPARED], words, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(str(name)[:_MAX_COMPARED_CHARS], words, n=3, cutoff=0.6)
     if near:
         return "; did you mean " + " or ".join(repr(word) for word in near) + "?"
     if not words:

@@ -36,7 +36,7 @@ class StringEnum(str, Enum):
         Raises:
             NeuralMPError: no member has the value.
         """
-        known = [word.value for word in cls]
-        if not isinstance(value, str) or value not in known:
-            raise error(f"{what} cannot be {value!r}{did_you_mean(str(value), known)}")
+        values = [member.value for member in cls]
+        if not isinstance(value, str) or value not in values:
+            raise error(f"{what} cannot be {value!r}{did_you_mean(str(value), values)}")
         return cls(value)

@@ -39,7 +39,7 @@ def test_what_does_not_end_is_not_read(reader, what, tmp_path):
         path.symlink_to("pipe")
     else:
         os.mkfifo(path)
-    with pytest.raises(NeuralMPError, match="file.*it is no file, but a pipe"):
+    with pytest.raises(NeuralMPError, match="file.*not a regular file, but a pipe"):
         READERS[reader](path)
 
 
@@ -72,7 +72,7 @@ def test_a_pipe_that_is_open_already_is_read():
 def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path):
     with (tmp_path / "file").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(OSError, match="larger than 1 MiB"):
+    with pytest.raises(OSError, match="exceeds the limit of 1 MiB"):
         read_bounded(tmp_path / "file", 1 << 20)
 
 

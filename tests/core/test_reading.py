@@ -89,7 +89,7 @@ def test_what_is_no_number_in_observations_is_named_with_its_key(key, around, wr
 
 
 def test_a_range_goes_from_low_to_high():
-    with pytest.raises(NeuralMPError, match=r"low to high, found \[2.0, 1.0\]"):
+    with pytest.raises(NeuralMPError, match=r"low ≤ high, found \[2.0, 1.0\]"):
         Observations.from_dict({"ranges": {"relu": {"kl": [2.0, 1.0]}}})
 
 
@@ -193,9 +193,9 @@ def test_packed_text_is_bounded_too():
     assert parse_json(
         compress_text(b"[1]"), list_of(non_negative_integer), "trial 3", HistoryError
     ) == (1,)
-    with pytest.raises(HistoryError, match="trial 3: it is damaged"):
+    with pytest.raises(HistoryError, match="trial 3: damaged compressed data"):
         parse_json("no such text", string, "trial 3", HistoryError)
-    with pytest.raises(HistoryError, match=r"trial 3: expected a text, found \[1\]"):
+    with pytest.raises(HistoryError, match=r"trial 3: expected a string, found \[1\]"):
         parse_json([1], string, "trial 3", HistoryError)
 
 
