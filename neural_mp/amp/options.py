@@ -161,7 +161,7 @@ def settle(
         found = _first(option, sources, environment)
         if found is not None:
             origins[option], values[option] = found
-    for option, (origin, value) in _in_own_words(environment).items():
+    for option, (origin, value) in _from_other_variables(environment).items():
         if option not in values:
             origins[option], values[option] = origin, value
     edits = tuple(
@@ -199,7 +199,7 @@ def _first(
     return None
 
 
-def _in_own_words(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+def _from_other_variables(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     """Return option → source and value, for the variables without an option."""
     found: dict[str, tuple[str, Any]] = {}
     if environment.get(SWITCH, "").strip():
@@ -207,7 +207,7 @@ def _in_own_words(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     level = environment.get(LEVEL, "").strip().upper()
     if level and level not in LEVELS:
         raise ConfigurationError(
-            f"{LEVEL} has no word {environment[LEVEL]!r}{did_you_mean(level, LEVELS)}"
+            f"{LEVEL} cannot be {environment[LEVEL]!r}{did_you_mean(level, LEVELS)}"
         )
     if level == FORCE_ALL:
         found["unsafe_force_all"] = LEVEL, True
@@ -235,26 +235,27 @@ def op_types(origin: str, value: object) -> tuple[str, ...]:
 def _data_type(origin: str, value: object) -> Precision | None:
     if value is None or isinstance(value, AmpDataType):
         return value.precision if value is not None else None
-    known = {
+    names = {
         **{kind.name.lower(): kind.precision for kind in AmpDataType},
         **{kind.value: kind.precision for kind in AmpDataType},
         **{precision.value: precision for precision in Precision if precision.is_16_bit},
     }
-    word = str(value).strip().lower()
-    if word not in known:
+    name = str(value).strip().lower()
+    if name not in names:
         raise ConfigurationError(
             f"{origin} must be one of {', '.join(kind.name for kind in AmpDataType)}, got {value!r}"
         )
-    return known[word]
+    return names[name]
 
 
 def _switch(origin: str, value: object) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
-    words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-    if str(value).strip().lower() not in words:
+    switches = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+    found = switches.get(str(value).strip().lower())
+    if found is None:
         raise ConfigurationError(f"{origin} must be on or off, got {value!r}")
-    return words[str(value).strip().lower()]
+    return found
 
 
 def requested(
@@ -279,11 +280,12 @@ def requested(
     if precision is None:
         return settings.data_type or Precision.BF16, settings
     (chosen, *others) = parse_precisions(precision)
-    said = settings.data_type if settings.origins.get("data_type") == "amp.data_type" else None
-    if others or said not in (None, chosen):
+    from_options = settings.origins.get("data_type") == "amp.data_type"
+    in_options = settings.data_type if from_options else None
+    if others or in_options not in (None, chosen):
         raise ConfigurationError(
-            f"{asker} takes one 16-bit precision, got {precision!r}"
-            + (f" and amp.data_type {said}" if said else "")
+            f"{asker} requires a single 16-bit precision, got {precision!r}"
+            + (f" and amp.data_type {in_options}" if in_options else "")
         )
     return chosen, settings
 
@@ -316,7 +318,8 @@ def known_edits(
         and edit.op_type not in known
     ]
     warnings = tuple(
-        f"{edit.origin} names {edit.op_type!r}, which {framework} does not have; it is left"
+        f"{edit.origin} names {edit.op_type!r}, which is not an op type of {framework}; the edit "
+        f"is ignored"
         for edit in foreign
     )
     kept = tuple(edit for edit in edits if edit not in foreign)

@@ -173,7 +173,7 @@ def _why_tensor(
         repair for op in tensor.consumers if op in plan for repair in plan[op].corrections
     )
     if stored:
-        return f"repaired: {', '.join(repairs)}" if repairs else "the plan says so"
+        return f"repaired: {', '.join(repairs)}" if repairs else "set by the plan"
     said = (
         why_int8(setup.graph, setup.capabilities, plan, flow, op)
         for op in tensor.consumers
@@ -192,7 +192,7 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
         able = setup.capabilities[op].precisions
         low = tuple(p for p in able if p is not Precision.FP32)
         runs = flow.effective[op]
-        reason = "the plan says so" if op in plan else "it follows the ops around it"
+        reason = "set by the plan" if op in plan else "it follows the ops around it"
         if runs is Precision.FP32:
             reason = why_int8(setup.graph, setup.capabilities, plan, flow, op)
         yield Sensitivity(

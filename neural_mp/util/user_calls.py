@@ -119,8 +119,8 @@ def misfit_words(error: BaseException, call: Callable[..., Any], form: str) -> s
         plain = [p.replace(annotation=p.empty) for p in found.parameters.values()]
         takes = f"takes {found.replace(parameters=plain, return_annotation=found.empty)}"
     except (TypeError, ValueError):
-        takes = "takes something else"
-    return f"it is called as {form}, but what was given {takes}: {error}"
+        takes = "takes other arguments"
+    return f"the call {form} must match the function, which {takes}: {error}"
 
 
 def as_raised(error: BaseException) -> BaseException:

@@ -158,7 +158,11 @@ def test_a_file_that_holds_no_annotations_is_said(content, message, coco):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("file_name", "x" * 5000, "file_name must be a path of at most 4096 bytes, with names of at most 255"),
+        (
+            "file_name",
+            "x" * 5000,
+            "file_name must be a path of at most 4096 bytes, with names of at most 255",
+        ),
         ("file_name", "\ud800", "file_name must be a path of valid Unicode"),
         ("bbox", [1], "a bbox has 4 numbers, found 1"),
         ("bbox", "12345", "a bbox has 4 numbers, found 5"),

@@ -172,7 +172,7 @@ def test_an_error_inside_the_users_code_is_left_as_it_is(user_module):
 
 
 def test_what_is_no_dataset_or_transform_is_refused(user_module):
-    with pytest.raises(DataError, match="must have __getitem__ and __len__, or be iterable"):
+    with pytest.raises(DataError, match="needs __getitem__ and __len__, or must be iterable"):
         build_dataset({"my_digits:nothing": {}})
     with pytest.raises(DataError, match="'my_digits:Digits' has no samples"):
         build_dataset({"my_digits:Digits": {"count": 0}})
