@@ -164,12 +164,7 @@ class DataLoader:
         return self._batched(self._samples())
 
     def part(self, start: int, stop: int | None = None) -> Iterator[Any]:
-        """Iterate over a range of the batches, reading only their samples if possible.
-
-        Args:
-            start: number of batches to skip.
-            stop: index of the first batch after the range; None for no limit.
-        """
+        """Iterate over some of the batches, reading only their samples if possible."""
         if not self._indexable or self.shuffle:
             return itertools.islice(iter(self), start, stop)
         end = None if stop is None else stop * self.batch_size

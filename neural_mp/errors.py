@@ -142,11 +142,7 @@ def one_line(error: BaseException) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Return a clause with the closest known words, or with all if none is close.
-
-    Args:
-        name: the unknown word.
-        known: valid words.
+    """Return a clause with the known words closest to an unknown one, or with all if none is close.
 
     Returns:
         A clause that starts with `; ` and ends without a full stop; empty if `known` is empty.

@@ -139,12 +139,11 @@ def _words_of(settings: AmpSettings, option: str) -> str:
 def settle(
     sources: Mapping[str, AutoMixedPrecisionOptions | None], environment: Mapping[str, str]
 ) -> AmpSettings:
-    """Merge the sources: the first value of each option takes precedence.
+    """Merge the sources: the first value of each option takes precedence, then the environment.
 
     Args:
-        sources: name of an option in the source, e.g. `amp.{option}` → its options, highest
-            priority first.
-        environment: variable → value; lowest priority.
+        sources: name of an option in the source, e.g. `amp.{option}` → its options.
+        environment: variable → value.
 
     Raises:
         ConfigurationError: a value is invalid; the message names its source.
@@ -155,30 +154,28 @@ def settle(
                 f"{name.partition('.')[0]} must be AutoMixedPrecisionOptions, "
                 f"got {type(options).__name__}"
             )
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for option in OPTIONS:
-        found = _first(option, sources, environment)
-        if found is not None:
-            origins[option], values[option] = found
-    for option, (origin, value) in _from_other_variables(environment).items():
-        if option not in values:
-            origins[option], values[option] = origin, value
+    first = {option: _first(option, sources, environment) for option in OPTIONS}
+    found = {option: value for option, value in first.items() if value is not None}
+    found = {**found, **_from_other_variables(environment), **found}
+
+    def source_and_value(option: str) -> tuple[str, Any]:
+        return found.get(option, ("", None))
+
     edits = tuple(
-        ListEdit(adds, name, op_type, origins[option])
+        ListEdit(adds, name, op_type, found[option][0])
         for option, (name, adds) in EDIT_OPTIONS.items()
-        if option in values
-        for op_type in op_types(origins[option], values[option])
+        if option in found
+        for op_type in op_types(*found[option])
     )
-    path = values.get("log_path")
+    _, path = source_and_value("log_path")
     return AmpSettings(
-        _data_type(origins.get("data_type", ""), values.get("data_type")),
-        _switch(origins.get("unsafe_force_all", ""), values.get("unsafe_force_all")),
+        _data_type(*source_and_value("data_type")),
+        _switch(*source_and_value("unsafe_force_all")),
         edits,
         str(path) if path not in (None, "") else None,
-        infer_as_deny="treat_infer_as_deny" in values,
-        switched_on=_switch(SWITCH, values.get("auto_mixed_precision")),
-        origins=origins,
+        infer_as_deny="treat_infer_as_deny" in found,
+        switched_on=_switch(*source_and_value("auto_mixed_precision")),
+        origins={option: origin for option, (origin, _) in found.items()},
     )
 
 
@@ -264,17 +261,11 @@ def requested(
     amp: AutoMixedPrecisionOptions | None,
     environment: Mapping[str, str],
 ) -> tuple[Precision, AmpSettings]:
-    """Return the effective precision, and all other mixed-precision settings.
-
-    Args:
-        asker: name of the caller in messages, e.g. `the rewrite`.
-        precision: the user's choice; None for that of the settings, else BF16.
-        amp: the user's options.
-        environment: variable → value, for options without a value.
+    """Return the effective precision, by default BF16, and all other mixed-precision settings.
 
     Raises:
         ConfigurationError: more than one precision is given, `precision` and `amp.data_type`
-            contradict each other, or an option is invalid.
+            contradict each other, or an option is invalid; `asker` names the caller.
     """
     settings = settle({"amp.{option}": amp}, environment)
     if precision is None:
@@ -297,11 +288,6 @@ def known_edits(
 
     TensorFlow's variables may be set while another framework is in use: their edits of missing
     types are skipped.
-
-    Args:
-        edits: edits requested by the user.
-        framework: framework in use.
-        op_types: returns all op types of the framework.
 
     Raises:
         UnknownOperatorError: any other edit names a type that does not exist.

@@ -157,12 +157,9 @@ class _Painter:
         *directions: tuple[Mapping[str, Sequence[str]], Callable[[str], bool]],
         found: dict[str, str | None] | None = None,
     ) -> dict[str, str | None]:
-        """Return the ops reachable from `starts`.
+        """Return the ops reachable from `starts`, each with its predecessor, added to `found`.
 
-        Args:
-            starts: the first ops.
-            directions: op → neighbours, and the condition for a neighbour to be entered.
-            found: ops reached before, to be extended.
+        A direction is a mapping op → neighbours, and the condition for a neighbour to be entered.
         """
         found = {} if found is None else found
         waiting = deque(starts)

@@ -152,13 +152,10 @@ class OpGraph:
         return self._consumers[name]
 
     def with_only(self, kept: Mapping[str, Op]) -> OpGraph:
-        """Return the graph of some ops; each reads its nearest kept predecessors.
+        """Return the graph of some ops, without outputs; ops read their nearest kept predecessors.
 
         Args:
             kept: op → its replacement, whose inputs are ignored.
-
-        Returns:
-            The graph, without outputs.
         """
         sources: dict[str, tuple[str, ...]] = {name: (name,) for name in self.inputs}
         ops = []

@@ -107,12 +107,7 @@ class LossScale:
         return LossScaleState(self.initial)
 
     def after(self, state: LossScaleState, finite: bool) -> LossScaleState:
-        """Return the state after another step.
-
-        Args:
-            state: the state before the step.
-            finite: whether all gradients were finite.
-        """
+        """Return the state after a step; `finite`: whether all gradients were finite."""
         if not finite:
             scale = state.scale if self.is_fixed else max(state.scale / self.factor, self.minimum)
             skipped, in_a_row = state.skipped_steps + 1, state.skipped_in_a_row + 1

@@ -161,11 +161,10 @@ class _PlanDumper(_SAFE_DUMPER):
     """YAML dumper that writes lists on one line, to keep files short."""
 
 
-def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
-
-
-_PlanDumper.add_representer(list, _represent_list)
+_PlanDumper.add_representer(
+    list,
+    lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True),
+)
 
 
 def _document(value: object) -> tuple[PrecisionPlan, Observations | None]:

@@ -90,11 +90,7 @@ class Trial:
         return 1 / latency if latency else None
 
     def relative_cost(self, objectives: Mapping[Objective, float]) -> float:
-        """Return the weighted cost as a fraction of FP32's; infinite if not measured.
-
-        Args:
-            objectives: objective → weight.
-        """
+        """Return the weighted cost as a fraction of FP32's; infinite if not measured."""
         return sum(
             weight * self.objectives.get(RELATIVE_FIGURES[name], float("inf"))
             for name, weight in objectives.items()

@@ -13,17 +13,12 @@ from neural_mp.errors import ConfigurationError, ModelLoadError
 
 
 def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
-    """Return the path of a file referenced by a model, inside the model's folder.
+    """Return the path of a file that a model references in its folder or a subfolder.
 
     If the model is a link, as in download caches, the folder of the link's target is accepted, too.
 
-    Args:
-        model: the model's file.
-        name: referenced name, relative to `folder`.
-        folder: subfolder of the model's folder.
-
     Raises:
-        ModelLoadError: the name or a link leads out of the folder.
+        ModelLoadError: the name or a link leads out of the model's folder.
     """
     file = model.parent / folder / name
     try:

@@ -35,12 +35,7 @@ class JsonError(InvalidValueError, ValueError):
 
 
 def read_yaml(path: str | Path, kind: Validator[T], error: type[NeuralMPError]) -> T:
-    """Return the validated content of a YAML file.
-
-    Args:
-        path: the file.
-        kind: validator of the document.
-        error: class of the error raised.
+    """Return the content of a YAML file, validated by `kind`.
 
     Raises:
         NeuralMPError: of class `error`, if the file is unreadable or invalid.
@@ -57,18 +52,11 @@ def read_json(
     max_bytes: int = MAX_FILE_BYTES,
     max_values: int = MAX_VALUES,
 ) -> T:
-    """Return the validated content of a JSON file, optionally compressed with gzip or zlib.
-
-    Args:
-        path: the file.
-        kind: validator of the document.
-        error: class of the error raised.
-        hint: suggested fix for the message.
-        max_bytes: maximum size.
-        max_values: maximum number of values.
+    """Return the content of a JSON file, possibly compressed (gzip, zlib), validated by `kind`.
 
     Raises:
-        NeuralMPError: of class `error`, if the file is unreadable or invalid.
+        NeuralMPError: of class `error`, if the file is unreadable or invalid; the message ends with
+            `hint`.
     """
     with file_context(repr(str(path)), error, hint):
         data = bytes_of(path, max_bytes)
@@ -89,16 +77,10 @@ def read_data_json(path: Path) -> Any:
 
 
 def parse_json(data: object, kind: Validator[T], origin: str, error: type[NeuralMPError]) -> T:
-    """Return the validated content of a JSON text, optionally compressed by `compress_text`.
-
-    Args:
-        data: JSON as text, or the result of `compress_text`.
-        kind: validator of the document.
-        origin: name of the text in messages.
-        error: class of the error raised.
+    """Return the content of a JSON text, possibly from `compress_text`, validated by `kind`.
 
     Raises:
-        NeuralMPError: of class `error`, if the text is invalid.
+        NeuralMPError: of class `error`, if the text is invalid; the message starts with `origin`.
     """
     with file_context(origin, error):
         text = string(data)
@@ -125,15 +107,10 @@ def decompress_text(text: str) -> bytes:
 
 @contextmanager
 def file_context(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator[None]:
-    """Prefix errors raised in this context with the file name and the key path.
-
-    Args:
-        origin: the file.
-        error: class of the error raised.
-        hint: suggested fix for the message.
+    """Prefix errors raised in this context with the origin (a file) and the key path.
 
     Raises:
-        NeuralMPError: the error raised inside, as class `error`.
+        NeuralMPError: the error raised inside, as class `error`; the message ends with `hint`.
     """
     try:
         yield

@@ -101,12 +101,9 @@ def load_yaml(text: str) -> Any:
 def load_yaml_with_lines(text: str, max_values: int) -> YamlDocument:
     """Parse a single document, with the line of every key and item.
 
-    Args:
-        text: YAML.
-        max_values: maximum number of values, aliases counted as expanded.
-
     Raises:
-        YamlError: invalid YAML, unsupported tags, too many values, or nested too deeply.
+        YamlError: invalid YAML, unsupported tags, more than `max_values` values (aliases expanded),
+            or nested too deeply.
     """
     document = YamlDocument()
     _read(text, _Reader(document, max_values, with_lines=True))

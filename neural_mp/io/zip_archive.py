@@ -31,10 +31,6 @@ def checked_archive(
     readers may interpret the bytes differently: read members from the returned archive, or rewrite
     them with it.
 
-    Args:
-        file: a path, or a seekable binary file.
-        error: class of the error raised.
-
     Raises:
         NeuralMPError: of class `error`, if the file is not an archive, is damaged (including
             checksum errors while reading), or has a refused member.

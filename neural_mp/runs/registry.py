@@ -127,11 +127,9 @@ def close_storage(storage: RDBStorage) -> None:
 
 
 def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunName]:
-    """Return the names of tuning runs, latest last; other studies in the storage are skipped.
+    """Return the names of tuning runs, latest last, of all models or of a model's digest.
 
-    Args:
-        storage: the storage or its URL.
-        model: digest of the model; default: all models.
+    Other studies in the storage are skipped.
     """
     opened = open_storage(storage) if isinstance(storage, str) else storage
     return [name for name, _ in _rows(opened, model)]

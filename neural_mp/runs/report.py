@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -175,11 +176,6 @@ class Report(Displayed):
         return cls(**_REPORT(data))
 
 
-def _rejected(value: Any) -> Trial:
-    # Earlier versions did not write the outcome.
-    return Trial.from_dict({"outcome": "missed", **value} if isinstance(value, Mapping) else value)
-
-
 #: Keeps integers as integers.
 _finite = checked(finite)
 _METRIC = record(
@@ -203,7 +199,7 @@ _REPORT = record(
         "seconds": mapping_of(non_negative_float),
         "op_counts": mapping_of(mapping_of(non_negative_integer)),
         "conversions": ConversionCounts.from_dict,
-        "best_rejected": optional(_rejected),
+        "best_rejected": optional(Trial.from_dict),
         **dict.fromkeys(("emulated", "amp", "warnings", "cache_hits"), list_of(string)),
         "ineligible": list_of(Reason.from_dict),
     },
@@ -218,9 +214,7 @@ def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision])
 
 def count_ops(graph: OpGraph, precisions: Mapping[str, Precision]) -> dict[str, dict[str, int]]:
     """Return op type → effective precision → number of ops."""
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = defaultdict(Counter)
     for op in graph:
-        by_precision = counts.setdefault(op.type, {})
-        word = precisions[op.name].value
-        by_precision[word] = by_precision.get(word, 0) + 1
-    return counts
+        counts[op.type][precisions[op.name].value] += 1
+    return dict(counts)

@@ -45,14 +45,10 @@ def corrected_nsr(observations: Observations, corrections: Mapping[str, str]) ->
 
 
 def rescale_estimates(noise: Mapping[str, float], exact: Mapping[str, float]) -> dict[str, float]:
-    """Rescale the estimates of all tensors to the exact measurements of a few.
+    """Rescale the noise estimates of all tensors to the exact measurements of a few.
 
     The units differ: estimates are the noise of single tensors, measurements the resulting noise at
     the outputs. Unmeasured tensors are scaled by the median ratio of the measured ones.
-
-    Args:
-        noise: tensor → estimate.
-        exact: tensor → measurement, for some of the tensors.
     """
     ratios = [exact[name] / noise[name] for name in exact if noise.get(name, 0.0) > 0]
     ratio = median(ratios) if ratios else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from neural_mp.core.enums import Approach
@@ -10,6 +10,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
+from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.validators import boolean, enum_of, record, string
 
 
@@ -45,15 +46,11 @@ class EffectiveOp:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dict, without default values."""
-        found = {"type": self.type, "precision": self.precision.value}
-        if self.approach is not None:
-            found["approach"] = self.approach.value
-        if self.fused_into is not None:
-            found["fused_into"] = self.fused_into
-        flags = {name: True for name in ("may_run_unfused", "moves_data") if getattr(self, name)}
-        if self.source is not Precision.FP32:
-            found["source"] = self.source.value
-        return {**found, **flags}
+        return {
+            item.name: value.value if isinstance(value, StringEnum) else value
+            for item in fields(self)
+            if (value := getattr(self, item.name)) != item.default
+        }
 
     @classmethod
     def from_dict(cls, data: object) -> EffectiveOp:

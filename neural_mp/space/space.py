@@ -87,13 +87,13 @@ class TuningSpace:
     @cached_property
     def digest(self) -> str:
         """Digest of all ops and their supported configurations; equal in all processes."""
-        said = hashlib.sha256()
+        digest = hashlib.sha256()
         for op in self.graph:
             found = self.capabilities[op.name]
             lists = [f"{p}: {self.lists[p].of(op.type)}" for p in sorted(self.lists)]
             emulated = sorted(found.emulated)
-            said.update(f"{op}{found.configs}{emulated}{found.weights}{lists};".encode())
-        return said.hexdigest()
+            digest.update(f"{op}{found.configs}{emulated}{found.weights}{lists};".encode())
+        return digest.hexdigest()
 
     def fastest_plan(self) -> PrecisionPlan:
         """Return the plan with every op in its best choice: most strategies start here."""
@@ -157,9 +157,7 @@ class TuningSpace:
         """Return the space without emulated 16-bit precisions, which are slower than FP32.
 
         A precision without any op left to choose it is removed entirely, since no op can follow.
-
-        Args:
-            kept: precisions that stay, emulated or not.
+        Precisions in `kept` stay, emulated or not.
         """
 
         def native(name: str, found: Capability) -> Capability:
@@ -182,12 +180,9 @@ class TuningSpace:
         return self._filtered(lambda name, config: config.approach in kept)
 
     def reached_by(self, seen: Collection[str]) -> TuningSpace:
-        """Return the space without static INT8 for ops that calibration did not reach.
+        """Return the space without static INT8 for ops whose tensors calibration has not seen.
 
         INT8 approaches that need no calibrated range stay.
-
-        Args:
-            seen: the tensors that calibration observed.
         """
         space = self
         while unseen := observable_tensors(space.graph, space.int8_ops).difference(seen):

@@ -48,10 +48,7 @@ def fastest_nearby(
 ) -> PrecisionPlan | None:
     """Move to the fastest measured candidate repeatedly, until none is faster.
 
-    Args:
-        probe: measures plans.
-        plan: the initial plan.
-        candidates: plan → the plans to measure against it, most promising first.
+    `candidates` returns the plans to measure against a plan, most promising first.
 
     Returns:
         A faster plan; the plan itself if there is none; None if measurement is impossible.

@@ -93,13 +93,8 @@ class BatchCache:
 def cache_items(items: Iterator[Any], name: str, fix: str) -> list[Any]:
     """Return all items of an iterator, if the memory suffices.
 
-    Args:
-        items: iterator.
-        name: name of the data.
-        fix: suggested fix for the message.
-
     Raises:
-        DataError: the items exceed half of the free memory.
+        DataError: the items exceed half of the free memory; the message ends with `fix`.
     """
     budget, found = _MemoryBudget(name, fix), []
     for item in items:

@@ -30,12 +30,9 @@ NAMES = (
 def labels_of(batch: Mapping[Any, Any], source: str) -> Any:
     """Return the labels in a batch: the value if there is one, else a dict by name.
 
-    Args:
-        batch: inputs and labels by name.
-        source: origin of the batch, for messages.
-
     Raises:
-        DataError: there are no labels, several names of sample labels, or no inputs.
+        DataError: there are no labels, several names of sample labels, or no inputs; the message
+            starts with `source`.
     """
     found = {name: batch[name] for name in NAMES if name in batch}
     given = ", ".join(map(str, batch))
@@ -56,10 +53,5 @@ def labels_of(batch: Mapping[Any, Any], source: str) -> Any:
 
 
 def without_labels(batch: Mapping[Any, Any], kept: Collection[str]) -> dict[Any, Any]:
-    """Return a batch as a plain dict, without its labels.
-
-    Args:
-        batch: inputs by name, possibly with labels.
-        kept: names required by the model, even if reserved for labels.
-    """
+    """Return a batch as a plain dict without labels; names in `kept` always stay."""
     return {key: batch[key] for key in batch if key not in NAMES or key in kept}

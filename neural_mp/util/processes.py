@@ -33,10 +33,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def worker_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for loky workers, initialized by `restore_environment`.
-
-    Args:
-        variables: further variables.
+    """Return the variables for loky workers, which then call `restore_environment`.
 
     Raises:
         ConfigurationError: on Python 3.10, if a file in the working directory would shadow a module

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from traceback import walk_tb
 from types import FrameType, FunctionType, TracebackType
 from typing import Any
 
@@ -100,7 +101,14 @@ def dump_exception(error: BaseException) -> RemoteException:
                 _pickled(one),
                 f"{type(one).__name__}: {message_of(one)}",
                 tuple(str(note) for note in getattr(one, "__notes__", ())),
-                tuple(_frames(one.__traceback__)),
+                tuple(
+                    (
+                        frame.f_code.co_filename,
+                        frame.f_code.co_name,
+                        line or frame.f_code.co_firstlineno,
+                    )
+                    for frame, line in walk_tb(one.__traceback__)
+                ),
                 tuple(member for member in members if member is not None),
                 index_of(one.__cause__),
                 index_of(one.__context__),
@@ -170,15 +178,6 @@ def _unpickled(pickled: bytes, members: Sequence[BaseException]) -> BaseExceptio
         logger.debug("an exception cannot be unpickled", exc_info=True)
         return None
     return error if isinstance(error, BaseException) else None
-
-
-def _frames(trace: TracebackType | None) -> list[Frame]:
-    found: list[Frame] = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        found.append((code.co_filename, code.co_name, trace.tb_lineno or code.co_firstlineno))
-        trace = trace.tb_next
-    return found
 
 
 def _trace(frames: Sequence[Frame]) -> TracebackType | None:

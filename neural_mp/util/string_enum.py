@@ -26,15 +26,10 @@ class StringEnum(str, Enum):
         what: str,
         error: Callable[[str], NeuralMPError] = ConfigurationError,
     ) -> W:
-        """Return the member for a string.
-
-        Args:
-            value: the string, or the member.
-            what: name of the value in messages.
-            error: class of the error raised.
+        """Return the member with a value; `what` names the value in messages.
 
         Raises:
-            NeuralMPError: no member has the value.
+            NeuralMPError: from `error`, if no member has the value.
         """
         values = [member.value for member in cls]
         if not isinstance(value, str) or value not in values:

@@ -642,7 +642,11 @@ def test_a_model_that_holds_one_can_be_copied_and_saved(square):
         (("bf16", {"denylist_add": "exp"}), ConfigurationError, "AutoMixedPrecisionOptions"),
         (("bf16", amp(data_type="fp16")), ConfigurationError, "amp.data_type fp16"),
         (("bf16", amp(denylist_add="softmx")), UnknownOperatorError, "did you mean .*'softmax'"),
-        (("bf16", amp(denylist_add="matmul")), ConfigurationError, "remove the type from that list"),
+        (
+            ("bf16", amp(denylist_add="matmul")),
+            ConfigurationError,
+            "remove the type from that list",
+        ),
         (("bf16", amp(log_path="/dev/null/x")), ConfigurationError, "cannot be written to"),
     ],
 )
