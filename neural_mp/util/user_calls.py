@@ -87,7 +87,7 @@ def call_user(
         raise
     except BaseException as error:
         if form and is_signature_mismatch(error, call, *arguments):
-            raise kind(misfit_words(error, call, form)) from error
+            raise kind(mismatch_message(error, call, form)) from error
         raise UserCodeError(error) from error
 
 
@@ -108,7 +108,7 @@ def is_signature_mismatch(
     return False
 
 
-def misfit_words(error: BaseException, call: Callable[..., Any], form: str) -> str:
+def mismatch_message(error: BaseException, call: Callable[..., Any], form: str) -> str:
     """Return the message for a signature mismatch."""
     try:
         found = inspect.signature(call)
