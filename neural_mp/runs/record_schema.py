@@ -200,7 +200,7 @@ def ending_to_dict(ending: RunEnd) -> dict[str, Any]:
         "report": ending.report.to_dict(),
         "chosen": ending.chosen,
         "finalists": [trial.to_dict() for trial in ending.finalists],
-        "predicted": {str(number): share for number, share in ending.predicted.items()},
+        "predicted": {str(number): time for number, time in ending.predicted.items()},
         "baseline_times": dict(ending.baseline_times),
         "result_times": dict(ending.result_times),
         "conversions": [asdict(conversion) for conversion in ending.conversions],
@@ -212,7 +212,7 @@ def _predicted(value: Any) -> dict[int, float]:
     wrong = next((key for key in found if not (key.isdecimal() and len(key) < 10)), None)
     if wrong is not None:
         raise invalid("the number of a trial", wrong)
-    return {int(key): share for key, share in found.items()}
+    return {int(key): time for key, time in found.items()}
 
 
 _CONVERSION = record(
