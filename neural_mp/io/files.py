@@ -28,8 +28,8 @@ def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
         inside = False
     if not name or "\0" in name or not inside:
         raise ModelLoadError(
-            f"the model {str(model)!r} references the file {name!r}, which must be inside the "
-            f"model's folder"
+            f"the model {str(model)!r} references the file {name!r} outside of the model's folder; "
+            f"move the file into the folder, and save the model again"
         )
     return file
 

@@ -82,11 +82,13 @@ def _sizes(value: object) -> Shape:
 def _common(one: Shapes, other: Shapes) -> Shapes | None:
     """Return the shapes with differing axes as None; None if not comparable."""
     if isinstance(one, dict) and isinstance(other, dict) and set(one) == set(other):
-        shapes = _common(list(one.values()), [other[name] for name in one])
+        shapes = _joined(list(one.values()), [other[name] for name in one])
         return None if shapes is None else dict(zip(one, shapes, strict=True))
-    if isinstance(one, dict) or isinstance(other, dict) or len(one) != len(other):
+    return None if isinstance(one, dict) or isinstance(other, dict) else _joined(one, other)
+
+
+def _joined(one: list[Shape], other: list[Shape]) -> list[Shape] | None:
+    if list(map(len, one)) != list(map(len, other)):
         return None
-    pairs = list(zip(one, other, strict=True))
-    if any(len(a) != len(b) for a, b in pairs):
-        return None
-    return [tuple(x if x == y else None for x, y in zip(*pair, strict=True)) for pair in pairs]
+    pairs = (zip(*shapes, strict=True) for shapes in zip(one, other, strict=True))
+    return [tuple(a if a == b else None for a, b in pair) for pair in pairs]

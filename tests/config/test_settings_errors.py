@@ -51,7 +51,7 @@ BAD = [
     Bad("model: {inputs: {a: 1}}", 1, "model.inputs", ("a list of names",)),
     Bad("mixed_precision:\n  precisions: [int8, bf61]", 2, "mixed_precision.precisions",
         ("bf61", "did you mean 'bf16'?")),
-    Bad("mixed_precision: {precisions: []}", 1, "mixed_precision.precisions", ("empty",)),
+    Bad("mixed_precision: {precisions: []}", 1, "mixed_precision.precisions", ("got none",)),
     Bad("mixed_precision: {precisions: 1.5}", 1, "mixed_precision.precisions", ("1.5",)),
     Bad("mixed_precision: {precisions: bf16}\ngraph_optimization: {precisions: fp16}", 2,
         "graph_optimization.precisions", ("mixed_precision.precisions",)),
@@ -112,8 +112,8 @@ BAD = [
     Bad("tuning:\n  random_seed: 1\n  random_seed: 2", 3, "tuning.random_seed", ("twice",)),
     Bad("tuning:\n  ? [a, b]\n  : 1", 2, "tuning", ("a key must be a string",)),
     Bad("tuning:\n  storage: !!python/object:os.system x", 2, "tuning.storage", ("os.system",)),
-    Bad("tuning: &x\n  strategy: *x", 2, "tuning.strategy", ("nothing before it",)),
-    Bad("tuning: {<<: [1], random_seed: 1}", 1, "tuning", ("'<<' takes a mapping",)),
+    Bad("tuning: &x\n  strategy: *x", 2, "tuning.strategy", ("has no anchor before it",)),
+    Bad("tuning: {<<: [1], random_seed: 1}", 1, "tuning", ("'<<' must be a mapping",)),
     Bad("tuning: {random_seed: !!int one}", 1, "tuning.random_seed", ("one",)),
 ]  # fmt: skip
 

@@ -27,7 +27,7 @@ def test_precisions_are_read_however_they_are_written(written, meant):
     [
         ("int9", "'int9' does not exist; did you mean 'int8'"),
         ("int8,", "'' does not exist"),
-        ([], "empty"),
+        ([], "at least one precision, got none"),
         (8, "must be a string, e.g. 'int8,bf16'"),
         (None, "NoneType"),
     ],
