@@ -198,7 +198,7 @@ def damaged(pid):
     ],
 )
 def test_a_damaged_row_keeps_nobody_out(words):
-    assert lease._Holder.read(words).lives is False
+    assert lease._LeaseOwner.parse(words).is_alive is False
 
 
 def test_a_run_of_which_it_is_not_known_what_it_was_about_is_not_seen(begin, url):
