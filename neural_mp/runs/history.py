@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,9 +92,11 @@ class History(RunStore):
                 raise
             except Exception as error:
                 raise _not_opened(url, error) from error
+        # Weak, so that a discarded history releases its lease at once.
+        history = weakref.proxy(self)
         self.cache = RunCache(
             self.measurements(),
-            lambda key, value: self.set_attribute(MEASURED + key, value),
+            lambda key, value: history.set_attribute(MEASURED + key, value),
             self.name,
         )
 
