@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
     chosen = parser.parse_args()
     here = hardware.detect()
-    exact = "with" if here.byte_products.value == "exact" else "without"
+    exact = "with" if here.int8_accumulation.value == "exact" else "without"
     today = datetime.date.today()
     threads = os.environ.get("OMP_NUM_THREADS", "all")
     note = f"{here.name}, {exact} exact products of bytes, {threads} thread(s), {today}"

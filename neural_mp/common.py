@@ -11,7 +11,7 @@ import numpy as np
 
 from neural_mp.errors import DataError
 from neural_mp.util.batch_cache import cache_items
-from neural_mp.util.user_calls import is_signature_mismatch, misfit_words
+from neural_mp.util.user_calls import is_signature_mismatch, mismatch_message
 from neural_mp.util.validators import integer_between, seed_number, validate_option
 
 Batch = tuple[Any, Any]
@@ -68,12 +68,12 @@ def can_merge(metric: object) -> bool:
     """
     if not callable(getattr(metric, "merge", None)):
         return False
-    changed = False
+    overridden = False
     for kind in type(metric).__mro__:
         ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
         if "merge" in vars(kind):
-            return not (ours and changed)
-        changed |= not ours and not {"update", "reset", "result"}.isdisjoint(vars(kind))
+            return not (ours and overridden)
+        overridden |= not ours and not {"update", "reset", "result"}.isdisjoint(vars(kind))
     return True
 
 
@@ -86,16 +86,16 @@ def stack(samples: Sequence[Any]) -> Any:
         lengths = sorted({len(sample) for sample in samples})
         if len(lengths) > 1:
             raise DataError(
-                f"samples that hold lists of different lengths cannot be stacked: "
-                f"{', '.join(map(str, lengths[:4]))}; set batch_size to 1 or give a collate_fn"
+                f"the lists in stacked samples must have equal lengths, got "
+                f"{', '.join(map(str, lengths[:4]))}; set batch_size to 1 or pass a collate_fn"
             )
         return tuple(stack([sample[i] for sample in samples]) for i in range(len(first)))
     arrays = [np.asarray(sample) for sample in samples]
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) > 1:
         raise DataError(
-            f"samples of different shapes cannot be stacked: {', '.join(map(str, shapes[:4]))}; "
-            f"give a collate_fn that pads them"
+            f"stacked samples must have equal shapes, got {', '.join(map(str, shapes[:4]))}; "
+            f"pass a collate_fn that pads the samples"
         )
     return np.stack(arrays)
 
@@ -129,8 +129,8 @@ class DataLoader:
         self._indexable = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if not self._indexable and not isinstance(dataset, Iterable):
             raise DataError(
-                f"a dataset needs __getitem__ and __len__, or must be iterable; "
-                f"{type(dataset).__name__} is neither"
+                f"dataset must have __getitem__ and __len__, or be iterable, got "
+                f"{type(dataset).__name__}"
             )
         batch_size = validate_option("batch_size", integer_between(1), batch_size, DataError)
         if isinstance(seed, int):
@@ -140,10 +140,13 @@ class DataLoader:
         if last_batch not in ("rollover", "discard"):
             raise DataError(f"last_batch must be 'rollover' or 'discard', got {last_batch!r}")
         if shuffle and not self._indexable:
-            raise DataError("shuffle needs a dataset with __getitem__ and __len__")
+            raise DataError(
+                f"shuffle requires a dataset with __getitem__ and __len__, got "
+                f"{type(dataset).__name__}"
+            )
         if isinstance(dataset, Iterator):
-            mend = "Give a dataset with __getitem__ and __len__, or an iterable that begins anew"
-            dataset, self._indexable = cache_items(dataset, "the dataset", mend), True
+            fix = "pass a dataset with __getitem__ and __len__, or an iterable that can be reread"
+            dataset, self._indexable = cache_items(dataset, "the dataset", fix), True
         self.dataset = dataset
         self.batch_size = batch_size
         self.collate_fn = collate_fn or stack
@@ -153,7 +156,7 @@ class DataLoader:
 
     def __len__(self) -> int:
         if not self._indexable:
-            raise TypeError("the length of a loader over an iterable is not known")
+            raise TypeError("a loader over an iterable has no length")
         batches = len(self.dataset) / self.batch_size
         return math.floor(batches) if self.last_batch == "discard" else math.ceil(batches)
 
@@ -161,21 +164,16 @@ class DataLoader:
         return self._batched(self._samples())
 
     def part(self, start: int, stop: int | None = None) -> Iterator[Any]:
-        """Iterate over a range of the batches, reading only their samples if possible.
-
-        Args:
-            start: number of batches to skip.
-            stop: index of the first batch after the range; None for no limit.
-        """
+        """Iterate over some of the batches, reading only their samples if possible."""
         if not self._indexable or self.shuffle:
             return itertools.islice(iter(self), start, stop)
         end = None if stop is None else stop * self.batch_size
         indices = range(len(self.dataset))[start * self.batch_size : end]
         return self._batched(self.dataset[index] for index in indices)
 
-    def _batched(self, found: Iterable[Any]) -> Iterator[Any]:
+    def _batched(self, items: Iterable[Any]) -> Iterator[Any]:
         samples: list[Any] = []
-        for sample in found:
+        for sample in items:
             samples.append(sample)
             if len(samples) == self.batch_size:
                 yield self._collated(samples)
@@ -188,7 +186,7 @@ class DataLoader:
             return self.collate_fn(samples)
         except TypeError as error:
             if is_signature_mismatch(error, self.collate_fn, samples):
-                words = misfit_words(error, self.collate_fn, "collate_fn(samples)")
+                words = mismatch_message(error, self.collate_fn, "collate_fn(samples)")
                 raise DataError(words) from error
             raise
 

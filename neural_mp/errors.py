@@ -106,7 +106,7 @@ class TrainingError(NeuralMPError):
 
 E = TypeVar("E", bound=BaseException)
 #: Maximum characters of an unknown word compared with the known words.
-_COMPARED = 200
+_MAX_COMPARED_CHARS = 200
 
 
 def mark_user_error(error: E) -> E:
@@ -142,18 +142,14 @@ def one_line(error: BaseException) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Return a clause with the closest known words, or with all if none is close.
-
-    Args:
-        name: the unknown word.
-        known: valid words.
+    """Return a clause with the known words closest to an unknown one, or with all if none is close.
 
     Returns:
         A clause that starts with `; ` and ends without a full stop; empty if `known` is empty.
     """
     words = sorted({str(word) for word in known})
     # The comparison is quadratic in the length of the words.
-    near = difflib.get_close_matches(str(name)[:_COMPARED], words, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(str(name)[:_MAX_COMPARED_CHARS], words, n=3, cutoff=0.6)
     if near:
         return "; did you mean " + " or ".join(repr(word) for word in near) + "?"
     if not words:

@@ -63,11 +63,11 @@ def test_a_collate_function_of_ones_own():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dataset": 5}, "int is neither"),
+        ({"dataset": 5}, "be iterable, got int"),
         ({"batch_size": 0}, "batch_size.*got 0"),
         ({"batch_size": 2.0}, r"batch_size.*got 2\.0"),
         ({"last_batch": "drop"}, "'drop'"),
-        ({"dataset": {1, 2}, "shuffle": True}, "shuffle needs"),
+        ({"dataset": {1, 2}, "shuffle": True}, "shuffle requires"),
         ({"collate_fn": 3}, "collate_fn must be a function"),
     ],
 )

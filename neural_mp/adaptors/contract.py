@@ -224,7 +224,7 @@ class Adaptor(ABC, Generic[M]):
 
         By default from the CPU flags; overridden by frameworks whose runtime can be probed.
         """
-        return dict.fromkeys(KernelKind, hardware.byte_products)
+        return dict.fromkeys(KernelKind, hardware.int8_accumulation)
 
     def op_types(self) -> Collection[str]:
         """Return the op types of the framework: by default those in `op_kinds`."""

@@ -1,13 +1,7 @@
 """Four-list auto mixed precision: lists of op types, and graph painting by these lists."""
 
 from neural_mp.amp.canonical import KINDS, Kind, canonical_lists
-from neural_mp.amp.lists import (
-    EDIT_OPTIONS,
-    AmpList,
-    FourLists,
-    ListEdit,
-    check_known,
-)
+from neural_mp.amp.lists import EDIT_OPTIONS, AmpList, FourLists, ListEdit, check_known
 from neural_mp.amp.options import (
     FORCE_ALL,
     INFER_AS_DENY,
@@ -15,7 +9,6 @@ from neural_mp.amp.options import (
     OPTIONS,
     PREFIXES,
     SWITCH,
-    TENSORFLOW_PREFIXES,
     AmpDataType,
     AmpSettings,
     AutoMixedPrecisionOptions,
@@ -34,7 +27,6 @@ __all__ = [
     "OPTIONS",
     "PREFIXES",
     "SWITCH",
-    "TENSORFLOW_PREFIXES",
     "AmpDataType",
     "AmpList",
     "AmpSettings",

@@ -73,10 +73,10 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _kinds()}
 
 def canonical_lists(precision: Precision) -> FourLists:
     """Return the four lists of a 16-bit precision, by names of kinds."""
-    stands_on = {
-        kind.name: kind.fp16 if precision is Precision.FP16 else kind.bf16
-        for kind in KINDS.values()
-    }
+    attribute = "fp16" if precision is Precision.FP16 else "bf16"
     return FourLists(
-        *(frozenset(name for name, on in stands_on.items() if on is which) for which in AmpList)
+        *(
+            frozenset(kind.name for kind in KINDS.values() if getattr(kind, attribute) is found)
+            for found in AmpList
+        )
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
+from neural_mp.util.string_enum import StringEnum
 
 
-class AmpList(str, Enum):
+class AmpList(StringEnum):
     """Effect of 16 bits on the ops of a type."""
 
     #: Safe and faster: always in 16 bits.
@@ -25,9 +25,6 @@ class AmpList(str, Enum):
     INFER = "infer"
     #: No effect on the numerics: follows its neighbours.
     CLEAR = "clear"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -82,19 +79,20 @@ class FourLists:
 
     def _with(self, edit: ListEdit) -> FourLists:
         types = self.types(edit.list)
-        stands_on = self.of(edit.op_type)
+        current = self.of(edit.op_type)
         if not edit.adds:
             if edit.op_type not in types:
-                where = f"; it is on the {stands_on} list" if stands_on else "; it is on none"
+                found = f"the {current} list" if current else "no list"
                 raise ConfigurationError(
-                    f"{edit.origin} removes {edit.op_type!r} from the {edit.list} list, which it "
-                    f"is not on{where}"
+                    f"{edit.origin} removes {edit.op_type!r} from the {edit.list} list, but "
+                    f"{edit.op_type!r} is on {found}"
                 )
             return replace(self, **{edit.list.value: types - {edit.op_type}})
-        if stands_on not in (None, edit.list):
+        if current not in (None, edit.list):
             raise ConfigurationError(
-                f"{edit.origin} adds {edit.op_type!r} to the {edit.list} list, but it is on the "
-                f"{stands_on} list; remove it from there first, with {stands_on}list_remove"
+                f"{edit.origin} adds {edit.op_type!r} to the {edit.list} list, but "
+                f"{edit.op_type!r} is on the {current} list; remove the type from that list with "
+                f"{current}list_remove"
             )
         return replace(self, **{edit.list.value: types | {edit.op_type}})
 
@@ -125,11 +123,7 @@ EDIT_OPTIONS: Mapping[str, tuple[AmpList, bool]] = {
 
 
 def check_known(edits: Iterable[ListEdit], known: Collection[str]) -> None:
-    """Check that the op types of edits exist in the framework.
-
-    Args:
-        edits: the edits.
-        known: the framework's op types.
+    """Check that the op types of edits are among the framework's.
 
     Raises:
         UnknownOperatorError: an op type does not exist.
@@ -137,6 +131,6 @@ def check_known(edits: Iterable[ListEdit], known: Collection[str]) -> None:
     for edit in edits:
         if edit.op_type not in known:
             raise UnknownOperatorError(
-                f"{edit.origin} names {edit.op_type!r}, which is no op of the model's framework"
+                f"{edit.origin} names {edit.op_type!r}, which is not an op type of the framework"
                 f"{did_you_mean(edit.op_type, known)}"
             )

@@ -139,12 +139,11 @@ def _words_of(settings: AmpSettings, option: str) -> str:
 def settle(
     sources: Mapping[str, AutoMixedPrecisionOptions | None], environment: Mapping[str, str]
 ) -> AmpSettings:
-    """Merge the sources: the first value of each option takes precedence.
+    """Merge the sources: the first value of each option takes precedence, then the environment.
 
     Args:
-        sources: name of an option in the source, e.g. `amp.{option}` → its options, highest
-            priority first.
-        environment: variable → value; lowest priority.
+        sources: name of an option in the source, e.g. `amp.{option}` → its options.
+        environment: variable → value.
 
     Raises:
         ConfigurationError: a value is invalid; the message names its source.
@@ -155,30 +154,28 @@ def settle(
                 f"{name.partition('.')[0]} must be AutoMixedPrecisionOptions, "
                 f"got {type(options).__name__}"
             )
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for option in OPTIONS:
-        found = _first(option, sources, environment)
-        if found is not None:
-            origins[option], values[option] = found
-    for option, (origin, value) in _in_own_words(environment).items():
-        if option not in values:
-            origins[option], values[option] = origin, value
+    first = {option: _first(option, sources, environment) for option in OPTIONS}
+    found = {option: value for option, value in first.items() if value is not None}
+    found = {**found, **_from_other_variables(environment), **found}
+
+    def source_and_value(option: str) -> tuple[str, Any]:
+        return found.get(option, ("", None))
+
     edits = tuple(
-        ListEdit(adds, name, op_type, origins[option])
+        ListEdit(adds, name, op_type, found[option][0])
         for option, (name, adds) in EDIT_OPTIONS.items()
-        if option in values
-        for op_type in op_types(origins[option], values[option])
+        if option in found
+        for op_type in op_types(*found[option])
     )
-    path = values.get("log_path")
+    _, path = source_and_value("log_path")
     return AmpSettings(
-        _data_type(origins.get("data_type", ""), values.get("data_type")),
-        _switch(origins.get("unsafe_force_all", ""), values.get("unsafe_force_all")),
+        _data_type(*source_and_value("data_type")),
+        _switch(*source_and_value("unsafe_force_all")),
         edits,
         str(path) if path not in (None, "") else None,
-        infer_as_deny="treat_infer_as_deny" in values,
-        switched_on=_switch(SWITCH, values.get("auto_mixed_precision")),
-        origins=origins,
+        infer_as_deny="treat_infer_as_deny" in found,
+        switched_on=_switch(*source_and_value("auto_mixed_precision")),
+        origins={option: origin for option, (origin, _) in found.items()},
     )
 
 
@@ -199,7 +196,7 @@ def _first(
     return None
 
 
-def _in_own_words(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+def _from_other_variables(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     """Return option → source and value, for the variables without an option."""
     found: dict[str, tuple[str, Any]] = {}
     if environment.get(SWITCH, "").strip():
@@ -207,7 +204,7 @@ def _in_own_words(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     level = environment.get(LEVEL, "").strip().upper()
     if level and level not in LEVELS:
         raise ConfigurationError(
-            f"{LEVEL} has no word {environment[LEVEL]!r}{did_you_mean(level, LEVELS)}"
+            f"{LEVEL} cannot be {environment[LEVEL]!r}{did_you_mean(level, LEVELS)}"
         )
     if level == FORCE_ALL:
         found["unsafe_force_all"] = LEVEL, True
@@ -235,26 +232,27 @@ def op_types(origin: str, value: object) -> tuple[str, ...]:
 def _data_type(origin: str, value: object) -> Precision | None:
     if value is None or isinstance(value, AmpDataType):
         return value.precision if value is not None else None
-    known = {
+    names = {
         **{kind.name.lower(): kind.precision for kind in AmpDataType},
         **{kind.value: kind.precision for kind in AmpDataType},
         **{precision.value: precision for precision in Precision if precision.is_16_bit},
     }
-    word = str(value).strip().lower()
-    if word not in known:
+    name = str(value).strip().lower()
+    if name not in names:
         raise ConfigurationError(
             f"{origin} must be one of {', '.join(kind.name for kind in AmpDataType)}, got {value!r}"
         )
-    return known[word]
+    return names[name]
 
 
 def _switch(origin: str, value: object) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
-    words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-    if str(value).strip().lower() not in words:
+    switches = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+    found = switches.get(str(value).strip().lower())
+    if found is None:
         raise ConfigurationError(f"{origin} must be on or off, got {value!r}")
-    return words[str(value).strip().lower()]
+    return found
 
 
 def requested(
@@ -263,27 +261,22 @@ def requested(
     amp: AutoMixedPrecisionOptions | None,
     environment: Mapping[str, str],
 ) -> tuple[Precision, AmpSettings]:
-    """Return the effective precision, and all other mixed-precision settings.
-
-    Args:
-        asker: name of the caller in messages, e.g. `the rewrite`.
-        precision: the user's choice; None for that of the settings, else BF16.
-        amp: the user's options.
-        environment: variable → value, for options without a value.
+    """Return the effective precision, by default BF16, and all other mixed-precision settings.
 
     Raises:
         ConfigurationError: more than one precision is given, `precision` and `amp.data_type`
-            contradict each other, or an option is invalid.
+            contradict each other, or an option is invalid; `asker` names the caller.
     """
     settings = settle({"amp.{option}": amp}, environment)
     if precision is None:
         return settings.data_type or Precision.BF16, settings
     (chosen, *others) = parse_precisions(precision)
-    said = settings.data_type if settings.origins.get("data_type") == "amp.data_type" else None
-    if others or said not in (None, chosen):
+    from_options = settings.origins.get("data_type") == "amp.data_type"
+    in_options = settings.data_type if from_options else None
+    if others or in_options not in (None, chosen):
         raise ConfigurationError(
-            f"{asker} takes one 16-bit precision, got {precision!r}"
-            + (f" and amp.data_type {said}" if said else "")
+            f"{asker} requires a single 16-bit precision, got {precision!r}"
+            + (f" and amp.data_type {in_options}" if in_options else "")
         )
     return chosen, settings
 
@@ -295,11 +288,6 @@ def known_edits(
 
     TensorFlow's variables may be set while another framework is in use: their edits of missing
     types are skipped.
-
-    Args:
-        edits: edits requested by the user.
-        framework: framework in use.
-        op_types: returns all op types of the framework.
 
     Raises:
         UnknownOperatorError: any other edit names a type that does not exist.
@@ -316,7 +304,8 @@ def known_edits(
         and edit.op_type not in known
     ]
     warnings = tuple(
-        f"{edit.origin} names {edit.op_type!r}, which {framework} does not have; it is left"
+        f"{edit.origin} names {edit.op_type!r}, which is not an op type of {framework}; the edit "
+        f"is ignored"
         for edit in foreign
     )
     kept = tuple(edit for edit in edits if edit not in foreign)

@@ -13,21 +13,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from neural_mp.amp.lists import AmpList, FourLists
 from neural_mp.core.enums import RuleSet
 from neural_mp.core.graph import Op, OpGraph
+from neural_mp.util.string_enum import StringEnum
 
 ALLOW, DENY, INFER, CLEAR = AmpList
 
 #: List → its name in reasons.
 _WORDS: Mapping[AmpList | None, str] = {None: "on no list", **{kind: kind.name for kind in AmpList}}
 #: Maximum ops that a reason names on the path.
-_NAMED = 3
+_MAX_PATH_OPS = 3
 
 
-class Colour(str, Enum):
+class Colour(StringEnum):
     """Painting decision for an op."""
 
     #: Runs in 16 bits.
@@ -154,18 +154,20 @@ class _Painter:
     def spread(
         self,
         starts: Iterable[str],
-        follow: Sequence[Mapping[str, Sequence[str]]],
-        enters: Callable[[str], bool],
+        *directions: tuple[Mapping[str, Sequence[str]], Callable[[str], bool]],
         found: dict[str, str | None] | None = None,
     ) -> dict[str, str | None]:
-        """Return the ops reachable from `starts` through ops accepted by `enters`."""
+        """Return the ops reachable from `starts`, each with its predecessor, added to `found`.
+
+        A direction is a mapping op → neighbours, and the condition for a neighbour to be entered.
+        """
         found = {} if found is None else found
-        waiting = deque(start for start in starts)
+        waiting = deque(starts)
         for start in waiting:
             found.setdefault(start, None)
         while waiting:
             name = waiting.popleft()
-            for neighbours in follow:
+            for neighbours, enters in directions:
                 for other in neighbours[name]:
                     if other not in found and enters(other):
                         found[other] = name
@@ -186,44 +188,35 @@ class _Painter:
         def named(*lists: AmpList) -> list[str]:
             return [op.name for op in self.graph if spreads(op.name, *lists)]
 
-        matters = self.spread(named(DENY, INFER), [self.above], lambda name: spreads(name, CLEAR))
+        matters = self.spread(named(DENY, INFER), (self.above, lambda name: spreads(name, CLEAR)))
         self.denied = self.spread(
             named(DENY),
-            [self.below],
-            lambda name: name in matters and spreads(name, INFER, CLEAR),
+            (self.below, lambda name: name in matters and spreads(name, INFER, CLEAR)),
         )
 
     def allow_advanced(self) -> None:
         """Allow ALLOW ops, INFER ops downstream of 16-bit ops, and adjacent CLEAR ops."""
-        self.allowed = dict.fromkeys(self.seeds())
-        waiting = deque(self.allowed)
-
-        def join(other: str, name: str, *lists: AmpList) -> None:
-            if other not in self.allowed and self.joins(other, *lists):
-                self.allowed[other] = name
-                waiting.append(other)
-
-        while waiting:
-            name = waiting.popleft()
-            for other in self.below[name]:
-                join(other, name, INFER, CLEAR)
-            for other in self.above[name]:
-                join(other, name, CLEAR)
+        self.allowed = self.spread(
+            self.seeds(),
+            (self.below, lambda name: self.joins(name, INFER, CLEAR)),
+            (self.above, lambda name: self.joins(name, CLEAR)),
+        )
 
     def allow_stock(self) -> None:
         """Allow ALLOW ops, ops between two of them, INFER ops downstream, adjacent CLEAR ops."""
         starts = self.seeds()
-        behind = self.spread(starts, [self.below], lambda name: self.joins(name, INFER, CLEAR))
-        self.allowed = self.spread(starts, [self.above], lambda name: name in behind)
+        downstream = self.spread(starts, (self.below, lambda name: self.joins(name, INFER, CLEAR)))
+        self.allowed = self.spread(starts, (self.above, lambda name: name in downstream))
         for op in self.graph:
             before = next((name for name in self.above[op.name] if name in self.allowed), None)
             if before is not None and op.name not in self.allowed and self.joins(op.name, INFER):
                 self.allowed[op.name] = before
+
+        def clear(name: str) -> bool:
+            return self.joins(name, CLEAR)
+
         self.spread(
-            list(self.allowed),
-            [self.above, self.below],
-            lambda name: self.joins(name, CLEAR),
-            self.allowed,
+            list(self.allowed), (self.above, clear), (self.below, clear), found=self.allowed
         )
 
     def painting(self) -> Painting:
@@ -237,21 +230,23 @@ class _Painter:
         if op.name in self.chosen:
             return Paint(kind, Colour.ALLOWED, f"{word}, allowed: {self.chosen[op.name]}")
         if op.name in self.boundaries:
-            return Paint(kind, Colour.PLAIN, f"{word}, stays out: {self.boundaries[op.name]}")
+            return Paint(kind, Colour.PLAIN, f"{word}, not in 16 bits: {self.boundaries[op.name]}")
         if op.name in self.allowed:
-            return Paint(kind, Colour.ALLOWED, f"{word}, allowed{self._way(op.name, self.allowed)}")
+            return Paint(
+                kind, Colour.ALLOWED, f"{word}, allowed{self._path(op.name, self.allowed)}"
+            )
         if op.name in self.denied:
-            return Paint(kind, Colour.DENIED, f"{word}, denied{self._way(op.name, self.denied)}")
+            return Paint(kind, Colour.DENIED, f"{word}, denied{self._path(op.name, self.denied)}")
         if op.name in self.unable:
-            return Paint(kind, Colour.PLAIN, f"{word}, stays out: {self.unable[op.name]}")
+            return Paint(kind, Colour.PLAIN, f"{word}, not in 16 bits: {self.unable[op.name]}")
         if kind is None:
             return Paint(kind, Colour.PLAIN, f"{op.type} is on no list")
-        return Paint(kind, Colour.PLAIN, f"{word}, stays out: nothing draws it to 16 bits")
+        return Paint(kind, Colour.PLAIN, f"{word}, not in 16 bits: no neighbour to follow")
 
     def _word(self, name: str) -> str:
         return _WORDS[self.kind[name]]
 
-    def _way(self, name: str, found: Mapping[str, str | None]) -> str:
+    def _path(self, name: str, found: Mapping[str, str | None]) -> str:
         """Return the path to an op from the start of its set, as text."""
         before = found[name]
         if before is None:
@@ -259,11 +254,11 @@ class _Painter:
         begin = self.begins[name]
         side = "downstream of" if before in self.above[name] else "upstream of"
         passed: list[str] = []
-        while before is not None and before != begin and len(passed) <= _NAMED:
+        while before is not None and before != begin and len(passed) <= _MAX_PATH_OPS:
             passed.append(before)
             before = found[before]
-        words = [f"{self._word(op)} {op!r}" for op in passed[:_NAMED]]
-        if len(passed) > _NAMED:
+        words = [f"{self._word(op)} {op!r}" for op in passed[:_MAX_PATH_OPS]]
+        if len(passed) > _MAX_PATH_OPS:
             words.append("…")
         through = f" through {', '.join(words)}" if words else ""
         return f": {side} {self.graph[begin].type} {begin!r}{through}"
@@ -273,10 +268,10 @@ class _Painter:
         count = 0
         outputs = set(self.graph.outputs)
         for source in (*self.graph.inputs, *(op.name for op in self.graph)):
-            narrow = source in self.allowed
-            readers = self.graph.consumer_names(source)
-            differs = any((reader in self.allowed) != narrow for reader in readers)
-            count += differs or (narrow and source in outputs)
+            in_16_bits = source in self.allowed
+            consumers = self.graph.consumer_names(source)
+            differs = any((op in self.allowed) != in_16_bits for op in consumers)
+            count += differs or (in_16_bits and source in outputs)
         return count
 
 

@@ -59,7 +59,7 @@ def convert_with_plan(
     if changed:
         warnings.append(
             f"the weights of {changed} ops are stored in another range than the plan says: "
-            f"{there.byte_products.in_words}"
+            f"{there.int8_accumulation.in_words}"
         )
     resolved = space.resolve(right)
     if observations is None:

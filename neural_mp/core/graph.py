@@ -92,17 +92,14 @@ class OpGraph:
         if len(self._by_name) < len(given):
             twice = Counter(op.name for op in given).most_common(1)[0][0]
             raise UnknownOperatorError(f"two ops are named {twice!r}; op names must be unique")
-        known = set(self._by_name) | set(self.inputs)
-        for op in given:
-            for source in op.inputs:
-                if source not in known:
-                    raise UnknownOperatorError(
-                        f"op {op.name!r} reads {source!r}, which is neither an op nor an input"
-                        f"{did_you_mean(source, known)}"
-                    )
-        self._consumers: dict[str, list[str]] = {name: [] for name in known}
+        self._consumers: dict[str, list[str]] = {n: [] for n in (*self._by_name, *self.inputs)}
         for op in given:
             for source in dict.fromkeys(op.inputs):
+                if source not in self._consumers:
+                    raise UnknownOperatorError(
+                        f"op {op.name!r} reads {source!r}, which is neither an op nor an input"
+                        f"{did_you_mean(source, self._consumers)}"
+                    )
                 self._consumers[source].append(op.name)
         self._order = tuple(self._topological(given))
 
@@ -155,13 +152,10 @@ class OpGraph:
         return self._consumers[name]
 
     def with_only(self, kept: Mapping[str, Op]) -> OpGraph:
-        """Return the graph of some ops; each reads its nearest kept predecessors.
+        """Return the graph of some ops, without outputs; ops read their nearest kept predecessors.
 
         Args:
             kept: op → its replacement, whose inputs are ignored.
-
-        Returns:
-            The graph, without outputs.
         """
         sources: dict[str, tuple[str, ...]] = {name: (name,) for name in self.inputs}
         ops = []

@@ -95,7 +95,7 @@ class Hardware(Displayed):
     target: str = HOST_TARGET
 
     @property
-    def byte_products(self) -> Int8Accumulation:
+    def int8_accumulation(self) -> Int8Accumulation:
         """INT8 accumulation of the CPU, by its flags; saturating if unknown."""
         exact = any(flag in self.flags for flag in NATIVE_FLAGS[Precision.INT8])
         return Int8Accumulation.EXACT if exact else Int8Accumulation.SATURATING
@@ -106,7 +106,7 @@ class Hardware(Displayed):
             return Support(True, True, "always")
         native, reason = self._native(precision, device)
         if precision is Precision.INT8 and device == "cpu":
-            return Support(True, True, f"{reason}: {self.byte_products.in_words}")
+            return Support(True, True, f"{reason}: {self.int8_accumulation.in_words}")
         if native:
             return Support(True, True, reason)
         if precision in self.forced:
@@ -121,8 +121,8 @@ class Hardware(Displayed):
         """
         if target not in TARGETS:
             raise ConfigurationError(
-                f"target cannot be {target!r}{did_you_mean(target, TARGETS)}; expected one of "
-                f"{', '.join(TARGETS)}"
+                f"target must be one of {', '.join(TARGETS)}, got {target!r}"
+                f"{did_you_mean(target, TARGETS)}"
             )
         if target == HOST_TARGET:
             return self
@@ -142,10 +142,10 @@ class Hardware(Displayed):
             return False, "no CUDA device"
         needed = NATIVE_COMPUTE_CAPABILITY[precision]
         best = max(self.gpus, key=lambda gpu: gpu.compute_capability)
-        words = f"{best.name} has compute capability {_dotted(best.compute_capability)}"
+        found = f"{best.name} has compute capability {_dotted(best.compute_capability)}"
         if best.compute_capability >= needed:
-            return True, words
-        return False, f"{words}, {precision} needs {_dotted(needed)}"
+            return True, found
+        return False, f"{found}, {precision} requires {_dotted(needed)}"
 
 
 def require_any(
@@ -160,19 +160,17 @@ def require_any(
         UnsupportedPrecisionError: some are unsupported, and none below FP32 is usable.
     """
     usable = tuple(p for p in precisions if hardware.support(p, device).available)
-    problems = [
-        f"{p} is not supported on this {device}: {hardware.support(p, device).reason}"
+    problems = {
+        p: f"{p} is not supported on this {device}: {hardware.support(p, device).reason}"
         for p in precisions
         if p not in usable
-    ]
-    lacking = [p for p in precisions if p not in usable]
-    lower = [p for p in usable if p is not Precision.FP32]
-    if lacking and not lower:
-        variable = FORCE_VARIABLES[lacking[0]]
+    }
+    if problems and set(usable) <= {Precision.FP32}:
+        precision, problem = next(iter(problems.items()))
         raise UnsupportedPrecisionError(
-            f"{problems[0]}. Set {variable}=1 to run it emulated, for its numbers"
+            f"{problem}; set {FORCE_VARIABLES[precision]}=1 to emulate {precision}"
         )
-    return usable, [f"{problem}; going on without it" for problem in problems]
+    return usable, [f"{problem}; {p} is not used" for p, problem in problems.items()]
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Hardware:

@@ -25,9 +25,9 @@ class Int8Accumulation(StringEnum):
     def in_words(self) -> str:
         """The mode as text, with its consequence."""
         if self is Int8Accumulation.EXACT:
-            return "products of bytes are exact"
+            return "INT8 accumulation is exact"
         return (
-            f"sums of two products of bytes saturate at 16 bits, so INT8 weights stay within "
+            f"INT8 accumulation saturates at 16 bits, so INT8 weights are limited to "
             f"±{WEIGHT_LIMITS[REDUCED_RANGE]}"
         )
 
@@ -49,10 +49,10 @@ WEIGHT_LIMITS: Mapping[WeightRange, int] = {FULL_RANGE: 127, REDUCED_RANGE: 63}
 _RANGES = {Int8Accumulation.EXACT: FULL_RANGE, Int8Accumulation.SATURATING: REDUCED_RANGE}
 
 
-def weight_quant_spec(products: Int8Accumulation) -> QuantSpec:
+def weight_quant_spec(accumulation: Int8Accumulation) -> QuantSpec:
     """Return the quantization of a kernel's weights: the widest range with exact results."""
     return QuantSpec(
-        QuantDType.INT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL, range=_RANGES[products]
+        QuantDType.INT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL, range=_RANGES[accumulation]
     )
 
 

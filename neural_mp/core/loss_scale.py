@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
 from neural_mp.errors import ConfigurationError
+from neural_mp.util.validators import (
+    integer_between,
+    is_finite,
+    optional,
+    positive_float,
+    validate_option,
+)
 
 DYNAMIC = "dynamic"
 
@@ -58,24 +63,16 @@ class LossScale:
 
     def __post_init__(self) -> None:
         for name in ("initial", "factor", "minimum", "maximum"):
-            value = getattr(self, name)
-            if not _is_number(value) or not math.isfinite(value) or value <= 0:
-                raise ConfigurationError(
-                    f"loss scale: {name} must be a finite number above 0, got {value!r}"
-                )
+            validate_option(f"loss scale: {name}", positive_float, getattr(self, name))
+        validate_option(
+            "loss scale: growth_interval", optional(integer_between(1)), self.growth_interval
+        )
         if self.factor <= 1:
             raise ConfigurationError(f"loss scale: factor must be above 1, got {self.factor!r}")
-        interval = self.growth_interval
-        whole = isinstance(interval, Integral) and not isinstance(interval, bool)
-        if interval is not None and not (whole and interval >= 1):
-            raise ConfigurationError(
-                f"loss scale: growth_interval must be a whole number of steps, 1 or more, or None "
-                f"for a scale that stays; got {interval!r}"
-            )
         if not self.minimum <= self.initial <= self.maximum:
             raise ConfigurationError(
-                f"loss scale: initial is {self.initial:g}, and must lie between minimum "
-                f"{self.minimum:g} and maximum {self.maximum:g}"
+                f"loss scale: initial must be between minimum {self.minimum:g} and maximum "
+                f"{self.maximum:g}, got {self.initial:g}"
             )
 
     @classmethod
@@ -94,7 +91,7 @@ class LossScale:
             return given
         if isinstance(given, str) and given == DYNAMIC:
             return cls()
-        if _is_number(given):
+        if is_finite(given):
             return cls.fixed(float(given))
         raise ConfigurationError(
             f"loss_scale must be {DYNAMIC!r}, a number or a LossScale, got {given!r}"
@@ -110,12 +107,7 @@ class LossScale:
         return LossScaleState(self.initial)
 
     def after(self, state: LossScaleState, finite: bool) -> LossScaleState:
-        """Return the state after another step.
-
-        Args:
-            state: the state before the step.
-            finite: whether all gradients were finite.
-        """
+        """Return the state after a step; `finite`: whether all gradients were finite."""
         if not finite:
             scale = state.scale if self.is_fixed else max(state.scale / self.factor, self.minimum)
             skipped, in_a_row = state.skipped_steps + 1, state.skipped_in_a_row + 1
@@ -124,7 +116,3 @@ class LossScale:
         if self.growth_interval is not None and good >= self.growth_interval:
             scale, good = min(scale * self.factor, self.maximum), 0
         return LossScaleState(scale, good, state.steps + 1, state.skipped_steps)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

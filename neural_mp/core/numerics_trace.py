@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,18 +29,18 @@ class ValueStats:
         return not (self.nan or self.inf)
 
     @property
-    def trouble(self) -> str:
+    def non_finite(self) -> str:
         """Name of the non-finite value: `NaN` or `Inf`."""
         return "NaN" if self.nan else "Inf"
 
     @classmethod
     def of(cls, values: object) -> ValueStats:
         """Return the statistics of all floating-point arrays in nested values."""
-        extents = [cls._of_array(array) for array in float_arrays(values)]
+        stats = [cls._of_array(array) for array in float_arrays(values)]
         return cls(
-            max((extent.peak for extent in extents), default=0.0),
-            any(extent.nan for extent in extents),
-            any(extent.inf for extent in extents),
+            max((one.peak for one in stats), default=0.0),
+            any(one.nan for one in stats),
+            any(one.inf for one in stats),
         )
 
     @classmethod
@@ -109,75 +109,74 @@ class NonFinite:
 
     Attributes:
         layer: the layer; None if outside of all layers.
-        words: the event, as a sentence without a full stop.
+        message: the event, as a sentence without a full stop.
         keep: whether the layer should stay in float32.
     """
 
     layer: str | None
-    words: str
+    message: str
     keep: bool = False
 
     def __str__(self) -> str:
-        return self.words
+        return self.message
 
 
-def first_non_finite(seen: ModelTrace) -> NonFinite | None:
+def first_non_finite(trace: ModelTrace) -> NonFinite | None:
     """Return the first non-finite value, forwards, then backwards; None if all are finite."""
-    if seen.finite_forwards:
-        return _first_backwards(seen.layers)
-    if not seen.batch.finite:
-        return NonFinite(None, f"the batch itself holds {seen.batch.trouble}")
-    peak = seen.batch.peak
-    for layer in seen.layers:
+    if trace.finite_forwards:
+        return _first_backwards(trace.layers)
+    if not trace.batch.finite:
+        return NonFinite(None, f"the batch contains {trace.batch.non_finite}")
+    peak = trace.batch.peak
+    for layer in trace.layers:
         if not layer.outputs.finite:
             return _forwards(layer, peak)
         peak = max(peak, layer.outputs.peak)
-    if not seen.outputs.finite:
-        return NonFinite(None, f"the outputs hold {seen.outputs.trouble}, though no layer makes it")
-    return NonFinite(None, f"the loss is {seen.loss:g}, though all layers give finite numbers")
+    if not trace.outputs.finite:
+        found = trace.outputs.non_finite
+        return NonFinite(None, f"the outputs contain {found}, but the outputs of all layers do not")
+    return NonFinite(None, f"the loss is {trace.loss:g}, but the outputs of all layers are finite")
 
 
 def _forwards(layer: LayerTrace, peak: float) -> NonFinite:
     """Return the cause of a layer's non-finite outputs; all before, up to `peak`, are finite."""
     if not layer.weights.finite:
-        return NonFinite(layer.name, f"weights of {layer.title} hold {layer.weights.trouble}")
+        found = layer.weights.non_finite
+        return NonFinite(layer.name, f"the weights of {layer.title} contain {found}")
     if layer.inputs.finite:
         return NonFinite(layer.name, _turns(layer, layer.inputs, layer.outputs), _is_16(layer))
     if not _is_16(layer):  # no cast between given and read values
-        trouble = layer.inputs.trouble
-        words = f"code outside of the layers turns numbers of up to {peak:.3g} into {trouble}"
-        return NonFinite(None, f"{words}, which {layer.title} is given")
-    words = f"{layer.title} reads numbers of up to {peak:.3g}, which {layer.dtype} cannot hold"
-    return NonFinite(layer.name, words, _is_16(layer))
+        message = (
+            f"code outside of the layers, before {layer.title}, turns values of at most "
+            f"{peak:.3g} into {layer.inputs.non_finite}"
+        )
+        return NonFinite(None, message)
+    message = f"{layer.title} reads values of up to {peak:.3g}, which overflow {layer.dtype}"
+    return NonFinite(layer.name, message, _is_16(layer))
 
 
 def _first_backwards(layers: Sequence[LayerTrace]) -> NonFinite | None:
     """Return the layer that turns finite gradients into non-finite ones, innermost first."""
-    for layer in _backwards(layers):
+    for layer in sorted(reversed(layers), key=lambda layer: layer.holds_layers):
         above, below = layer.gradients_above, layer.gradients_below
         if above is not None and below is not None and above.finite and not below.finite:
-            words = f"backwards, {_turns(layer, above, below, 'gradients')}"
-            return NonFinite(layer.name, words, _is_16(layer))
+            message = f"backwards, {_turns(layer, above, below, 'gradients')}"
+            return NonFinite(layer.name, message, _is_16(layer))
     for layer in reversed(layers):
         above = layer.gradients_above
         if above is not None and not above.finite:
-            words = (
-                f"backwards, gradients are {above.trouble} already where they come to "
-                f"{layer.title}: lower the loss scale, or look at the code behind this layer"
+            message = (
+                f"backwards, the gradients of the outputs of {layer.title} contain "
+                f"{above.non_finite}; lower the loss scale, or check the code after this layer"
             )
-            return NonFinite(None, words)
+            return NonFinite(None, message)
     return None
-
-
-def _backwards(layers: Sequence[LayerTrace]) -> Iterable[LayerTrace]:
-    for holds_layers in (False, True):
-        yield from (layer for layer in reversed(layers) if layer.holds_layers is holds_layers)
 
 
 def _turns(layer: LayerTrace, before: ValueStats, after: ValueStats, what: str = "inputs") -> str:
     return (
         f"{layer.title} turns {layer.dtype} {what} of at most {before.peak:.3g} into "
-        f"{after.trouble}"
+        f"{after.non_finite}"
     )
 
 

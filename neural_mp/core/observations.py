@@ -138,15 +138,15 @@ def _range(value: object) -> Range:
         raise invalid("a range: [low, high]", value)
     low, high = finite_numbers(value)
     if low > high:
-        raise InvalidValueError(f"expected a range, low to high, found [{low}, {high}]")
+        raise invalid("a range: [low, high], low ≤ high", [low, high])
     return low, high
 
 
 def _channels(value: object) -> ChannelStats:
     found = _CHANNELS(value)
     if len({len(numbers) for numbers in found.values()}) != 1:
-        lengths = ", ".join(f"{len(numbers)} of {name}" for name, numbers in found.items())
-        raise InvalidValueError(f"expected lists of one length, found {lengths}")
+        lengths = ", ".join(f"{name}: {len(numbers)}" for name, numbers in found.items())
+        raise InvalidValueError(f"expected lists of equal length, found {lengths}")
     return ChannelStats(**found)
 
 

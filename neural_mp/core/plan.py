@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from neural_mp.core.enums import Approach
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
 from neural_mp.errors import PlanError
@@ -71,6 +72,12 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
     def precisions(self) -> dict[str, Precision]:
         """Op → precision."""
         return {op: config.precision for op, config in self.configs.items()}
+
+    @property
+    def internally_quantized(self) -> frozenset[str]:
+        """INT8 ops with float inputs and outputs: dynamic ranges, or INT8 weights only."""
+        approaches = (Approach.DYNAMIC, Approach.WEIGHT_ONLY)
+        return frozenset(op for op, c in self.configs.items() if c.approach in approaches)
 
     def counts(self) -> dict[Precision, int]:
         """Return the number of named ops per precision, without zeros."""
@@ -154,22 +161,19 @@ class _PlanDumper(_SAFE_DUMPER):
     """YAML dumper that writes lists on one line, to keep files short."""
 
 
-def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
-
-
-_PlanDumper.add_representer(list, _represent_list)
+_PlanDumper.add_representer(
+    list,
+    lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True),
+)
 
 
 def _document(value: object) -> tuple[PrecisionPlan, Observations | None]:
     if not isinstance(value, Mapping) or "ops" not in value:
-        raise InvalidValueError(
-            f"no plan: expected a mapping with the key 'ops', found {preview(value)}"
-        )
+        raise invalid("a plan: a mapping with the key 'ops'", value)
     if value.get("neural_mp_plan") != FILE_VERSION:
         raise InvalidValueError(
-            f"neural_mp_plan: {preview(value.get('neural_mp_plan'))}; "
-            f"this version reads {FILE_VERSION}"
+            f"neural_mp_plan must be {FILE_VERSION}, got {preview(value.get('neural_mp_plan'))}; "
+            f"write the plan again with this version of neural-mp"
         )
     observed = value.get("observations")
     plan = validate_at("ops", parse_plan, value["ops"])
@@ -202,11 +206,10 @@ def _config(entry: object) -> OpConfig:
     if isinstance(entry, str):
         return OpConfig(_precision(entry))
     if not isinstance(entry, Mapping):
-        raise invalid("a precision such as 'fp32', or a mapping with one", entry)
-    said = _ENTRY(entry)
-    specs = {key: said[key] for key in ("weight", "activation") if said.get(key)}
-    corrections = tuple((said.get("corrections") or "").split())
-    return OpConfig(said["precision"], **specs, corrections=corrections)
+        raise invalid("a precision, e.g. 'fp32', or a mapping with the key 'precision'", entry)
+    values = _ENTRY(entry)
+    corrections = tuple((values.pop("corrections", None) or "").split())
+    return OpConfig(**values, corrections=corrections)
 
 
 def _precision(value: object) -> Precision:

@@ -51,7 +51,7 @@ class Precisions(tuple[Precision, ...]):
 
 
 def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Precisions:
-    """Read `"int8,bf16"`, `["int8", "bf16"]`, `"fp16"` or `Precision.BF16`.
+    """Parse `"int8,bf16"`, `["int8", "bf16"]`, `"fp16"` or `Precision.BF16`.
 
     Returns:
         The precisions without duplicates, fewest bits first, BF16 before FP16.
@@ -63,21 +63,22 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Prec
         return Precisions((value,))
     if not isinstance(value, str) and not isinstance(value, Iterable):
         raise UnknownPrecisionError(
-            f"precisions must be a string such as 'int8,bf16' or a list of such words, "
+            f"precisions must be a string, e.g. 'int8,bf16', or a list of strings, "
             f"got {value!r} of type {type(value).__name__}"
         )
-    words: list[Any] = value.split(",") if isinstance(value, str) else list(value)
-    known = {precision.value: precision for precision in Precision}
+    names: list[Any] = value.split(",") if isinstance(value, str) else list(value)
     found = set()
-    for word in words:
-        key = str(word).strip().lower()
-        if key not in known:
+    for given in names:
+        name = str(given).strip().lower()
+        if name not in set(Precision):
             raise UnknownPrecisionError(
-                f"precision {key!r} does not exist{did_you_mean(key, known)}"
+                f"precision {name!r} does not exist{did_you_mean(name, Precision)}"
             )
-        found.add(known[key])
+        found.add(Precision(name))
     if not found:
-        raise UnknownPrecisionError("precisions is empty; give at least one, such as 'int8,bf16'")
+        raise UnknownPrecisionError(
+            "precisions must contain at least one precision, got none; set e.g. 'int8,bf16'"
+        )
     return Precisions(precision for precision in Precision if precision in found)
 
 
@@ -124,7 +125,10 @@ class QuantSpec:
             word = words.parse(getattr(self, name), f"{name} of a quantized tensor", PlanError)
             object.__setattr__(self, name, word)
         if self.range is not WeightRange.FULL and self.dtype is not QuantDType.INT8:
-            raise PlanError(f"{self.range!r} is for weights in int8, not in {self.dtype}")
+            raise PlanError(
+                f"range {self.range} requires dtype int8, got {self.dtype}; set dtype to int8 or "
+                f"remove the range"
+            )
 
     def __str__(self) -> str:
         words = [getattr(self, field.name) for field in fields(self)]
@@ -141,18 +145,20 @@ class QuantSpec:
         for word in str(text).split():
             name = next((n for n, known in _WORDS.items() if word in set(known)), None)
             if name is None:
-                known_words = [w.value for words in _WORDS.values() for w in words]
+                valid = [w.value for words in _WORDS.values() for w in words]
                 raise PlanError(
-                    f"{word!r} in {text!r} says nothing about quantization"
-                    f"{did_you_mean(word, known_words)}"
+                    f"{word!r} in the quantization {text!r} is not a valid term"
+                    f"{did_you_mean(word, valid)}"
                 )
             if name in found:
-                raise PlanError(f"{text!r} gives the {name} twice: {found[name]!r} and {word!r}")
+                raise PlanError(
+                    f"{text!r} must contain one {name}, got {found[name]!r} and {word!r}"
+                )
             found[name] = word
         missing = [name for name in ("dtype", "scheme", "granularity") if name not in found]
         if missing:
             raise PlanError(
-                f"{text!r} does not say the {missing[0]}; expected one of "
+                f"{text!r} must contain a {missing[0]}; add one of "
                 f"{', '.join(QUANT_CHOICES[missing[0]])}"
             )
         return cls(**found)
@@ -161,9 +167,9 @@ class QuantSpec:
 #: Corrections of an INT8 layer, alternatives to its fallback; each changes weights before rounding
 #: and keeps the FP32 function.
 CORRECTIONS: Mapping[str, str] = {
-    "equalize": "channels scaled between this layer and the one before, by their weights",
-    "smooth": "channels scaled between this layer and what is before, by the values and weights",
-    "bias_correction": "the mean of what rounding the weight changes, taken off the bias",
+    "equalize": "channels scaled between this layer and the previous one, by their weights",
+    "smooth": "channels scaled between this layer and the previous op, by activations and weights",
+    "bias_correction": "mean error of rounding the weight, subtracted from the bias",
 }
 
 
@@ -187,11 +193,19 @@ class OpConfig:
     def __post_init__(self) -> None:
         for name in self.corrections:
             if name not in CORRECTIONS:
-                raise PlanError(f"there is no repair {name!r}{did_you_mean(name, CORRECTIONS)}")
+                raise PlanError(
+                    f"correction {name!r} does not exist{did_you_mean(name, CORRECTIONS)}"
+                )
         if self.activation is not None and self.activation.range is not WeightRange.FULL:
-            raise PlanError(f"{self.activation.range!r} is for weights; what an op reads uses all")
+            raise PlanError(
+                f"the range of an activation must be {WeightRange.FULL}, got "
+                f"{self.activation.range}; reduced ranges apply to weights only"
+            )
         if {"equalize", "smooth"} <= set(self.corrections):
-            raise PlanError("'equalize' and 'smooth' scale the same channels; choose one of them")
+            raise PlanError(
+                "corrections 'equalize' and 'smooth' exclude each other, since both scale the same "
+                "channels; remove one of them"
+            )
         if self.corrections and self.precision is not Precision.INT8:
             raise PlanError(
                 f"correction {self.corrections[0]!r} requires precision int8, got "

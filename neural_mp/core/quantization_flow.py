@@ -67,13 +67,13 @@ class _ScaleUnionFind:
 
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
-        self._covers: dict[str, dict[str, None]] = {}
+        self._members: dict[str, dict[str, None]] = {}
 
     def add(self, tensor: str) -> None:
         """Add a tensor with its own scale, unless already present."""
         if tensor not in self._above:
             self._above[tensor] = tensor
-            self._covers[tensor] = {tensor: None}
+            self._members[tensor] = {tensor: None}
 
     def share(self, tensor: str, sources: tuple[str, ...]) -> None:
         """Give a tensor the scale of its source; merge several sources and the tensor into one."""
@@ -82,27 +82,27 @@ class _ScaleUnionFind:
             return
         self.add(tensor)
         for source in sources:
-            root = self.scale_owner(source)
-            if root != tensor:
-                self._above[root] = tensor
-                self._covers[tensor].update(self._covers.pop(root))
+            owner = self.scale_owner(source)
+            if owner != tensor:
+                self._above[owner] = tensor
+                self._members[tensor].update(self._members.pop(owner))
 
     def scale_owner(self, tensor: str) -> str:
         while self._above[tensor] != tensor:
             tensor = self._above[tensor]
         return tensor
 
-    def roots(self) -> dict[str, str]:
+    def scale_owners(self) -> dict[str, str]:
         return {tensor: self.scale_owner(tensor) for tensor in self._above}
 
     def scale_members(self) -> dict[str, tuple[str, ...]]:
-        return {root: tuple(tensors) for root, tensors in self._covers.items()}
+        return {owner: tuple(tensors) for owner, tensors in self._members.items()}
 
 
 def propagate_quantization(
     graph: OpGraph,
     chosen: Mapping[str, Precision],
-    alone: frozenset[str] = frozenset(),
+    internal: frozenset[str] = frozenset(),
 ) -> QuantizationFlow:
     """Propagate a plan through the graph.
 
@@ -110,19 +110,16 @@ def propagate_quantization(
         graph: the model.
         chosen: op → precision, for the ops in a plan. Other ops are fused into their fusion group,
             or pass INT8 on; otherwise they run in FP32.
-        alone: INT8 ops that read and write float values and quantize internally: dynamic ranges, or
-            INT8 weights only.
+        internal: INT8 ops with float inputs and outputs (see `PrecisionPlan.internally_quantized`).
     """
-    return _followed(graph, chosen, alone)[0]
+    return _propagate(graph, chosen, internal)[0]
 
 
-def _followed(
-    graph: OpGraph,
-    chosen: Mapping[str, Precision],
-    alone: frozenset[str] = frozenset(),
+def _propagate(
+    graph: OpGraph, chosen: Mapping[str, Precision], internal: frozenset[str] = frozenset()
 ) -> tuple[QuantizationFlow, Mapping[str, str]]:
     """Return the flow, and op → head of its INT8 kernel, for ops in INT8 kernels."""
-    members = _fusion_members(graph, chosen, alone)
+    members = _fusion_members(graph, chosen, internal)
     wanted, tails = _wanted_in_int8(graph, chosen, members)
     effective: dict[str, Precision] = {}
     int8_reads: dict[str, frozenset[str]] = {}
@@ -160,10 +157,14 @@ def _followed(
             scales.share(op.name, op.inputs)
         else:
             effective[op.name] = chosen.get(op.name, Precision.FP32)
-            if effective[op.name] is Precision.INT8 and op.name not in alone:
+            if effective[op.name] is Precision.INT8 and op.name not in internal:
                 effective[op.name] = Precision.FP32  # INT8 in the plan, but without an INT8 kernel
     flow = QuantizationFlow(
-        effective, int8_reads, frozenset(int8_outputs), scales.roots(), scales.scale_members()
+        effective,
+        int8_reads,
+        frozenset(int8_outputs),
+        scales.scale_owners(),
+        scales.scale_members(),
     )
     return flow, members
 
@@ -184,7 +185,7 @@ def _leave_int8(graph: OpGraph, members: dict[str, str], head: str) -> None:
 
 def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
     """Return the tensors that are quantized if all of `int8_ops` run in INT8."""
-    flow, members = _followed(graph, dict.fromkeys(int8_ops, Precision.INT8))
+    flow, members = _propagate(graph, dict.fromkeys(int8_ops, Precision.INT8))
     readers: dict[str, list[str]] = {}
     for op in graph:
         if op.name in members and op.name in flow.int8_outputs:
@@ -194,23 +195,21 @@ def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[Quantiz
                 readers.setdefault(flow.scale_owner[source], []).append(members[op.name])
     found = []
     for name, consumers in readers.items():
-        producers = tuple(
-            members[tensor] for tensor in flow.scale_members[name] if tensor in members
-        )
+        producers = tuple(members[t] for t in flow.scale_members[name] if t in members)
         int8_only = (op for op in producers if graph[op].writes_int8)
-        keepers = tuple(dict.fromkeys((*consumers, *int8_only)))
-        found.append(QuantizedTensor(name, producers, tuple(dict.fromkeys(consumers)), keepers))
+        quantizing = tuple(dict.fromkeys((*consumers, *int8_only)))
+        found.append(QuantizedTensor(name, producers, tuple(dict.fromkeys(consumers)), quantizing))
     return tuple(found)
 
 
 def _fusion_members(
-    graph: OpGraph, chosen: Mapping[str, Precision], alone: frozenset[str] = frozenset()
+    graph: OpGraph, chosen: Mapping[str, Precision], internal: frozenset[str]
 ) -> dict[str, str]:
     """Return op → the INT8 op whose kernel runs the op: itself, or the head of its fusion group."""
     members: dict[str, str] = {}
     for op in graph:
         if op.fusion_group is None:
-            runs = chosen.get(op.name) is Precision.INT8 and op.name not in alone
+            runs = chosen.get(op.name) is Precision.INT8 and op.name not in internal
             if runs and op.inputs and not op.quantize_agnostic:
                 members[op.name] = op.name
         elif chosen.get(op.name, Precision.INT8) is Precision.INT8 and any(
@@ -261,7 +260,7 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
     these ops run in INT8 joins under no plan.
     """
     found: set[str] = set()
-    _, members = _followed(graph, dict.fromkeys(int8_ops, Precision.INT8))
+    _, members = _propagate(graph, dict.fromkeys(int8_ops, Precision.INT8))
     for op in graph:
         head = op.name if op.name in int8_ops else op.fusion_group
         if head not in int8_ops or (graph[head].joins_int8 and head not in members):

@@ -86,15 +86,11 @@ class Trial:
     @property
     def speedup(self) -> float | None:
         """Speedup over FP32; None if not measured."""
-        share = self.objectives.get("relative_latency")
-        return 1 / share if share else None
+        latency = self.objectives.get("relative_latency")
+        return 1 / latency if latency else None
 
     def relative_cost(self, objectives: Mapping[Objective, float]) -> float:
-        """Return the weighted cost as a fraction of FP32's; infinite if not measured.
-
-        Args:
-            objectives: objective → weight.
-        """
+        """Return the weighted cost as a fraction of FP32's; infinite if not measured."""
         return sum(
             weight * self.objectives.get(RELATIVE_FIGURES[name], float("inf"))
             for name, weight in objectives.items()
@@ -108,16 +104,11 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts."""
         return {
+            **vars(self),
             "plan": self.plan.to_dict(),
             "outcome": self.outcome.value,
-            "accuracy": self.accuracy,
-            "loss": self.loss,
             "objectives": dict(self.objectives),
-            "seconds": self.seconds,
-            "error": self.error,
-            "number": self.number,
             "metrics": dict(self.metrics),
-            "node": self.node,
         }
 
     @classmethod
@@ -131,10 +122,7 @@ class Trial:
 
 
 _TRIAL = record(
-    {
-        "plan": parse_plan,
-        "outcome": enum_of(Outcome),
-    },
+    {"plan": parse_plan, "outcome": enum_of(Outcome)},
     {
         "accuracy": optional(number),
         "loss": optional(number),

@@ -13,17 +13,12 @@ from neural_mp.errors import ConfigurationError, ModelLoadError
 
 
 def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
-    """Return the path of a file referenced by a model, inside the model's folder.
+    """Return the path of a file that a model references in its folder or a subfolder.
 
     If the model is a link, as in download caches, the folder of the link's target is accepted, too.
 
-    Args:
-        model: the model's file.
-        name: referenced name, relative to `folder`.
-        folder: subfolder of the model's folder.
-
     Raises:
-        ModelLoadError: the name or a link leads out of the folder.
+        ModelLoadError: the name or a link leads out of the model's folder.
     """
     file = model.parent / folder / name
     try:
@@ -33,8 +28,8 @@ def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
         inside = False
     if not name or "\0" in name or not inside:
         raise ModelLoadError(
-            f"{str(model)!r} names the file {name!r}, which lies outside of the model's folder; "
-            f"a model may only name files that lie beside it"
+            f"the model {str(model)!r} references the file {name!r} outside of the model's folder; "
+            f"move the file into the folder, and save the model again"
         )
     return file
 
@@ -62,10 +57,7 @@ def require_regular_file(path: str | Path) -> None:
     """Raise an error if a path is neither a file nor a folder: reading a pipe may block forever.
 
     Open pipes are allowed, e.g. `/dev/stdin` or a shell's `<(command)`, because their path resolves
-    to no file.
-
-    Args:
-        path: path to check; may be missing.
+    to no file. So are missing paths.
 
     Raises:
         OSError: the path is a named pipe, a socket or a device.
@@ -75,18 +67,15 @@ def require_regular_file(path: str | Path) -> None:
     except OSError:
         return  # opening the file raises the error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise OSError(errno.EINVAL, "it is no file, but a pipe, a socket or a device", str(path))
+        problem = "not a regular file, but a pipe, a socket or a device"
+        raise OSError(errno.EINVAL, problem, str(path))
 
 
-def read_bounded(path: str | Path, most: int) -> bytes:
+def read_bounded(path: str | Path, max_bytes: int) -> bytes:
     """Return the content of a file.
 
-    Args:
-        path: the file.
-        most: maximum size in bytes.
-
     Raises:
-        OSError: unreadable, not a regular file, or larger than `most`.
+        OSError: unreadable, not a regular file, or larger than `max_bytes`.
         ValueError: the path contains a NUL.
     """
     require_regular_file(path)
@@ -95,8 +84,9 @@ def read_bounded(path: str | Path, most: int) -> bytes:
         while block := file.read(_BLOCK):
             blocks.append(block)
             size += len(block)
-            if size > most:
-                raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
+            if size > max_bytes:
+                problem = f"size exceeds the limit of {max_bytes >> 20} MiB"
+                raise OSError(errno.EFBIG, problem, str(path))
     return b"".join(blocks)
 
 

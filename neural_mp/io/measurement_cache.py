@@ -117,13 +117,13 @@ class FileCache:
         folder: location of the files; None to disable the cache.
         scope: name → value of the conditions.
         data: digest of the data measured on; empty if independent of data.
-        complaint: log level for write errors.
+        error_level: log level of write errors.
     """
 
     folder: Path | None = None
     scope: Mapping[str, str] = field(default_factory=dict)
     data: DataDigest = ""
-    complaint: int = logging.WARNING
+    error_level: int = logging.WARNING
 
     @property
     def enabled(self) -> bool:
@@ -132,24 +132,23 @@ class FileCache:
 
     def scoped(self, *, data: DataDigest = "", **conditions: str | None) -> FileCache:
         """See `MeasurementCache`."""
-        told = {word: value for word, value in conditions.items() if value is not None}
-        if data is None or len(told) < len(conditions):
+        known = {name: value for name, value in conditions.items() if value is not None}
+        if data is None or len(known) < len(conditions):
             return NO_CACHE
-        return replace(self, data=data or self.data, scope={**self.scope, **told})
+        return replace(self, data=data or self.data, scope={**self.scope, **known})
 
     def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """See `MeasurementCache`; an invalid entry counts as missing."""
         entries = self._read(key)
         digest = self._digest() if entries else None
-        for known, value in reversed(entries):
-            if known == digest:
+        for stored, value in entries:
+            if stored == digest:
                 with suppress(OSError):
                     os.utime(self._path(key))
                 try:
                     return True, kind(value)
                 except NeuralMPError as error:
-                    logger.debug("%s: what is kept of %s: %s", self._path(key), key, error)
-                    break
+                    logger.debug("%s: invalid entry %r: %s", self._path(key), key, error)
         return False, None
 
     def put(self, key: str, value: Any) -> None:
@@ -165,7 +164,7 @@ class FileCache:
             write_atomic(path, zlib.compress(content.encode()))
             _evict_oldest(path.parent)
         except OSError as error:
-            logger.log(self.complaint, "what was measured is not kept for later runs: %s", error)
+            logger.log(self.error_level, "The measurement cache cannot be written to: %s", error)
 
     def _digest(self) -> str | None:
         return self.data() if callable(self.data) else self.data
@@ -175,19 +174,19 @@ class FileCache:
 
     def _path(self, key: str) -> Path:
         assert self.folder is not None
-        said = json.dumps(self._scope_of(key), sort_keys=True)
-        return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.json.z"
+        scope = json.dumps(self._scope_of(key), sort_keys=True)
+        return self.folder / f"{hashlib.sha256(scope.encode()).hexdigest()[:32]}.json.z"
 
     def _read(self, key: str) -> list[tuple[str, Any]]:
         """Return pairs of data digest and measurement, oldest first."""
         if self.folder is None or not self._path(key).exists():
             return []
         try:
-            kept = read_json(self._path(key), _FILE_SCHEMA, HistoryError)
+            content = read_json(self._path(key), _FILE_SCHEMA, HistoryError)
         except HistoryError as error:
             logger.debug("%s", error)
             return []
-        return list(kept["entries"]) if kept["scope"] == self._scope_of(key) else []
+        return list(content["entries"]) if content["scope"] == self._scope_of(key) else []
 
 
 #: A disabled cache.
@@ -195,13 +194,9 @@ NO_CACHE = FileCache()
 
 
 def machine_cache(**conditions: str) -> FileCache:
-    """Return this machine's cache, valid in every workspace.
-
-    Args:
-        conditions: name → value of the conditions.
-    """
+    """Return this machine's cache under some conditions, valid in every workspace."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return FileCache(Path(home) / "neural_mp", conditions, complaint=logging.DEBUG)
+    return FileCache(Path(home) / "neural_mp", conditions, error_level=logging.DEBUG)
 
 
 def _evict_oldest(folder: Path) -> None:

@@ -22,10 +22,12 @@ from neural_mp.util.validators import InvalidValueError, Validator, anything, lo
 
 T = TypeVar("T")
 
-#: Detect gzip or zlib automatically.
-_EITHER = 32 + zlib.MAX_WBITS
+_TOO_DEEP = "nesting exceeds Python's recursion limit"
+
+#: Argument of zlib that detects gzip or zlib automatically.
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 #: First bytes of gzip and zlib files; no JSON starts with these.
-_PACKED = (b"\x1f\x8b", b"x")
+_COMPRESSED_STARTS = (b"\x1f\x8b", b"x")
 
 
 class JsonError(InvalidValueError, ValueError):
@@ -33,12 +35,7 @@ class JsonError(InvalidValueError, ValueError):
 
 
 def read_yaml(path: str | Path, kind: Validator[T], error: type[NeuralMPError]) -> T:
-    """Return the validated content of a YAML file.
-
-    Args:
-        path: the file.
-        kind: validator of the document.
-        error: class of the error raised.
+    """Return the content of a YAML file, validated by `kind`.
 
     Raises:
         NeuralMPError: of class `error`, if the file is unreadable or invalid.
@@ -55,22 +52,15 @@ def read_json(
     max_bytes: int = MAX_FILE_BYTES,
     max_values: int = MAX_VALUES,
 ) -> T:
-    """Return the validated content of a JSON file, optionally compressed with gzip or zlib.
-
-    Args:
-        path: the file.
-        kind: validator of the document.
-        error: class of the error raised.
-        hint: suggested fix for the message.
-        max_bytes: maximum size.
-        max_values: maximum number of values.
+    """Return the content of a JSON file, possibly compressed (gzip, zlib), validated by `kind`.
 
     Raises:
-        NeuralMPError: of class `error`, if the file is unreadable or invalid.
+        NeuralMPError: of class `error`, if the file is unreadable or invalid; the message ends with
+            `hint`.
     """
     with file_context(repr(str(path)), error, hint):
         data = bytes_of(path, max_bytes)
-        if data.startswith(_PACKED):
+        if data.startswith(_COMPRESSED_STARTS):
             data = decompress_bounded(data, max_bytes)
         return kind(load_json(data, max_values))
 
@@ -87,21 +77,15 @@ def read_data_json(path: Path) -> Any:
 
 
 def parse_json(data: object, kind: Validator[T], origin: str, error: type[NeuralMPError]) -> T:
-    """Return the validated content of a JSON text, optionally compressed by `compress_text`.
-
-    Args:
-        data: JSON as text, or the result of `compress_text`.
-        kind: validator of the document.
-        origin: name of the text in messages.
-        error: class of the error raised.
+    """Return the content of a JSON text, possibly from `compress_text`, validated by `kind`.
 
     Raises:
-        NeuralMPError: of class `error`, if the text is invalid.
+        NeuralMPError: of class `error`, if the text is invalid; the message starts with `origin`.
     """
     with file_context(origin, error):
-        words = string(data)
+        text = string(data)
         # Compressed text starts with the zlib header, a letter in base85.
-        return kind(load_json(words if words[:1] in '{["' else decompress_text(words)))
+        return kind(load_json(text if text[:1] in '{["' else decompress_text(text)))
 
 
 def compress_text(data: bytes) -> str:
@@ -109,34 +93,29 @@ def compress_text(data: bytes) -> str:
     return base64.b85encode(zlib.compress(data)).decode()
 
 
-def decompress_text(words: str) -> bytes:
+def decompress_text(text: str) -> bytes:
     """Reverse `compress_text`.
 
     Raises:
         InvalidValueError: the text is malformed or too large when decompressed.
     """
     try:
-        return decompress_bounded(base64.b85decode(words))
+        return decompress_bounded(base64.b85decode(text))
     except ValueError as error:
-        raise InvalidValueError(f"it is damaged: {error}") from None
+        raise InvalidValueError(f"damaged compressed data: {error}") from None
 
 
 @contextmanager
 def file_context(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator[None]:
-    """Prefix errors raised in this context with the file name and the key path.
-
-    Args:
-        origin: the file.
-        error: class of the error raised.
-        hint: suggested fix for the message.
+    """Prefix errors raised in this context with the origin (a file) and the key path.
 
     Raises:
-        NeuralMPError: the error raised inside, as class `error`.
+        NeuralMPError: the error raised inside, as class `error`; the message ends with `hint`.
     """
     try:
         yield
     except RecursionError:
-        raise error(f"{origin}: it is nested too deeply to be read{hint and f'; {hint}'}") from None
+        raise error(f"{origin}: {_TOO_DEEP}{hint and f'; {hint}'}") from None
     except NeuralMPError as found:
         raise error(f"{origin}: {located(found)}{hint and f'; {hint}'}") from found
 
@@ -150,8 +129,8 @@ def bytes_of(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     try:
         return read_bounded(path, max_bytes)
     except (OSError, ValueError) as error:  # ValueError: the name contains a NUL
-        words = getattr(error, "strerror", None) or error
-        raise InvalidValueError(f"it cannot be read: {words}") from None
+        problem = getattr(error, "strerror", None) or error
+        raise InvalidValueError(f"cannot be read: {problem}") from None
 
 
 def decompress_bounded(data: bytes, max_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -162,18 +141,16 @@ def decompress_bounded(data: bytes, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """
     found = b""
     while data:
-        unpacking = zlib.decompressobj(_EITHER)
+        member = zlib.decompressobj(_GZIP_OR_ZLIB)
         try:
-            found += unpacking.decompress(data, max_bytes + 1 - len(found))
+            found += member.decompress(data, max_bytes + 1 - len(found))
         except zlib.error as error:
-            raise InvalidValueError(f"it is damaged: {error}") from None
+            raise InvalidValueError(f"damaged compressed data: {error}") from None
         if len(found) > max_bytes:
-            raise InvalidValueError(
-                f"it comes to more than {max_bytes >> 20} MiB when it is unpacked"
-            )
-        if not unpacking.eof:
-            raise InvalidValueError("it is damaged: its end is missing")
-        data = unpacking.unused_data
+            raise InvalidValueError(f"decompressed size exceeds the limit of {max_bytes >> 20} MiB")
+        if not member.eof:
+            raise InvalidValueError("damaged compressed data: truncated")
+        data = member.unused_data
     return found
 
 
@@ -183,19 +160,19 @@ def load_json(data: bytes | str, max_values: int = MAX_VALUES) -> Any:
     Raises:
         JsonError: the text is not JSON, has too many values, or is nested too deeply.
     """
-    words = _text(data) if isinstance(data, bytes) else data
-    if sum(map(words.count, ",[{")) > max_values:
-        raise JsonError(f"it holds more than {max_values} values")
+    text = _text(data) if isinstance(data, bytes) else data
+    if sum(map(text.count, ",[{")) > max_values:
+        raise JsonError(f"the number of values exceeds the limit of {max_values}")
     try:
-        return json.loads(words)
+        return json.loads(text)
     except ValueError as error:
-        raise JsonError(f"it cannot be read as JSON: {error}") from None
+        raise JsonError(f"cannot be read as JSON: {error}") from None
     except RecursionError:
-        raise JsonError("it is nested too deeply to be read") from None
+        raise JsonError(_TOO_DEEP) from None
 
 
 def _text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise JsonError(f"it cannot be read: it is not UTF-8 at byte {error.start}") from None
+        raise JsonError(f"cannot be read: not UTF-8 at byte {error.start}") from None

@@ -18,7 +18,7 @@ from neural_mp.io.limits import MAX_DEPTH, MAX_NUMBER_CHARS, MAX_VALUES
 from neural_mp.util.validators import InvalidValueError, preview
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_TOO_DEEP = "it is nested too deeply to be read"
+_TOO_DEEP = f"nesting exceeds the limit of {MAX_DEPTH} levels"
 _NOT_YAML = "not readable YAML"
 
 _CONSTANTS: Mapping[str, Any] = {
@@ -101,12 +101,9 @@ def load_yaml(text: str) -> Any:
 def load_yaml_with_lines(text: str, max_values: int) -> YamlDocument:
     """Parse a single document, with the line of every key and item.
 
-    Args:
-        text: YAML.
-        max_values: maximum number of values, aliases counted as expanded.
-
     Raises:
-        YamlError: invalid YAML, unsupported tags, too many values, or nested too deeply.
+        YamlError: invalid YAML, unsupported tags, more than `max_values` values (aliases expanded),
+            or nested too deeply.
     """
     document = YamlDocument()
     _read(text, _Reader(document, max_values, with_lines=True))
@@ -198,11 +195,15 @@ class _Reader:
         text, tag = event.value, event.tag
         if (tag is None and event.implicit[0]) or tag in _SCALAR_TAGS:
             if len(text) > MAX_NUMBER_CHARS and _MANY_DIGITS_RE.fullmatch(text):
-                raise self._error(event, f"a number of {len(text)} digits")
+                problem = f"a number must have at most {MAX_NUMBER_CHARS} digits, got {len(text)}"
+                raise self._error(event, problem)
             return _plain(text)
         if tag not in _TEXT_TAGS:
-            raise self._error(event, f"the tag {preview(tag)} has no meaning here")
+            raise self._unsupported_tag(event)
         return text
+
+    def _unsupported_tag(self, event: Any) -> YamlError:
+        return self._error(event, f"the tag {preview(event.tag)} is not supported; remove the tag")
 
     def _expects_key(self) -> bool:
         if not self._open:
@@ -222,9 +223,9 @@ class _Reader:
 
     def _start(self, event: Any, value: Any, tags: tuple[str | None, ...]) -> None:
         if self._expects_key():
-            raise self._error(event, "a key must be a word, found a list or mapping")
+            raise self._error(event, "a key must be a string, got a list or mapping")
         if event.tag not in tags:
-            raise self._error(event, f"the tag {preview(event.tag)} has no meaning here")
+            raise self._unsupported_tag(event)
         if len(self._open) >= MAX_DEPTH:
             raise self._error(event, _TOO_DEEP)
         place = self._place() if self._open else ""
@@ -248,7 +249,8 @@ class _Reader:
         for value in inner.merged:
             for part in reversed(value if isinstance(value, list) else [value]):
                 if not isinstance(part, dict):
-                    raise self._error(event, "'<<' takes a mapping or a list of mappings")
+                    problem = f"'<<' must be a mapping or a list of mappings, got {preview(part)}"
+                    raise self._error(event, problem)
                 found |= part
                 lines |= self.document.lines.get(id(part), {})
         own = dict(inner.value)
@@ -259,7 +261,7 @@ class _Reader:
 
     def _alias(self, event: Any) -> None:
         if event.anchor not in self._named:
-            problem = f"the alias {preview(event.anchor)} stands for nothing before it"
+            problem = f"the alias {preview(event.anchor)} has no anchor before it"
             raise self._error(event, f"{_NOT_YAML}: {problem}")
         value, size = self._named[event.anchor]
         if not self._expects_key():
@@ -267,12 +269,12 @@ class _Reader:
         elif isinstance(value, str):
             self._key(event, value)
         else:
-            raise self._error(event, f"a key must be a word, found {preview(value)}")
+            raise self._error(event, f"a key must be a string, got {preview(value)}")
 
     def _put(self, event: Any, value: Any, size: int) -> None:
         self._count += size
         if self._count > self._max_values:
-            problem = f"it holds more than {self._max_values} values; its aliases may multiply"
+            problem = f"the number of values, aliases expanded, exceeds {self._max_values}"
             raise self._error(event, problem)
         if not self._open:
             self.document.value, self.document.line = value, event.start_mark.line + 1

@@ -18,7 +18,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
 #: Exceptions of `zipfile` for damaged archives.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
-_UNSAFE_NAME = re.compile(r"[\x00-\x1f\x7f\\]|^/|^[A-Za-z]:|(^|/)\.\.?(/|$)|//")
+_UNSAFE_NAME_RE = re.compile(r"[\x00-\x1f\x7f\\]|^/|^[A-Za-z]:|(^|/)\.\.?(/|$)|//")
 
 
 @contextmanager
@@ -31,22 +31,18 @@ def checked_archive(
     readers may interpret the bytes differently: read members from the returned archive, or rewrite
     them with it.
 
-    Args:
-        file: a path, or a seekable binary file.
-        error: class of the error raised.
-
     Raises:
         NeuralMPError: of class `error`, if the file is not an archive, is damaged (including
             checksum errors while reading), or has a refused member.
     """
-    shown = str(file) if isinstance(file, Path) else str(getattr(file, "name", "the archive"))
+    name = str(file) if isinstance(file, Path) else str(getattr(file, "name", "the archive"))
     try:
         with _opened(file) as archive:
             for fault in _faults(archive):
-                raise error(f"{shown!r} is not read: {fault}. Save it again")
+                raise error(f"{name!r} is refused: {fault}; save the file again")
             yield archive
     except _DAMAGE as problem:
-        raise error(f"{shown!r} is no zip archive, or damaged: {one_line(problem)}") from problem
+        raise error(f"{name!r} is damaged or not a zip archive: {one_line(problem)}") from problem
 
 
 def _opened(file: Path | BinaryIO) -> zipfile.ZipFile:
@@ -60,24 +56,27 @@ def _faults(archive: zipfile.ZipFile) -> Iterator[str]:
     """Yield the problems of an archive's members as text."""
     members = archive.infolist()
     if len(members) > MAX_ARCHIVE_MEMBERS:
-        yield f"it holds {len(members)} members, more than {MAX_ARCHIVE_MEMBERS}"
+        yield f"number of members: limit {MAX_ARCHIVE_MEMBERS}, got {len(members)}"
     names: set[str] = set()
-    packed = 0
+    total = 0
     for member in members:
         name = member.filename
-        shown = f"its member {name[:100]!r}"
-        if _UNSAFE_NAME.search(name) or member.orig_filename != name:
-            yield f"{shown} has a name that leads out of the archive"
+        subject = f"member {name[:100]!r}"
+        if _UNSAFE_NAME_RE.search(name) or member.orig_filename != name:
+            yield f"the name of {subject} leads out of the archive"
         if name in names:
-            yield f"{shown} is there twice"
+            yield f"{subject} occurs twice"
         names.add(name)
         if stat.S_ISLNK(member.external_attr >> 16):
-            yield f"{shown} is a link"
+            yield f"{subject} is a link"
         if member.flag_bits & _ENCRYPTED or member.compress_type not in _METHODS:
-            yield f"{shown} is encrypted, or packed in an unusual way"
-        packed_well = MAX_COMPRESSION_RATIO * member.compress_size
-        if member.file_size > max(packed_well, RATIO_EXEMPT_MODEL_BYTES):
-            yield f"{shown} is {member.file_size} bytes, packed into {member.compress_size}"
-        packed += member.compress_size
-    if archive.fp is not None and packed > archive.fp.seek(0, 2):
-        yield "its members overlap"
+            yield f"{subject} is encrypted, or compressed by an unsupported method"
+        plausible = MAX_COMPRESSION_RATIO * member.compress_size
+        if member.file_size > max(plausible, RATIO_EXEMPT_MODEL_BYTES):
+            yield (
+                f"compression ratio of {subject}: limit {MAX_COMPRESSION_RATIO}, got "
+                f"{member.file_size} bytes from {member.compress_size} bytes"
+            )
+        total += member.compress_size
+    if archive.fp is not None and total > archive.fp.seek(0, 2):
+        yield "members overlap"

@@ -16,19 +16,16 @@ _DETAIL = " in detail"
 
 
 def in_detail(**subjects: Any) -> dict[str, str]:
-    """Fingerprint the code of functions and objects, as a part of a run's fingerprint.
-
-    Args:
-        **subjects: display name → the function, the object or a list of them.
+    """Fingerprint the code of functions and objects, by display name, as a part of a fingerprint.
 
     Returns:
         Key → fingerprint as JSON, without subjects that cannot be fingerprinted.
     """
     found = {}
     for name, subject in subjects.items():
-        told = code_fingerprint(subject)
-        if told is not None:
-            values = {"python": _python(), "digest": told.digest, "options": dict(told.options)}
+        code = code_fingerprint(subject)
+        if code is not None:
+            values = {"python": _python(), "digest": code.digest, "options": dict(code.options)}
             found[name + _DETAIL] = json.dumps(values, sort_keys=True)
     return found
 
@@ -40,11 +37,11 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     for key in now:
         name = key.removesuffix(_DETAIL)
         if key.endswith(_DETAIL) and name not in plain and before.get(key, now[key]) != now[key]:
-            more += _in_words(name, json.loads(before[key]), json.loads(now[key]))
+            more += _describe_changes(name, json.loads(before[key]), json.loads(now[key]))
     return plain + more
 
 
-def _in_words(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _describe_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe how the code or options of a subject differ; empty if they are equal."""
     old, new = before["options"], now["options"]
     changed = [option for option in {**old, **new} if old.get(option) != new.get(option)]
@@ -65,9 +62,6 @@ def _python() -> str:
 
 def machine_key(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the properties of machine and software that affect numerics and latency.
-
-    Args:
-        packages: the framework's packages.
 
     Returns:
         Name → CPU, package versions, and environment variables that control computation.

@@ -28,17 +28,18 @@ _HEARTBEAT_SECONDS = 5.0
 #: Seconds without a heartbeat after which a process on another machine counts as dead.
 _LEASE_TIMEOUT_SECONDS = 60.0
 #: Seconds between two checks for a heartbeat.
-_LOOK = 0.5
-
+_CHECK_SECONDS = 0.5
 #: Lost races for the lease before the row counts as damaged.
 _ATTEMPTS = 100
+#: Fix in error messages.
+_OWN_RUN = "start a new run without resume, or use another workspace"
 
 #: Tokens of all leases of this process.
 _held: set[str] = set()
 
 
 @dataclass(frozen=True)
-class _Holder:
+class _LeaseOwner:
     """The owner of a lease.
 
     Attributes:
@@ -54,13 +55,13 @@ class _Holder:
     beats: int = 0
 
     @classmethod
-    def new(cls) -> _Holder:
+    def new(cls) -> _LeaseOwner:
         since = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
         return cls(ProcessIdentity.current(), since, uuid.uuid4().hex)
 
     @classmethod
-    def read(cls, text: str) -> _Holder:
-        """Read the owner from a lease; a damaged lease has an owner that is not alive."""
+    def parse(cls, text: str) -> _LeaseOwner:
+        """Parse a stored lease; a damaged lease has an owner that is not alive."""
         try:
             values: Mapping[str, Any] = json.loads(text)
             process = ProcessIdentity.from_dict(values["process"])
@@ -74,7 +75,7 @@ class _Holder:
         return json.dumps(asdict(self))
 
     @property
-    def lives(self) -> bool | None:
+    def is_alive(self) -> bool | None:
         """Whether the owner still has the lease; None if not observable from this machine."""
         if not self.token:
             return False
@@ -84,8 +85,8 @@ class _Holder:
         return f"{self.process} since {self.since}"
 
 
-class RunClaim:
-    """A lease: the exclusive right to write to a run, until release or the end of the process.
+class RunLease:
+    """The exclusive right to write to a run, until release or the end of the process.
 
     A killed process releases nothing; the next process detects its end by process ID and start
     time. A process on another machine is not observable; its heartbeats are.
@@ -102,8 +103,8 @@ class RunClaim:
     def __init__(
         self, engine: Engine, name: str, fingerprint: Mapping[str, str] | None = None
     ) -> None:
-        self._beating = _Beating(RunRow(engine, name), fingerprint)
-        self.release = weakref.finalize(self, self._beating.end)
+        self._heartbeat = _Heartbeat(RunRow(engine, name), fingerprint)
+        self.release = weakref.finalize(self, self._heartbeat.end)
 
     def check(self) -> None:
         """Check that no other process has taken over the lease.
@@ -111,116 +112,110 @@ class RunClaim:
         Raises:
             RunInUseError: another process has, since heartbeats were missing for too long.
         """
-        self._beating.check()
+        self._heartbeat.check()
 
 
-class _Beating:
-    """A held lease, renewed by a heartbeat thread."""
+class _Heartbeat:
+    """A held lease, renewed by a thread."""
 
     def __init__(self, row: RunRow, fingerprint: Mapping[str, str] | None) -> None:
-        self._row, self._name = row, row.name
-        self._holder = _Holder.new()
+        self._row = row
+        self._owner = _LeaseOwner.new()
         self._ended, self._lost = threading.Event(), False
         # Reentrant: garbage collection may call `end` in a thread that holds the lock.
         self._writing = threading.RLock()
-        _held.add(self._holder.token)
+        _held.add(self._owner.token)
         try:
             if fingerprint is None:
-                self._take()
+                self._acquire()
             else:
-                row.insert(fingerprint, self._holder.text)
+                row.insert(fingerprint, self._owner.text)
         except BaseException:
-            _held.discard(self._holder.token)
+            _held.discard(self._owner.token)
             raise
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._renew_until_end, daemon=True).start()
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         for _ in range(_ATTEMPTS):
-            if self._took():
-                return
-            # another process was faster; find out which
+            found = self._row.lease()
+            if found is not None:
+                self._check_dead(found)
+            if self._row.replace_lease(found, self._owner.text):
+                return  # otherwise another process was faster: check that process, too
         raise HistoryError(
-            f"the run {self._name!r} cannot be claimed: its row in the table {RUN_TABLE} is "
-            f"damaged or gone; begin a run of its own without resume, or take another workspace"
+            f"the lease of run {self._row.name!r} cannot be acquired: its row in the table "
+            f"{RUN_TABLE} is damaged or missing; {_OWN_RUN}"
         )
 
-    def _took(self) -> bool:
-        found = self._row.lease()
-        if found is not None:
-            self._check_dead(found)
-        return self._row.replace_lease(found, self._holder.text)
-
     def _check_dead(self, found: str) -> None:
-        other = _Holder.read(found)
-        lives = other.lives
-        if lives is None:
+        other = _LeaseOwner.parse(found)
+        alive = other.is_alive
+        if alive is None:
             logger.warning(
-                "%s was in use by %s, which cannot be seen from here; this takes up to %g s",
-                *(self._name, other, _LEASE_TIMEOUT_SECONDS),
+                "Waiting up to %g s for a heartbeat of %s, the owner of run %r on another machine.",
+                *(_LEASE_TIMEOUT_SECONDS, other, self._row.name),
             )
-            lives = self._changes(found)
-        if lives:
+            alive = self._beats(found)
+        if alive:
             raise self._in_use(other)
 
-    def _changes(self, found: str) -> bool:
-        """Whether the owner sends a heartbeat within the timeout."""
+    def _beats(self, found: str) -> bool:
+        """Whether the owner of a lease sends a heartbeat within the timeout."""
         until = time.monotonic() + _LEASE_TIMEOUT_SECONDS
         while time.monotonic() < until:
-            time.sleep(_LOOK)
+            time.sleep(_CHECK_SECONDS)
             if self._row.lease() != found:
                 return True
         return False
 
-    def _in_use(self, other: _Holder) -> RunInUseError:
+    def _in_use(self, other: _LeaseOwner) -> RunInUseError:
         return RunInUseError(
-            f"the run {self._name!r} is in use by {other}; wait until it ends, begin a run of its "
-            f"own without resume, or take another workspace"
+            f"run {self._row.name!r} is in use by {other}; wait until that process ends, or "
+            f"{_OWN_RUN}"
         )
 
-    def _beat(self) -> None:
+    def _renew_until_end(self) -> None:
         while not self._ended.wait(_HEARTBEAT_SECONDS):
             with self._writing:
                 if not self._ended.is_set():
-                    self._give_sign()
+                    self._renew()
 
-    def _give_sign(self) -> None:
-        told = replace(self._holder, beats=self._holder.beats + 1)
+    def _renew(self) -> None:
+        renewed = replace(self._owner, beats=self._owner.beats + 1)
         try:
-            kept = self._row.replace_lease(self._holder.text, told.text)
+            owned = self._row.replace_lease(self._owner.text, renewed.text)
         except Exception:
             # Any database error: transient, or the run itself will report it.
-            logger.debug("no sign of life could be given", exc_info=True)
+            logger.debug("run %r: heartbeat failed", self._row.name, exc_info=True)
             return
-        if kept:
-            self._holder = told
+        if owned:
+            self._owner = renewed
         else:
             self._lost = True
             self._ended.set()
 
     def check(self) -> None:
-        if self._lost:
-            found = self._holder_now()
-            if found is not None:
-                raise self._in_use(_Holder.read(found))
-            raise HistoryError(f"the run {self._name!r} is gone from its storage")
-
-    def _holder_now(self) -> str | None:
+        if not self._lost:
+            return
         try:
-            return self._row.lease()
+            found = self._row.lease()
         except Exception as error:
             # Any database error.
             raise HistoryError(
-                f"the run {self._name!r} cannot be read from its storage: {one_line(error)}"
+                f"run {self._row.name!r} cannot be read from its storage: {one_line(error)}"
             ) from error
+        if found is None:
+            raise HistoryError(f"run {self._row.name!r} was deleted from its storage; {_OWN_RUN}")
+        raise self._in_use(_LeaseOwner.parse(found))
 
     def end(self) -> None:
-        if self._holder.process.pid != os.getpid():
+        if self._owner.process.pid != os.getpid():
             return  # a fork of the owner
         with self._writing:
             self._ended.set()
             try:
-                self._row.replace_lease(self._holder.text, None)
+                self._row.replace_lease(self._owner.text, None)
             except Exception:
                 # Any database error: the lease ends with the process.
-                logger.debug("a run could not be released", exc_info=True)
-            _held.discard(self._holder.token)
+                logger.debug("run %r: release failed", self._row.name, exc_info=True)
+            _held.discard(self._owner.token)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
-from neural_mp.core.enums import Approach
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.plan import PrecisionPlan
@@ -22,11 +21,8 @@ from neural_mp.runs.report import Report
 from neural_mp.space import Capability
 from neural_mp.util.validators import number, validate_at
 
-T = TypeVar("T")
-
-
 #: Key of output noise measured without corrections.
-NO_REPAIR = "none"
+NO_CORRECTION = "none"
 
 
 @dataclass(frozen=True)
@@ -95,12 +91,7 @@ class RunStart:
 
     def followed(self, plan: PrecisionPlan) -> QuantizationFlow:
         """Return the effective precision of every op under a resolved plan, and the INT8 flow."""
-        alone = {
-            op
-            for op, config in plan.items()
-            if config.approach in (Approach.DYNAMIC, Approach.WEIGHT_ONLY)
-        }
-        return propagate_quantization(self.graph, plan.precisions, frozenset(alone))
+        return propagate_quantization(self.graph, plan.precisions, plan.internally_quantized)
 
 
 @dataclass(frozen=True)
@@ -175,8 +166,8 @@ def output_nsr_in(entries: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for key, noise in entries.items():
         if key.startswith(OUTPUT_NSR):
-            repairs, _, name = key.removeprefix(OUTPUT_NSR).partition(": ")
-            found.setdefault(name, {})[repairs] = validate_at(key, number, noise)
+            corrections, _, name = key.removeprefix(OUTPUT_NSR).partition(": ")
+            found.setdefault(name, {})[corrections] = validate_at(key, number, noise)
     return found
 
 
@@ -206,12 +197,12 @@ class RunRecord:
     @cached_property
     def multiply_adds(self) -> dict[str, int]:
         """Op with a weight → multiply-adds in a run of the timed batch, if known."""
-        written = self.measured.elements
+        elements = self.measured.elements
         fan_in = self.setup.fan_in.items()
-        return {op: round(written[op] * products) for op, products in fan_in if op in written}
+        return {op: round(elements[op] * count) for op, count in fan_in if op in elements}
 
 
-def repairs_in(plan: PrecisionPlan) -> str:
+def corrections_in(plan: PrecisionPlan) -> str:
     """Return the corrections used by any op of a plan, as text."""
-    found = {repair for config in plan.values() for repair in config.corrections}
-    return " ".join(repair for repair in CORRECTIONS if repair in found) or NO_REPAIR
+    found = {name for config in plan.values() for name in config.corrections}
+    return " ".join(name for name in CORRECTIONS if name in found) or NO_CORRECTION

@@ -34,6 +34,7 @@ from neural_mp.util.validators import (
     checked,
     enum_of,
     finite,
+    instance_of,
     invalid,
     list_of,
     mapping_of,
@@ -55,14 +56,14 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
     reasons: dict[str, int] = {}  # few distinct reasons: stored once
     ops = []
     for op in graph:
-        known = setup.capabilities[op.name]
-        why = {p.value: reasons.setdefault(w, len(reasons)) for p, w in known.reasons.items()}
+        found = setup.capabilities[op.name]
+        why = {p.value: reasons.setdefault(w, len(reasons)) for p, w in found.reasons.items()}
         ops.append(
             {
                 **{name: value for name, value in vars(op).items() if value and name != "layers"},
                 **({"layers": [[part.name, part.type] for part in op.layers]} if op.layers else {}),
-                "runs in": [p.value for p in known.precisions],
-                **({"emulated": sorted(p.value for p in known.emulated)} if known.emulated else {}),
+                "runs in": [p.value for p in found.precisions],
+                **({"emulated": sorted(p.value for p in found.emulated)} if found.emulated else {}),
                 **({"why not": why} if why else {}),
             }
         )
@@ -87,19 +88,19 @@ def setup_from_dict(data: Any) -> RunStart:
     Raises:
         NeuralMPError: the data does not match the schema.
     """
-    said = _SETUP(data)
-    reasons, known = said.pop("reasons"), said.pop("ops")
+    values = _SETUP(data)
+    reasons, stored = values.pop("reasons"), values.pop("ops")
     capabilities = {
         op["name"]: Capability(
             tuple(OpConfig(precision) for precision in op["runs in"]),
             validate_at("ops", _reasons, (op, reasons)),
             frozenset(op.get("emulated", ())),
         )
-        for op in known
+        for op in stored
     }
-    ops = [Op(**{key: op[key] for key in _OP_FIELDS if key in op}) for op in known]
-    graph = OpGraph(ops, said.pop("inputs"), said.pop("outputs"))
-    return _consistent(RunStart(**said, graph=graph, capabilities=capabilities))
+    ops = [Op(**{key: op[key] for key in _OP_FIELDS if key in op}) for op in stored]
+    graph = OpGraph(ops, values.pop("inputs"), values.pop("outputs"))
+    return _consistent(RunStart(**values, graph=graph, capabilities=capabilities))
 
 
 def _consistent(setup: RunStart) -> RunStart:
@@ -148,18 +149,6 @@ def _layer(value: Any) -> Layer:
     return Layer(*tuple_of(string, string)(value))
 
 
-def _tensor(value: Any) -> QuantizedTensor:
-    return QuantizedTensor(**_TENSOR(value))
-
-
-def _setting(value: Any) -> Setting:
-    return Setting(**_SETTING(value))
-
-
-def _machine(value: Any) -> Machine:
-    return Machine(**_MACHINE(value))
-
-
 _NAMES = list_of(string)
 _OP_FIELDS = tuple(Op.__dataclass_fields__)
 _OP = record(
@@ -193,10 +182,10 @@ _SETUP = record(
         "batch_size": non_negative_integer,
         **dict.fromkeys(("inputs", "outputs", "reasons", "tunable_ops"), _NAMES),
         "ops": list_of(_OP),
-        "tensors": list_of(_tensor),
+        "tensors": list_of(instance_of(QuantizedTensor, _TENSOR)),
         "fan_in": mapping_of(non_negative_integer),
-        "settings": mapping_of(_setting),
-        "machine": _machine,
+        "settings": mapping_of(instance_of(Setting, _SETTING)),
+        "machine": instance_of(Machine, _MACHINE),
         "versions": mapping_of(string),
     }
 )
@@ -211,20 +200,11 @@ def ending_to_dict(ending: RunEnd) -> dict[str, Any]:
         "report": ending.report.to_dict(),
         "chosen": ending.chosen,
         "finalists": [trial.to_dict() for trial in ending.finalists],
-        "predicted": {str(number): share for number, share in ending.predicted.items()},
+        "predicted": {str(number): time for number, time in ending.predicted.items()},
         "baseline_times": dict(ending.baseline_times),
         "result_times": dict(ending.result_times),
         "conversions": [asdict(conversion) for conversion in ending.conversions],
     }
-
-
-def ending_from_dict(data: Any) -> RunEnd:
-    """Read the output of `ending_to_dict`.
-
-    Raises:
-        NeuralMPError: the data does not match the schema.
-    """
-    return RunEnd(**_ENDING(data))
 
 
 def _predicted(value: Any) -> dict[int, float]:
@@ -232,29 +212,29 @@ def _predicted(value: Any) -> dict[int, float]:
     wrong = next((key for key in found if not (key.isdecimal() and len(key) < 10)), None)
     if wrong is not None:
         raise invalid("the number of a trial", wrong)
-    return {int(key): share for key, share in found.items()}
-
-
-def _conversion(value: Any) -> Conversion:
-    return Conversion(**_CONVERSION(value))
+    return {int(key): time for key, time in found.items()}
 
 
 _CONVERSION = record(
     {"source": string, "readers": _NAMES, "kind": string, "seconds": optional(non_negative_float)}
 )
-_ENDING = record(
-    {
-        "ended": string,
-        "met": optional(boolean),
-        "plan": parse_plan,
-        "report": Report.from_dict,
-        "chosen": optional(non_negative_integer),
-        "finalists": list_of(Trial.from_dict),
-        "predicted": _predicted,
-        "baseline_times": mapping_of(non_negative_float),
-        "result_times": mapping_of(non_negative_float),
-        "conversions": list_of(_conversion),
-    }
+#: Validator of the output of `ending_to_dict`.
+ending_from_dict = instance_of(
+    RunEnd,
+    record(
+        {
+            "ended": string,
+            "met": optional(boolean),
+            "plan": parse_plan,
+            "report": Report.from_dict,
+            "chosen": optional(non_negative_integer),
+            "finalists": list_of(Trial.from_dict),
+            "predicted": _predicted,
+            "baseline_times": mapping_of(non_negative_float),
+            "result_times": mapping_of(non_negative_float),
+            "conversions": list_of(instance_of(Conversion, _CONVERSION)),
+        }
+    ),
 )
 
 
@@ -284,9 +264,9 @@ def record_from_dict(data: Any) -> RunRecord:
 
 
 def _record(data: Any) -> RunRecord:
-    said = _RECORD(data)
-    measured = ProbeMeasurements(said.pop("times"), said.pop("output_nsr"), said.pop("elements"))
-    return RunRecord(**said, measured=measured)
+    values = _RECORD(data)
+    measured = [values.pop(key) for key in ("times", "output_nsr", "elements")]
+    return RunRecord(**values, measured=ProbeMeasurements(*measured))
 
 
 #: FP32 on the user's data, for `RunRecord.baseline` and the history.

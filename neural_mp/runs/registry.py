@@ -6,14 +6,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import parse_json
 from neural_mp.runs.fingerprint import differences
-from neural_mp.runs.lease import RunClaim
+from neural_mp.runs.lease import RunLease
 from neural_mp.runs.run_table import create_run_table, run_rows
 from neural_mp.util.validators import mapping_of, string
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import DBAPIError
 
-_NAME = re.compile(r"(\w+)/tuning-(\d+)")
+_NAME_RE = re.compile(r"(\w+)/tuning-(\d+)")
 #: Characters of a model's fingerprint in a run name.
-_LETTERS = 12
+_DIGEST_CHARS = 12
 #: Seconds to wait for another process that is writing to the same SQLite file.
 _SQLITE_BUSY_SECONDS = 60
 #: Retries, and seconds between them, while another process creates the tables of a new storage.
-_OPENINGS, _OPENING = 20, 0.1
+_OPEN_RETRIES, _RETRY_SECONDS = 20, 0.1
 #: Finds anything but plain tables; columns of views are not read, since a view may never end.
-_COMPUTING = """
+_COMPUTED_CONTENT_QUERY = """
     SELECT name FROM sqlite_master
     WHERE type NOT IN ('table', 'index') OR (type = 'table' AND rootpage = 0)
     UNION ALL
@@ -38,9 +38,9 @@ _COMPUTING = """
     WHERE part.type = 'table' AND of_it.hidden > 0
 """
 #: Characters of a name in an error.
-_SHOWN = 80
+_MAX_NAME_CHARS = 80
 #: Models and runs listed in an error.
-_NAMED = 5
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,11 @@ class RunName:
 
 
 def model_digest(fingerprint: Mapping[str, str]) -> str:
-    """Return the digest of a model used in the names of its runs.
-
-    Args:
-        fingerprint: fingerprint of a run.
-    """
+    """Return the digest of a run's model, used in the names of its runs."""
     model = fingerprint.get("model", "")
-    if not re.fullmatch(rf"[0-9a-f]{{{_LETTERS},}}", model):
+    if not re.fullmatch(rf"[0-9a-f]{{{_DIGEST_CHARS},}}", model):
         model = hashlib.sha256(model.encode()).hexdigest()
-    return model[:_LETTERS]
+    return model[:_DIGEST_CHARS]
 
 
 def open_storage(url: str) -> RDBStorage:
@@ -84,17 +80,16 @@ def open_storage(url: str) -> RDBStorage:
     if not new:
         _check_tables(url)
     waits = {"connect_args": {"timeout": _SQLITE_BUSY_SECONDS}} if url.startswith("sqlite") else {}
-    left = _OPENINGS
-    while True:
+    for retries_left in reversed(range(_OPEN_RETRIES + 1)):
         try:
             storage = RDBStorage(url, engine_kwargs=waits, skip_compatibility_check=new)
             create_run_table(storage.engine)
-            return storage
+            break
         except DBAPIError as error:
-            if not left or not _is_made_by_another(error):
+            if not retries_left or not _is_made_by_another(error):
                 raise
-        left -= 1
-        time.sleep(_OPENING)
+        time.sleep(_RETRY_SECONDS)
+    return storage
 
 
 def _is_new(url: str) -> bool:
@@ -118,13 +113,14 @@ def _check_tables(url: str) -> None:
     engine = sql.create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS})
     try:
         with engine.connect() as connection:
-            found = connection.execute(sql.text(_COMPUTING)).first()
+            found = connection.execute(sql.text(_COMPUTED_CONTENT_QUERY)).first()
     finally:
         engine.dispose()
     if found is not None:
         raise HistoryError(
-            f"the history {url!r} cannot be opened: it holds {str(found[0])[:_SHOWN]!r}, which is "
-            f"no plain table"
+            f"the history {url!r} must contain plain tables only, got "
+            f"{str(found[0])[:_MAX_NAME_CHARS]!r}, a view, trigger, virtual table or table with a "
+            f"computed column; use another workspace"
         )
 
 
@@ -142,40 +138,35 @@ def close_storage(storage: RDBStorage) -> None:
 
 
 def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunName]:
-    """Return the names of tuning runs, latest last; other studies in the storage are skipped.
+    """Return the names of tuning runs, latest last, of all models or of a model's digest.
 
-    Args:
-        storage: the storage or its URL.
-        model: digest of the model; default: all models.
+    Other studies in the storage are skipped.
     """
     opened = open_storage(storage) if isinstance(storage, str) else storage
-    rows = run_rows(opened.engine, f"{model}/" if model else "")
-    return [name for name in map(_read, (name for name, _ in rows)) if name is not None]
+    return [name for name, _ in _rows(opened, model)]
 
 
-def runs_about(
+def _rows(storage: RDBStorage, model: str | None) -> Iterator[tuple[RunName, Any]]:
+    for text, fingerprint in run_rows(storage.engine, f"{model}/" if model else ""):
+        match = _NAME_RE.fullmatch(text)
+        if match:
+            yield RunName(match[1], int(match[2])), fingerprint
+
+
+def _runs_with_fingerprints(
     storage: RDBStorage, model: str | None = None
 ) -> list[tuple[RunName, dict[str, str]]]:
-    """Return runs with their fingerprints, latest last.
-
-    Args:
-        storage: the storage of the runs.
-        model: digest of the model in their names; default: any model.
-    """
-    rows = [
-        (_read(name), parse_json(about, mapping_of(string), f"{name}: fingerprint", HistoryError))
-        for name, about in run_rows(storage.engine, f"{model}/" if model else "")
+    return [
+        (name, parse_json(found, mapping_of(string), f"{name}: fingerprint", HistoryError))
+        for name, found in _rows(storage, model)
     ]
-    return [(name, about) for name, about in rows if name is not None]
 
 
-def chosen_run(
-    known: Sequence[RunName], number: int | None, model: str | None, url: str
-) -> RunName:
+def chosen_run(runs: Sequence[RunName], number: int | None, model: str | None, url: str) -> RunName:
     """Return the run that a user selected.
 
     Args:
-        known: all runs, latest last.
+        runs: all runs, latest last.
         number: number of the run; default: the latest of the matching runs.
         model: prefix of the model's digest; default: any model.
         url: URL of the storage, for messages.
@@ -183,18 +174,21 @@ def chosen_run(
     Raises:
         HistoryError: no run matches, or several models have a run of this number.
     """
-    if not known:
+    if not runs:
         raise HistoryError(f"there is no run in {url!r}; tune a model with this workspace")
-    models = list(dict.fromkeys(name.model for name in reversed(known)))
-    meant = [m for m in models if model is None or m.startswith(model)]
-    if not meant:
+    models = list(dict.fromkeys(name.model for name in reversed(runs)))
+    matching = [m for m in models if model is None or m.startswith(model)]
+    if not matching:
         raise HistoryError(f"there is no run of a model {model!r} in {url!r}; {_listed(models)}")
-    if model and len(meant) > 1:
-        raise HistoryError(f"{model!r} may stand for several models in {url!r}; {_listed(meant)}")
-    of_model = [name for name in known if name.model in meant]
+    if model and len(matching) > 1:
+        raise HistoryError(
+            f"{model!r} must be the prefix of a single model's digest in {url!r}; "
+            f"{_listed(matching)}"
+        )
+    of_model = [name for name in runs if name.model in matching]
     found = [name for name in of_model if number in (None, name.number)]
     if not found:
-        words = ", ".join(str(name.number) for name in of_model[-_NAMED:])
+        words = ", ".join(str(name.number) for name in of_model[-_MAX_LISTED:])
         raise HistoryError(f"there is no run {number} in {url!r}; the latest are {words}")
     if number is not None and len(found) > 1:
         models = [name.model for name in reversed(found)]
@@ -206,13 +200,8 @@ def chosen_run(
 
 
 def _listed(models: Sequence[str]) -> str:
-    more = f" and {len(models) - _NAMED} more" if len(models) > _NAMED else ""
-    return f"models there, the latest first, are {', '.join(models[:_NAMED])}{more}"
-
-
-def _read(name: str) -> RunName | None:
-    match = _NAME.fullmatch(name)
-    return RunName(match[1], int(match[2])) if match else None
+    more = f" and {len(models) - _MAX_LISTED} more" if len(models) > _MAX_LISTED else ""
+    return f"models, latest first: {', '.join(models[:_MAX_LISTED])}{more}"
 
 
 def has_study(storage: RDBStorage, name: RunName) -> bool:
@@ -237,15 +226,10 @@ def study_named(storage: RDBStorage, name: RunName) -> optuna.Study:
 
 def new_run(
     storage: RDBStorage, fingerprint: Mapping[str, str], higher_is_better: bool
-) -> tuple[RunName, RunClaim]:
+) -> tuple[RunName, RunLease]:
     """Create a run and return its name and lease.
 
     The row is inserted last, so that no process ever sees a run without a fingerprint.
-
-    Args:
-        storage: the storage of the run.
-        fingerprint: subject of the run.
-        higher_is_better: the direction of the metric.
     """
     import optuna
 
@@ -260,27 +244,21 @@ def new_run(
             storage.create_new_study([direction], str(name))
         except optuna.exceptions.DuplicatedStudyError:
             continue  # another process took the number, and its row may not be there yet
-        return name, RunClaim(storage.engine, str(name), fingerprint)
+        return name, RunLease(storage.engine, str(name), fingerprint)
 
 
-def claimed_run(
+def lease_run(
     storage: RDBStorage, fingerprint: Mapping[str, str], url: str
-) -> tuple[RunName, RunClaim]:
-    """Return the latest run with the same fingerprint, and its lease.
-
-    Args:
-        storage: the storage of the runs.
-        fingerprint: the required fingerprint.
-        url: URL of the storage, for messages.
+) -> tuple[RunName, RunLease]:
+    """Return the latest run with the same fingerprint, and its lease; messages contain the URL.
 
     Raises:
         HistoryError: no run matches; the message compares with the latest run.
         RunInUseError: another process writes to the run.
     """
-    runs = runs_about(storage, model_digest(fingerprint))
-    for name, about in reversed(runs):
-        if not differences(about, fingerprint) and has_study(storage, name):
-            return name, RunClaim(storage.engine, str(name))
+    for name, found in reversed(_runs_with_fingerprints(storage, model_digest(fingerprint))):
+        if not differences(found, fingerprint) and has_study(storage, name):
+            return name, RunLease(storage.engine, str(name))
     raise _nothing_to_resume(storage, fingerprint, url)
 
 
@@ -288,12 +266,12 @@ def _nothing_to_resume(
     storage: RDBStorage, fingerprint: Mapping[str, str], url: str
 ) -> HistoryError:
     """Return an error that compares with the latest run of the model, else of any model."""
-    runs = runs_about(storage)
+    runs = _runs_with_fingerprints(storage)
     of_model = [run for run in runs if run[1].get("model") == fingerprint.get("model")]
     if not runs:
-        return HistoryError(f"there is no run to resume in {url!r}; start one without resume")
-    name, about = (of_model or runs)[-1]
-    changed = differences(about, fingerprint)
+        return HistoryError(f"there is no run to resume in {url!r}; start a run without resume")
+    name, found = (of_model or runs)[-1]
+    changed = differences(found, fingerprint)
     return HistoryError(
         f"cannot resume: the {' and the '.join(changed)} of this run differ from those of "
         f"{str(name)!r}; restore them, or start a new run without resume"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from neural_mp.util.validators import (
     boolean,
     checked,
     finite,
+    instance_of,
     list_of,
     mapping_of,
     non_negative_float,
@@ -148,18 +150,18 @@ class Report(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts, without the record."""
-        apart = ("best_rejected", "record")
-        values = {name: value for name, value in vars(self).items() if name not in apart}
-        values["conversions"] = asdict(self.conversions)
-        values["metrics"] = {name: asdict(found) for name, found in self.metrics.items()}
-        values["seconds"] = dict(self.seconds)
-        values["op_counts"] = {kind: dict(by) for kind, by in self.op_counts.items()}
-        values["amp"] = list(self.amp)
-        values["emulated"] = list(self.emulated)
-        values["warnings"] = list(self.warnings)
-        values["cache_hits"] = list(self.cache_hits)
-        values["ineligible"] = [reason.to_dict() for reason in self.ineligible]
-        values["speedup"] = self.speedup
+        values = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+            if name not in ("best_rejected", "record")
+        } | {
+            "conversions": asdict(self.conversions),
+            "metrics": {name: asdict(found) for name, found in self.metrics.items()},
+            "seconds": dict(self.seconds),
+            "op_counts": {kind: dict(by) for kind, by in self.op_counts.items()},
+            "ineligible": [reason.to_dict() for reason in self.ineligible],
+            "speedup": self.speedup,
+        }
         if self.best_rejected is not None:
             values["best_rejected"] = self.best_rejected.to_dict()
         return values
@@ -172,15 +174,6 @@ class Report(Displayed):
             NeuralMPError: the data does not match the schema.
         """
         return cls(**_REPORT(data))
-
-
-def _metric(value: Any) -> MetricFigures:
-    return MetricFigures(**_METRIC(value))
-
-
-def _rejected(value: Any) -> Trial:
-    # Earlier versions did not write the outcome.
-    return Trial.from_dict({"outcome": "missed", **value} if isinstance(value, Mapping) else value)
 
 
 #: Keeps integers as integers.
@@ -196,7 +189,7 @@ _REPORT = record(
         "higher_is_better": boolean,
         **dict.fromkeys(("baseline_accuracy", "accuracy", "target"), optional(_finite)),
         "output_sqnr_db": optional(number),
-        "metrics": mapping_of(_metric),
+        "metrics": mapping_of(instance_of(MetricFigures, _METRIC)),
         **dict.fromkeys(("baseline_latency", "latency"), optional(non_negative_float)),
         **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
         **dict.fromkeys(
@@ -206,7 +199,7 @@ _REPORT = record(
         "seconds": mapping_of(non_negative_float),
         "op_counts": mapping_of(mapping_of(non_negative_integer)),
         "conversions": ConversionCounts.from_dict,
-        "best_rejected": optional(_rejected),
+        "best_rejected": optional(Trial.from_dict),
         **dict.fromkeys(("emulated", "amp", "warnings", "cache_hits"), list_of(string)),
         "ineligible": list_of(Reason.from_dict),
     },
@@ -221,9 +214,7 @@ def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision])
 
 def count_ops(graph: OpGraph, precisions: Mapping[str, Precision]) -> dict[str, dict[str, int]]:
     """Return op type → effective precision → number of ops."""
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = defaultdict(Counter)
     for op in graph:
-        by_precision = counts.setdefault(op.type, {})
-        word = precisions[op.name].value
-        by_precision[word] = by_precision.get(word, 0) + 1
-    return counts
+        counts[op.type][precisions[op.name].value] += 1
+    return dict(counts)

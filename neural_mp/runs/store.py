@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, one_line
-from neural_mp.io.readers import file_context, parse_json
+from neural_mp.io.readers import compress_text, file_context, parse_json
 from neural_mp.runs.record import ELEMENTS, TIMES, ProbeMeasurements, RunRecord, output_nsr_in
 from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
 from neural_mp.util.optuna_logging import quiet_optuna
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
     import optuna
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Attempts per write, since some failures are transient, e.g. a lost connection.
 _ATTEMPTS = 2
+#: Attributes of a run, and of a trial; the keys of measurements follow `MEASURED`.
+BASELINE, OBSERVATIONS, TRIAL = "baseline", "observations", "trial"
+SETUP, ENDING = "setup", "ending"
+MEASURED = "measured: "
 
 
-class RunBook:
-    """Attributes of a run, and trials with attributes.
+class RunStore:
+    """The stored data of a run and its trials.
 
     If the disk is full or the database is lost, the run goes on in memory, so that hours of
     computation are not lost.
@@ -36,39 +42,122 @@ class RunBook:
 
     Attributes:
         name: name of the run in the storage.
-        attributes: name → value.
-        trouble: reason why the storage holds only a part of the run; empty if complete.
+        degraded_because: reason why the storage holds only a part of the run; empty if complete.
     """
 
     def __init__(self, study: optuna.Study) -> None:
         self.name = str(study.study_name)
-        self.attributes: dict[str, Any] = dict(study.user_attrs)
+        self.degraded_because = ""
+        self._attributes: dict[str, Any] = dict(study.user_attrs)
         trials = study.get_trials(deepcopy=False)
+        #: Trial number → attributes, oldest first.
         self._trials = {int(trial.number): dict(trial.user_attrs) for trial in trials}
         self._study: optuna.Study | None = study
         self._open: dict[int, optuna.Trial] = {}
-        self.trouble = ""
 
     @property
-    def trials(self) -> Mapping[int, Mapping[str, Any]]:
-        """Trial number → attributes, oldest first."""
-        return self._trials
+    def baseline(self) -> dict[str, Any] | None:
+        """The FP32 baseline; None before it was measured.
 
-    def write(self, name: str, value: Any) -> None:
-        """Set an attribute."""
-        self.attributes[name] = value
-        self._stored(lambda study: study.set_user_attr(name, value))
+        Raises:
+            HistoryError: the baseline is damaged.
+        """
+        found = self._attributes.get(BASELINE)
+        with file_context(f"{self.name}: {BASELINE}", HistoryError):
+            return None if found is None else BASELINE_FIGURES(found)
 
-    def start(self) -> int:
+    @baseline.setter
+    def baseline(self, values: Mapping[str, Any]) -> None:
+        self.set_attribute(BASELINE, dict(values))
+
+    @property
+    def observations(self) -> Observations | None:
+        """The observations of calibration; None before calibration.
+
+        Raises:
+            HistoryError: the observations are damaged.
+        """
+        return self._read(OBSERVATIONS, Observations.from_dict)
+
+    @observations.setter
+    def observations(self, observations: Observations) -> None:
+        self.set_packed(OBSERVATIONS, observations.to_dict())
+
+    def measurements(self) -> dict[str, Any]:
+        """Return the entries of the run's cache."""
+        return {
+            key.removeprefix(MEASURED): value
+            for key, value in self._attributes.items()
+            if key.startswith(MEASURED)
+        }
+
+    def trials(self) -> list[Trial]:
+        """Return all stored trials, oldest first.
+
+        Raises:
+            HistoryError: a trial is damaged.
+        """
+        return [
+            replace(trial_of(attributes[TRIAL], f"{self.name}: trial {number}"), number=number)
+            for number, attributes in self._trials.items()
+            if TRIAL in attributes
+        ]
+
+    def record(self) -> RunRecord:
+        """Return all stored data of the run.
+
+        Raises:
+            HistoryError: the data is damaged, or an earlier version stored less.
+        """
+        setup = self._read(SETUP, setup_from_dict)
+        if setup is None:
+            raise HistoryError(
+                f"run {self.name!r} must have a description of its model and settings, got none: "
+                f"the run was created by an earlier version, or killed before its search; start a "
+                f"new run"
+            )
+        entries = self.measurements()
+        with file_context(self.name, HistoryError):
+            times = entries.get(TIMES)
+            measured = ProbeMeasurements(
+                validate_at(TIMES, OpTimings.from_dict, times) if times else OpTimings(),
+                output_nsr_in(entries),
+                validate_at(ELEMENTS, mapping_of(non_negative_float), entries.get(ELEMENTS) or {}),
+            )
+        return RunRecord(
+            setup,
+            self.name,
+            self.baseline,
+            self.observations or Observations(),
+            tuple(self.trials()),
+            measured,
+            self._read(ENDING, ending_from_dict),
+        )
+
+    def _read(self, key: str, kind: Validator[T]) -> T | None:
+        stored = self._attributes.get(key)
+        origin = f"{self.name}: {key}"
+        return None if stored is None else parse_json(stored, kind, origin, HistoryError)
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute of the run."""
+        self._attributes[name] = value
+        self._store(lambda study: study.set_user_attr(name, value))
+
+    def set_packed(self, name: str, value: Mapping[str, Any]) -> None:
+        """Set an attribute of the run, compressed."""
+        self.set_attribute(name, compress_text(json.dumps(value).encode()))
+
+    def open_trial(self) -> int:
         """Open a trial and return its number."""
-        opened = self._stored(lambda study: study.ask())
+        opened = self._store(lambda study: study.ask())
         number = max(self._trials, default=-1) + 1 if opened is None else int(opened.number)
         if opened is not None:
             self._open[number] = opened
         self._trials[number] = {}
         return number
 
-    def note(self, number: int, values: Mapping[str, Any]) -> None:
+    def set_trial_attributes(self, number: int, values: Mapping[str, Any]) -> None:
         """Set attributes of an open trial."""
         self._trials[number] |= values
 
@@ -77,9 +166,9 @@ class RunBook:
                 self._open[number].set_user_attr(name, value)
 
         if number in self._open:
-            self._stored(store)
+            self._store(store)
 
-    def close(self, number: int, value: float | None, *, pruned: bool = False) -> None:
+    def close_trial(self, number: int, value: float | None, *, pruned: bool = False) -> None:
         """Close a trial with a value, or as failed if the value is None."""
         from optuna.trial import TrialState
 
@@ -87,14 +176,14 @@ class RunBook:
         if handle is None:
             return
         if value is None:
-            self._stored(lambda study: study.tell(number, state=TrialState.FAIL))
+            self._store(lambda study: study.tell(number, state=TrialState.FAIL))
         elif pruned:
-            self._stored(lambda study: handle.report(value, step=0))
-            self._stored(lambda study: study.tell(number, state=TrialState.PRUNED))
+            self._store(lambda study: handle.report(value, step=0))
+            self._store(lambda study: study.tell(number, state=TrialState.PRUNED))
         else:
-            self._stored(lambda study: study.tell(number, value))
+            self._store(lambda study: study.tell(number, value))
 
-    def _stored(self, write: Callable[[optuna.Study], Any]) -> Any:
+    def _store(self, write: Callable[[optuna.Study], Any]) -> Any:
         """Write to the storage unless it was given up; return the result."""
         if self._study is None:
             return None
@@ -104,90 +193,19 @@ class RunBook:
                     return write(self._study)
             except Exception as error:
                 # SQLAlchemy and the database drivers raise dozens of types.
-                logger.debug("attempt %d to write a run down failed", attempt, exc_info=True)
+                logger.debug("run %r: write attempt %d failed", self.name, attempt, exc_info=True)
                 words = one_line(error.__cause__ or error)  # Optuna's own message is vaguer
         self._study = None
-        self.trouble = (
-            f"the run {self.name!r} is no longer written down, and what comes now cannot be "
-            f"resumed: {words}"
+        self.degraded_because = (
+            f"the storage of run {self.name!r} cannot be written to: {words}; the run continues in "
+            f"memory, and its further trials cannot be resumed"
         )
-        logger.warning(self.trouble)
+        logger.warning(self.degraded_because)
         return None
 
 
-T = TypeVar("T")
-
-#: Attributes of a run, and of a trial.
-BASELINE, OBSERVATIONS, TRIAL = "baseline", "observations", "trial"
-SETUP, ENDING = "setup", "ending"
-MEASURED = "measured: "
-
-
-def measurements_of(book: RunBook) -> dict[str, Any]:
-    """Return the entries of a run's cache."""
-    return {
-        key.removeprefix(MEASURED): value
-        for key, value in book.attributes.items()
-        if key.startswith(MEASURED)
-    }
-
-
-def record_of(book: RunBook) -> RunRecord:
-    """Return all stored data of a run.
-
-    Raises:
-        HistoryError: the data is damaged, or an earlier version stored less.
-    """
-    notes = measurements_of(book)
-    setup = kept(book, SETUP, setup_from_dict)
-    if setup is None:
-        raise HistoryError(
-            f"{book.name!r} was begun by a version that kept less, or was killed before it "
-            f"began to search; there is nothing to show of it"
-        )
-    with file_context(book.name, HistoryError):
-        measured = ProbeMeasurements(
-            validate_at(TIMES, OpTimings.from_dict, notes[TIMES])
-            if notes.get(TIMES)
-            else OpTimings(),
-            output_nsr_in(notes),
-            validate_at(ELEMENTS, mapping_of(non_negative_float), notes.get(ELEMENTS) or {}),
-        )
-    return RunRecord(
-        setup,
-        book.name,
-        baseline_of(book),
-        kept(book, OBSERVATIONS, Observations.from_dict) or Observations(),
-        tuple(trials_of(book)),
-        measured,
-        kept(book, ENDING, ending_from_dict),
-    )
-
-
-def baseline_of(book: RunBook) -> dict[str, Any] | None:
-    """Return the FP32 baseline; None before it was measured.
-
-    Raises:
-        HistoryError: the baseline is damaged.
-    """
-    found = book.attributes.get(BASELINE)
-    with file_context(f"{book.name}: {BASELINE}", HistoryError):
-        return None if found is None else BASELINE_FIGURES(found)
-
-
-def kept(book: RunBook, key: str, kind: Validator[T]) -> T | None:
-    """Return the value stored under a key; None if there is none.
-
-    Raises:
-        HistoryError: the value is damaged.
-    """
-    stored = book.attributes.get(key)
-    origin = f"{book.name}: {key}"
-    return None if stored is None else parse_json(stored, kind, origin, HistoryError)
-
-
 def trial_of(stored: Any, origin: str) -> Trial:
-    """Read a trial that `History.keep` or `History.finish` stored.
+    """Read a stored trial.
 
     Raises:
         HistoryError: the trial is damaged.
@@ -195,14 +213,7 @@ def trial_of(stored: Any, origin: str) -> Trial:
     return parse_json(stored, Trial.from_dict, origin, HistoryError)
 
 
-def trials_of(book: RunBook) -> list[Trial]:
-    """Return all stored trials, oldest first.
-
-    Raises:
-        HistoryError: a trial is damaged.
-    """
-    return [
-        replace(trial_of(attributes[TRIAL], f"{book.name}: trial {number}"), number=number)
-        for number, attributes in book.trials.items()
-        if TRIAL in attributes
-    ]
+def accuracy_in(attributes: Mapping[str, Any], number: int) -> float | None:
+    """Return the accuracy in the attributes of a trial; None if no result was stored."""
+    stored = attributes.get(TRIAL)
+    return None if stored is None else trial_of(stored, f"trial {number}").accuracy

@@ -1,1 +1,1 @@
-"""Search algorithms: choice of corrections, cost model, minimum cut, Pareto front."""
+"""Search algorithms: choice of corrections, cost model, minimum cut."""

@@ -19,49 +19,37 @@ def best_corrections(observations: Observations) -> dict[str, str]:
     """Return tensor → the correction with the least NSR, if its noise is at least halved."""
     found = {}
     for tensor, noise in observations.corrected_nsr.items():
-        best = min(noise, key=lambda repair: noise[repair])
+        best = min(noise, key=noise.__getitem__)
         if noise[best] <= (1 - _MIN_NSR_REDUCTION) * observations.nsr.get(tensor, 0.0):
             found[tensor] = best
     return found
 
 
 def with_corrections(
-    plan: PrecisionPlan, space: TuningSpace, repairs: Mapping[str, str]
+    plan: PrecisionPlan, space: TuningSpace, corrections: Mapping[str, str]
 ) -> PrecisionPlan:
-    """Return a plan whose INT8 ops read corrected tensors.
-
-    Args:
-        plan: the plan.
-        space: the supported configurations of every op.
-        repairs: tensor → correction.
-    """
+    """Return a plan whose INT8 ops read corrected tensors; `corrections`: tensor → correction."""
     changes = {}
     for tensor in space.tensors:
-        if tensor.name in repairs:
+        if tensor.name in corrections:
             for op in tensor.consumers:
                 if op in plan and plan[op].approach is Approach.STATIC:
-                    changes[op] = replace(plan[op], corrections=(repairs[tensor.name],))
+                    changes[op] = replace(plan[op], corrections=(corrections[tensor.name],))
     return plan.replacing(changes)
 
 
-def corrected_nsr(observations: Observations, repairs: Mapping[str, str]) -> dict[str, float]:
-    """Return tensor → its NSR, after the given corrections."""
-    mended = {
-        tensor: observations.corrected_nsr[tensor][repair] for tensor, repair in repairs.items()
-    }
-    return {**observations.nsr, **mended}
+def corrected_nsr(observations: Observations, corrections: Mapping[str, str]) -> dict[str, float]:
+    """Return tensor → its NSR after the given corrections."""
+    corrected = {tensor: observations.corrected_nsr[tensor][c] for tensor, c in corrections.items()}
+    return {**observations.nsr, **corrected}
 
 
 def rescale_estimates(noise: Mapping[str, float], exact: Mapping[str, float]) -> dict[str, float]:
-    """Rescale the estimates of all tensors to the exact measurements of a few.
+    """Rescale the noise estimates of all tensors to the exact measurements of a few.
 
     The units differ: estimates are the noise of single tensors, measurements the resulting noise at
     the outputs. Unmeasured tensors are scaled by the median ratio of the measured ones.
-
-    Args:
-        noise: tensor → estimate.
-        exact: tensor → measurement, for some of the tensors.
     """
-    arriving = [exact[name] / noise[name] for name in exact if noise.get(name, 0.0) > 0]
-    share = median(arriving) if arriving else 1.0
-    return {name: exact.get(name, value * share) for name, value in noise.items()}
+    ratios = [exact[name] / noise[name] for name in exact if noise.get(name, 0.0) > 0]
+    ratio = median(ratios) if ratios else 1.0
+    return {name: exact.get(name, estimate * ratio) for name, estimate in noise.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from statistics import median
 
@@ -12,7 +13,7 @@ from neural_mp.core.observations import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
-from neural_mp.search.min_cut import Assignment, Cost, Node, ParetoPoint, SharedCost
+from neural_mp.search.min_cut import Assignment, Cost, CutSolver, Node, SharedCost
 from neural_mp.space import Capability, TuningSpace
 
 #: NSR that an op itself adds: rounding errors are uniform over a step, which for floats is 2⁻⁷
@@ -61,16 +62,15 @@ class CostInputs:
     values: Mapping[str, float] = field(default_factory=dict)
     in_place: bool = False
 
-    def shares(self, ops: Iterable[str]) -> dict[str, tuple[float, float]]:
+    def fractions(self, ops: Sequence[str]) -> dict[str, tuple[float, float]]:
         """Return op → its fractions of the FP32 time and of all weights; equal ones if unknown."""
-        ops = list(ops)
-        times = _shares(self.seconds(ops))
+        times = _fractions(self.seconds(ops))
         sizes = [self.weights.get(op, 0) for op in ops]
         whole = sum(sizes)
         weights = [size / whole if whole else 1 / len(ops) for size in sizes]
         return dict(zip(ops, zip(times, weights, strict=True), strict=True))
 
-    def for_size_alone(self, plan: PrecisionPlan) -> frozenset[str]:
+    def in_int8_for_size_only(self, plan: PrecisionPlan) -> frozenset[str]:
         """Return the weight-only INT8 ops of a plan whose gain in time does not justify them.
 
         Empty if times are unknown, or if latency is not the only objective.
@@ -78,37 +78,34 @@ class CostInputs:
         bytes_of_all, seconds_of_all = sum(self.weights.values()), sum(self.seconds(self.times.ops))
         if not is_latency_only(self.objectives) or not bytes_of_all or not seconds_of_all:
             return frozenset()
-        alone = [op for op, config in plan.items() if config.approach is Approach.WEIGHT_ONLY]
+        weight_only = [op for op, c in plan.items() if c.approach is Approach.WEIGHT_ONLY]
 
         def gain(op: str, seconds: float) -> float:
-            saved = seconds * (1 - self.speed(op, Precision.INT8, False)) / seconds_of_all
+            saved = seconds * (1 - self.time_ratio(op, Precision.INT8, False)) / seconds_of_all
             return saved - _SIZE_WEIGHT * self.weights.get(op, 0) / bytes_of_all
 
-        return frozenset(
-            op
-            for op, seconds in zip(alone, self.seconds(alone), strict=True)
-            if gain(op, seconds) <= 0
-        )
+        times = zip(weight_only, self.seconds(weight_only), strict=True)
+        return frozenset(op for op, seconds in times if gain(op, seconds) <= 0)
 
     def seconds(self, ops: Iterable[str]) -> list[float]:
         """Return the FP32 seconds of each op; 0 if not measured."""
         return [self.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in ops]
 
-    def speed(self, op: str, precision: Precision, emulated: bool) -> float:
+    def time_ratio(self, op: str, precision: Precision, emulated: bool) -> float:
         """Return the time of an op as a fraction of its FP32 time."""
         measured = self.times.ops.get(op, {})
         unknown = precision not in measured or not measured.get(Precision.FP32)
         if unknown or precision is Precision.FP32:
             return _EMULATED if emulated else precision.bits / 32
-        found = measured[precision] / measured[Precision.FP32]
-        doubtful = precision is Precision.INT8 and found <= _INT8_MIN_SLOWDOWN and not self.in_place
-        return min(found, _INT8_ASSUMED_TIME_RATIO) if doubtful else found
+        ratio = measured[precision] / measured[Precision.FP32]
+        doubtful = precision is Precision.INT8 and ratio <= _INT8_MIN_SLOWDOWN and not self.in_place
+        return min(ratio, _INT8_ASSUMED_TIME_RATIO) if doubtful else ratio
 
 
-def _shares(amounts: Sequence[float]) -> list[float]:
-    """Return amounts as fractions of their sum; unknown amounts count as the median."""
-    known = [amount for amount in amounts if amount > 0]
-    middle = median(known) if known else 1.0
+def _fractions(amounts: Sequence[float]) -> list[float]:
+    """Return amounts as fractions of their sum; unknown amounts (0) count as the median."""
+    measured = [amount for amount in amounts if amount > 0]
+    middle = median(measured) if measured else 1.0
     filled = [amount or middle for amount in amounts]
     whole = sum(filled)
     return [amount / whole for amount in filled]
@@ -128,15 +125,21 @@ class CostModel:
     levels: tuple[Precision, ...]
     assignment: Assignment
 
-    def at(self, levels: Mapping[Node, int]) -> ParetoPoint:
-        """Return an assignment with its costs."""
-        return ParetoPoint(levels, *self.assignment.cost(levels))
+    @cached_property
+    def cut(self) -> CutSolver:
+        """The solver of the assignment problem."""
+        return CutSolver(self.assignment)
 
-    def point(self, plan: PrecisionPlan) -> ParetoPoint:
-        """Return a plan with its costs; ops missing in the plan count as FP32."""
-        level = {precision: index for index, precision in enumerate(self.levels)}
-        said = plan.precisions
-        return self.at({op: level[said.get(op, Precision.FP32)] for op in self.space.tunable_ops})
+    def cost(self, plan: PrecisionPlan) -> Cost:
+        """Return the costs of a plan; ops missing in the plan count as FP32."""
+        chosen = plan.precisions
+        return self.assignment.cost(
+            {op: self.levels.index(chosen.get(op, Precision.FP32)) for op in self.space.tunable_ops}
+        )
+
+    def best_plan(self, weight: float) -> PrecisionPlan:
+        """Return the plan with the least time + weight · degradation."""
+        return self.plan(self.cut.best(weight))
 
     def plan(self, levels: Mapping[Node, int]) -> PrecisionPlan:
         """Return the plan of an assignment.
@@ -156,16 +159,12 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     objective. The noise of a quantized tensor is paid once, if any consumer reads the tensor in
     INT8, or if its producer can write INT8 only. So falling back one of several consumers gains
     nothing: all fall back, or none.
-
-    Args:
-        space: the supported configurations of every op.
-        figures: measurements of the space.
     """
     present = {*space.usable_precisions, Precision.FP32}
     levels = tuple(sorted(present, key=lambda p: (p.bits, list(Precision).index(p))))
-    shares = figures.shares(space.tunable_ops)
+    fractions = figures.fractions(space.tunable_ops)
     costs: dict[Node, tuple[Cost, ...]] = {
-        op: tuple(_cost(space.capabilities[op], op, level, figures, shares[op]) for level in levels)
+        op: tuple(_cost(space.capabilities[op], op, p, figures, fractions[op]) for p in levels)
         for op in space.tunable_ops
     }
     shared = _noise_and_conversions(space, figures) if Precision.INT8 in levels else ()
@@ -177,19 +176,18 @@ def _cost(
     op: str,
     precision: Precision,
     figures: CostInputs,
-    shares: tuple[float, float],
+    fractions: tuple[float, float],
 ) -> Cost:
     config = capability.config(precision)
     if config is None:
         return inf, 0.0
-    time, weight = shares
-    time *= figures.speed(op, precision, precision in capability.emulated)
-    speed = figures.objectives.get(Objective.PERFORMANCE, 0.0)
-    low = capability.config(Precision.INT8)
-    alone = low is not None and low.approach is Approach.WEIGHT_ONLY
-    size = max(1 - speed, _SIZE_WEIGHT if alone else 0.0)
-    cost = speed * time + size * weight * precision.bits / 32
-    return cost, _OWN_NOISE[precision]
+    time, size = fractions
+    time *= figures.time_ratio(op, precision, precision in capability.emulated)
+    time_weight = figures.objectives.get(Objective.PERFORMANCE, 0.0)
+    int8 = capability.config(Precision.INT8)
+    weight_only = int8 is not None and int8.approach is Approach.WEIGHT_ONLY
+    size_weight = max(1 - time_weight, _SIZE_WEIGHT if weight_only else 0.0)
+    return time_weight * time + size_weight * size * precision.bits / 32, _OWN_NOISE[precision]
 
 
 def _noise_and_conversions(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCost]:
@@ -197,12 +195,11 @@ def _noise_and_conversions(space: TuningSpace, figures: CostInputs) -> Iterator[
     cost = _conversion_cost(space, figures)
     for tensor in space.tensors:
         conversion = (cost(tensor.name), 0.0)
-        yield SharedCost(
-            (0.0, figures.sensitivities.get(tensor.name, 0.0)), 1, tensor.quantizing_ops
-        )
-        for writer in tensor.producers:
-            yield SharedCost(conversion, 1, tensor.consumers, below=True, and_not=writer)
-            yield SharedCost(conversion, 1, tensor.consumers, below=False, and_not=writer)
+        sensitivity = figures.sensitivities.get(tensor.name, 0.0)
+        yield SharedCost((0.0, sensitivity), 1, tensor.quantizing_ops)
+        for producer in tensor.producers:
+            for below in (True, False):
+                yield SharedCost(conversion, 1, tensor.consumers, below=below, and_not=producer)
         if not tensor.producers:
             yield SharedCost(conversion, 1, tensor.consumers)
 
@@ -218,17 +215,17 @@ def _conversion_cost(space: TuningSpace, figures: CostInputs) -> Callable[[str],
     return lambda name: importance * (least + each * figures.values.get(name, 0.0)) / whole
 
 
-def predicted_share(space: TuningSpace, figures: CostInputs, plan: PrecisionPlan) -> float | None:
+def predicted_time(space: TuningSpace, figures: CostInputs, plan: PrecisionPlan) -> float | None:
     """Predict the time of a plan's model from single-op times, as a fraction of FP32's.
 
     Ops that are not tunable count with their FP32 time. None if times are unknown.
     """
-    whole, decided = figures.times.whole, sum(figures.seconds(space.tunable_ops))
-    if not whole or not decided:
+    whole, tunable = figures.times.whole, sum(figures.seconds(space.tunable_ops))
+    if not whole or not tunable:
         return None
     in_place = replace(figures, objectives={Objective.PERFORMANCE: 1.0}, in_place=True)
-    share = cost_model(space, in_place).point(plan).time
-    return 1 - (1 - share) * min(1.0, decided / whole)
+    time, _ = cost_model(space, in_place).cost(plan)
+    return 1 - (1 - time) * min(1.0, tunable / whole)
 
 
 def without_tensors(

@@ -9,7 +9,7 @@ variable per node and bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -76,7 +76,7 @@ class Assignment:
         """Return the time and the degradation of an assignment."""
         paid = [costs[levels[node]] for node, costs in self.costs.items()]
         paid += [item.cost for item in self.shared if item.applies(levels)]
-        return sum(time for time, _ in paid), sum(harm for _, harm in paid)
+        return sum(time for time, _ in paid), sum(degradation for _, degradation in paid)
 
 
 class CutSolver:
@@ -97,7 +97,7 @@ class CutSolver:
         count = len(problem.costs[self.nodes[0]]) if self.nodes else 1
         for node, costs in problem.costs.items():
             if len(costs) != count or not any(isfinite(time) for time, _ in costs):
-                raise ValueError(f"node {node!r} has {costs} for its costs at {count} levels")
+                raise ValueError(f"node {node!r} must have {count} costs, one finite, got {costs}")
         self.bounds = count - 1
         self.size = len(self.nodes) * self.bounds + 2
         self.source, self.sink = self.size - 2, self.size - 1
@@ -110,7 +110,7 @@ class CutSolver:
                 if any(item.cost):
                     self._add_shared(item)
         self.ends = np.asarray(self._edges, np.int32).reshape(-1, 2).T
-        self.times, self.harms = np.asarray(self._costs, float).reshape(-1, 2).T
+        self.times, self.degradations = np.asarray(self._costs, float).reshape(-1, 2).T
 
     def best(self, weight: float) -> dict[Node, int]:
         """Return node → level with the least time + weight · degradation; ties: highest levels.
@@ -156,13 +156,13 @@ class CutSolver:
     def _costs_at(self, weight: float) -> np.ndarray:
         found = np.full(len(self.times), inf)
         finite = np.isfinite(self.times)
-        times, harms = self.times[finite], self.harms[finite]
+        times, degradations = self.times[finite], self.degradations[finite]
         if weight == 0:
-            found[finite] = times + harms * _slight(times, harms)
+            found[finite] = times + degradations * _tie_break_weight(times, degradations)
         elif weight == inf:
-            found[finite] = harms + times * _slight(harms, times)
+            found[finite] = degradations + times * _tie_break_weight(degradations, times)
         else:
-            found[finite] = times + weight * harms
+            found[finite] = times + weight * degradations
         return found
 
     def _low_variables(self, costs: np.ndarray) -> np.ndarray:
@@ -181,72 +181,12 @@ class CutSolver:
         return found
 
 
-def _slight(main: np.ndarray, other: np.ndarray) -> float:
+def _tie_break_weight(main: np.ndarray, other: np.ndarray) -> float:
     """Return the weight at which other costs only break ties of the main ones."""
     return float(main.sum() or 1.0) / float(other.sum() or 1.0) * _TIE_BREAK_WEIGHT
 
 
-#: Relative differences below this value are rounding errors.
-_ROUNDING = 1e-6
-
-
-@dataclass(frozen=True)
-class ParetoPoint:
-    """One assignment of the Pareto front.
-
-    Attributes:
-        levels: node → level.
-        time, degradation: its costs.
-    """
-
-    levels: Mapping[Node, int]
-    time: float
-    degradation: float
-
-
-def pareto_front(problem: Assignment) -> list[ParetoPoint]:
-    """Return the convex hull of the Pareto front, from the fastest point to the least degradation.
-
-    No assignment between two neighbours beats both at any weight. A point costs about two cuts.
-    """
-    cut = CutSolver(problem)
-
-    def best(weight: float) -> ParetoPoint:
-        levels = cut.best(weight)
-        return ParetoPoint(levels, *problem.cost(levels))
-
-    harmless, fastest = best(inf), best(0.0)
-    if _is_better(harmless, fastest):
-        return [harmless]
-    return [fastest, *_between(best, fastest, harmless), harmless]
-
-
-def break_even_weight(faster: ParetoPoint, safer: ParetoPoint) -> float | None:
-    """Return the weight at which two points are equally good; None if one dominates the other."""
-    time, harm = safer.time - faster.time, faster.degradation - safer.degradation
-    return time / harm if time > 0 and harm > 0 else None
-
-
-def _is_better(point: ParetoPoint, than: ParetoPoint) -> bool:
-    return point.degradation <= than.degradation and point.time <= than.time * (1 + _ROUNDING)
-
-
-def _between(
-    best: Callable[[float], ParetoPoint], faster: ParetoPoint, safer: ParetoPoint
-) -> Iterator[ParetoPoint]:
-    """Yield the points of the hull between two of its points."""
-    waiting = [(faster, safer)]
-    while waiting:
-        left, right = waiting.pop()
-        weight = break_even_weight(left, right)
-        if weight is not None:
-            found = best(weight)
-            gain = (left.time + weight * left.degradation) - (
-                found.time + weight * found.degradation
-            )
-            new = found.levels not in (left.levels, right.levels)
-            if new and gain > 2 * _ROUNDING * (right.time - left.time):
-                waiting += [(found, right), (left, found)]
-                continue
-        if left is not faster:
-            yield left
+def break_even_weight(faster: Cost, safer: Cost) -> float | None:
+    """Return the weight at which two costs are equally good; None if one dominates the other."""
+    time, gain = safer[0] - faster[0], faster[1] - safer[1]
+    return time / gain if time > 0 and gain > 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from neural_mp.core.precision import Precision
 from neural_mp.space.resolution import ResolvedPlan
@@ -33,11 +34,7 @@ def peak_activation_bytes(
     for first, last, size in _lifetimes(space, plan, values, steps):
         change[first] += size
         change[last + 1] -= size
-    most = now = 0.0
-    for added in change:
-        now += added
-        most = max(most, now)
-    return round(most)
+    return round(max(accumulate(change, initial=0.0)))
 
 
 def _lifetimes(

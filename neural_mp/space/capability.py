@@ -45,7 +45,7 @@ class Capability:
         """Return the reason for an ineligible precision; None if the precision is supported."""
         if self.config(precision) is not None:
             return None
-        return self.reasons.get(precision, "your constraints exclude it")
+        return self.reasons.get(precision, "excluded by your constraints")
 
     def without(self, precisions: Collection[Precision], reason: str) -> Capability:
         """Return the capability without some precisions, with a common reason."""
@@ -61,16 +61,16 @@ class Capability:
         bare = replace(config, corrections=())
         if bare in self.configs:
             return True
-        usual = (replace(bare, weight=c.weight) for c in self.configs if c.weight is not None)
-        return bare.weight in self.weights and any(other in self.configs for other in usual)
+        variants = (replace(bare, weight=c.weight) for c in self.configs if c.weight is not None)
+        return bare.weight in self.weights and any(other in self.configs for other in variants)
 
-    def with_right_weight(self, config: OpConfig) -> OpConfig:
+    def with_exact_weight(self, config: OpConfig) -> OpConfig:
         """Return the config with a weight range that is exact here; unchanged if already exact."""
         if config.weight is None or self.takes(config):
             return config
-        usual = (c.weight for c in self.configs if c.approach == config.approach)
-        fixed = (replace(config, weight=weight) for weight in usual)
-        return next((other for other in fixed if self.takes(other)), config)
+        weights = (c.weight for c in self.configs if c.approach == config.approach)
+        variants = (replace(config, weight=weight) for weight in weights)
+        return next((other for other in variants if self.takes(other)), config)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from neural_mp.core.enums import Approach
@@ -10,6 +10,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
+from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.validators import boolean, enum_of, record, string
 
 
@@ -45,15 +46,11 @@ class EffectiveOp:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dict, without default values."""
-        found = {"type": self.type, "precision": self.precision.value}
-        if self.approach is not None:
-            found["approach"] = self.approach.value
-        if self.fused_into is not None:
-            found["fused_into"] = self.fused_into
-        flags = {name: True for name in ("may_run_unfused", "moves_data") if getattr(self, name)}
-        if self.source is not Precision.FP32:
-            found["source"] = self.source.value
-        return {**found, **flags}
+        return {
+            item.name: value.value if isinstance(value, StringEnum) else value
+            for item in fields(self)
+            if (value := getattr(self, item.name)) != item.default
+        }
 
     @classmethod
     def from_dict(cls, data: object) -> EffectiveOp:
@@ -80,27 +77,24 @@ _PLANNED = record(
 def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp]:
     """Return op → its effective configuration under a plan, in the graph's order."""
     found = {}
-    storing = {space.graph[op].fusion_group or op for op in plan.flow.int8_outputs}
+    writing_int8 = {space.graph[op].fusion_group or op for op in plan.flow.int8_outputs}
     for op in space.graph:
-        precision, approach, along = plan.effective[op.name], None, None
-        if precision is Precision.INT8 and not op.quantize_agnostic:
-            if op.fusion_group is not None:
-                along = op.fusion_group
-            elif op.name in plan.plan:
-                approach = plan.plan[op.name].approach
-        or_behind = along is not None and along not in storing
+        precision = plan.effective[op.name]
+        has_kernel = precision is Precision.INT8 and not op.quantize_agnostic
+        head = op.fusion_group if has_kernel else None
+        own = plan.plan.get(op.name) if has_kernel and head is None else None
         found[op.name] = EffectiveOp(
             op.type,
             precision,
-            approach,
-            along,
-            or_behind,
-            op.quantize_agnostic,
-            op.source_precision,
+            approach=None if own is None else own.approach,
+            fused_into=head,
+            may_run_unfused=head is not None and head not in writing_int8,
+            moves_data=op.quantize_agnostic,
+            source=op.source_precision,
         )
     return found
 
 
 def planned_by_name(plan: PrecisionPlan) -> dict[str, EffectiveOp]:
     """Return op → its effective configuration, from a plan without a model: named ops only."""
-    return {op: EffectiveOp("", said.precision, said.approach) for op, said in plan.items()}
+    return {op: EffectiveOp("", c.precision, c.approach) for op, c in plan.items()}

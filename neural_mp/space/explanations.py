@@ -13,6 +13,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.space.capability import Capability
+from neural_mp.space.resolution import BY_PLAN
 from neural_mp.space.space import TuningSpace
 from neural_mp.util.validators import enum_of, mapping_of, non_negative_integer, record, string
 
@@ -52,8 +53,8 @@ class Reason:
         Raises:
             NeuralMPError: `data` does not match the schema.
         """
-        said = _REASON(data)
-        return cls(said["precision"], said["reason"], said["types"])
+        values = _REASON(data)
+        return cls(values["precision"], values["reason"], values["types"])
 
 
 _REASON = record(
@@ -64,17 +65,11 @@ _REASON = record(
 def counted_reasons(
     space: TuningSpace, ops: Iterable[Op], precisions: Iterable[Precision] = tuple(Precision)
 ) -> tuple[Reason, ...]:
-    """Return the reasons for ineligible precisions, the one with the most ops first.
-
-    Args:
-        space: the supported configurations of every op.
-        ops: the ops.
-        precisions: the precisions; all by default.
-    """
-    asked = list(precisions)
+    """Return the reasons for ineligible precisions of ops, the reason with the most ops first."""
+    requested = list(precisions)
     found: dict[tuple[Precision, str], Counter[str]] = {}
     for op in ops:
-        for precision in asked:
+        for precision in requested:
             words = space.capabilities[op.name].refusal(precision)
             if words is not None:
                 found.setdefault((precision, words), Counter())[op.type] += 1
@@ -83,8 +78,8 @@ def counted_reasons(
 
 
 _INSIDE = {
-    Approach.DYNAMIC: "its kernel finds the range of what it reads on every run",
-    Approach.WEIGHT_ONLY: "its weight alone is stored in INT8, and multiplied as float numbers",
+    Approach.DYNAMIC: "the kernel computes the ranges of its inputs on every run",
+    Approach.WEIGHT_ONLY: "only the weight is stored in INT8, and computation is in float",
 }
 
 
@@ -95,15 +90,7 @@ def why_int8(
     flow: QuantizationFlow,
     name: str,
 ) -> str:
-    """Return the reason why an op runs in INT8, or does not.
-
-    Args:
-        graph: the model.
-        capabilities: op → its supported configurations.
-        plan: the configs of the ops.
-        flow: the quantization flow of the plan.
-        name: the op.
-    """
+    """Return the reason why an op runs in INT8 under a plan, or does not."""
     op = graph[name]
     if flow.effective[name] is Precision.INT8:
         return _why_so(graph, op, plan, flow)
@@ -113,44 +100,35 @@ def why_int8(
 def _why_so(graph: OpGraph, op: Op, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
     config = plan.get(op.name)
     if config is not None and config.approach in _INSIDE and config.weight is not None:
-        return f"the plan says so: {_INSIDE[config.approach]}"
+        return f"{BY_PLAN}: {_INSIDE[config.approach]}"
     if op.fusion_group is not None:
-        return f"it runs along in the INT8 kernel of {op.fusion_group!r}"
+        return f"fused into the INT8 kernel of {op.fusion_group!r}"
     if op.quantize_agnostic:
-        return "it only moves values, and those around it are in INT8"
-    reads = _listed(flow.int8_reads.get(op.name, ()))
-    along = (
-        other.name
-        for other in graph.consumers(op.name)
-        if other.fusion_group == op.name and flow.effective[other.name] is Precision.INT8
-    )
-    behind = next(along, None)
-    if behind is not None:
-        return (
-            f"the plan says so: it reads {reads} quantized, and {behind!r} runs along in its kernel"
-        )
-    writes = "INT8" if op.name in flow.int8_outputs else "real numbers"
-    return f"the plan says so: it reads {reads} quantized and writes {writes}"
+        return "only moves values, which its neighbours read and write in INT8"
+    reads = ", ".join(map(repr, sorted(flow.int8_reads.get(op.name, ())))) or "nothing"
+    for other in graph.consumers(op.name):
+        if other.fusion_group == op.name and flow.effective[other.name] is Precision.INT8:
+            return (
+                f"{BY_PLAN}: reads {reads} quantized, and {other.name!r} is fused into its kernel"
+            )
+    writes = "INT8" if op.name in flow.int8_outputs else "float"
+    return f"{BY_PLAN}: reads {reads} quantized and writes {writes}"
 
 
 def _why_not(op: Op, capability: Capability, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
-    said = plan.get(op.name)
+    config = plan.get(op.name)
     if op.fusion_group is not None:
         head = op.fusion_group
         if flow.effective.get(head) is not Precision.INT8:
-            return f"it runs along with {head!r}, which is not in INT8"
-        return f"it would run along in the INT8 kernel of {head!r}, were it not kept out"
+            return f"can be fused into {head!r} only, which is not in INT8"
+        return f"excluded by the plan from the INT8 kernel of {head!r}"
     if op.quantize_agnostic:
-        return "it only moves values, and nothing around it writes or reads INT8 there"
-    obstacle = capability.refusal(Precision.INT8)
-    if obstacle is not None:
-        return obstacle
-    if said is None or said.precision is not Precision.INT8:
-        return f"it could; the plan keeps it in {flow.effective[op.name]}"
+        return "only moves values, which its neighbours do not read and write in INT8"
+    refusal = capability.refusal(Precision.INT8)
+    if refusal is not None:
+        return refusal
+    if config is None or config.precision is not Precision.INT8:
+        return f"supports INT8, but is set to {flow.effective[op.name]} by the plan"
     if op.joins_int8:
-        return "its INT8 kernel is worth it between ops in INT8 only, and what it reads is not"
-    return "the plan says so, and yet no INT8 kernel reads what it reads"
-
-
-def _listed(names: frozenset[str] | tuple[str, ...]) -> str:
-    return ", ".join(repr(name) for name in sorted(names)) or "nothing"
+        return "runs in INT8 between INT8 ops only, and its inputs are not in INT8"
+    return f"{BY_PLAN}, but no INT8 kernel reads its inputs"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.amp import AmpList, FourLists, Painting, paint
-from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
@@ -14,8 +13,8 @@ from neural_mp.core.quantization_flow import QuantizationFlow, propagate_quantiz
 from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
 from neural_mp.space.capability import Capability
 
-#: Reason for a 16-bit decision that does not follow from the lists.
-BY_PLAN = "the plan says so"
+#: Reason for a decision that does not follow from the lists.
+BY_PLAN = "set by the plan"
 
 
 def paint_plan(
@@ -40,12 +39,12 @@ def paint_plan(
     """
     chosen, unable = {}, dict(obstacles)
     for op in graph:
-        says, begins = named.get(op.name), lists.of(op.type) is AmpList.ALLOW
-        if says is Precision.INT8:
+        planned, begins = named.get(op.name), lists.of(op.type) is AmpList.ALLOW
+        if planned is Precision.INT8:
             continue  # Either a boundary, or left to the lists.
-        if says is precision and not begins:
+        if planned is precision and not begins:
             chosen[op.name] = BY_PLAN
-        elif says is Precision.FP32 or (begins and says is not precision):
+        elif planned is Precision.FP32 or (begins and planned is not precision):
             unable.setdefault(op.name, BY_PLAN)
     boundaries = _boundaries(effective, precision)
     return paint(graph, lists, boundaries=boundaries, unable=unable, chosen=chosen)
@@ -80,11 +79,7 @@ def explain_plan(
 
 def _boundaries(effective: Mapping[str, Precision], precision: Precision) -> dict[str, str]:
     settled = (Precision.INT8, *(p for p in Precision if p.is_16_bit and p is not precision))
-    return {op: f"it runs in {p}" for op, p in effective.items() if p in settled}
-
-
-#: INT8 approaches with float inputs and outputs.
-_QUANTIZED_INSIDE = (Approach.DYNAMIC, Approach.WEIGHT_ONLY)
+    return {op: f"runs in {p}" for op, p in effective.items() if p in settled}
 
 
 @dataclass(frozen=True)
@@ -138,9 +133,10 @@ class Resolver:
             PlanError: the plan requests a precision that an op does not support here.
         """
         checked = self._checked(plan)
-        said = ResolvedPlan(checked, self._followed(checked))
-        meant = checked if said.has_low_precision else PrecisionPlan()  # the plan has no effect
-        return replace(said, plan=self._filled_in(meant, said.effective))
+        resolved = ResolvedPlan(checked, self._followed(checked))
+        if not resolved.has_low_precision:
+            checked = PrecisionPlan()  # the plan has no effect
+        return replace(resolved, plan=self._filled_in(checked, resolved.effective))
 
     def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
         """Return the reason for each op's 16-bit precision, or lack of one, under a plan."""
@@ -160,14 +156,14 @@ class Resolver:
         configs = {}
         for op in self.graph:
             precision = effective[op.name]
-            said = checked.get(op.name)
-            if said is not None and said.precision is precision:
-                configs[op.name] = said
+            planned = checked.get(op.name)
+            if planned is not None and planned.precision is precision:
+                configs[op.name] = planned
             elif precision.is_16_bit:
                 configs[op.name] = OpConfig(precision)
             elif precision is Precision.FP32 and (
                 op.name in self.named
-                or said is not None
+                or planned is not None
                 or any(self.capabilities[op.name].config(p) is not None for p in sixteen)
             ):
                 configs[op.name] = FP32
@@ -180,7 +176,7 @@ class Resolver:
             if name not in self.graph:
                 names = [op.name for op in self.graph]
                 raise UnknownOperatorError(
-                    f"the plan names {name!r}, which the model does not have"
+                    f"the plan names op {name!r}, which does not exist in the model"
                     f"{did_you_mean(name, names)}"
                 )
             configs[name] = _written_out(self.graph[name], self.capabilities[name], config)
@@ -188,8 +184,7 @@ class Resolver:
 
     def _followed(self, plan: PrecisionPlan) -> QuantizationFlow:
         """Propagate INT8 first; ops that the plan leaves open then follow the plan's 16-bit ops."""
-        alone = frozenset(op for op, item in plan.items() if item.approach in _QUANTIZED_INSIDE)
-        flow = propagate_quantization(self.graph, plan.precisions, alone)
+        flow = propagate_quantization(self.graph, plan.precisions, plan.internally_quantized)
         for precision in _occurring_16_bits(flow.effective):
             painting = paint_plan(
                 self.graph,
@@ -219,7 +214,7 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
         raise PlanError(
             f"op {op.name!r} ({op.type}) cannot run in {config.precision} here: "
             f"{capability.refusal(config.precision)}; "
-            f"it can run in {', '.join(map(str, capability.precisions))}"
+            f"set one of {', '.join(map(str, capability.precisions))}"
         )
     if config.precision is not Precision.INT8:
         return OpConfig(config.precision)
@@ -228,8 +223,8 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
     filled = replace(config, weight=config.weight or best.weight)
     if not capability.takes(filled):
         raise PlanError(
-            f"op {op.name!r} ({op.type}) has no INT8 form with {_words(filled)}; "
-            f"the nearest is {_words(best)}"
+            f"op {op.name!r} ({op.type}) does not support INT8 with {_words(filled)}; "
+            f"set {_words(best)}"
         )
     return filled
 

@@ -24,10 +24,10 @@ from neural_mp.space.capability import Capability, Constraints, OpConstraint
 from neural_mp.space.resolution import ResolvedPlan, Resolver
 
 #: Maximum number of cached resolved plans.
-_KEPT = 32
-_EMULATED = "it is emulated here, and FP32 is faster"
-_NOT_REACHED = "calibration never came to it, so that the range of what it reads is not known"
-_NOTHING_BEGINS = "nothing that it could follow runs in it natively here"
+_MAX_CACHED_PLANS = 32
+_EMULATED = "emulated on this machine, and slower than FP32"
+_NOT_REACHED = "not reached by calibration, so the ranges of its inputs are unknown"
+_NO_NATIVE_OP = "no op that it could follow runs natively in this precision"
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class TuningSpace:
     @cached_property
     def digest(self) -> str:
         """Digest of all ops and their supported configurations; equal in all processes."""
-        said = hashlib.sha256()
+        digest = hashlib.sha256()
         for op in self.graph:
             found = self.capabilities[op.name]
             lists = [f"{p}: {self.lists[p].of(op.type)}" for p in sorted(self.lists)]
             emulated = sorted(found.emulated)
-            said.update(f"{op}{found.configs}{emulated}{found.weights}{lists};".encode())
-        return said.hexdigest()
+            digest.update(f"{op}{found.configs}{emulated}{found.weights}{lists};".encode())
+        return digest.hexdigest()
 
     def fastest_plan(self) -> PrecisionPlan:
         """Return the plan with every op in its best choice: most strategies start here."""
@@ -157,9 +157,7 @@ class TuningSpace:
         """Return the space without emulated 16-bit precisions, which are slower than FP32.
 
         A precision without any op left to choose it is removed entirely, since no op can follow.
-
-        Args:
-            kept: precisions that stay, emulated or not.
+        Precisions in `kept` stay, emulated or not.
         """
 
         def native(name: str, found: Capability) -> Capability:
@@ -173,7 +171,7 @@ class TuningSpace:
             if precision.is_16_bit
             and not any(left.choice(op, precision) for op in left.tunable_ops)
         }
-        capabilities = {n: c.without(idle, _NOTHING_BEGINS) for n, c in left.capabilities.items()}
+        capabilities = {n: c.without(idle, _NO_NATIVE_OP) for n, c in left.capabilities.items()}
         return replace(left, capabilities=capabilities)
 
     def with_int8(self, approaches: Iterable[Approach]) -> TuningSpace:
@@ -182,12 +180,9 @@ class TuningSpace:
         return self._filtered(lambda name, config: config.approach in kept)
 
     def reached_by(self, seen: Collection[str]) -> TuningSpace:
-        """Return the space without static INT8 for ops that calibration did not reach.
+        """Return the space without static INT8 for ops whose tensors calibration has not seen.
 
         INT8 approaches that need no calibrated range stay.
-
-        Args:
-            seen: the tensors that calibration observed.
         """
         space = self
         while unseen := observable_tensors(space.graph, space.int8_ops).difference(seen):
@@ -223,13 +218,13 @@ class TuningSpace:
             UnknownOperatorError: a name or pattern matches no op and no layer, or no op or layer
                 has a named type.
         """
-        known = {kind for op in self.graph for kind in op.types}
+        types = {kind for op in self.graph for kind in op.types}
         for op_type in constraints.optype_wise:
-            if op_type not in known:
+            if op_type not in types:
                 with error_path("optype_wise", op_type):
                     raise UnknownOperatorError(
-                        f"optype_wise names {op_type!r}, which no op or layer of the model has"
-                        f"{did_you_mean(op_type, sorted(known))}"
+                        f"optype_wise names {op_type!r}, which is not a type of any op or layer"
+                        f"{did_you_mean(op_type, types)}"
                     )
         by_op: dict[str, list[OpConstraint]] = {name: [] for name in self.capabilities}
         for pattern, limit in constraints.op_wise.items():
@@ -238,8 +233,8 @@ class TuningSpace:
             for name in matching:
                 by_op[name].append(limit)
         for name, limits in by_op.items():
-            types = self.graph[name].types
-            limits += (limit for kind, limit in constraints.optype_wise.items() if kind in types)
+            own = self.graph[name].types
+            limits += (limit for kind, limit in constraints.optype_wise.items() if kind in own)
             limits.append(constraints.model_wise)
 
         def allowed(name: str, config: OpConfig) -> bool:
@@ -284,12 +279,7 @@ class TuningSpace:
         return replace(self, capabilities=capabilities)
 
     def resolve(self, plan: PrecisionPlan) -> ResolvedPlan:
-        """Return a plan validated and completed, with its propagation of INT8 and 16 bits.
-
-        Raises:
-            UnknownOperatorError: the plan names an op that the model does not have.
-            PlanError: the plan requests a precision that an op does not support here.
-        """
+        """See `Resolver.resolve`; the latest plans are cached."""
         return self._resolve(plan)
 
     @cached_property
@@ -300,20 +290,25 @@ class TuningSpace:
     @cached_property
     def _resolve(self) -> Callable[[PrecisionPlan], ResolvedPlan]:
         # Strategies and the tuner resolve the same plans alternately.
-        return lru_cache(maxsize=_KEPT)(self._resolver.resolve)
+        return lru_cache(maxsize=_MAX_CACHED_PLANS)(self._resolver.resolve)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields without cached properties, which another process recomputes."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
-        """Return the reason for each op's 16-bit precision, or lack of one, under a plan."""
+        """See `Resolver.painting`."""
         return self._resolver.painting(plan, precision)
 
     def with_local_weight_ranges(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return a plan of another machine with weight ranges that are exact on this machine."""
-        known = {op: self.capabilities[op] for op in plan if op in self.capabilities}
-        return plan.replacing({op: c.with_right_weight(plan[op]) for op, c in known.items()})
+        return plan.replacing(
+            {
+                op: self.capabilities[op].with_exact_weight(config)
+                for op, config in plan.items()
+                if op in self.capabilities
+            }
+        )
 
 
 def _layers(op: Op) -> list[str]:

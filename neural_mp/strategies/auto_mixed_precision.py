@@ -37,17 +37,18 @@ class AutoMixedPrecision(Basic):
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
         base: tuple[TuningProblem, PrecisionPlan] | None = None
-        least_harm = inf
+        least_loss = inf
         for precision in (p for p in problem.precisions if p.is_16_bit):
-            narrowed = _narrowed(problem, precision)
-            plan = narrowed.space.fastest_plan()
-            if not narrowed.space.resolve(plan).has_low_precision:
+            space = problem.space.restricted_to([precision])
+            narrowed = replace(problem, space=space, precisions=(precision,))
+            plan = space.fastest_plan()
+            if not space.resolve(plan).has_low_precision:
                 continue
             (trial,) = yield [plan]
             if trial.met:
                 return
-            if base is None or trial.ranking_loss < least_harm:
-                base, least_harm = (narrowed, plan), trial.ranking_loss
+            if base is None or trial.ranking_loss < least_loss:
+                base, least_loss = (narrowed, plan), trial.ranking_loss
         if base is not None:
             yield from self.fall_back(*base)
 
@@ -59,10 +60,5 @@ class AutoMixedPrecision(Basic):
         target: Precision,
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
         """Run steps 3 and 4; return whether a plan met the target."""
-        units = fallback_groups(problem, base, helped)
-        return (yield from op_by_op(problem, base, units[::-1], target))
-
-
-def _narrowed(problem: TuningProblem, precision: Precision) -> TuningProblem:
-    space = problem.space.restricted_to([precision])
-    return replace(problem, space=space, precisions=(precision,))
+        groups = fallback_groups(problem, base, helped)
+        return (yield from op_by_op(problem, base, groups[::-1], target))

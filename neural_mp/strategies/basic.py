@@ -71,16 +71,12 @@ class Basic(Strategy):
         helped: frozenset[str],
         target: Precision,
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-        """Run steps 3 and 4; return whether a plan met the target.
+        """Run steps 3 and 4, from a plan that missed the target; return whether a plan met it.
 
-        Args:
-            problem: the tuning problem.
-            base: the plan that missed the target.
-            helped: the ops of the type whose fallback met the target; empty if there is none.
-            target: the precision to fall back to.
+        `helped` holds the ops of the type whose fallback met the target, if any.
         """
-        units = fallback_groups(problem, base, helped)
-        return (yield from op_by_op(problem, base, units, target))
+        groups = fallback_groups(problem, base, helped)
+        return (yield from op_by_op(problem, base, groups, target))
 
 
 def _try_algorithms(
@@ -218,43 +214,41 @@ def fallback_groups(
 ) -> list[FallbackGroup]:
     """Return the groups that fall back together, worst first; only the helpful ones, if any."""
     low = set(lowered_ops(problem, base))
-    units = []
+    groups = []
     for tensor in problem.space.tensors:
-        readers = frozenset(tensor.consumers) & low
-        writer = frozenset(tensor.producers) & low
-        if readers:
+        consumers = frozenset(tensor.consumers) & low
+        producers = frozenset(tensor.producers) & low
+        if consumers:
             noise = problem.observations.nsr.get(tensor.name, 0.0)
-            units.append(FallbackGroup(readers | writer, writer - readers, noise))
-    covered = {op for unit in units for op in unit.ops}
-    units.extend(
-        FallbackGroup(frozenset({op})) for op in problem.space.tunable_ops if op in low - covered
-    )
-    units.extend(FallbackGroup(frozenset({op})) for op in sorted(helped - low))
-    kept = [unit for unit in units if not helped or unit.ops & helped]
-    return sorted(kept, key=lambda unit: -unit.noise)
+            groups.append(FallbackGroup(consumers | producers, producers - consumers, noise))
+    covered = {op for group in groups for op in group.ops}
+    single = [op for op in problem.space.tunable_ops if op in low - covered]
+    groups.extend(FallbackGroup(frozenset({op})) for op in (*single, *sorted(helped - low)))
+    kept = [group for group in groups if not helped or group.ops & helped]
+    return sorted(kept, key=lambda group: -group.noise)
 
 
 def op_by_op(
-    problem: TuningProblem, base: PrecisionPlan, units: list[FallbackGroup], target: Precision
+    problem: TuningProblem, base: PrecisionPlan, groups: list[FallbackGroup], target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Raise the groups cumulatively; return whether a plan met the target."""
     space = problem.space
-    if not any(unit.noise for unit in units):
-        units = yield from _ranked_by_trial(problem, base, units, target)
-    plan, least_harm = base, float("inf")
+    if not any(group.noise for group in groups):
+        groups = yield from _ranked_by_trial(problem, base, groups, target)
+    plan, least_loss = base, float("inf")
     useful: list[FallbackGroup] = []
-    for count, unit in enumerate(units, start=1):
-        plan = at_precision(space, plan, unit.ops, target)
+    for count, group in enumerate(groups, start=1):
+        plan = at_precision(space, plan, group.ops, target)
         if not space.resolve(plan).has_low_precision:
             # The last group may be the only one missing among the useful ones.
-            return (yield from _only_these(problem, base, [*useful, unit], units, target))
+            return (yield from _only_these(problem, base, [*useful, group], groups, target))
         (trial,) = yield [plan]
-        if trial.ranking_loss < least_harm:
-            useful.append(unit)
-            least_harm = trial.ranking_loss
+        if trial.ranking_loss < least_loss:
+            useful.append(group)
+            least_loss = trial.ranking_loss
         if trial.met:
-            if not (yield from _only_these(problem, base, useful, units[:count], target)):
-                yield from _lower_producers(space, base, plan, units[:count])
+            if not (yield from _only_these(problem, base, useful, groups[:count], target)):
+                yield from _lower_producers(space, base, plan, groups[:count])
             return True
     return False
 
@@ -266,12 +260,8 @@ def _only_these(
     raised: list[FallbackGroup],
     target: Precision,
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
-    """Raise only the groups that reduced the loss, then lower their producers again.
-
-    Returns:
-        Whether a plan tried here met the target.
-    """
-    plan = at_precision(problem.space, base, (op for unit in useful for op in unit.ops), target)
+    """Raise only the useful groups, then lower their producers again; return whether a plan met."""
+    plan = at_precision(problem.space, base, (op for group in useful for op in group.ops), target)
     fewer = len(useful) < len(raised) and problem.space.resolve(plan).has_low_precision
     if fewer:
         (trial,) = yield [plan]
@@ -282,30 +272,27 @@ def _only_these(
 
 
 def _ranked_by_trial(
-    problem: TuningProblem, base: PrecisionPlan, units: list[FallbackGroup], target: Precision
+    problem: TuningProblem, base: PrecisionPlan, groups: list[FallbackGroup], target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], list[FallbackGroup]]:
     """Rank groups by trials of each alone, if calibration has no data on their impact."""
-    harms = []
-    for unit in units:
-        plan = at_precision(problem.space, base, unit.ops, target)
-        if not problem.space.resolve(plan).has_low_precision:
-            harms.append(float("inf"))
-            continue
-        (trial,) = yield [plan]
-        harms.append(trial.ranking_loss)
-        if trial.met:
-            return [unit]
-    order = sorted(range(len(units)), key=harms.__getitem__)
-    return [units[index] for index in order]
+    losses = dict.fromkeys(groups, float("inf"))
+    for group in groups:
+        plan = at_precision(problem.space, base, group.ops, target)
+        if problem.space.resolve(plan).has_low_precision:
+            (trial,) = yield [plan]
+            losses[group] = trial.ranking_loss
+            if trial.met:
+                return [group]
+    return sorted(groups, key=losses.__getitem__)
 
 
 def _lower_producers(
     space: TuningSpace, base: PrecisionPlan, plan: PrecisionPlan, raised: list[FallbackGroup]
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Lower all mere producers of raised tensors in one trial; return whether it met the target."""
-    readers = {op for unit in raised for op in unit.ops - unit.producers}
-    writers = {op for unit in raised for op in unit.producers} - readers
-    if not writers:
+    consumers = {op for group in raised for op in group.ops - group.producers}
+    producers = {op for group in raised for op in group.producers} - consumers
+    if not producers:
         return False
-    (trial,) = yield [plan.replacing({op: base[op] for op in writers})]
+    (trial,) = yield [plan.replacing({op: base[op] for op in producers})]
     return trial.met

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
@@ -37,14 +36,12 @@ class Bayesian(OptunaStrategy):
         # Fail at once instead of after evaluating the baseline.
         if find_spec("torch") is None:
             raise ConfigurationError(
-                "strategy 'bayesian' needs torch, which is not installed; "
-                "pip install neural-mp[torch], or use strategy 'tpe', which needs nothing more"
+                "strategy 'bayesian' requires torch, which is not installed; run "
+                "pip install neural-mp[torch], or use strategy 'tpe', which requires no torch"
             )
 
     def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         """See the base class."""
         import optuna
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.samplers.GPSampler(seed=seed)
+        return optuna.samplers.GPSampler(seed=seed)

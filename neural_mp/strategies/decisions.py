@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import zip_longest
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -38,15 +37,11 @@ def output_noises(
 ) -> list[float] | None:
     """Return the output noise of every plan; None if that of any plan is unavailable.
 
-    All or none, because output noise is not comparable with any other measure.
-
-    Args:
-        problem: the tuning problem.
-        plans: the plans.
-        alone: the only tensor or op in lower precision, for every plan; empty if there are several.
+    All or none, because output noise is not comparable with any other measure. `alone` names the
+    only tensor or op in lower precision for every plan (see `Probe.output_noise`).
     """
     noises = []
-    for plan, name in zip_longest(plans, alone):
+    for plan, name in itertools.zip_longest(plans, alone):
         noise = problem.probe.output_noise(plan, name)
         if noise is None:
             return None
@@ -61,12 +56,6 @@ def fall_back_one_by_one(
     target: Precision,
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Let one decision after the other fall back, cumulatively, until the target is met.
-
-    Args:
-        problem: the tuning problem.
-        base: the plan that missed the target.
-        order: the decisions, first to fall back first.
-        target: the precision to fall back to.
 
     Returns:
         Whether a plan met the target.
@@ -118,8 +107,7 @@ def plan_of(space: TuningSpace, combination: Combination) -> PrecisionPlan:
 def combinations(choices: Sequence[tuple[Precision, ...]]) -> Iterator[Combination]:
     """Yield all combinations: the lowest first, then with one decision raised, with two, and so on.
 
-    Args:
-        choices: the levels of every decision, lowest first.
+    `choices` holds the levels of every decision, lowest first.
     """
     lowest = [levels[0] for levels in choices]
     for raised in range(len(choices) + 1):

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import fallback_precisions
-from neural_mp.strategies.decisions import (
-    fall_back_one_by_one,
-    low_decisions,
-    noise_read,
-)
+from neural_mp.strategies.decisions import fall_back_one_by_one, low_decisions, noise_read
 
 
 class HawqV2(Strategy):

@@ -22,11 +22,11 @@ from neural_mp.search.cost_model import (
     CostInputs,
     CostModel,
     cost_model,
-    predicted_share,
+    predicted_time,
     without_int8,
     without_tensors,
 )
-from neural_mp.search.min_cut import CutSolver, ParetoPoint, break_even_weight
+from neural_mp.search.min_cut import Cost, break_even_weight
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
@@ -94,37 +94,40 @@ class MinimumCut(Strategy):
 @dataclass
 class _Run:
     problem: TuningProblem
-    repairs: dict[str, str] = field(init=False)
+    corrections: dict[str, str] = field(init=False)
     noise: dict[str, float] = field(init=False)
     model: CostModel = field(init=False)
-    cut: CutSolver = field(init=False)
     tried: dict[ResolvedPlan, Trial] = field(default_factory=dict)
     #: Settings of INT8 ops beyond the best configs: calibration algorithm and bias correction.
     algorithm: CalibrationAlgorithm | None = None
-    corrected: bool = False
+    bias_correction: bool = False
     #: Times measured within a plan, which replace those of the probe.
     within: OpTimings | None = None
 
     def __post_init__(self) -> None:
         observations = self.problem.observations
-        self.repairs = best_corrections(observations)
-        self.noise = corrected_nsr(observations, self.repairs)
-        self._model_with(self.noise)
+        self.corrections = best_corrections(observations)
+        self.noise = corrected_nsr(observations, self.corrections)
+        self.model = self._cost_model()
 
-    def _model_with(self, harms: Mapping[str, float]) -> None:
-        self.model = self._cost_model(harms)
-        self.cut = CutSolver(self.model.assignment)
+    def _cost_model(
+        self, sensitivities: Mapping[str, float] | None = None, conversion_factor: float = 1.0
+    ) -> CostModel:
+        inputs = self._cost_inputs(sensitivities, conversion_factor)
+        return cost_model(self.problem.space, inputs)
 
-    def _cost_model(self, harms: Mapping[str, float], conversions: float = 1.0) -> CostModel:
-        return cost_model(self.problem.space, self._figures(harms, conversions))
-
-    def _figures(self, harms: Mapping[str, float], conversions: float = 1.0) -> CostInputs:
+    def _cost_inputs(
+        self, sensitivities: Mapping[str, float] | None = None, conversion_factor: float = 1.0
+    ) -> CostInputs:
         times = self.within or self.problem.probe.times()
         if times.conversion is not None:
-            each = times.conversion * conversions
-            times = replace(times, conversion=each, per_element=times.per_element * conversions)
+            times = replace(
+                times,
+                conversion=times.conversion * conversion_factor,
+                per_element=times.per_element * conversion_factor,
+            )
         return CostInputs(
-            harms,
+            self.noise if sensitivities is None else sensitivities,
             self.problem.objectives,
             times,
             {op.name: op.weights for op in self.problem.space.graph},
@@ -138,7 +141,7 @@ class _Run:
         if first is None:
             return  # no op runs in a lower precision, whatever the plan
         if not first.meets_accuracy:
-            for_size = self._figures(self.noise).for_size_alone(fastest)
+            for_size = self._cost_inputs().in_int8_for_size_only(fastest)
             yield from self._try(without_int8(self.problem.space, fastest, for_size))
             if not self._has_met():
                 yield from self._try_corrections(fastest)
@@ -153,7 +156,7 @@ class _Run:
 
     def _fastest(self) -> PrecisionPlan:
         """Return the lowest-precision plan or the fastest by single-op times, as measured."""
-        low, cut = self.problem.space.fastest_plan(), self.model.plan(self.cut.best(0.0))
+        low, cut = self.problem.space.fastest_plan(), self.model.best_plan(0.0)
         if not self._resolved(cut).has_low_precision or self._resolved(low) == self._resolved(cut):
             return low
         if Objective.PERFORMANCE not in self.problem.objectives:
@@ -169,7 +172,7 @@ class _Run:
     def _finished(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return a plan with corrections and calibration algorithm for its INT8 ops."""
         space = self.problem.space
-        plan = with_corrections(plan, space, self.repairs)
+        plan = with_corrections(plan, space, self.corrections)
         changes = {}
         for op, config in plan.items():
             if config.approach is Approach.STATIC and config.activation is not None:
@@ -177,9 +180,9 @@ class _Run:
                 if self.algorithm is not None:
                     spec = replace(config.activation, algorithm=self.algorithm)
                     other = replace(config, activation=spec)
-                    known = replace(other, corrections=()) in space.capabilities[op].configs
-                    found = other if known else config
-                if self.corrected and found.corrections:
+                    supported = replace(other, corrections=()) in space.capabilities[op].configs
+                    found = other if supported else config
+                if self.bias_correction and found.corrections:
                     found = replace(found, corrections=(*found.corrections, "bias_correction"))
                 changes[op] = found
         return plan.replacing(changes)
@@ -218,7 +221,7 @@ class _Run:
     def _is_off(self, trial: Trial) -> bool:
         """Whether the latency of a trial differs from the prediction by single ops."""
         found = trial.objectives.get("relative_latency")
-        predicted = predicted_share(self.problem.space, self._figures(self.noise), trial.plan)
+        predicted = predicted_time(self.problem.space, self._cost_inputs(), trial.plan)
         return found is not None and predicted is not None and abs(found / predicted - 1) > _OFF
 
     def _candidates(self, plan: PrecisionPlan) -> list[PrecisionPlan]:
@@ -226,20 +229,22 @@ class _Run:
 
         If a trial missed the accuracy target, no further ops move to INT8.
         """
-        space, figures = self.problem.space, replace(self._figures(self.noise), in_place=True)
-        nearby = neighbours(space, plan, figures, may_lower=self._all_accurate())
-        plans = [self._solved_within(plan), *nearby]
-        resolved = dict.fromkeys(self._resolved(other) for other in plans)
-        known = {*self.tried, space.resolve(plan)}
-        return [found.plan for found in resolved if found not in known and found.has_low_precision]
+        space, inputs = self.problem.space, replace(self._cost_inputs(), in_place=True)
+        nearby = neighbours(space, plan, inputs, may_lower=self._all_accurate())
+        resolved = map(self._resolved, [self._solved_within(plan), *nearby])
+        excluded = {*self.tried, space.resolve(plan)}
+        return [
+            found.plan
+            for found in dict.fromkeys(resolved)
+            if found not in excluded and found.has_low_precision
+        ]
 
     def _solved_within(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return the best plan by the times measured within another plan.
 
         If a trial missed the accuracy target, no further ops move to INT8.
         """
-        model = self._cost_model(self.noise)
-        cut = self._finished(model.plan(CutSolver(model.assignment).best(0.0)))
+        cut = self._finished(self._cost_model().best_plan(0.0))
         return cut if self._all_accurate() else only(plan, _low(cut))
 
     def _all_accurate(self) -> bool:
@@ -264,28 +269,23 @@ class _Run:
         if not slow:
             return
         plan = min(slow, key=lambda trial: trial.relative_cost(self.problem.objectives)).plan
-        less = [kept for kept in (*self._scale_conversion_cost(plan), *self._gaining_most(plan))]
-        less = [kept for kept in dict.fromkeys(less) if self._lowers(kept) and kept != plan]
-        fp32 = self.problem.space.fp32_plan()
-        seconds = self.problem.probe.latencies([fp32, *less])
+        found = dict.fromkeys((*self._scale_conversion_cost(plan), *self._gaining_most(plan)))
+        less = [p for p in found if p != plan and self._resolved(p).has_low_precision]
+        seconds = self.problem.probe.latencies([self.problem.space.fp32_plan(), *less])
         if seconds is None:
             ranked = less[-1:]
         else:
-            taken = dict(zip(less, seconds[1:], strict=True))
-            ranked = sorted((p for p in less if taken[p] < seconds[0]), key=taken.__getitem__)
+            latency = dict(zip(less, seconds[1:], strict=True))
+            ranked = sorted((p for p in less if latency[p] < seconds[0]), key=latency.__getitem__)
         for kept in ranked[:_FASTER_TRIALS]:
             yield from self._try(kept)
             if self._has_met():
                 return
 
-    def _lowers(self, plan: PrecisionPlan) -> bool:
-        return self.problem.space.resolve(plan).has_low_precision
-
     def _scale_conversion_cost(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
         """Yield the INT8 ops of a plan that remain at multiples of the measured conversion cost."""
         for factor in _CONVERSION_COST_FACTORS:
-            model = self._cost_model(self.noise, factor)
-            kept = model.plan(CutSolver(model.assignment).best(0.0))
+            kept = self._cost_model(conversion_factor=factor).best_plan(0.0)
             low = {op for op, config in kept.items() if config.precision is Precision.INT8}
             yield self.problem.space.resolve(only(plan, low)).plan
 
@@ -293,8 +293,8 @@ class _Run:
         """Yield a plan with all ops that gain time, then with the top half, quarter, eighth."""
         gains = self._gains(plan)
         best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
-        for share in (1, 2, 4, 8):
-            kept = best[: len(gains) // share]
+        for divisor in (1, 2, 4, 8):
+            kept = best[: len(gains) // divisor]
             yield self.problem.space.resolve(only(plan, kept)).plan
 
     def _try_corrections(self, plan: PrecisionPlan) -> Steps:
@@ -303,22 +303,23 @@ class _Run:
         before = probe.output_noise(self._finished(plan))
         if before is None:
             return
-        best, least = (self.algorithm, self.corrected), before * _MAX_NSR_RATIO_FOR_TRIAL
-        ways: list[tuple[CalibrationAlgorithm | None, bool]] = [
+        best, least = (self.algorithm, self.bias_correction), before * _MAX_NSR_RATIO_FOR_TRIAL
+        settings: list[tuple[CalibrationAlgorithm | None, bool]] = [
             (name, False) for name in RANGE_ALGORITHMS[1:]
         ]
-        for way in (*ways, *([(None, True)] if self.repairs else [])):
-            self.algorithm, self.corrected = way
+        for setting in (*settings, *([(None, True)] if self.corrections else [])):
+            self.algorithm, self.bias_correction = setting
             found = probe.output_noise(self._finished(plan))
             if found is not None and found < least:
-                best, least = way, found
-        self.algorithm, self.corrected = best
+                best, least = setting, found
+        self.algorithm, self.bias_correction = best
         yield from self._try(plan)
 
     def _bisect(self, fastest: PrecisionPlan) -> Steps:
-        self._model_with(rescale_estimates(self.noise, self._exact(fastest)))
-        missed, met = self.model.point(fastest), self.model.at(self.cut.best(inf))
-        noisy = [t for t in self._worst() if self.noise.get(t.name, 0.0) > _NSR_FALLBACK_THRESHOLD]
+        self.model = self._cost_model(rescale_estimates(self.noise, self._measured_noise(fastest)))
+        missed = self.model.cost(fastest)
+        met = self.model.assignment.cost(self.model.cut.best(inf))
+        noisy = [t for t in self._noisiest() if self._nsr(t) > _NSR_FALLBACK_THRESHOLD]
         plan: PrecisionPlan | None = without_tensors(self.problem.space, fastest, noisy)
         if plan is not None and self._resolved(plan) in self.tried:
             plan = self._between(missed, met)
@@ -326,40 +327,41 @@ class _Run:
             trial = None if self._resolved(plan) in self.tried else (yield from self._try(plan))
             if trial is None:
                 break
-            point = self.model.point(plan)
-            missed, met = (missed, point) if trial.meets_accuracy else (point, met)
+            cost = self.model.cost(plan)
+            missed, met = (missed, cost) if trial.meets_accuracy else (cost, met)
             plan = self._between(missed, met)
         if not any(trial.meets_accuracy for trial in self.tried.values()):
-            yield from self._raise_in_turn(fastest)
+            yield from self._fall_back_by_noise(fastest)
 
-    def _raise_in_turn(self, fastest: PrecisionPlan) -> Steps:
+    def _fall_back_by_noise(self, fastest: PrecisionPlan) -> Steps:
         """Move the noisiest tensors out of INT8 in doubling steps, once the front is exhausted."""
-        worst, count = self._worst(), 1
-        while count < len(worst) and self._may_go_on():
-            plan = without_tensors(self.problem.space, fastest, worst[:count])
+        tensors, count = self._noisiest(), 1
+        while count < len(tensors) and self._may_go_on():
+            plan = without_tensors(self.problem.space, fastest, tensors[:count])
             trial = yield from self._try(plan)
             if trial is not None and trial.meets_accuracy:
                 return
             count *= 2
 
-    def _worst(self) -> list[QuantizedTensor]:
+    def _noisiest(self) -> list[QuantizedTensor]:
         """Return the tensors, noisiest first."""
-        tensors = self.problem.space.tensors
-        return sorted(tensors, key=lambda tensor: -self.noise.get(tensor.name, 0.0))
+        return sorted(self.problem.space.tensors, key=self._nsr, reverse=True)
+
+    def _nsr(self, tensor: QuantizedTensor) -> float:
+        return self.noise.get(tensor.name, 0.0)
 
     def _may_go_on(self) -> bool:
-        met = any(trial.met for trial in self.tried.values())
-        return len(self.tried) < (_TRIALS if met else _TRIALS_AT_MOST)
+        return len(self.tried) < (_TRIALS if self._has_met() else _TRIALS_AT_MOST)
 
-    def _between(self, missed: ParetoPoint, met: ParetoPoint) -> PrecisionPlan | None:
-        """Return the plan of the front between two of its points; None if one dominates."""
+    def _between(self, missed: Cost, met: Cost) -> PrecisionPlan | None:
+        """Return the plan of the Pareto front between two costs; None if one dominates."""
         weight = break_even_weight(missed, met)
-        return None if weight is None else self.model.plan(self.cut.best(weight))
+        return None if weight is None else self.model.best_plan(weight)
 
-    def _exact(self, plan: PrecisionPlan) -> dict[str, float]:
+    def _measured_noise(self, plan: PrecisionPlan) -> dict[str, float]:
         """Return the output noise due to each of the noisiest tensors."""
         found = {}
-        for tensor in self._worst()[:_MEASURED_EXACTLY]:
+        for tensor in self._noisiest()[:_MEASURED_EXACTLY]:
             alone = only(plan, tensor.quantizing_ops)
             noise = self.problem.probe.output_noise(self._finished(alone), tensor.name)
             if noise is not None:

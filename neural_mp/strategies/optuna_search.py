@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
@@ -54,17 +54,22 @@ class OptunaStrategy(Strategy):
         """Search as described in the class."""
         if not problem.space.decision_groups:
             return
-        draws = _Study(problem.space, self.sampler(problem.seed), self.repeats)
-        best, in_vain = inf, 0
-        while in_vain < _MAX_TRIALS_WITHOUT_GAIN:
-            drawn = draws.several(self.round_size)
+        import optuna
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = self.sampler(problem.seed)
+        study = _Study(problem.space, sampler, self.repeats)
+        best, without_gain = inf, 0
+        while without_gain < _MAX_TRIALS_WITHOUT_GAIN:
+            drawn = study.draw(self.round_size)
             if not drawn:
                 return
             trials = yield [plan for _, plan in drawn]
             for (draw, _), trial in zip(drawn, trials, strict=True):
                 value = objective_value(problem, trial)
-                draws.tell(draw, value)
-                in_vain = 0 if value < best else in_vain + 1
+                study.report(draw, value)
+                without_gain = 0 if value < best else without_gain + 1
                 best = min(best, value)
 
 
@@ -88,21 +93,21 @@ class _Study:
         self._drawn: set[Combination] = set()
         self._tried: set[ResolvedPlan] = set()
 
-    def several(self, count: int) -> list[tuple[optuna.Trial, PrecisionPlan]]:
+    def draw(self, count: int) -> list[tuple[optuna.Trial, PrecisionPlan]]:
         """Return `count` new plans, or fewer if no more are left."""
-        found = (self._one() for _ in range(count))
+        found = (self._draw_one() for _ in range(count))
         return [draw for draw in found if draw is not None]
 
-    def tell(self, draw: optuna.Trial, value: float) -> None:
+    def report(self, draw: optuna.Trial, value: float) -> None:
         """Report the objective value of a draw."""
         self._study.tell(draw, value)
 
-    def _one(self) -> tuple[optuna.Trial, PrecisionPlan] | None:
+    def _draw_one(self) -> tuple[optuna.Trial, PrecisionPlan] | None:
         from optuna.trial import TrialState
 
         repeated = 0
         while True:
-            if (not self._drawn or repeated >= self._repeats) and not self._give_next():
+            if (not self._drawn or repeated >= self._repeats) and not self._enqueue_next():
                 return None
             draw = self._study.ask(self._variables)
             plan = self._new(tuple(Precision(draw.params[name]) for name in self._levels))
@@ -112,12 +117,12 @@ class _Study:
             self._study.tell(draw, state=TrialState.FAIL)
             repeated += 1
 
-    def _give_next(self) -> bool:
+    def _enqueue_next(self) -> bool:
         """Enqueue the next combination in order; return False if none is left."""
-        given = next((other for other in self._in_order if other not in self._drawn), None)
-        if given is None:
+        following = next((other for other in self._in_order if other not in self._drawn), None)
+        if following is None:
             return False
-        self._study.enqueue_trial(dict(zip(self._levels, map(str, given), strict=True)))
+        self._study.enqueue_trial(dict(zip(self._levels, map(str, following), strict=True)))
         return True
 
     def _new(self, combination: Combination) -> PrecisionPlan | None:
@@ -138,12 +143,14 @@ def objective_value(problem: TuningProblem, trial: Trial) -> float:
     if not trial.meets_accuracy:
         return 1.0 + squashed(trial.ranking_loss)
     cost = trial.relative_cost(problem.objectives)
-    return squashed(cost if cost < inf else _share_of_bits(trial.plan, problem.space.tunable_ops))
+    return squashed(
+        cost if cost < inf else _fraction_of_bits(trial.plan, problem.space.tunable_ops)
+    )
 
 
-def _share_of_bits(plan: PrecisionPlan, decided: tuple[str, ...]) -> float:
-    said: Mapping[str, Precision] = plan.precisions
-    bits = [said.get(op, Precision.FP32).bits for op in decided]
+def _fraction_of_bits(plan: PrecisionPlan, tunable_ops: tuple[str, ...]) -> float:
+    chosen = plan.precisions
+    bits = [chosen.get(op, Precision.FP32).bits for op in tunable_ops]
     return sum(bits) / (Precision.FP32.bits * len(bits))
 
 

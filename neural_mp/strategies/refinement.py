@@ -21,19 +21,15 @@ _FASTER = 0.99
 
 
 def neighbours(
-    space: TuningSpace, plan: PrecisionPlan, figures: CostInputs, may_lower: bool
+    space: TuningSpace, plan: PrecisionPlan, inputs: CostInputs, may_lower: bool
 ) -> list[PrecisionPlan]:
     """Return the plans that differ from a plan in one decision, fastest by single ops first.
 
-    Args:
-        space: the supported configurations of every op.
-        plan: the plan.
-        figures: times of ops and conversions.
-        may_lower: whether decisions are lowered, too; otherwise they only fall back.
+    Unless `may_lower`, decisions only fall back.
     """
-    model = cost_model(space, figures)
+    model = cost_model(space, inputs)
     found = dict.fromkeys(_changed(space, plan, may_lower))
-    return sorted(found, key=lambda other: model.point(other).time)
+    return sorted(found, key=lambda other: model.cost(other)[0])
 
 
 def _changed(space: TuningSpace, plan: PrecisionPlan, may_lower: bool) -> Iterator[PrecisionPlan]:
@@ -52,10 +48,7 @@ def fastest_nearby(
 ) -> PrecisionPlan | None:
     """Move to the fastest measured candidate repeatedly, until none is faster.
 
-    Args:
-        probe: measures plans.
-        plan: the initial plan.
-        candidates: plan → the plans to measure against it, most promising first.
+    `candidates` returns the plans to measure against a plan, most promising first.
 
     Returns:
         A faster plan; the plan itself if there is none; None if measurement is impossible.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from neural_mp.strategies.optuna_search import OptunaStrategy
@@ -30,7 +29,4 @@ class Tpe(OptunaStrategy):
         """See the base class."""
         import optuna
 
-        with warnings.catch_warnings():
-            # Optuna 4 marks the multivariate mode as experimental.
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.samplers.TPESampler(seed=seed, multivariate=True)
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True)

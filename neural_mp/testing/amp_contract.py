@@ -246,7 +246,7 @@ class AmpContract(OnDigits):
             self.tuned(net, denylist_add=wrong)
 
     def test_a_type_that_stands_on_another_list(self, net):
-        with pytest.raises(ConfigurationError, match="remove it from there first"):
+        with pytest.raises(ConfigurationError, match="remove the type from that list"):
             self.tuned(net, denylist_add=self.softmax)
 
     def test_edits_without_16_bits_say_that_they_have_no_effect(self, net):

@@ -262,7 +262,7 @@ class _Search:
             return f"in {self.precision}, {error}"
         if found is None:
             return f"in {self.precision}, gradients are not finite"
-        return found.words
+        return found.message
 
     def _why_noisy(self, noise: float) -> str:
         words = f"in {self.precision}, {_change(noise)}"

@@ -19,7 +19,7 @@ from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.metric_values import is_usable
-from neural_mp.util.digest import Witness
+from neural_mp.util.digest import DigestingIterator
 from neural_mp.util.text import counted
 from neural_mp.util.validators import checked, record
 
@@ -116,12 +116,12 @@ def _first_baseline(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measure and cache the baseline; return baseline and running accuracy."""
     cache, evaluator = _cache_of_baseline(job), job.evaluator
-    evaluator.witness = Witness() if cache.enabled else None
+    evaluator.digesting = DigestingIterator() if cache.enabled else None
     with log.phase("baseline", "Evaluating FP32", evaluator.batch_count):
         started = time.process_time()
         accuracy = _evaluated(job, deadline)
         taken = time.process_time() - started
-    witness, evaluator.witness = evaluator.witness, None
+    digesting, evaluator.digesting = evaluator.digesting, None
     if not is_usable(accuracy):
         values = ", ".join(f"{name} {value}" for name, value in job.evaluator.values.items())
         raise MetricError(
@@ -136,8 +136,8 @@ def _first_baseline(
     if evaluator.values:
         found |= {"metrics": dict(evaluator.values), "every": evaluator.aggregation.require_all}
     running = evaluator.running.to_dict()
-    if witness is not None:
-        kept = cache.scoped(data=witness.digest)
+    if digesting is not None:
+        kept = cache.scoped(data=digesting.digest)
         kept.put(_BASELINE, {"baseline": found, "running": running})
     return found, running
 
@@ -205,10 +205,10 @@ def _seen_earlier(
     """Return the observations of an earlier run on the same samples, if any."""
 
     def content() -> str | None:
-        witness = Witness()
-        for _ in witness.watch(data.inputs(deadline.check)):
+        digesting = DigestingIterator()
+        for _ in digesting.wrap(data.inputs(deadline.check)):
             pass
-        return witness.digest
+        return digesting.digest
 
     with log.phase("calibrate"):
         _, found = cache.scoped(data=content).get(_CALIBRATION, Observations.from_dict)
@@ -226,10 +226,12 @@ def _seen_now(
         deadline.check()
         log.step()
 
-    witness = Witness()
+    digesting = DigestingIterator()
     inputs = data.inputs(before_each)
     blamed = data.batches.blamed(passed_on=(DeadlineExceededError,))
     with log.phase("calibrate", "Calibrating", data.count), blamed:
-        seen = job.model.calibrated(witness.watch(inputs) if cache.enabled else inputs).observations
-    cache.scoped(data=witness.digest).put(_CALIBRATION, seen.to_dict())
+        seen = job.model.calibrated(
+            digesting.wrap(inputs) if cache.enabled else inputs
+        ).observations
+    cache.scoped(data=digesting.digest).put(_CALIBRATION, seen.to_dict())
     return seen

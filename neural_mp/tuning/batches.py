@@ -20,7 +20,12 @@ from neural_mp.util.batch_cache import BatchCache
 from neural_mp.util.digest import DataDigest
 from neural_mp.util.labels import labels_of
 from neural_mp.util.text import shape_words, with_article
-from neural_mp.util.user_calls import UserCodeError, as_raised, is_signature_mismatch, misfit_words
+from neural_mp.util.user_calls import (
+    UserCodeError,
+    as_raised,
+    is_signature_mismatch,
+    mismatch_message,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +164,9 @@ class Batches:
                 produced = self._source()
             except TypeError as error:
                 if is_signature_mismatch(error, self._source):
-                    raise DataError(misfit_words(error, self._source, f"{self.name}()")) from error
+                    raise DataError(
+                        mismatch_message(error, self._source, f"{self.name}()")
+                    ) from error
                 raise
             if not isinstance(produced, Iterable):
                 raise DataError(

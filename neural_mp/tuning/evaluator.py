@@ -17,7 +17,7 @@ from neural_mp.runs.report import MetricFigures
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.metric_values import MetricAggregation, MetricBatch, as_scalar
-from neural_mp.util.digest import Witness
+from neural_mp.util.digest import DigestingIterator
 from neural_mp.util.fingerprint import object_fingerprint
 from neural_mp.util.memory import MemoryGuard
 from neural_mp.util.pytree import batch_size_of
@@ -78,7 +78,7 @@ class Evaluator:
         evaluations: number of full passes.
         running: running accuracy of the latest pass; empty if the metrics do not support it.
         aggregation: aggregation of several metrics into one number.
-        witness: hashes the batches of a pass, if their digest is needed later.
+        digesting: hashes the batches of a pass, if their digest is needed later.
         values: name → value in the latest pass; empty for a single number.
     """
 
@@ -92,7 +92,7 @@ class Evaluator:
     running: RunningValues = field(default_factory=RunningValues)
     aggregation: MetricAggregation = field(default_factory=MetricAggregation)
     values: Mapping[str, float] = field(default_factory=dict)
-    witness: Witness | None = None
+    digesting: DigestingIterator | None = None
 
     @property
     def available(self) -> bool:
@@ -150,12 +150,12 @@ class Evaluator:
     def content(self, deadline: Deadline) -> str | None:
         """Return a digest of all evaluation data, after reading them; None if unsupported."""
         assert self.batches is not None
-        witness = Witness()
-        pairs = witness.watch(self.batches.pairs())
+        digesting = DigestingIterator()
+        pairs = digesting.wrap(self.batches.pairs())
         while call_user(next, pairs, None) is not None:
             self.on_batch()
             deadline.check()
-        return witness.digest
+        return digesting.digest
 
     def __call__(
         self,
@@ -229,8 +229,8 @@ class Evaluator:
         if callable(reset := getattr(self.postprocess, "reset", None)):
             call_user(reset, form="postprocess.reset()", kind=MetricError)
         pairs, memory = self.batches.pairs(part), MemoryGuard(self.batches.name)
-        if self.witness is not None:
-            pairs = self.witness.watch(pairs)
+        if self.digesting is not None:
+            pairs = self.digesting.wrap(pairs)
         names = self.names
         while (pair := call_user(next, pairs, None)) is not None:
             inputs, labels = pair

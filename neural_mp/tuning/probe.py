@@ -22,7 +22,7 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.profiling import interleaved_medians
-from neural_mp.runs.record import OUTPUT_NSR, TIMES, repairs_in
+from neural_mp.runs.record import OUTPUT_NSR, TIMES, corrections_in
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
@@ -96,7 +96,7 @@ class MeasuringProbe(Probe):
         key = f"noise {_digest([resolved])}"
         found = self._kept(key, optional(number), lambda: self._noise(resolved))
         if alone is not None and found is not None:
-            self.run_cache.put(f"{OUTPUT_NSR}{repairs_in(resolved.plan)}: {alone}", found)
+            self.run_cache.put(f"{OUTPUT_NSR}{corrections_in(resolved.plan)}: {alone}", found)
         return found
 
     def _noise(self, plan: ResolvedPlan) -> float:

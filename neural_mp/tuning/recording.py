@@ -143,13 +143,13 @@ def _predicted(job: TuningJob, trials: Sequence[Trial], times: OpTimings) -> dic
     if not times.ops or not trials:
         return {}
     # Imported on demand: SciPy is slow to import.
-    from neural_mp.search.cost_model import CostInputs, predicted_share
+    from neural_mp.search.cost_model import CostInputs, predicted_time
 
     observations = job.model.observations
     noise = corrected_nsr(observations, best_corrections(observations))
     weights = {op.name: op.weights for op in job.space.graph}
     figures = CostInputs(noise, times=times, weights=weights, values=observations.elements)
-    predicted = {t.number: predicted_share(job.space, figures, t.plan) for t in trials}
+    predicted = {t.number: predicted_time(job.space, figures, t.plan) for t in trials}
     return {number: fraction for number, fraction in predicted.items() if fraction is not None}
 
 

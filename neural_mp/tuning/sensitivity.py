@@ -14,7 +14,13 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.runs.record import NO_REPAIR, ProbeMeasurements, RunRecord, RunStart, output_nsr_in
+from neural_mp.runs.record import (
+    NO_CORRECTION,
+    ProbeMeasurements,
+    RunRecord,
+    RunStart,
+    output_nsr_in,
+)
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import TuningSpace, why_int8
 from neural_mp.space.resolution import BY_PLAN
@@ -137,7 +143,7 @@ def _tensors(
             seen.nsr.get(name),
             correction,
             seen.corrected_nsr[name][correction] if correction else None,
-            output_nsr.get(NO_REPAIR),
+            output_nsr.get(NO_CORRECTION),
             output_nsr.get(correction) if correction else None,
             _gained(record.measured.times, readers, (Precision.INT8,)),
             Precision.INT8.value if name in quantized else _others(flow, readers),
@@ -188,7 +194,7 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
             op,
             "op",
             (op,),
-            output_noise=record.measured.output_nsr.get(op, {}).get(NO_REPAIR),
+            output_noise=record.measured.output_nsr.get(op, {}).get(NO_CORRECTION),
             seconds_gained=_gained(record.measured.times, (op,), low),
             runs_in=runs.value,
             reason=reason,

@@ -317,8 +317,8 @@ def _judged_result(
     trials: Sequence[Trial],
 ) -> TuningResult:
     """Return a result with accuracy check."""
-    if history.trouble:
-        log.warn(history.trouble)
+    if history.degraded_because:
+        log.warn(history.degraded_because)
     known = baseline.accuracy if baseline is not None else None
     report = replace(
         _report(job, selection, log),

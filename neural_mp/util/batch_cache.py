@@ -31,10 +31,10 @@ class BatchCache:
         self.name = name
         self._iterator: Iterator[Any] | None = itertools.islice(iterator, most)
         self._kept: list[Any] = []
-        self._room = _MemoryBudget(
+        self._budget = _MemoryBudget(
             name,
-            "Give a loader that can be read again, such as a function that makes the generator, or "
-            "set max_batches (evaluation.accuracy.max_batches in YAML) if it does not end",
+            "pass a loader that can be read again, e.g. a function that returns the generator, or, "
+            "for an endless loader, set max_batches (evaluation.accuracy.max_batches in YAML)",
         )
         self._raised: BaseException | None = None
 
@@ -57,7 +57,7 @@ class BatchCache:
             TypeError: not all batches were read yet.
         """
         if self._iterator is not None:
-            raise TypeError("the number of batches is not known before all were read")
+            raise TypeError("the number of batches is unknown until all batches were read")
         return len(self._kept)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class BatchCache:
             self._iterator = None
             return _END
         try:
-            self._room.take(batch)
+            self._budget.take(batch)
         except DataError as error:
             self._raised = error
             self._kept.clear()
@@ -90,20 +90,15 @@ class BatchCache:
         return batch
 
 
-def cache_items(items: Iterator[Any], name: str, mend: str) -> list[Any]:
+def cache_items(items: Iterator[Any], name: str, fix: str) -> list[Any]:
     """Return all items of an iterator, if the memory suffices.
 
-    Args:
-        items: iterator.
-        name: name of the data.
-        mend: suggested fix for the message.
-
     Raises:
-        DataError: the items exceed half of the free memory.
+        DataError: the items exceed half of the free memory; the message ends with `fix`.
     """
-    room, found = _MemoryBudget(name, mend), []
+    budget, found = _MemoryBudget(name, fix), []
     for item in items:
-        room.take(item)
+        budget.take(item)
         found.append(item)
     return found
 
@@ -111,8 +106,8 @@ def cache_items(items: Iterator[Any], name: str, mend: str) -> list[Any]:
 class _MemoryBudget:
     """Memory budget of a cache."""
 
-    def __init__(self, name: str, mend: str) -> None:
-        self.name, self.mend = name, mend
+    def __init__(self, name: str, fix: str) -> None:
+        self.name, self.fix = name, fix
         self._limit, self._taken, self._count = free_memory() * _MAX_MEMORY_FRACTION, 0, 0
 
     def take(self, value: object) -> None:
@@ -120,9 +115,9 @@ class _MemoryBudget:
         self._count += 1
         if self._taken > self._limit:
             raise DataError(
-                f"{self.name} can be read only once, so what it gives is kept in memory; the first "
-                f"{self._count} take {self._taken >> 20} MiB, more than half of what was free. "
-                f"{self.mend}"
+                f"{self.name} can be read only once and is cached in memory, but the first "
+                f"{self._count} items take {self._taken >> 20} MiB and exceed the limit of "
+                f"{int(self._limit) >> 20} MiB, half of the free memory; {self.fix}"
             )
 
 

@@ -55,14 +55,14 @@ class DataDigest:
             self._digest.update(array.tobytes())
 
 
-class Witness:
+class DigestingIterator:
     """Computes the digest of data that are iterated for another purpose."""
 
     def __init__(self) -> None:
         self._running = DataDigest()
         self._ended = False
 
-    def watch(self, batches: Iterable[T]) -> Iterator[T]:
+    def wrap(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches unchanged and hash them, starting over."""
         self._running, self._ended = DataDigest(), False
         for batch in batches:
@@ -71,8 +71,8 @@ class Witness:
             yield batch
         self._ended = True
 
-    def __reduce__(self) -> tuple[type[Witness], tuple[()]]:
-        return Witness, ()  # copies start empty
+    def __reduce__(self) -> tuple[type[DigestingIterator], tuple[()]]:
+        return DigestingIterator, ()  # copies start empty
 
     @property
     def digest(self) -> str | None:

@@ -30,22 +30,22 @@ _hidden: dict[str, str | None] = {}
 
 
 def users_environment() -> dict[str, str]:
-    """Return all variables, with those overridden by `set_own` restored."""
+    """Return all variables, with those overridden by `override_variables` restored."""
     found = {key: value for key, value in os.environ.items() if key not in _hidden}
     return {**found, **{key: value for key, value in _hidden.items() if value is not None}}
 
 
-def set_own(prefix: str, values: Mapping[str, str]) -> None:
+def override_variables(prefix: str, values: Mapping[str, str]) -> None:
     """Replace all variables with a prefix, saving the user's values."""
-    restore_users(prefix)
+    restore_variables(prefix)
     touched = {*values, *(key for key in os.environ if key.startswith(prefix))}
     for key in touched:
         _hidden[key] = os.environ.pop(key, None)
     os.environ.update(values)
 
 
-def restore_users(prefix: str) -> None:
-    """Undo `set_own`."""
+def restore_variables(prefix: str) -> None:
+    """Undo `override_variables`."""
     for key in [key for key in _hidden if key.startswith(prefix)]:
         os.environ.pop(key, None)
         value = _hidden.pop(key)

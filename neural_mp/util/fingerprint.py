@@ -90,7 +90,7 @@ def _hashed(value: Any, include_state: bool) -> _ObjectHasher | None:
         hasher.update(value, opened=True)
     except Exception:
         # User-defined objects may raise anything on access.
-        logger.debug("an object of %r has no fingerprint", type(value), exc_info=True)
+        logger.debug("%r cannot be fingerprinted", type(value), exc_info=True)
         return None
     return hasher
 
@@ -131,7 +131,7 @@ class _ObjectHasher:
         else:
             self._left -= 1
             if self._left < 0:
-                raise ValueError("it refers to too many objects")
+                raise ValueError("the number of referenced objects exceeds the limit")
             # The compiler decides whether equal tuples are one object.
             if not isinstance(value, tuple | frozenset):
                 self._seen[id(value)] = len(self._seen), value
@@ -214,7 +214,7 @@ class _ObjectHasher:
     def _feed_data(self, value: Any) -> None:
         digest = digest_of(value)
         if digest is None:
-            raise ValueError("it holds data that cannot be read")
+            raise ValueError(f"data of {type(value)} cannot be read")
         self._feed("data", digest)
 
     def _feed_library(self, module: str, name: str) -> None:

@@ -12,7 +12,7 @@ Element = ElementTree.Element
 Child = Any
 
 #: Maximum rows of a table in a notebook cell.
-_MOST_ROWS = 60
+_MAX_ROWS = 60
 
 
 def visible(text: str) -> str:
@@ -58,7 +58,7 @@ def raw(tag: str, text: str, **attributes: object) -> Element:
         ValueError: the text would end the element.
     """
     if "</" in text:
-        raise ValueError(f"the text of <{tag}> must not hold '</'")
+        raise ValueError(f"the text of <{tag}> must not contain '</'")
     made = element(tag, **attributes)
     made.text = text
     return made
@@ -97,9 +97,9 @@ def table(
 
 def notebook_table(headings: Sequence[str], rows: Sequence[Sequence[Child]], caption: str) -> str:
     """Return a table for a notebook cell, in the notebook's style; long tables are truncated."""
-    left_out = len(rows) - _MOST_ROWS
+    left_out = len(rows) - _MAX_ROWS
     note = element("p", f"… and {left_out} more") if left_out > 0 else None
-    return markup(element("div", table(headings, rows[:_MOST_ROWS], caption), note))
+    return markup(element("div", table(headings, rows[:_MAX_ROWS], caption), note))
 
 
 def _attribute(value: object) -> str:

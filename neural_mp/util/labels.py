@@ -30,37 +30,28 @@ NAMES = (
 def labels_of(batch: Mapping[Any, Any], source: str) -> Any:
     """Return the labels in a batch: the value if there is one, else a dict by name.
 
-    Args:
-        batch: inputs and labels by name.
-        source: origin of the batch, for messages.
-
     Raises:
-        DataError: there are no labels, several names of sample labels, or no inputs.
+        DataError: there are no labels, several names of sample labels, or no inputs; the message
+            starts with `source`.
     """
     found = {name: batch[name] for name in NAMES if name in batch}
     given = ", ".join(map(str, batch))
     if not found:
         raise DataError(
-            f"{source} must yield (inputs, labels), or a dict with the labels in it; the dict it "
-            f"yields has the keys {given or 'none'}, of which none is a name for labels "
-            f"({', '.join(NAMES)})"
+            f"{source} must yield (inputs, labels), or a dict with a key for labels "
+            f"({', '.join(NAMES)}), got a dict with the keys: {given or 'none'}"
         )
     rivals = [name for name in _OF_SAMPLES if name in found]
     if len(rivals) > 1:
         raise DataError(
-            f"{source} yields a dict with {' and '.join(map(repr, rivals))}, and either may be the "
-            f"labels; leave one of them out, or yield (inputs, labels)"
+            f"{source} must yield at most one of the keys {', '.join(_OF_SAMPLES)}, got "
+            f"{' and '.join(map(repr, rivals))}; remove one of the keys, or yield (inputs, labels)"
         )
     if len(found) == len(batch):
-        raise DataError(f"{source} yields a dict of labels alone ({given}); it needs inputs, too")
+        raise DataError(f"{source} must yield inputs and labels, got labels only: {given}")
     return next(iter(found.values())) if len(found) == 1 else found
 
 
 def without_labels(batch: Mapping[Any, Any], kept: Collection[str]) -> dict[Any, Any]:
-    """Return a batch as a plain dict, without its labels.
-
-    Args:
-        batch: inputs by name, possibly with labels.
-        kept: names required by the model, even if reserved for labels.
-    """
+    """Return a batch as a plain dict without labels; names in `kept` always stay."""
     return {key: batch[key] for key in batch if key not in NAMES or key in kept}

@@ -26,7 +26,7 @@ def free_memory() -> int:
 
 
 #: Seconds between checks.
-_LOOK_AGAIN = 1.0
+_CHECK_SECONDS = 1.0
 #: A pass is stopped if less than this fraction of the initially free memory is left, …
 _MIN_FREE_FRACTION = 0.1
 #: … and this process allocated more than this fraction.
@@ -43,29 +43,26 @@ class MemoryGuard:
     def __init__(self, name: str) -> None:
         self.name = name
         self._free, self._held = free_memory(), _held()
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
 
     def check(self, batches: int) -> None:
-        """Check the memory if a check is due.
-
-        Args:
-            batches: number of batches read.
+        """Check the memory if a check is due, after a number of batches.
 
         Raises:
             DataError: nearly all free memory is used, mostly by this pass.
         """
-        if time.monotonic() - self._looked < _LOOK_AGAIN:
+        if time.monotonic() - self._checked < _CHECK_SECONDS:
             return
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         taken = _held() - self._held
         if (
             free_memory() < self._free * _MIN_FREE_FRACTION
             and taken > self._free * _MIN_OWN_FRACTION
         ):
             raise DataError(
-                f"{self.name} has given {batches} batches, and what is kept of them takes "
-                f"{taken >> 20} MiB, nearly all memory that was free; set max_batches "
-                f"(evaluation.accuracy.max_batches in YAML), or give a metric that keeps less"
+                f"{batches} batches of {self.name} left {taken >> 20} MiB allocated, nearly all of "
+                f"the {self._free >> 20} MiB that were free; set max_batches "
+                f"(evaluation.accuracy.max_batches in YAML), or use a metric that stores less"
             )
 
 

@@ -23,14 +23,15 @@ def given_shapes(inputs: object) -> Shapes | None:
     single = _shape(inputs)
     if single is not None:
         return [single]
-    if isinstance(inputs, Mapping):
-        named = {str(name): _shape(value) for name, value in inputs.items()}
-        found = {name: shape for name, shape in named.items() if shape is not None}
-        return found if found and len(found) == len(named) else None
-    if isinstance(inputs, tuple | list):
-        listed = [shape for shape in map(_shape, inputs) if shape is not None]
-        return listed if listed and len(listed) == len(inputs) else None
-    return None
+    if not isinstance(inputs, Mapping | tuple | list):
+        return None
+    values = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
+    shapes = [shape for shape in map(_shape, values) if shape is not None]
+    if not shapes or len(shapes) < len(values):
+        return None
+    return (
+        dict(zip(map(str, inputs), shapes, strict=True)) if isinstance(inputs, Mapping) else shapes
+    )
 
 
 def _shape(value: object) -> Shape | None:
@@ -55,19 +56,17 @@ def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
     Returns:
         None if all other axes agree, or if the numbers of inputs or axes differ.
     """
-    first: Shapes | None = None
+    common: Shapes | None = None
     unlike = None
     for batch in batches:
         shapes = _shapes_of(batch)
-        if first is None:
-            first = shapes
-        common = _common(first, shapes)
+        before = shapes if common is None else common
+        common = _common(before, shapes)
         if common is None:
             return None
-        if unlike is None and common != first:
+        if unlike is None and common != before:
             unlike = batch
-        first = common
-    return None if first is None or unlike is None else (first, unlike)
+    return None if common is None or unlike is None else (common, unlike)
 
 
 def _shapes_of(batch: object) -> Shapes:
@@ -82,20 +81,14 @@ def _sizes(value: object) -> Shape:
 
 def _common(one: Shapes, other: Shapes) -> Shapes | None:
     """Return the shapes with differing axes as None; None if not comparable."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        if set(one) != set(other):
-            return None
-        named = {name: _joined(one[name], other[name]) for name in one}
-        found = {name: shape for name, shape in named.items() if shape is not None}
-        return found if len(found) == len(named) else None
-    if isinstance(one, dict) or isinstance(other, dict) or len(one) != len(other):
-        return None
-    listed = [_joined(*pair) for pair in zip(one, other, strict=True)]
-    shapes = [shape for shape in listed if shape is not None]
-    return shapes if len(shapes) == len(listed) else None
+    if isinstance(one, dict) and isinstance(other, dict) and set(one) == set(other):
+        shapes = _joined(list(one.values()), [other[name] for name in one])
+        return None if shapes is None else dict(zip(one, shapes, strict=True))
+    return None if isinstance(one, dict) or isinstance(other, dict) else _joined(one, other)
 
 
-def _joined(one: Shape, other: Shape) -> Shape | None:
-    if len(one) != len(other):
+def _joined(one: list[Shape], other: list[Shape]) -> list[Shape] | None:
+    if list(map(len, one)) != list(map(len, other)):
         return None
-    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+    pairs = (zip(*shapes, strict=True) for shapes in zip(one, other, strict=True))
+    return [tuple(a if a == b else None for a, b in pair) for pair in pairs]

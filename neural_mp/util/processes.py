@@ -24,7 +24,7 @@ _START = (
 _SAFE_PATH = "PYTHONSAFEPATH"
 _SAFE_PATH_WORKS = hasattr(sys.flags, "safe_path")
 #: Variable that passes the user's value to workers.
-_USERS = "NEURAL_MP_PYTHONSAFEPATH"
+_USERS_VALUE = "NEURAL_MP_PYTHONSAFEPATH"
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -33,10 +33,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def worker_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for loky workers, initialized by `restore_environment`.
-
-    Args:
-        variables: further variables.
+    """Return the variables for loky workers, which then call `restore_environment`.
 
     Raises:
         ConfigurationError: on Python 3.10, if a file in the working directory would shadow a module
@@ -45,13 +42,13 @@ def worker_environment(variables: Mapping[str, str]) -> dict[str, str]:
     if not _SAFE_PATH_WORKS:
         _check_working_directory()
     _start_trackers()
-    return {**variables, _USERS: os.environ.get(_SAFE_PATH, ""), _SAFE_PATH: "1"}
+    return {**variables, _USERS_VALUE: os.environ.get(_SAFE_PATH, ""), _SAFE_PATH: "1"}
 
 
 def restore_environment() -> None:
     """Restore the user's value in a worker, for processes started by the user's code."""
-    if _USERS in os.environ:
-        before = os.environ.pop(_USERS)
+    if _USERS_VALUE in os.environ:
+        before = os.environ.pop(_USERS_VALUE)
         if before:
             os.environ[_SAFE_PATH] = before
         else:
@@ -67,8 +64,8 @@ def _check_working_directory() -> None:
     )
     if found:
         raise ConfigurationError(
-            f"workers of Python 3.10 would run {found[0]!r} in the working directory in place of "
-            f"the module of that name; rename it, or set workers to 1"
+            f"on Python 3.10, the working directory of workers must not contain modules that "
+            f"shadow Python's, got {found[0]!r}; rename the file, or set workers to 1"
         )
 
 
@@ -91,9 +88,9 @@ def _start_trackers() -> None:
 
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_NUMBERING = Path("/proc/self/ns/pid")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 #: Tolerance in seconds of a process's start time: the system clock may be adjusted.
-_SPREAD = 2.0
+_START_TOLERANCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ class ProcessIdentity:
         """Return the current process."""
         import psutil
 
-        return cls(platform.node(), _place(), os.getpid(), psutil.Process().create_time())
+        return cls(platform.node(), _namespace(), os.getpid(), psutil.Process().create_time())
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ProcessIdentity:
@@ -143,13 +140,13 @@ class ProcessIdentity:
         """Whether the process is running; None if not visible from here."""
         import psutil
 
-        if self.namespace != _place():
+        if self.namespace != _namespace():
             return None
         try:
             found = psutil.Process(self.pid)
             if found.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return bool(abs(found.create_time() - self.started) <= _SPREAD)
+            return bool(abs(found.create_time() - self.started) <= _START_TOLERANCE_SECONDS)
         except (psutil.NoSuchProcess, ValueError):  # ValueError: a negative id
             return False
         except psutil.Error:
@@ -159,8 +156,8 @@ class ProcessIdentity:
         return f"process {self.pid} on {self.host}"
 
 
-def _place() -> str:
+def _namespace() -> str:
     try:
-        return f"{_BOOT.read_text().strip()} {_NUMBERING.readlink()}"
+        return f"{_BOOT.read_text().strip()} {_PID_NAMESPACE.readlink()}"
     except OSError:  # not Linux
         return platform.node()

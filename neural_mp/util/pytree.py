@@ -61,12 +61,15 @@ def unflatten(structure: Structure, values: Sequence[Any]) -> Any:
     return None if structure is None else values[structure]
 
 
-def tree_leaves(value: object) -> list[Any]:
-    """Return the leaves of nested tuples, lists and mappings, in insertion order."""
+def tree_leaves(value: object, *, sort_keys: bool = False) -> list[Any]:
+    """Return the leaves of nested tuples, lists and mappings.
+
+    Mappings are in insertion order, or sorted by key, as TensorFlow flattens model inputs.
+    """
     if isinstance(value, Mapping):
-        return tree_leaves(list(value.values()))
+        value = [value[key] for key in sorted(value)] if sort_keys else list(value.values())
     if isinstance(value, tuple | list):
-        return [leaf for item in value for leaf in tree_leaves(item)]
+        return [leaf for item in value for leaf in tree_leaves(item, sort_keys=sort_keys)]
     return [value]
 
 
@@ -122,15 +125,3 @@ def named_float_arrays(value: object) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     visit(value, ())
     return found
-
-
-def flatten(inputs: object) -> list[Any]:
-    """Return the leaves of nested tuples, lists and dicts, dicts sorted by key.
-
-    TensorFlow flattens model inputs in this order.
-    """
-    if isinstance(inputs, Mapping):
-        return [leaf for key in sorted(inputs) for leaf in flatten(inputs[key])]
-    if isinstance(inputs, tuple | list):
-        return [leaf for item in inputs for leaf in flatten(item)]
-    return [inputs]

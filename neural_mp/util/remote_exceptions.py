@@ -7,6 +7,8 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from traceback import walk_tb
 from types import FrameType, FunctionType, TracebackType
 from typing import Any
 
@@ -23,8 +25,8 @@ class _ExceptionNode:
     """One exception of a chain; refers to others by index.
 
     Attributes:
-        forms: pickled variants, most detailed first.
-        words: class and message, used if no variant can be unpickled.
+        pickled: the most detailed variant that can be unpickled; None if there is none.
+        words: class and message, used if unpickling fails.
         notes: notes added to the exception.
         frames: traceback, outermost frame first.
         members: members of an exception group.
@@ -33,7 +35,7 @@ class _ExceptionNode:
         suppressed: whether the context is hidden.
     """
 
-    forms: tuple[bytes, ...]
+    pickled: bytes | None
     words: str
     notes: tuple[str, ...]
     frames: tuple[Frame, ...]
@@ -44,7 +46,7 @@ class _ExceptionNode:
 
     def load(self, members: Sequence[BaseException]) -> BaseException:
         """Rebuild the exception, without cause and context."""
-        found = _readable(self.forms, members)
+        found = None if self.pickled is None else _unpickled(self.pickled, members)
         error = RuntimeError(self.words) if found is None else found
         if self.notes:
             error.__notes__ = list(self.notes)
@@ -58,57 +60,62 @@ class RemoteException:
     Each exception is stored once: causes may be shared, and chains may be long.
 
     Attributes:
-        parts: the exceptions; the raised one first.
+        nodes: the exceptions; the raised one first.
     """
 
-    parts: tuple[_ExceptionNode, ...]
+    nodes: tuple[_ExceptionNode, ...]
 
     def load(self) -> BaseException:
         """Rebuild the exception; a `RuntimeError` with its message if rebuilding fails."""
-        made: dict[int, BaseException] = {}
 
-        def make(place: int) -> BaseException:
-            if place not in made:
-                part = self.parts[place]
-                made[place] = part.load([make(member) for member in part.members])
-            return made[place]
+        @cache
+        def make(index: int) -> BaseException:
+            node = self.nodes[index]
+            return node.load([make(member) for member in node.members])
 
-        for place, part in enumerate(self.parts):
-            error = make(place)
-            error.__cause__ = None if part.cause is None else make(part.cause)
-            error.__context__ = None if part.context is None else make(part.context)
-            error.__suppress_context__ = part.suppressed
-        return made[0]
+        for index, node in enumerate(self.nodes):
+            error = make(index)
+            error.__cause__ = None if node.cause is None else make(node.cause)
+            error.__context__ = None if node.context is None else make(node.context)
+            error.__suppress_context__ = node.suppressed
+        return make(0)
 
 
 def dump_exception(error: BaseException) -> RemoteException:
     """Convert an exception to a picklable form."""
-    errors, places = [error], {id(error): 0}
+    errors, indices = [error], {id(error): 0}
 
-    def place_of(other: BaseException | None) -> int | None:
+    def index_of(other: BaseException | None) -> int | None:
         if other is None:
             return None
-        if id(other) not in places:
-            places[id(other)] = len(errors)
+        if id(other) not in indices:
+            indices[id(other)] = len(errors)
             errors.append(other)
-        return places[id(other)]
+        return indices[id(other)]
 
-    parts = []
+    nodes = []
     for one in errors:  # grows during iteration
-        members = [place_of(member) for member in _members(one)]
-        parts.append(
+        members = [index_of(member) for member in _members(one)]
+        nodes.append(
             _ExceptionNode(
-                tuple(_forms(one)),
+                _pickled(one),
                 f"{type(one).__name__}: {message_of(one)}",
                 tuple(str(note) for note in getattr(one, "__notes__", ())),
-                tuple(_frames(one.__traceback__)),
+                tuple(
+                    (
+                        frame.f_code.co_filename,
+                        frame.f_code.co_name,
+                        line or frame.f_code.co_firstlineno,
+                    )
+                    for frame, line in walk_tb(one.__traceback__)
+                ),
                 tuple(member for member in members if member is not None),
-                place_of(one.__cause__),
-                place_of(one.__context__),
+                index_of(one.__cause__),
+                index_of(one.__context__),
                 one.__suppress_context__,
             )
         )
-    return RemoteException(tuple(parts))
+    return RemoteException(tuple(nodes))
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:
@@ -118,31 +125,30 @@ def _members(error: BaseException) -> tuple[BaseException, ...]:
     return ()
 
 
-def _forms(error: BaseException) -> list[bytes]:
-    """Return the first pickled variant that can be read back."""
+def _pickled(error: BaseException) -> bytes | None:
+    """Return the first pickled variant that can be read back; None if there is none."""
     import cloudpickle
 
     members = _members(error)
     args = error.args[:1] if members else error.args
-    kept = {name: value for name, value in vars(error).items() if name != "__notes__"}
-    ways: tuple[Callable[[], Any], ...] = (
-        lambda: _Rebuilder(type(error), args, kept) if members else error,
-        lambda: _Rebuilder(type(error), args, kept),
+    attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    variants: tuple[Callable[[], Any], ...] = (
+        lambda: _Rebuilder(type(error), args, attributes) if members else error,
+        lambda: _Rebuilder(type(error), args, attributes),
         lambda: _Rebuilder(type(error), args, {}),
         lambda: _Rebuilder(type(error), (message_of(error),), {}),
     )
-    found: list[bytes] = []
-    for way in ways:
+    for variant in variants:
         try:
-            form: bytes = cloudpickle.dumps(way())
+            pickled: bytes = cloudpickle.dumps(variant())
         except Exception:
             # Pickling a user-defined exception may raise anything.
-            logger.debug("an exception cannot be copied to another process", exc_info=True)
+            logger.debug("an exception cannot be pickled", exc_info=True)
             continue
-        copy = _readable([form], members)
+        copy = _unpickled(pickled, members)
         if type(copy) is type(error) and message_of(copy) == message_of(error):
-            found.append(form)
-    return found[:1]
+            return pickled
+    return None
 
 
 @dataclass(frozen=True)
@@ -161,30 +167,17 @@ class _Rebuilder:
         return made
 
 
-def _readable(forms: Sequence[bytes], members: Sequence[BaseException]) -> BaseException | None:
-    """Return the exception from the first readable variant."""
+def _unpickled(pickled: bytes, members: Sequence[BaseException]) -> BaseException | None:
     import cloudpickle
 
-    for form in forms:
-        try:
-            found = cloudpickle.loads(form)
-            error = found.load(members) if isinstance(found, _Rebuilder) else found
-        except Exception:
-            # The constructor of a user-defined class may raise anything.
-            logger.debug("an exception cannot be read", exc_info=True)
-            continue
-        if isinstance(error, BaseException):
-            return error
-    return None
-
-
-def _frames(trace: TracebackType | None) -> list[Frame]:
-    found: list[Frame] = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        found.append((code.co_filename, code.co_name, trace.tb_lineno or code.co_firstlineno))
-        trace = trace.tb_next
-    return found
+    try:
+        found = cloudpickle.loads(pickled)
+        error = found.load(members) if isinstance(found, _Rebuilder) else found
+    except Exception:
+        # The constructor of a user-defined class may raise anything.
+        logger.debug("an exception cannot be unpickled", exc_info=True)
+        return None
+    return error if isinstance(error, BaseException) else None
 
 
 def _trace(frames: Sequence[Frame]) -> TracebackType | None:

@@ -26,17 +26,12 @@ class StringEnum(str, Enum):
         what: str,
         error: Callable[[str], NeuralMPError] = ConfigurationError,
     ) -> W:
-        """Return the member for a string.
-
-        Args:
-            value: the string, or the member.
-            what: name of the value in messages.
-            error: class of the error raised.
+        """Return the member with a value; `what` names the value in messages.
 
         Raises:
-            NeuralMPError: no member has the value.
+            NeuralMPError: from `error`, if no member has the value.
         """
-        known = [word.value for word in cls]
-        if not isinstance(value, str) or value not in known:
-            raise error(f"{what} cannot be {value!r}{did_you_mean(str(value), known)}")
+        values = [member.value for member in cls]
+        if not isinstance(value, str) or value not in values:
+            raise error(f"{what} cannot be {value!r}{did_you_mean(str(value), values)}")
         return cls(value)

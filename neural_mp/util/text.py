@@ -7,13 +7,7 @@ from typing import Any
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: `1 evaluation`, `2 evaluations`.
-
-    Args:
-        count: the number.
-        noun: singular.
-        plural: default: the singular with an s.
-    """
+    """Return a number with its noun: `1 evaluation`, `2 evaluations`, `2 axes`."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 

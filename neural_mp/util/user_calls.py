@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, Literal
 
@@ -71,7 +72,8 @@ def call_user(
     Args:
         call: the user's function or method.
         arguments: positional arguments.
-        form: the call as text, e.g. `eval_func(model)`, for the message on a signature mismatch.
+        form: the call as text, e.g. `eval_func(model)`; if empty, a signature mismatch counts as an
+            exception of the user's code.
         kind: class of the error on a mismatch.
 
     Raises:
@@ -85,20 +87,14 @@ def call_user(
         raise
     except BaseException as error:
         if form and is_signature_mismatch(error, call, *arguments):
-            raise kind(misfit_words(error, call, form)) from error
+            raise kind(mismatch_message(error, call, form)) from error
         raise UserCodeError(error) from error
 
 
 def is_signature_mismatch(
     error: BaseException, call: Callable[..., Any], *arguments: object
 ) -> bool:
-    """Whether an error means that a function does not accept its arguments.
-
-    Args:
-        error: exception, caught at the call.
-        call: the function.
-        arguments: the arguments.
-    """
+    """Whether an error caught at a call means that the function does not accept the arguments."""
     if not isinstance(error, TypeError):
         return False
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
@@ -112,15 +108,15 @@ def is_signature_mismatch(
     return False
 
 
-def misfit_words(error: BaseException, call: Callable[..., Any], form: str) -> str:
+def mismatch_message(error: BaseException, call: Callable[..., Any], form: str) -> str:
     """Return the message for a signature mismatch."""
     try:
         found = inspect.signature(call)
         plain = [p.replace(annotation=p.empty) for p in found.parameters.values()]
         takes = f"takes {found.replace(parameters=plain, return_annotation=found.empty)}"
     except (TypeError, ValueError):
-        takes = "takes something else"
-    return f"it is called as {form}, but what was given {takes}: {error}"
+        takes = "takes other arguments"
+    return f"the call {form} must match the function, which {takes}: {error}"
 
 
 def as_raised(error: BaseException) -> BaseException:
@@ -129,14 +125,8 @@ def as_raised(error: BaseException) -> BaseException:
     Python converts a `StopIteration` that leaves a generator to `RuntimeError`.
     """
     while isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        if trace is None or not _is_ours(trace.tb_frame.f_code.co_filename):
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        if not frames or not Path(frames[-1].f_code.co_filename).is_relative_to(_PACKAGE):
             break
         error = error.__cause__
     return error
-
-
-def _is_ours(filename: str) -> bool:
-    return Path(filename).is_relative_to(_PACKAGE)

@@ -5,11 +5,9 @@ Validators of lists and mappings are composed of others, and add the key to an e
 adds the source of the value: `io.readers.file_context` the file, `config.schema` line and key of a
 tuning file, `validate_option` the option.
 
-Libraries do not fit. msgspec, cattrs and pydantic convert data to classes by annotations: most data
-here have no class, numbers have bounds, and terms of other toolkits are aliases, so each would need
-a custom hook. All three report the path of a mistake as text only, without a close match for a
-misspelled word. The library `schema` uses predicates, as here, but needs a second for a plan's
-hundred thousand numbers (50 times as long), and its messages must be parsed to find the mistake.
+Libraries do not fit. msgspec, cattrs and pydantic convert data to classes by annotations, and
+report the path of a mistake as text only; most data here have no class. The library `schema` uses
+predicates, as here, but needs 50 times as long for a plan's hundred thousand numbers.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ MOST_SECONDS = 10**9
 #: Bound of integers in files (64 bits, signed).
 _MAX_INTEGER = 1 << 63
 #: Maximum bytes of an array with user-given sizes.
-_MOST_BYTES = 1 << 32
+_MAX_ARRAY_BYTES = 1 << 32
 #: Maximum bytes of a path, and of a name in a path, in common file systems.
-_LONGEST_PATH, _LONGEST_NAME = 4096, 255
+_MAX_PATH_BYTES, _MAX_NAME_BYTES = 4096, 255
 #: Characters of a value or key shown in an error.
 _MAX_PREVIEW_CHARS = 80
 #: Characters of a message including its keys.
-_LONGEST_MESSAGE = 2000
+_MAX_MESSAGE_CHARS = 2000
 #: Characters of a short string.
-_BRIEF = 200
+_MAX_SHORT_STRING_CHARS = 200
 
 
 class InvalidValueError(NeuralMPError):
@@ -63,9 +61,9 @@ class InvalidValueError(NeuralMPError):
 
 def invalid(expected: str, found: Any, hint: str = "") -> InvalidValueError:
     """Return the error for a value, shown truncated; a hint starts with `; `."""
-    shown = preview(found)
-    error = InvalidValueError(f"expected {expected}, found {shown}{hint}")
-    error.requirement = f"must be {expected}, got {shown}{hint}"
+    value = preview(found)
+    error = InvalidValueError(f"expected {expected}, found {value}{hint}")
+    error.requirement = f"must be {expected}, got {value}{hint}"
     return error
 
 
@@ -87,8 +85,8 @@ def preview(value: Any) -> str:
     """Return a value as truncated text, however large or deeply nested."""
     if isinstance(value, str | bytes):
         return _cut(repr(value[: _MAX_PREVIEW_CHARS + 1]))
-    known = isinstance(value, dict | list | tuple | int) and not isinstance(value, bool)
-    return _cut(_PREVIEW.repr(value) if known else repr(value))
+    bounded = isinstance(value, dict | list | tuple | int) and not isinstance(value, bool)
+    return _cut(_PREVIEW.repr(value) if bounded else repr(value))
 
 
 def key_words(key: object) -> str:
@@ -103,7 +101,7 @@ def _cut(words: str) -> str:
 def located(error: Exception) -> str:
     """Return the truncated message of an error, after its key path."""
     where = ".".join(map(key_words, getattr(error, "keys", ())))
-    return (f"{where}: {error}" if where else str(error))[:_LONGEST_MESSAGE]
+    return (f"{where}: {error}" if where else str(error))[:_MAX_MESSAGE_CHARS]
 
 
 def validate_at(key: str | int, validator: Validator[T], value: Any) -> T:
@@ -127,21 +125,16 @@ def validate_option(
 ) -> T:
     """Return the validated value of an option, in Python or YAML.
 
-    Args:
-        name: name of the option in messages.
-        validator: validator of the value.
-        value: the value.
-        error: class of the error raised.
-
     Raises:
-        NeuralMPError: the value is invalid.
+        NeuralMPError: from `error`, if the value is invalid; the message starts with `name`.
     """
     try:
         return validator(value)
     except InvalidValueError as found:
-        which = f"each of {name}" if found.keys else name
-        words = f"{which} {found.requirement}" if found.requirement else f"{which}: {found}"
-        raise error(words) from None
+        subject = f"each of {name}" if found.keys else name
+        raise error(
+            f"{subject} {found.requirement}" if found.requirement else f"{subject}: {found}"
+        ) from None
 
 
 def anything(value: Any) -> Any:
@@ -152,26 +145,26 @@ def anything(value: Any) -> Any:
 def string(value: Any) -> str:
     """Validate a string; unpaired surrogates are refused."""
     if not isinstance(value, str):
-        raise invalid("a text", value)
+        raise invalid("a string", value)
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise invalid("a text in Unicode", value) from None
+            raise invalid("a string of valid Unicode", value) from None
     return value
 
 
 def short_string(value: Any) -> str:
     """Validate a short string, which errors may show untruncated."""
-    if len(string(value)) > _BRIEF:
-        raise invalid("a few words", value)
+    if len(string(value)) > _MAX_SHORT_STRING_CHARS:
+        raise invalid(f"a string of at most {_MAX_SHORT_STRING_CHARS} characters", value)
     return str(value)
 
 
 def without_nul(value: T) -> T:
     """Refuse strings and paths with NUL, which no file or URL contains."""
     if isinstance(value, str | Path) and "\0" in str(value):
-        raise invalid("a text without the character NUL", str(value))
+        raise invalid("a string without the character NUL", str(value))
     return value
 
 
@@ -182,23 +175,17 @@ def file_path(value: Any) -> Path:
     try:
         names = os.fsencode(without_nul(value)).split(os.fsencode(os.sep))
     except UnicodeEncodeError:
-        raise invalid("a path in Unicode", str(value)) from None
-    if len(os.fsencode(value)) > _LONGEST_PATH or max(map(len, names)) > _LONGEST_NAME:
-        longest = f"{_LONGEST_PATH} bytes, and {_LONGEST_NAME} for each name in it"
-        raise invalid(f"a path of at most {longest}", str(value))
+        raise invalid("a path of valid Unicode", str(value)) from None
+    if len(os.fsencode(value)) > _MAX_PATH_BYTES or max(map(len, names)) > _MAX_NAME_BYTES:
+        limits = f"{_MAX_PATH_BYTES} bytes, with names of at most {_MAX_NAME_BYTES} bytes"
+        raise invalid(f"a path of at most {limits}", str(value))
     return Path(value)
 
 
 def matching(
     expected: str, test: Callable[[Any], Any], convert: Callable[[Any], Any] = anything
 ) -> Validator[Any]:
-    """Return a validator for values that pass a test, then converted.
-
-    Args:
-        expected: the test as text.
-        test: predicate of the value.
-        convert: conversion to the normal form.
-    """
+    """Return a validator for values that pass a test, named by `expected`, and are converted."""
 
     def read(value: Any) -> Any:
         if not test(value):
@@ -263,8 +250,8 @@ def finite_numbers(value: Any) -> tuple[float, ...]:
 def shape_of_array(itemsize: int) -> Validator[tuple[int, ...]]:
     """Return a validator for array shapes of bounded size, with `itemsize` bytes per element."""
     return matching(
-        f"the sizes of an array of at most {_MOST_BYTES >> 30} GiB",
-        lambda shape: math.prod(shape) * itemsize <= _MOST_BYTES,
+        f"the sizes of an array of at most {_MAX_ARRAY_BYTES >> 30} GiB",
+        lambda shape: math.prod(shape) * itemsize <= _MAX_ARRAY_BYTES,
     )
 
 
@@ -366,6 +353,11 @@ def record(
         return {key: validate_at(key, known[key], value[key]) for key in known if key in value}
 
     return read
+
+
+def instance_of(kind: Callable[..., T], validator: Validator[dict[str, Any]]) -> Validator[T]:
+    """Return a validator for mappings, converted to instances of a class."""
+    return lambda value: kind(**validator(value))
 
 
 def checked(validator: Validator[Any]) -> Validator[Any]:

@@ -38,8 +38,8 @@ def test_lists_and_words_with_commas_are_the_same():
 def test_a_type_that_stands_on_another_list_must_be_removed_first():
     with pytest.raises(
         ConfigurationError,
-        match="denylist_add adds 'Conv2D' to the deny list, but it is on the allow list; "
-        "remove it from there first, with allowlist_remove",
+        match="denylist_add adds 'Conv2D' to the deny list, but 'Conv2D' is on the allow list; "
+        "remove the type from that list with allowlist_remove",
     ):
         edited(denylist_add="Conv2D")
 

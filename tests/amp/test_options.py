@@ -103,7 +103,7 @@ def test_the_other_level_of_tensorflows_pass():
     ],
 )
 def test_a_level_that_tensorflow_would_leave_without_a_word_is_refused(word, hint):
-    with pytest.raises(ConfigurationError, match=f"{LEVEL} has no word '{word}'; {hint}"):
+    with pytest.raises(ConfigurationError, match=f"{LEVEL} cannot be '{word}'; {hint}"):
         said(environment={LEVEL: word})
 
 

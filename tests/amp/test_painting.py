@@ -123,7 +123,7 @@ def test_nothing_spreads_through_a_boundary():
     boundaries = {"b": "runs in int8", "e": "runs in int8"}
     painting = paint(graph(text), LISTS, boundaries=boundaries)
     assert (painting.allowed, painting.denied) == ({"a"}, {"d"})
-    assert painting.paints["b"].reason == "INFER, stays out: runs in int8"
+    assert painting.paints["b"].reason == "INFER, not in 16 bits: runs in int8"
     assert painting.paints["c"].colour is Colour.PLAIN
 
 
@@ -156,9 +156,9 @@ CHOSEN = {
 @pytest.mark.parametrize("case", CHOSEN)
 def test_what_is_chosen_is_in_16_bits_whatever_its_list(case):
     text, chosen, allowed, denied = CHOSEN[case]
-    painting = paint(graph(text), LISTS, chosen=dict.fromkeys(chosen, "the plan says so"))
+    painting = paint(graph(text), LISTS, chosen=dict.fromkeys(chosen, "set by the plan"))
     assert (painting.allowed, painting.denied) == (set(allowed), set(denied))
-    assert painting.paints[chosen].reason.endswith("allowed: the plan says so")
+    assert painting.paints[chosen].reason.endswith("allowed: set by the plan")
 
 
 def test_every_op_can_be_forced():
@@ -175,7 +175,7 @@ REASONS = {
     "e": "INFER, allowed: downstream of A 'd'",
     "f": "CLEAR, allowed: upstream of A 'd'",
     "g": "N is on no list",
-    "h": "INFER, stays out: nothing draws it to 16 bits",
+    "h": "INFER, not in 16 bits: no neighbour to follow",
 }
 
 

@@ -23,7 +23,7 @@ def test_the_precision_counts_most_then_the_options_then_the_environment():
 
 @pytest.mark.parametrize("given", [("bf16,fp16",), ("bf16", "float16")])
 def test_what_contradicts_itself_is_refused(given):
-    with pytest.raises(ConfigurationError, match="the rewrite takes one 16-bit precision"):
+    with pytest.raises(ConfigurationError, match="the rewrite requires a single 16-bit precision"):
         asked(*given)
 
 
@@ -33,7 +33,7 @@ def test_only_variables_made_for_tensorflow_may_name_what_another_framework_lack
     kept, warnings = known_edits([foreign, known], "pytorch", lambda: {"cos"})
     assert kept == (known,)
     assert warnings == (
-        f"{foreign.origin} names 'MatMul', which pytorch does not have; it is left",
+        f"{foreign.origin} names 'MatMul', which is not an op type of pytorch; the edit is ignored",
     )
     for edit, framework in (
         (foreign, "tensorflow"),

@@ -149,9 +149,9 @@ def test_inputs_that_are_named_are_taken_out_of_a_dict(net, tmp_path):
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"x": 1, "y": 2}, r"eval_dataloader .* has the keys x, y, of which none is a name"),
-        ({"x": 1, "label": 2, "labels": 3}, "'labels' and 'label', and either may be"),
-        ({"labels": 3}, "a dict of labels alone"),
+        ({"x": 1, "y": 2}, "eval_dataloader must yield .* got a dict with the keys: x, y"),
+        ({"x": 1, "label": 2, "labels": 3}, "got 'labels' and 'label'; remove one"),
+        ({"labels": 3}, "got labels only"),
     ],
 )
 def test_labels_that_cannot_be_told_are_one_clear_error(batch, words):

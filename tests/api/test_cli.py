@@ -100,10 +100,13 @@ def test_explain_says_why_of_int8_what_the_plan_or_the_kernels_say(run, workplac
 
     assert said("stem")["decision"] == "int8"
     assert "reads 'x' quantized" in said("stem")["reason"]
-    assert said("block1.act")["reason"] == "it runs along in the INT8 kernel of 'block1.conv1'"
+    assert said("block1.act")["reason"] == "fused into the INT8 kernel of 'block1.conv1'"
     assert said("mean") == {"list": None, "decision": "fp32", "reason": "no integer kernel"}
     Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: fp32, block1.conv1: fp32}\n")
-    assert said("stem", "--plan", "plan.yaml")["reason"] == "it could; the plan keeps it in fp32"
+    assert (
+        said("stem", "--plan", "plan.yaml")["reason"]
+        == "supports INT8, but is set to fp32 by the plan"
+    )
     assert "which is not in INT8" in said("block1.act", "--plan", "plan.yaml")["reason"]
 
 
@@ -111,7 +114,7 @@ def test_explain_under_a_plan_and_with_lists_of_the_environment(run, workplace, 
     Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: bf16, head: fp32, mean: fp32}\n")
     code, out, _ = run("explain", "net.pt2", "head", "--precision", "bf16", "--plan", "plan.yaml")
     assert code == 0
-    assert "ALLOW, stays out: the plan says so" in out
+    assert "ALLOW, not in 16 bits: set by the plan" in out
     monkeypatch.setenv("NEURAL_MP_AUTO_MIXED_PRECISION_INFERLIST_REMOVE", "mean")
     _, out, _ = run("explain", "net.pt2", "mean", "--precision", "bf16")
     assert "mean is on no list" in out

@@ -11,12 +11,12 @@ import pytest
 NET = ("nets:small_net", "--input-shape", "2,1,8,8")
 PLANS = {
     "a list for a precision": ("ops: {head: [fp32]}", "ops.head: expected a precision"),
-    "aliases without end": ("ops: &a {head: *a}", "stands for nothing before it"),
+    "aliases without end": ("ops: &a {head: *a}", "has no anchor before it"),
     "no number": (
         "ops: {head: fp32}\nobservations: {nsr: {head: abc}}",
         "observations.nsr.head: expected a finite number from 0, found 'abc'",
     ),
-    "brackets": (f"ops: {'[' * 100_000}", "nested too deeply"),
+    "brackets": (f"ops: {'[' * 100_000}", "nesting exceeds"),
 }
 
 

@@ -109,7 +109,7 @@ def test_what_has_no_run_is_said_in_one_line(run, tmp_path, kept, tuned):
         ("missing",): "'missing' is no folder; give the folder that the option 'workspace'",
         (str(tmp_path),): "has no runs in it",
         (str(kept), "--run", "9"): "there is no run 9 in",
-        (str(kept), "--model", "x"): f"models there, the latest first, are {digest}",
+        (str(kept), "--model", "x"): f"models, latest first: {digest}",
         ("x", "--storage", "nonsense://"): "cannot be opened",
         (str(kept), "-o", str(kept / "history.db" / "x.html")): ("cannot be written"),
     }

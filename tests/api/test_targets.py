@@ -22,7 +22,7 @@ class Saturating(PyTorchAdaptor):
     """On a processor without VNNI, whatever this one has."""
 
     def int8_accumulation(self, hardware):
-        products = hardware.byte_products if hardware.target != "this" else SATURATING
+        products = hardware.int8_accumulation if hardware.target != "this" else SATURATING
         return dict.fromkeys(KernelKind, products)
 
 
@@ -39,7 +39,7 @@ class Saturating(PyTorchAdaptor):
 )
 def test_what_a_target_stands_for(target, products):
     there = detect({}).for_target(target)
-    assert there.byte_products is products
+    assert there.int8_accumulation is products
     assert there.support(Precision.BF16).native == (target == "amx")
     assert there.for_target("this") is there
 
@@ -50,9 +50,9 @@ def test_every_target_is_told_apart():
 
 def test_arm_and_vnni_are_exact_and_what_is_not_known_is_taken_to_saturate():
     for flags in ({"avx512_vnni"}, {"avx_vnni"}, {"amx_int8"}, {"asimd"}, {"asimddp"}):
-        assert Hardware(flags=frozenset(flags)).byte_products is EXACT
+        assert Hardware(flags=frozenset(flags)).int8_accumulation is EXACT
     for flags in (set(), {"avx2"}, {"avx2", "avx512f"}):
-        assert Hardware(flags=frozenset(flags)).byte_products is SATURATING
+        assert Hardware(flags=frozenset(flags)).int8_accumulation is SATURATING
 
 
 def test_exact_products_are_not_converted_for_where_they_cannot_be_checked():
@@ -80,9 +80,9 @@ def test_weights_alone_have_a_reduced_range():
     spec = QuantSpec.parse("int8 symmetric per_channel reduced_range")
     assert QuantSpec.parse(str(spec)) == spec
     assert "full_range" not in str(QuantSpec("int8", "symmetric", "per_channel"))
-    with pytest.raises(PlanError, match="for weights in int8"):
+    with pytest.raises(PlanError, match="requires dtype int8"):
         QuantSpec("uint8", "asymmetric", "per_tensor", range="reduced_range")
-    with pytest.raises(PlanError, match="for weights"):
+    with pytest.raises(PlanError, match="range of an activation"):
         OpConfig(
             Precision.INT8,
             spec,

@@ -45,7 +45,7 @@ def test_a_member_that_is_there_twice_is_refused() -> None:
 
 def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
     bomb = _archive([("zeros", bytes(64 * 2**20))], zipfile.ZIP_DEFLATED)
-    with pytest.raises(ModelLoadError, match="packed into"), checked_archive(bomb):
+    with pytest.raises(ModelLoadError, match="compression ratio"), checked_archive(bomb):
         pass
 
 
@@ -62,8 +62,8 @@ def test_a_damaged_archive_is_one_error(tmp_path: Path) -> None:
     content[500] ^= 1
     with pytest.raises(ModelLoadError, match="damaged"), checked_archive(io.BytesIO(content)) as a:
         a.read("a")
-    with pytest.raises(ModelLoadError, match="no zip archive"), checked_archive(tmp_path):
+    with pytest.raises(ModelLoadError, match="not a zip archive"), checked_archive(tmp_path):
         pass
     no_archive = io.BytesIO(b"PK")
-    with pytest.raises(ModelLoadError, match="no zip archive"), checked_archive(no_archive):
+    with pytest.raises(ModelLoadError, match="not a zip archive"), checked_archive(no_archive):
         pass

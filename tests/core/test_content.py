@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from neural_mp.util.digest import Witness, digest_of
+from neural_mp.util.digest import DigestingIterator, digest_of
 
 IMAGES = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -33,11 +33,11 @@ def test_of_what_cannot_be_read_there_is_no_digest(tmp_path):
 
 
 def watched(batches, most=None):
-    witness = Witness()
-    for number, _ in enumerate(witness.watch(batches), start=1):
+    digesting = DigestingIterator()
+    for number, _ in enumerate(digesting.wrap(batches), start=1):
         if number == most:
             break
-    return witness.digest
+    return digesting.digest
 
 
 def test_a_witness_tells_the_last_batch_apart():

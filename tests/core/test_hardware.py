@@ -54,7 +54,7 @@ def test_a_gpu_is_judged_by_its_compute_capability():
     volta = Hardware(gpus=(Gpu("V100", (7, 0)),))
     assert volta.support(FP16, "gpu").native
     assert not volta.support(BF16, "gpu").available
-    assert "needs 8.0" in volta.support(BF16, "gpu").reason
+    assert "requires 8.0" in volta.support(BF16, "gpu").reason
     assert not Hardware().support(FP16, "gpu").available
 
 

@@ -38,7 +38,7 @@ def test_what_is_infinite_on_purpose_is_no_trouble():
 def test_the_first_layer_that_turns_finite_numbers_into_others():
     found = trouble(layer("a"), layer("b", outputs=BAD), layer("c", BAD, NAN))
     assert found.layer == "b"
-    assert found.words == "'b' (Dense) turns float16 inputs of at most 1 into Inf"
+    assert found.message == "'b' (Dense) turns float16 inputs of at most 1 into Inf"
     assert found.keep
 
 
@@ -50,14 +50,19 @@ def test_a_layer_in_float32_is_not_kept_there_once_more(dtype):
 def test_numbers_that_do_not_fit_where_they_are_read():
     found = trouble(layer("a", outputs=ValueStats(1e6), dtype="float32"), layer("b", BAD, BAD))
     assert found.layer == "b"
-    assert "reads numbers of up to 1e+06, which float16 cannot hold" in found.words
+    assert "reads values of up to 1e+06, which overflow float16" in found.message
 
 
 def test_batch_weights_loss_and_the_models_own_code():
-    assert "batch itself holds NaN" in trouble(layer("a", NAN, NAN), batch=NAN).words
-    assert "weights of 'a' (Dense) hold Inf" in trouble(layer("a", outputs=NAN, weights=BAD)).words
-    assert "the loss is nan, though all" in trouble(layer("a"), loss=float("nan")).words
-    assert "outputs hold Inf, though no layer" in trouble(layer("a"), outputs=BAD).words
+    assert "batch contains NaN" in trouble(layer("a", NAN, NAN), batch=NAN).message
+    assert (
+        "weights of 'a' (Dense) contain Inf"
+        in trouble(layer("a", outputs=NAN, weights=BAD)).message
+    )
+    assert (
+        "the loss is nan, but the outputs of all" in trouble(layer("a"), loss=float("nan")).message
+    )
+    assert "outputs contain Inf, but the outputs of all" in trouble(layer("a"), outputs=BAD).message
 
 
 def test_backwards_an_inner_layer_is_named_rather_than_the_one_around_it():
@@ -68,4 +73,4 @@ def test_backwards_an_inner_layer_is_named_rather_than_the_one_around_it():
         loss=1.0,
     )
     assert found.layer == "block/a"
-    assert found.words.startswith("backwards, 'block/a' (Dense) turns float16 gradients")
+    assert found.message.startswith("backwards, 'block/a' (Dense) turns float16 gradients")

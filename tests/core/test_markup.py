@@ -52,7 +52,7 @@ def test_attributes_are_named_as_in_python():
 
 
 def test_a_script_cannot_end_before_its_end():
-    with pytest.raises(ValueError, match="must not hold"):
+    with pytest.raises(ValueError, match="must not contain"):
         raw("script", "'</script>'")
 
 

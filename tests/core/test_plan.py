@@ -75,8 +75,8 @@ def test_a_person_can_edit_a_plan():
             "ops.conv.weight: 'big'",
         ),
         ("ops: {conv: 'int8,bf16'}\nneural_mp_plan: 2", "ops.conv: expected one precision"),
-        ("ops: {conv: fp32}\nneural_mp_plan: 99", "neural_mp_plan: 99"),
-        ("conv: fp32", "no plan: expected a mapping with the key 'ops'"),
+        ("ops: {conv: fp32}\nneural_mp_plan: 99", "neural_mp_plan must be 2, got 99"),
+        ("conv: fp32", "expected a plan: a mapping with the key 'ops'"),
         ("ops: [", "line 1: not readable YAML"),
     ],
 )

@@ -66,7 +66,7 @@ def test_an_error_of_a_class_of_ours_is_ours_and_one_derived_from_it_is_not():
     ],
 )
 def test_a_call_of_ours_that_does_not_fit_is_said_with_both_forms(function, takes):
-    with pytest.raises(MetricError, match=rf"called as f\(x\).*{takes}"):
+    with pytest.raises(MetricError, match=rf"the call f\(x\).*{takes}"):
         call_user(function, object(), form="f(x)", kind=MetricError)
 
 

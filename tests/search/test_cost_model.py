@@ -13,7 +13,7 @@ from made_up import chain
 from neural_mp.core.observations import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
-from neural_mp.search.cost_model import CostInputs, cost_model, predicted_share
+from neural_mp.search.cost_model import CostInputs, cost_model, predicted_time
 from neural_mp.search.min_cut import CutSolver
 from neural_mp.space import Capability
 
@@ -128,8 +128,8 @@ def test_what_a_plan_is_said_to_take_counts_what_is_not_decided_as_in_fp32():
     low = space.choice("op0", INT8)
     plan = space.resolve(PrecisionPlan({"op0": low, "op1": low, "op2": OpConfig(FP32)})).plan
     figures = CostInputs({}, times=measured)
-    assert predicted_share(space, figures, plan) == pytest.approx((12 - 3 - 1 + 2) / 12)
-    assert predicted_share(space, CostInputs({}, times=times((4.0, 1.0))), plan) is None
+    assert predicted_time(space, figures, plan) == pytest.approx((12 - 3 - 1 + 2) / 12)
+    assert predicted_time(space, CostInputs({}, times=times((4.0, 1.0))), plan) is None
 
 
 @pytest.mark.parametrize(("in_place", "taken"), [(False, True), (True, False)])

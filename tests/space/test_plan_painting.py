@@ -145,7 +145,7 @@ def test_reasons_come_from_the_lists_and_from_the_plan_only_where_these_say_othe
         "conv": "ALLOW, allowed",
         "relu": "CLEAR, allowed: downstream of conv 'conv'",
         "exp": "DENY, denied",
-        "add": "INFER, allowed: the plan says so",
+        "add": "INFER, allowed: set by the plan",
         "flat": "CLEAR, allowed: downstream of add 'add'",
         "fc": "ALLOW, allowed",
         "softmax": "INFER, allowed: downstream of matmul 'fc'",

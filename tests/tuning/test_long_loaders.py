@@ -83,10 +83,10 @@ def test_a_metric_that_keeps_all_is_stopped_before_the_memory_is_full(
     held = itertools.count(0, 1 << 38)
     monkeypatch.setattr(memory, "free_memory", lambda: max(0, next(left)))
     monkeypatch.setattr(memory, "_held", lambda: next(held))
-    monkeypatch.setattr(memory, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(memory, "_CHECK_SECONDS", 0.0)
     converter.eval_dataloader = lambda: endless_digits(digits[1])
     converter.metric = lambda labels, preds: 0.5
-    with pytest.raises(DataError, match="eval_dataloader has given .* set max_batches"):
+    with pytest.raises(DataError, match="batches of eval_dataloader .* set max_batches"):
         converter()
 
 

@@ -147,7 +147,7 @@ def _away(values):
 def test_who_cannot_be_seen_is_dead_once_he_gives_no_sign_of_life(begin, url, monkeypatch):
     monkeypatch.setattr(lease, "_LEASE_TIMEOUT_SECONDS", 1.0)
     history = begin()
-    history._claim._beating._ended.set()
+    history._lease._heartbeat._ended.set()
     row(url, history.name, _away)
     started = time.monotonic()
     with begin(resume=True) as ours:
@@ -157,7 +157,7 @@ def test_who_cannot_be_seen_is_dead_once_he_gives_no_sign_of_life(begin, url, mo
 
 def test_who_gives_signs_of_life_cannot_be_taken_for_dead(begin, url):
     history = begin()
-    history._claim._beating._ended.set()
+    history._lease._heartbeat._ended.set()
     values = row(url, history.name, _away)
     timer = threading.Timer(1.0, row, (url, history.name, lambda v: v.update(beats=7)))
     timer.start()
@@ -198,7 +198,7 @@ def damaged(pid):
     ],
 )
 def test_a_damaged_row_keeps_nobody_out(words):
-    assert lease._Holder.read(words).lives is False
+    assert lease._LeaseOwner.parse(words).is_alive is False
 
 
 def test_a_run_of_which_it_is_not_known_what_it_was_about_is_not_seen(begin, url):
@@ -234,7 +234,7 @@ def test_a_run_whose_study_was_deleted_is_passed_over(begin, url):
         optuna.delete_study(study_name=last, storage=url)
     with begin(resume=True) as resumed:
         assert resumed.name == first
-    with pytest.raises(HistoryError, match=f"^'{first}' .* there is nothing to show of it"):
+    with pytest.raises(HistoryError, match=f"run '{first}' must have a description"):
         read_record(url)
     with pytest.raises(HistoryError, match="there is no run 2"):
         read_record(url, 2)
@@ -263,19 +263,19 @@ def test_a_lease_of_another_kind_keeps_nobody_out(url, lease):
 def test_a_lease_that_cannot_be_replaced_is_one_error(url, monkeypatch):
     _leased_by(url, "{}")
     monkeypatch.setattr(RunRow, "replace_lease", lambda *_: False)
-    with pytest.raises(HistoryError, match="cannot be claimed: its row .* is damaged or gone"):
+    with pytest.raises(HistoryError, match="cannot be acquired: its row .* is damaged or missing"):
         History(url, ABOUT, True, resume=True)
 
 
 @pytest.mark.parametrize(
     ("accident", "words"),
-    [("DELETE FROM", "is gone from"), ("DROP TABLE", "cannot be read from")],
+    [("DELETE FROM", "was deleted from"), ("DROP TABLE", "cannot be read from")],
 )
 def test_a_storage_that_breaks_while_a_run_goes_on_is_one_error(url, accident, words, monkeypatch):
     monkeypatch.setattr(lease, "_HEARTBEAT_SECONDS", 0.05)
     with History(url, ABOUT, True) as history:
         executed(url, f"{accident} neural_mp_runs")
-        history._claim._beating._lost = True
+        history._lease._heartbeat._lost = True
         with pytest.raises(HistoryError, match=f"{words} its storage"):
             history.start()
 

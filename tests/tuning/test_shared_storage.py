@@ -109,7 +109,7 @@ def test_a_record_is_chosen_by_number_and_model(begin, url):
     assert names[1] in read(1, "22")
     assert names[0] in read(None, "1")
     assert "there are runs 1 of several models" in read(1)
-    assert f"are {SECOND[:12]}, {FIRST[:12]}" in read(1)
+    assert f"latest first: {SECOND[:12]}, {FIRST[:12]}" in read(1)
     assert "there is no run of a model 'abc'" in read(None, "abc")
     assert "there is no run 7" in read(7)
 
@@ -186,7 +186,7 @@ def test_a_storage_in_which_something_computes_is_refused_before_it_does(what, b
             pytest.skip(str(error))
     connection.close()
     for call in (lambda: read_record(url), lambda: begin(FIRST), lambda: begin(FIRST, resume=True)):
-        with pytest.raises(HistoryError, match="which is no plain table"):
+        with pytest.raises(HistoryError, match="must contain plain tables only"):
             call()
 
 

@@ -53,7 +53,7 @@ def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> P
     for kernel in KernelKind:
         exact = all(answer[kernel] is Int8Accumulation.EXACT for answer in answers)
         if kernel not in EXACT_EVERYWHERE or not answers:
-            exact = exact and hardware.byte_products is Int8Accumulation.EXACT
+            exact = exact and hardware.int8_accumulation is Int8Accumulation.EXACT
         found[kernel] = Int8Accumulation.EXACT if exact else Int8Accumulation.SATURATING
     return found
 

@@ -13,7 +13,7 @@ import numpy as np
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.io.limits import MAX_ELEMENT_BYTES, MAX_EXAMPLE_ELEMENTS
 from neural_mp.util.labels import without_labels
-from neural_mp.util.pytree import Array, NamedList, Structure, flatten, tree_leaves, unflatten
+from neural_mp.util.pytree import Array, NamedList, Structure, tree_leaves, unflatten
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     InvalidValueError,
@@ -163,7 +163,7 @@ class Signature:
             for item in (inputs.values() if isinstance(inputs, Mapping) else inputs)
         )
         if nested:
-            values = flatten(inputs)
+            values = tree_leaves(inputs, sort_keys=True)
         elif isinstance(inputs, Mapping):
             values = self._by_name(inputs)
         elif isinstance(inputs, tuple | list) and (_holds_arrays(inputs) or not self.inputs):

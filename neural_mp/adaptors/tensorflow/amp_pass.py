@@ -32,7 +32,7 @@ from neural_mp.amp import (
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
 from neural_mp.io.files import writable_folder
-from neural_mp.util.environment import restore_users, set_own
+from neural_mp.util.environment import override_variables, restore_variables
 
 logger = logging.getLogger(__name__)
 
@@ -169,11 +169,11 @@ def _apply() -> None:
         _switches.update({name: found.get(name, False) for name in names})
     if _requests:
         wanted = _requests[-1]
-        set_own(PREFIX, wanted.variables)
+        override_variables(PREFIX, wanted.variables)
         name, _ = PASSES[wanted.precision]
         tf.config.optimizer.set_experimental_options({other: other == name for other in names})
         return
-    restore_users(PREFIX)
+    restore_variables(PREFIX)
     tf.config.optimizer.set_experimental_options(dict(_switches))
     _switches.clear()
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
-from neural_mp.util.environment import set_own
+from neural_mp.util.environment import override_variables
 
 #: TensorFlow's log level: 3 logs only fatal errors.
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -37,7 +37,7 @@ def suppress_startup_logs() -> None:
     """
     if _LEVEL in os.environ or "tensorflow" in sys.modules:
         return
-    set_own(_LEVEL, {_LEVEL: _FATAL_ONLY})
+    override_variables(_LEVEL, {_LEVEL: _FATAL_ONLY})
     sys.meta_path.insert(0, _Finder())
 
 

@@ -132,7 +132,7 @@ class CpuInfo:
     @property
     def vnni(self) -> bool:
         """Whether INT8 accumulation is exact."""
-        return detect().byte_products is Int8Accumulation.EXACT
+        return detect().int8_accumulation is Int8Accumulation.EXACT
 
 
 class Performance:

@@ -246,7 +246,7 @@ def test_the_module_that_makes_inf_is_named(data):
     with torch.autocast("cpu", torch.float16):
         found = first_nonfinite(model, data[0], F.cross_entropy)
     assert found.layer == "energy"
-    assert "turns float16 inputs of at most 0.4" in found.words
+    assert "turns float16 inputs of at most 0.4" in found.message
     with torch.autocast("cpu", torch.float16):
         assert first_nonfinite(model, data[0][0]).layer == "energy"
 
@@ -259,5 +259,5 @@ def test_the_module_that_ruins_gradients_is_named(data):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Root())
     found = first_nonfinite(model, data[0], F.cross_entropy)
     assert found.layer == "2"
-    assert found.words.startswith("backwards, '2' (Root) turns float32 gradients")
+    assert found.message.startswith("backwards, '2' (Root) turns float32 gradients")
     assert first_nonfinite(model, data[0][0]) is None

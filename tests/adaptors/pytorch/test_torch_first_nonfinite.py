@@ -25,8 +25,8 @@ def test_a_module_that_cannot_hold_its_inputs_is_said_to(plan):
     with torch.no_grad():
         model[0].weight.mul_(1e6)
     found = first_nonfinite(apply_plan(model, PrecisionPlan.from_dict(plan)), BATCH)
-    assert found.words.startswith("'1' (Linear) reads numbers of up to ")
-    assert found.words.endswith("which float16 cannot hold")
+    assert found.message.startswith("'1' (Linear) reads values of up to ")
+    assert found.message.endswith("which overflow float16")
     assert (found.layer, found.keep) == ("1", True)
 
 
@@ -36,8 +36,8 @@ def test_a_loss_scale_too_large_for_the_outputs_is_said_to():
         assert first_nonfinite(model, BATCH, F.cross_entropy, loss_scale=2.0**10) is None
         found = first_nonfinite(model, BATCH, F.cross_entropy, loss_scale=2.0**24)
     assert found.layer is None
-    assert found.words.startswith("backwards, gradients are Inf already where they come to '2'")
-    assert "lower the loss scale" in found.words
+    assert found.message.startswith("backwards, the gradients of the outputs of '2'")
+    assert "lower the loss scale" in found.message
 
 
 def test_code_between_the_layers_is_said_to_make_inf():
@@ -51,5 +51,8 @@ def test_code_between_the_layers_is_said_to_make_inf():
 
     found = first_nonfinite(Divides(), BATCH, F.cross_entropy)
     assert found.layer is None
-    assert "code outside of the layers turns numbers of up to" in found.words
-    assert found.words.endswith("into Inf, which 'fc2' (Linear) is given")
+    assert (
+        "code outside of the layers, before 'fc2' (Linear), turns values of at most"
+        in found.message
+    )
+    assert found.message.endswith("into Inf")

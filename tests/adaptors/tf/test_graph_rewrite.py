@@ -140,7 +140,7 @@ def test_a_keras_model_is_trained_with_it():
 
 def test_what_it_cannot_do_is_said_before_anything_is_set(two_layers):
     for given in (("bf16,fp16",), ("bf16", AutoMixedPrecisionOptions(data_type="fp16"))):
-        with pytest.raises(ConfigurationError, match="takes one 16-bit precision"):
+        with pytest.raises(ConfigurationError, match="requires a single 16-bit precision"):
             enable_graph_rewrite(*given)
     with pytest.raises(ConfigurationError, match="amp must be AutoMixedPrecisionOptions"):
         enable_graph_rewrite("bf16", {"denylist_add": "Tanh"})
@@ -150,7 +150,7 @@ def test_what_it_cannot_do_is_said_before_anything_is_set(two_layers):
         enable_graph_rewrite(amp=AutoMixedPrecisionOptions(data_type="FLOAT16"))
     with pytest.raises(UnknownOperatorError, match="did you mean 'MatMul'"):
         enable_graph_rewrite("bf16", AutoMixedPrecisionOptions(allowlist_remove="MatMull"))
-    with pytest.raises(ConfigurationError, match="remove it from there first"):
+    with pytest.raises(ConfigurationError, match="remove the type from that list"):
         enable_graph_rewrite("bf16", AutoMixedPrecisionOptions(denylist_add="MatMul"))
     with pytest.raises(ConfigurationError, match="amp.unsafe_force_all is set"):
         enable_graph_rewrite("bf16", AutoMixedPrecisionOptions(unsafe_force_all=True))

@@ -121,7 +121,7 @@ def test_a_wrong_config_is_refused_as_before(enabled_rewrite):
 @needs_pass
 def test_an_edit_that_does_not_fit_leaves_what_was_enabled(enabled_rewrite):
     moved = AutoMixedPrecisionOptions(denylist_add="MatMul")
-    with pytest.raises(NeuralMPError, match="remove it from there first"):
+    with pytest.raises(NeuralMPError, match="remove the type from that list"):
         enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), amp=moved)
     assert rewrite_is_enabled()
     assert convolved(v1.ConfigProto())[1]

@@ -100,7 +100,7 @@ def test_bad_data_are_distinguished_from_bad_layers(data):
     model = digits_net(dangerous=False)
     model.compile(LossScaleOptimizer(keras.optimizers.Adam()), LOSS, jit_compile=False)
     spoiled = [(x * np.nan, y) for x, y in data]
-    with pytest.raises(TrainingError, match="The batch itself holds NaN"):
+    with pytest.raises(TrainingError, match="The batch contains NaN"):
         fit(model, spoiled, Watch(patience=3))
 
 
@@ -130,7 +130,7 @@ def test_inputs_beyond_the_range_are_distinguished_from_layers_that_overflow(dat
     model = in_fp16(digits_net(dangerous=False))
     found = first_nonfinite(model, (data[0][0] * 100_000, data[0][1]), LOSS)
     assert found.layer == "conv1"
-    assert "reads numbers of up to 1e+05, which float16 cannot hold" in found.words
+    assert "reads values of up to 1e+05, which overflow float16" in found.message
 
 
 def test_weights_that_are_ruined_already_are_named(data):
@@ -138,7 +138,7 @@ def test_weights_that_are_ruined_already_are_named(data):
     kernel = model.get_layer("fc1").kernel
     kernel.assign(kernel * np.nan)
     found = first_nonfinite(model, data[0], LOSS)
-    assert found.words == "weights of 'fc1' (Dense) hold NaN"
+    assert found.message == "the weights of 'fc1' (Dense) contain NaN"
 
 
 def test_the_layer_that_ruins_gradients_is_named(data):
@@ -151,7 +151,7 @@ def test_the_layer_that_ruins_gradients_is_named(data):
     model = keras.Model(inputs, layers.Softmax()(x))
     found = first_nonfinite(model, data[0], LOSS)
     assert found.layer == "root"
-    assert found.words.startswith("backwards, 'root' (Root) turns float32 gradients")
+    assert found.message.startswith("backwards, 'root' (Root) turns float32 gradients")
 
 
 def test_a_batch_has_at_most_three_parts(data):
@@ -242,7 +242,7 @@ for around in (LossScaleOptimizer, keras.optimizers.LossScaleOptimizer):
     try:
         net.fit(images * np.nan, labels, verbose=0, callbacks=[Watch(patience=3)])
     except TrainingError as error:
-        assert "The batch itself holds NaN" in str(error)
+        assert "The batch contains NaN" in str(error)
     else:
         raise AssertionError("it was not stopped")
 try:

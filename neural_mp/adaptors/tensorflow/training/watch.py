@@ -133,7 +133,7 @@ class Watch(keras.callbacks.Callback):
             return f". The responsible layer cannot be found: {error}"
         if found is None:
             return ". A pass of the next batch is finite; check the data for NaN and Inf"
-        words = f". {found.words[0].upper()}{found.words[1:]}"
+        words = f". {found.message[0].upper()}{found.message[1:]}"
         if not found.keep:
             return words
         return f"{words}. Keep the layer in float32: set_policy(…, keep=({found.layer!r},))"
