@@ -6,12 +6,17 @@ Source: the schema in `neural_compressor/conf/config.py` and the templates in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from neural_mp.config.source import KeyPath
 from neural_mp.core.enums import Dialect
+from neural_mp.core.precision import QUANT_CHOICES
 from neural_mp.data.registry import plain_name
+
+Found = TypeVar("Found")
+#: Receives a setting without effect: its key path, and the behavior instead.
+Ignored = Callable[[KeyPath, str], None]
 
 _DATALOADERS = (
     "quantization.calibration.dataloader",
@@ -25,6 +30,7 @@ _LIMITS = (
     "mixed_precision.op_wise.*",
     "graph_optimization.op_wise.*",
 )
+_TENSORS = ("weight", "activation")
 _STATIC = "sums of INT8 products are kept in 32 bits"
 _FITTED = "which ops run in INT8 is measured, not fixed by a rule"
 _SIGOPT = "SigOpt is not used; trials are kept in an Optuna storage"
@@ -147,44 +153,95 @@ QUANT_WORDS: Mapping[str, str] = {
     "placeholder": "dynamic",
 }
 
-#: Unsupported words for the quantization of a tensor → reason.
-IGNORED_QUANT_WORDS: Mapping[str, Mapping[str, str]] = {
-    "scheme": {"asym_float": "a zero point is a whole number here"},
-}
+#: Unsupported schemes of a tensor → reason.
+_IGNORED_SCHEMES: Mapping[str, str] = {"asym_float": "a zero point is a whole number here"}
 
 #: Unsupported objectives → reason.
 IGNORED_OBJECTIVES: Mapping[str, str] = {
-    "accuracy": "accuracy is the criterion; among plans that meet it the fastest is taken",
+    "accuracy": "accuracy is the criterion; of the plans that meet it, the fastest is chosen",
 }
 
+#: Key path, as in `IGNORED` → unsupported words of the value → reason.
+_IGNORED_WORDS: Mapping[str, Mapping[str, str]] = {
+    "quantization.approach": IGNORED_APPROACHES,
+    "tuning.objective": IGNORED_OBJECTIVES,
+    **{f"{path}.{tensor}.scheme": _IGNORED_SCHEMES for path in _LIMITS for tensor in _TENSORS},
+}
+#: Directions of metrics, without effect in a weighted sum alone.
+METRIC_DIRECTIONS: KeyPath = ("evaluation", "accuracy", "multi_metrics", "higher_is_better")
+#: Sections that limit the whole model if they have the keys of limits instead of op names.
+_WHOLE_MODEL = (("mixed_precision", "op_wise"), ("graph_optimization", "op_wise"))
 
-def why_ignored(path: Sequence[str | int]) -> str | None:
+
+def why_ignored(path: KeyPath) -> str | None:
     """Return the behavior instead of a setting of INC; None if the setting is not ignored."""
-    return next((why for keys, why in _PATTERNS if _matches(keys, path)), None)
+    return _found(_PATTERNS, path)
 
 
-def _matches(keys: Sequence[str], path: Sequence[str | int]) -> bool:
-    pairs = zip(keys, path, strict=False)
-    return len(keys) == len(path) and all(key in ("*", name) for key, name in pairs)
+def without_ignored(data: Any, ignored: Ignored, path: KeyPath = ()) -> Any:
+    """Return settings without those of INC that have no effect, and report these.
+
+    Limits on the whole model, as INC's schema allows them in `op_wise`, get the op pattern `.*`.
+    """
+    words = _found(_WORD_PATTERNS, path)
+    if words is not None:
+        return _without_words(data, words, ignored, path)
+    if path in _WHOLE_MODEL and _is_limits(data):
+        data = {".*": data}
+    if not isinstance(data, Mapping):
+        return data
+    kept = {}
+    for key, value in data.items():
+        here = (*path, key)
+        why = why_ignored(here)
+        if why is None or here == METRIC_DIRECTIONS:
+            kept[key] = without_ignored(value, ignored, here)
+        else:
+            ignored(here, why)
+    return kept
+
+
+def _without_words(value: Any, words: Mapping[str, str], ignored: Ignored, path: KeyPath) -> Any:
+    found = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(found, list):
+        return value
+    left = [word for word in found if str(word).lower() not in words]
+    for word in found:
+        if word not in left:
+            ignored((*path, word), words[word.lower()])
+    return value if len(left) == len(found) else left or None
+
+
+def _is_limits(data: Any) -> bool:
+    """Whether the limits of one op stand in place of a mapping of ops."""
+    if not isinstance(data, dict):
+        return False
+    tensors = [value for key, value in data.items() if key in _TENSORS]
+    plain = all(value is None or isinstance(value, dict) for value in tensors)
+    named = {key for value in tensors if plain and value for key in value}
+    return len(tensors) == len(data) and bool(named & set(QUANT_CHOICES))
 
 
 _PATTERNS = tuple((tuple(key.split(".")), why) for key, why in IGNORED.items())
+_WORD_PATTERNS = tuple((tuple(key.split(".")), words) for key, words in _IGNORED_WORDS.items())
 
 
-_LOADERS: tuple[KeyPath, ...] = (
-    ("quantization", "calibration", "dataloader"),
-    ("evaluation", "accuracy", "dataloader"),
-    ("evaluation", "performance", "dataloader"),
-)
-_METRICS: tuple[KeyPath, ...] = (
-    ("evaluation", "accuracy", "metric"),
-    ("evaluation", "accuracy", "multi_metrics"),
-)
+def _found(patterns: Sequence[tuple[Sequence[str], Found]], path: KeyPath) -> Found | None:
+    """Return the entry of the first pattern that matches a path."""
+    for keys, found in patterns:
+        if len(keys) == len(path) and all(
+            key in ("*", name) for key, name in zip(keys, path, strict=True)
+        ):
+            return found
+    return None
+
+
 #: Paths in a file with names of datasets, transforms and metrics.
 _NAME_PATHS: tuple[KeyPath, ...] = (
-    *((*path, key) for path in _LOADERS for key in ("dataset", "transform")),
+    *((*path.split("."), key) for path in _DATALOADERS for key in ("dataset", "transform")),
     ("evaluation", "accuracy", "postprocess", "transform"),
-    *_METRICS,
+    ("evaluation", "accuracy", "metric"),
+    ("evaluation", "accuracy", "multi_metrics"),
 )
 
 

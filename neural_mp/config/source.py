@@ -16,7 +16,7 @@ from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES, MAX_SETTINGS_VALUES
 from neural_mp.io.yaml_reader import YamlDocument, YamlError, load_yaml_with_lines
-from neural_mp.util.validators import key_words, preview
+from neural_mp.util.validators import InvalidValueError, key_words, preview
 
 KeyPath = tuple[str | int, ...]
 
@@ -65,13 +65,15 @@ class Source:
         """Prefix every NeuralMPError raised inside with the location in the file.
 
         Raises:
-            NeuralMPError: the error raised inside, of the same class.
+            NeuralMPError: the error raised inside, of the same class, or a ConfigurationError
+                for an invalid value.
         """
         try:
             yield
         except NeuralMPError as error:
             words = str(error)[:_MAX_MESSAGE_CHARS]
-            raise type(error)(f"{self.where((*path, *error.keys))}: {words}") from error
+            kind = ConfigurationError if isinstance(error, InvalidValueError) else type(error)
+            raise kind(f"{self.where((*path, *error.keys))}: {words}") from error
 
     def ignored(self, path: KeyPath, reason: str) -> None:
         """Warn that a setting has no effect."""

@@ -9,9 +9,8 @@ from typing import Any
 import yaml
 
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
-from neural_mp.config.schema import ANY
 from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
-from neural_mp.config.values import EACH
+from neural_mp.config.values import ANY, EACH, NO_METRICS
 from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
@@ -20,7 +19,6 @@ from neural_mp.util.string_enum import StringEnum
 
 #: `1e-3` is a string in YAML 1.1, which PyYAML writes, but a number for our reader.
 _FLOAT_RE = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
-_NO_METRICS = ("weight", "higher_is_better")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -164,7 +162,7 @@ def _metrics(evaluation: EvaluationSettings) -> dict[str, Any]:
     named = {metric.name: dict(metric.options) for metric in metrics}
     if len(metrics) == 1 and metrics[0].weight == 1.0:
         return {"metric": named}
-    if len(named) < len(metrics) or any(name in named for name in _NO_METRICS):
+    if len(named) < len(metrics) or any(name in named for name in NO_METRICS):
         names = ", ".join(metric.name for metric in metrics)
         raise ConfigurationError(f"these metrics cannot be told apart by name in YAML: {names}")
     if not metrics:

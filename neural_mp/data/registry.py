@@ -90,10 +90,14 @@ class Registry:
             ConfigurationError: the name or an option is unknown, or an option is missing.
         """
         with error_path(name):
-            return self._built(name, {} if options is None else options)
+            return self.made(name, self.find(name), {} if options is None else options)
 
-    def _built(self, name: str, options: Mapping[str, Any]) -> Any:
-        factory = self.find(name)
+    def made(self, name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+        """Call a factory with `options` as keyword arguments.
+
+        Raises:
+            ConfigurationError: an option is unknown or missing.
+        """
         if not isinstance(options, Mapping):
             raise ConfigurationError(
                 f"the options of {self.kind} {name!r} must be written as option: value, "
@@ -130,9 +134,12 @@ def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str,
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for option in options:
         if not isinstance(option, str) or (option not in known and not takes_any):
-            hint = did_you_mean(option, known) or "; it takes no options"
-            with error_path(option):
-                raise ConfigurationError(f"{what} has no option {option!r}{hint}")
+            error = ConfigurationError(
+                f"{what} has no option {option!r}"
+                f"{did_you_mean(option, known) or '; it takes no options'}"
+            )
+            error.keys = (option,)
+            raise error
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in parameters:
         needed = parameter.default is parameter.empty and parameter.kind not in variable

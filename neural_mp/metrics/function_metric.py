@@ -163,13 +163,20 @@ def _kept(values: object) -> Any:
     return np.array(as_numpy(values))
 
 
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Return the parameters of a function or class; None for C code without a signature."""
+    try:
+        return [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return None
+
+
 def _order(
     function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Callable[[Predicted], tuple[Any, ...]]:
     """Return a function that orders the arguments as `function` expects them."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some C functions have no signature
+    parameters = parameters_of(function)
+    if parameters is None:
         return _predictions_first
     open_ = [p for p in parameters if p.name not in options]
     any_number = any(p.kind is p.VAR_POSITIONAL for p in open_)
@@ -191,10 +198,7 @@ def _order(
 
 def takes_data(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
     """Whether a function takes predictions and labels, judged by its parameter names."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
+    parameters = parameters_of(function) or ()
     needed = [p.name.lower() for p in parameters if p.default is p.empty and p.name not in options]
     both = len(needed) == 2 and any(name in _TRUTH | _PREDICTIONS for name in needed)
     return both or (len(needed) == 1 and needed[0] in _BOTH)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import can_merge
-from neural_mp.errors import MetricError, did_you_mean
+from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
 from neural_mp.util.pytree import as_numpy
 
 CLASSES_KEPT_APART = "; predictions are [N] or [N, C], labels [N], [N, 1] or one-hot [N, C]"
@@ -121,6 +121,10 @@ class OfOutput:
         label: the labels passed to the metric; None for those of the output's name or position
             if they exist, else all labels.
         value: the selected value, if the result is a dict; None for all values.
+
+    Raises:
+        ConfigurationError: `output` or `label` is neither a name nor a position, or `value` is not
+            a name.
     """
 
     def __init__(
@@ -132,6 +136,14 @@ class OfOutput:
     ) -> None:
         self.__wrapped__ = metric
         self.output, self.label, self.value = output, label, value
+        for option, kinds, rule in (
+            ("output", str | int, "a name or a position from 0"),
+            ("label", str | int, "a name or a position from 0"),
+            ("value", str, "a name"),
+        ):
+            given = getattr(self, option)
+            if given is not None and (not isinstance(given, kinds) or isinstance(given, bool)):
+                raise ConfigurationError(f"{option} of the metric must be {rule}, got {given!r}")
 
     @property
     def higher_is_better(self) -> Any:

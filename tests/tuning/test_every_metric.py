@@ -152,7 +152,7 @@ def test_with_weights_a_dict_is_a_sum(converter):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "a dict without a metric"),
+        ({}, "must have at least one metric"),
         ([], "an empty list"),
         ({"acuracy": None, "F1": None}, "unknown metric 'acuracy'; did you mean 'accuracy'"),
         ({"accuracy": None, "F1": None, "weight": [1]}, "weight: expected 2 weights, found 1"),
