@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import epilog
-from neural_mp.cli.options import (
-    FrameworkOption,
-    JsonOption,
-    ModelArgument,
-    QuietOption,
-    ShapeOption,
-    TargetOption,
-    TrustOption,
-    VerboseOption,
-)
+from neural_mp.cli.options import ModelArgument, ModelOptions, TargetOption
 from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
-from neural_mp.io.trust import trusting
 
 if TYPE_CHECKING:
     from neural_mp.core.graph import Op
@@ -47,44 +37,40 @@ def inspect(
         bool, typer.Option("--all", help="One row per op instead of one row per layer.")
     ] = False,
     target: TargetOption = None,
-    framework: FrameworkOption = None,
-    input_shape: ShapeOption = None,
-    trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    options: ModelOptions,
+    out: Output,
 ) -> None:
     """Show the precisions each op supports here, or the plan of a saved result."""
-    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
-        from neural_mp.api.saved_model import is_saved_model
+    from neural_mp.api.saved_model import is_saved_model
 
-        pattern = _compiled(match)
-        if is_saved_model(model):
-            if op_type:
-                raise ConfigurationError(
-                    f"--type is for models; {model!r} is a saved result, whose plan has op names "
-                    f"only: give --match or --summary"
-                )
-            _inspect_saved(out, model, pattern, summary)
-            return
-        loaded = out.load(model, framework, input_shape)
-        from neural_mp.api.portability import exact_targets
-        from neural_mp.core import hardware
-        from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
+    pattern = _compiled(match)
+    if is_saved_model(model):
+        if op_type:
+            raise ConfigurationError(
+                f"--type is for models; {model!r} is a saved result, whose plan has op names "
+                f"only: give --match or --summary"
+            )
+        _inspect_saved(out, model, pattern, summary)
+        return
+    loaded = options.load(model, out)
+    from neural_mp.api.portability import exact_targets
+    from neural_mp.core import hardware
+    from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
 
-        there = hardware.detect().for_target(target or hardware.HOST_TARGET)
-        with out.working(f"Asking what the ops of {model} can run in"):
-            space = loaded.adaptor.space(loaded.held, there)
-        ops = _chosen(list(space.graph), op_type or (), pattern)
-        if summary:
-            counts = CapabilitySummary.of(space, ops)
-            out.show(summary_table(counts))
-        else:
-            out.show(capability_table(space, ops, each=each))
-            if loaded.wide_kernels:
-                out.line(f"right on {exact_targets(loaded)}")
-        if as_json:
-            out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])
+    there = hardware.detect().for_target(target or hardware.HOST_TARGET)
+    with out.working(f"Asking what the ops of {model} can run in"):
+        space = loaded.adaptor.space(loaded.held, there)
+    ops = _chosen(list(space.graph), op_type or (), pattern)
+    if summary:
+        counts = CapabilitySummary.of(space, ops)
+        out.show(summary_table(counts))
+    else:
+        out.show(capability_table(space, ops, each=each))
+        if loaded.wide_kernels:
+            out.line(f"right on {exact_targets(loaded)}")
+    if out.as_json:
+        out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])
 
 
 def _inspect_saved(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import epilog
-from neural_mp.cli.options import JsonOption, QuietOption, VerboseOption
 from neural_mp.cli.output import Output
 from neural_mp.errors import HistoryError
 
@@ -36,20 +35,18 @@ def report(
         str | None,
         typer.Option(help="Optuna storage URL, if runs are not stored in the workspace."),
     ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    out: Output,
 ) -> None:
     """Write an HTML report of a run, finished or killed."""
-    with Output(as_json, quiet, verbose) as out:
-        from neural_mp.reporting.page import page_of, write_page
+    from neural_mp.reporting.page import page_of, write_page
 
-        record = _read(workspace, storage, number, model)
-        with out.working(f"Drawing {record.name or workspace}"):
-            write_page(output, page_of(record))
-        out.line(f"{_in_words(record)}; the page is in {output}")
-        if as_json:
-            out.document(_document(record, output))
+    record = _read(workspace, storage, number, model)
+    with out.working(f"Drawing {record.name or workspace}"):
+        write_page(output, page_of(record))
+    out.line(f"{_in_words(record)}; the page is in {output}")
+    if out.as_json:
+        out.document(_document(record, output))
 
 
 def _read(workspace: Path, storage: str | None, number: int | None, model: str | None) -> RunRecord:
