@@ -42,14 +42,7 @@ def advise_from_file(
         NeuralMPError: the file, the model, the loss or the data are invalid.
     """
     settings = load_settings(conf, trust=trust)
-    loader = config_objects.loader(settings, config_objects.CALIBRATION)
-    if loader is None:
-        loader = config_objects.loader(settings, config_objects.ACCURACY)
-    if loader is None:
-        raise ConfigurationError(
-            f"{conf} names no data; add quantization.calibration.dataloader, whose samples are "
-            f"trained on"
-        )
+    loader = config_objects.any_loader(settings, conf)
     if model is None and settings.model.name is None:
         raise ConfigurationError(f"{conf} names no model; add model.name, or give --model")
     return advise(

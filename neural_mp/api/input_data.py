@@ -11,7 +11,7 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api import config_objects
 from neural_mp.config import load_settings
-from neural_mp.data.numpy_files import UNREADABLE, load_arrays
+from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.calibration_batches import limited
@@ -90,15 +90,7 @@ def batches_of(
 def _loader(path: Path, trust: Iterable[str]) -> Batches:
     if not path.is_file():
         raise DataError(f"there is no tuning file {str(path)!r}")
-    settings = load_settings(path, trust=trust)
-    for section in (config_objects.CALIBRATION, config_objects.ACCURACY):
-        loader = config_objects.loader(settings, section)
-        if loader is not None:
-            return Batches(loader, str(path))
-    raise ConfigurationError(
-        f"{path} names no data; add quantization.calibration.dataloader, or give an .npy or .npz "
-        f"file"
-    )
+    return Batches(config_objects.any_loader(load_settings(path, trust=trust), path), str(path))
 
 
 def _arrays(path: Path) -> _Arrays:
@@ -107,14 +99,8 @@ def _arrays(path: Path) -> _Arrays:
         raise DataError(f"{str(path)!r} is no file of data that is known by its ending ({known})")
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}")
-    try:
-        loaded = load_arrays(path, mapped=True)
+    with plain_arrays(path, mapped=True) as loaded:
         found = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
-    except UNREADABLE as error:
-        raise DataError(
-            f"{str(path)!r} cannot be read as plain .npy or .npz data (pickled objects are "
-            f"refused): {error}"
-        ) from error
     if isinstance(found, Mapping) and (len(found) == 1 or set(found) <= {"inputs", *NAMES}):
         found = found.get("inputs", next(iter(found.values()), np.zeros(0)))
     _check(path, {"it": found} if isinstance(found, np.ndarray) else found)

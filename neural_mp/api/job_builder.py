@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -40,25 +40,48 @@ from neural_mp.tuning.job import Described, SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.util.text import with_article
-from neural_mp.util.validators import integer_between, seed_number, validate_option
+from neural_mp.util.validators import (
+    Validator,
+    boolean,
+    integer_between,
+    matching,
+    optional,
+    seed_number,
+    string,
+    validate_option,
+)
 
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
 
-#: Option → accepted types, for options that need no further parsing.
-_OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
-    "strategy": (str,),
-    "framework": (str, type(None)),
-    "random_seed": (int,),
-    "sampling_size": (int,),
-    "max_batches": (int, type(None)),
-    "resume": (bool,),
-    "early_stopping": (bool,),
-    "cache": (bool,),
-    "workers": (int, str, dict),
-    "hardware": (machine.Hardware, type(None)),
-    "target": (str,),
-    "listener": (Listener, type(None)),
+
+def _instance_of(kind: type) -> Validator[Any]:
+    return matching(with_article(kind.__name__), lambda value: isinstance(value, kind))
+
+
+def _are_names(value: Any) -> bool:
+    names = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(name, str) for name in names)
+
+
+#: Option → validator, for options that need no further parsing.
+_OPTIONS: Mapping[str, Validator[Any]] = {
+    "strategy": string,
+    "framework": optional(string),
+    "random_seed": seed_number,
+    "sampling_size": integer_between(1),
+    "max_batches": optional(integer_between(1)),
+    "resume": boolean,
+    "early_stopping": boolean,
+    "cache": boolean,
+    "hardware": optional(_instance_of(machine.Hardware)),
+    "target": string,
+    "listener": optional(_instance_of(Listener)),
+    "outputs": optional(matching("a name or names", _are_names)),
+    "eval_func": optional(matching("a function model → float", callable)),
+    "postprocess": optional(
+        matching("a function (predictions, labels) → (predictions, labels)", callable)
+    ),
 }
 #: Default folder of the run history.
 DEFAULT_WORKSPACE = "neural_mp_workspace"
@@ -102,7 +125,7 @@ class JobBuilder:
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
         space, precisions = self._space(loaded, hardware, precisions, amp)
-        samples, evaluator = given.sampling_size, self._evaluator(evaluation, metrics)
+        samples, evaluator = int(given.sampling_size), self._evaluator(evaluation, metrics)
         job = TuningJob(
             model=loaded.in_space(space),
             load=load,
@@ -116,7 +139,7 @@ class JobBuilder:
                 for_numbers=here.forced | not_native(here),
                 criterion=criterion,
                 exit_policy=given.exit_policy,
-                seed=given.random_seed,
+                seed=int(given.random_seed),
                 workers=read_workers(given.workers),
                 early_stopping=given.early_stopping,
             ),
@@ -321,15 +344,12 @@ class JobBuilder:
 
 
 def check_option(name: str, value: object) -> None:
-    """Check the type of an option listed in `_OPTION_TYPES`.
+    """Check an option listed in `_OPTIONS`.
 
     Raises:
-        ConfigurationError: the type is wrong.
+        ConfigurationError: the value is invalid.
     """
-    kinds = _OPTION_TYPES[name]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise ConfigurationError(f"{name} must be {with_article(words)}, got {value!r}")
+    validate_option(name, _OPTIONS[name], value)
 
 
 def check(options: MixedPrecision) -> None:
@@ -339,30 +359,14 @@ def check(options: MixedPrecision) -> None:
         ConfigurationError: an option has the wrong type or is out of range.
     """
     if options.model is None:
-        raise ConfigurationError("no model was given; set converter.model")
+        raise ConfigurationError("model must be set, got None; set converter.model")
     parse_objectives(options.objective)
     check_min_speedup(options.min_speedup)
     if options.approach is not None:
         Approach.parse(options.approach, "approach")
     Capture.parse(options.capture, "capture")
-    for name in _OPTION_TYPES:
+    for name in _OPTIONS:
         check_option(name, getattr(options, name))
-    validate_option("random_seed", seed_number, options.random_seed)
-    validate_option("sampling_size", integer_between(1), options.sampling_size)
-    if options.max_batches is not None:
-        validate_option("max_batches", integer_between(1), options.max_batches)
-    if options.postprocess is not None and not callable(options.postprocess):
-        raise ConfigurationError(
-            f"postprocess must be a function (predictions, labels) → (predictions, labels), got "
-            f"{with_article(type(options.postprocess).__name__)}"
-        )
     workers = read_workers(options.workers)
     if workers.several:
         executor_named(workers.engine).check(workers)
-    names = options.outputs if isinstance(options.outputs, list | tuple) else [options.outputs]
-    if options.outputs is not None and not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(f"outputs must be names, got {options.outputs!r}")
-    if options.eval_func is not None and not callable(options.eval_func):
-        raise ConfigurationError(
-            f"eval_func must be a function model → float, got {type(options.eval_func).__name__}"
-        )

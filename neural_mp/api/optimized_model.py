@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import tempfile
@@ -23,8 +22,10 @@ from neural_mp.api.saved_model import (
     PLAN_FILE,
     RECORD_FILE,
     check_destination,
+    digest_of_file,
     digests_of_files,
     put_in_place,
+    writing,
 )
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
@@ -178,10 +179,8 @@ class OptimizedModel:
         """
         export = needed(self.adaptor.onnx_export, self.framework, "way to ONNX")
         target = validate_option("the ONNX file", file_path, path)
-        try:
+        with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
         export.export_onnx(self.held, target, self._metadata())
 
     def sensitivity(self) -> SensitivityReport:
@@ -226,25 +225,20 @@ class OptimizedModel:
 
     def _save_folder(self, path: str | Path) -> None:
         target = check_destination(path)
-        try:
-            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-                complete = Path(scratch) / "model"
-                complete.mkdir()
-                self._write(complete)
-                put_in_place(complete, target)
-        except OSError as error:
-            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+        with writing(target), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            complete = Path(scratch) / "model"
+            complete.mkdir()
+            self._write(complete)
+            put_in_place(complete, target)
 
     def _save_file(self, single: SingleFile[Any], target: Path) -> None:
-        try:
+        with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
                 complete = Path(scratch) / target.name
                 single.save_file(self.held, complete, self._metadata())
                 for file in Path(scratch).iterdir():
                     file.replace(target.parent / file.name)
-        except OSError as error:
-            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
 
     def _metadata(self) -> dict[str, str]:
         return {
@@ -266,7 +260,7 @@ class OptimizedModel:
             "report": self.report.to_dict(),
             "ops": {name: op.to_dict() for name, op in self.planned.items()},
             "files": {
-                str(file.relative_to(folder)): _digest(file)
+                str(file.relative_to(folder)): digest_of_file(file)
                 for file in sorted(folder.rglob("*"))
                 if file.is_file()
             },
@@ -289,7 +283,7 @@ def load(path: str | Path) -> OptimizedModel:
         file = folder / name
         if not file.is_file():
             raise ModelLoadError(f"the saved model {str(folder)!r} lacks its file {name!r}")
-        if _digest(file) != expected:
+        if digest_of_file(file) != expected:
             raise ModelLoadError(
                 f"the file {name!r} of the saved model {str(folder)!r} was changed or damaged"
             )
@@ -340,11 +334,3 @@ _MANIFEST = record(
     },
     {"ops": mapping_of(EffectiveOp.from_dict)},  # missing in files of earlier versions
 )
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,7 +62,7 @@ BatchSizeOption = Annotated[
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print only CSV on stdout.")]
 
 
-class ModelOptions:
+class ModelOptions(ExitStack):
     """Options of a command that loads a model; a context manager in which trusted names are valid.
 
     Args:
@@ -78,20 +77,12 @@ class ModelOptions:
         input_shape: ShapeOption = None,
         trust: TrustOption = None,
     ) -> None:
+        super().__init__()
         self.framework, self._shapes, self.trust = framework, input_shape or (), trust or ()
-        self._stack = ExitStack()
 
     def __enter__(self) -> ModelOptions:
-        self._stack.enter_context(trusting(self.trust))
+        self.enter_context(trusting(self.trust))
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
 
     @property
     def inputs(self) -> tuple[np.ndarray, ...] | None:

@@ -69,14 +69,7 @@ def parse_settings(text: str, origin: str = "<text>", dialect: Dialect | None = 
     Args:
         text: YAML.
         origin: name of the text in messages.
-        dialect: vocabulary of the text; default: detected from the content.
-
-    Warns:
-        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect.
-
-    Raises:
-        ConfigurationError: the content is invalid; the message names the origin, the line and
-            the key.
+        dialect: see `load_settings`, as for warnings and errors.
     """
     return build(read_text(text, origin), dialect)
 
@@ -89,13 +82,7 @@ def settings_from(
     Args:
         content: sections such as `model` and `tuning`.
         origin: name of the mapping in messages.
-        dialect: vocabulary of the mapping; default: detected from the content.
-
-    Warns:
-        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect.
-
-    Raises:
-        ConfigurationError: the content is invalid; the message names the key.
+        dialect: see `load_settings`, as for warnings and errors.
     """
     return build(read_mapping(content, origin), dialect)
 

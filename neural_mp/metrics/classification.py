@@ -40,11 +40,7 @@ class Accuracy(RunningMean):
         self.threshold = finite_number("accuracy: threshold", threshold)
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels do not fit each other.
-        """
+        """Add one batch."""
         predicted, truth = class_pairs(preds, labels, self.threshold)
         self.take_in(predicted == truth)
 
@@ -117,11 +113,7 @@ class F1(Collection):
         self._two_classes = True
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels do not fit each other.
-        """
+        """Add one batch."""
         scores, _ = score_pairs(preds, labels)
         predicted, truth = class_pairs(preds, labels, self.threshold)
         self._two_classes &= scores.ndim == 1 or scores.shape[1] == 2
@@ -129,11 +121,7 @@ class F1(Collection):
         self.take_in(predicted, truth)
 
     def merge(self, other: Any) -> None:
-        """Append the batches of another F1.
-
-        Raises:
-            MetricError: the shape of samples differs.
-        """
+        """Append the batches of another F1."""
         super().merge(other)
         self._two_classes &= other._two_classes
 
@@ -179,11 +167,7 @@ class AUC(Collection):
         self.from_logits = true_or_false("AUC: from_logits", from_logits)
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels do not fit each other.
-        """
+        """Add one batch."""
         scores, truth = score_pairs(preds, labels)
         scores = scores.astype(np.float64)
         if scores.ndim == 2 and scores.shape[1] == 2:

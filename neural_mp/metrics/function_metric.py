@@ -93,8 +93,9 @@ class OverAllData:
 
     def update(self, preds: object, labels: object) -> None:
         """Store one batch."""
-        self._preds.append(_kept(preds))
-        self._labels.append(_kept(labels))
+        # Copies: frameworks reuse the memory of their results.
+        self._preds.append(joined([preds], "predictions"))
+        self._labels.append(joined([labels], "labels"))
 
     def merge(self, other: OverAllData) -> None:
         """Append the batches of another instance."""
@@ -146,21 +147,6 @@ def joined(batches: Sequence[Any], what: str) -> Any:
             f"{', '.join(shapes[:4])}: {error}; give an object with update, reset and result, "
             f"which sees batch by batch"
         ) from error
-
-
-def _kept(values: object) -> Any:
-    """Return a copy, since frameworks reuse the memory of their results."""
-    if values is None:
-        return None
-    if dataclasses.is_dataclass(values) and not isinstance(values, type):
-        parts = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-        return dataclasses.replace(values, **{name: _kept(part) for name, part in parts.items()})
-    if isinstance(values, Mapping):
-        return {key: _kept(value) for key, value in values.items()}
-    if isinstance(values, list | tuple) and outputs_of(values) is not None:
-        found = [_kept(value) for value in values]
-        return type(values)(*found) if hasattr(values, "_fields") else tuple(found)
-    return np.array(as_numpy(values))
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:

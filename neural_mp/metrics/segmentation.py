@@ -60,11 +60,7 @@ class MeanIoU:
         self._scored = 0
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels do not fit each other, or hold invalid classes.
-        """
+        """Add one batch."""
         truth = self._squeezed(as_array(labels, "labels"))
         predicted, unknown = self._predicted(as_array(preds, "predictions"), truth)
         truth = whole_numbers(truth, "labels").reshape(-1)
@@ -100,11 +96,7 @@ class MeanIoU:
             self._confusion[: len(counts), : len(counts)] += counts
 
     def result(self) -> float:
-        """Return the mean since the last reset, 0 to 1.
-
-        Raises:
-            MetricError: there are no samples.
-        """
+        """Return the mean since the last reset, 0 to 1."""
         both = np.diag(self._confusion)
         either = self._confusion.sum(axis=0) + self._confusion.sum(axis=1) - both
         there = either > 0

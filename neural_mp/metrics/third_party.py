@@ -281,7 +281,7 @@ def _classes(preds: object, labels: object) -> tuple[Any, Any]:
 
 def _either(preds: object, labels: object) -> tuple[Any, Any]:
     scores, truth = as_array(preds, "predictions"), as_array(labels, "labels")
-    return _classes(scores, truth) if scores.size > truth.size else _numbers(scores, truth)
+    return _classes(scores, truth) if scores.size > truth.size else number_pairs(scores, truth)
 
 
 def _scores(preds: object, labels: object) -> tuple[Any, Any]:
@@ -304,10 +304,6 @@ def _probabilities(preds: object, labels: object) -> tuple[Any, Any]:
     return (scores[:, 1] if scores.shape[1] == 2 else scores), truth
 
 
-def _numbers(preds: object, labels: object) -> tuple[Any, Any]:
-    return number_pairs(preds, labels)
-
-
 def _of_labels(preds: object, labels: object) -> tuple[Any, Any]:
     raise MetricError(
         f"this scorer needs what a model does not give here, got predictions of shape "
@@ -318,7 +314,7 @@ def _of_labels(preds: object, labels: object) -> tuple[Any, Any]:
 _PREPARED: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "predict": _classes,
     "either": _either,
-    "numbers": _numbers,
+    "numbers": number_pairs,
     "decision_function": _scores,
     "predict_proba": _probabilities,
     "predict_log_proba": _of_labels,

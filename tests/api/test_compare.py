@@ -130,7 +130,7 @@ def test_bad_input_gets_one_line(run, compared, deep, digits):
         (("net.pt2", "tuned", "--data", "images.txt"), "known by its ending"),
         (("net.pt2", "tuned", "--data", "words.npy"), "cannot be read as plain .npy"),
         (("net.pt2", "tuned", "--data", "uneven.npz"), "different numbers of samples: x 4, y 3"),
-        (("net.pt2", "tuned", "--data", "conf.yaml"), "names no data"),
+        (("net.pt2", "tuned", "--data", "conf.yaml"), "must have calibration or evaluation data"),
         (("net.pt2", "tuned", "--json", "--csv"), "two forms of one output"),
         (("net.pt2", "nowhere", "--data", "images.npy"), "nowhere"),
     ]:

@@ -67,7 +67,11 @@ def test_a_loss_may_be_named(folder):
 @pytest.mark.parametrize(
     ("conf", "arguments", "said"),
     [
-        ("model: {name: net.keras}", (), "names no data; add quantization.calibration.dataloader"),
+        (
+            "model: {name: net.keras}",
+            (),
+            "must have calibration or evaluation data, got none; add quantization",
+        ),
         (CONF, ("--model", "missing.keras"), "missing.keras"),
         (CONF, ("--model", "net.onnx"), "no model that can be trained"),
         (CONF, ("--precision", "fp17"), "did you mean 'fp16'"),
