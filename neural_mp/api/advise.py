@@ -44,7 +44,9 @@ def advise_from_file(
     settings = load_settings(conf, trust=trust)
     loader = config_objects.any_loader(settings, conf)
     if model is None and settings.model.name is None:
-        raise ConfigurationError(f"{conf} names no model; add model.name, or give --model")
+        raise ConfigurationError(
+            f"{conf} must name a model, got none; add model.name, or give --model"
+        )
     return advise(
         _trained(config_objects.model(settings, model or settings.model.name)),
         loader,
@@ -61,8 +63,8 @@ def _trained(found: object) -> Any:
         return found
     if Path(found).suffix not in _KERAS_FILES:
         raise ConfigurationError(
-            f"{found!r} is no model that can be trained: give a Keras file "
-            f"({', '.join(_KERAS_FILES)}) or module:attribute of your own"
+            f"the model must be a Keras file ({', '.join(_KERAS_FILES)}) or module:attribute, got "
+            f"{found!r}"
         )
     require_framework("tensorflow", "Keras files")
     from neural_mp.adaptors.tensorflow.keras_models import load

@@ -58,11 +58,11 @@ def with_data_type(
         words = ",".join(map(str, explicit))
         if origin.startswith(PREFIXES):  # explicit precisions override environment variables
             return explicit, (
-                f"{origin} asks for {wanted}, but precisions are {words}; it is left",
+                f"{origin} requires {wanted}, but precisions are {words}; the variable is ignored",
             )
         raise ConfigurationError(
-            f"{origin} asks for {wanted}, but precisions are {words}; add {wanted} to them, or "
-            f"take one of the two away"
+            f"{origin} requires {wanted}, but precisions are {words}; add {wanted} to precisions, "
+            f"or remove one of the two options"
         )
     kept = [p for p in explicit or default if not p.is_16_bit]
     return tuple(p for p in Precision if p in (*kept, wanted)), ()
@@ -78,7 +78,8 @@ def _switched_on(
     if explicit is not None:  # explicit precisions override environment variables
         words = ",".join(map(str, explicit))
         return explicit, (
-            f"{SWITCH} asks for a 16-bit precision, but precisions are {words}; it is left",
+            f"{SWITCH} requires a 16-bit precision, but precisions are {words}; the variable is "
+            f"ignored",
         )
     return tuple(p for p in Precision if p in (*chosen, Precision.BF16)), ()
 
@@ -99,7 +100,7 @@ def edited_lists(
     if edits and not used:
         warnings = (
             *warnings,
-            f"{edits[0].origin} has no effect: no 16-bit precision is asked for or supported",
+            f"{edits[0].origin} has no effect: no 16-bit precision is requested and supported",
         )
     lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
     before = [lists[p] for p in used]

@@ -96,7 +96,7 @@ def _loader(path: Path, trust: Iterable[str]) -> Batches:
 def _arrays(path: Path) -> _Arrays:
     if path.suffix not in _ARRAYS:
         known = ", ".join((*_ARRAYS, *_TUNING_FILES))
-        raise DataError(f"{str(path)!r} is no file of data that is known by its ending ({known})")
+        raise DataError(f"data must be a file with one of the suffixes {known}, got {str(path)!r}")
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}")
     with plain_arrays(path, mapped=True) as loaded:
@@ -110,10 +110,10 @@ def _arrays(path: Path) -> _Arrays:
 def _check(path: Path, arrays: Mapping[str, Array]) -> None:
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not min(lengths.values()):
-        raise DataError(f"{str(path)!r} holds no samples: the first axis counts them")
+        raise DataError(f"{str(path)!r} has no samples along the first axis")
     if len(set(lengths.values())) > 1:
         words = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"the arrays of {str(path)!r} hold different numbers of samples: {words}")
+        raise DataError(f"the arrays of {str(path)!r} must have equally many samples, got {words}")
 
 
 def _taken(arrays: _Arrays, start: int, stop: int) -> Any:

@@ -170,14 +170,14 @@ class JobBuilder:
         self, hardware: machine.Hardware, amp: AmpSettings
     ) -> tuple[Precision, ...]:
         if self.settings.device != "cpu":
-            self.log.warn(f"device {self.settings.device!r} is not built yet; the CPU is used")
+            self.log.warn(f"device must be 'cpu', got {self.settings.device!r}; the CPU is used")
         wanted, told = with_data_type(self.explicit, DEFAULT_PRECISIONS, amp)
         usable, found = machine.require_any(hardware, wanted)
         self.log.warnings += (*told, *(found if self.explicit or amp.switched_on else ()))
         for precision in usable:
             support = hardware.support(precision)
             if not support.native:
-                self.log.warn(f"{precision} is emulated here, for its numbers: {support.reason}")
+                self.log.warn(f"{precision} is emulated on this machine: {support.reason}")
         return usable
 
     def _data(self) -> tuple[Batches | None, Batches | None]:
@@ -259,7 +259,7 @@ class JobBuilder:
         precisions = tuple(precision for precision in precisions if precision not in gone)
         for precision in precisions:
             if precision not in (*space.usable_precisions, Precision.FP32):
-                self.log.warn(f"no op of this model may run in {precision}; it stays out")
+                self.log.warn(f"no op of this model can run in {precision}; continuing without it")
         return space, precisions
 
     def _without_emulated(
@@ -273,15 +273,11 @@ class JobBuilder:
         asked = self.explicit is not None or amp != AmpSettings()
         for precision in filter(gone.__contains__, able if asked else ()):
             self.log.warn(
-                f"{framework} has no {precision} kernels here that gain time: {precision} would "
-                f"be emulated; going on without it. Set {machine.FORCE_VARIABLES[precision]}=1 to "
-                f"run it for its numbers"
+                f"{framework} has no {precision} kernels here that reduce latency; continuing "
+                f"without {precision}; set {machine.FORCE_VARIABLES[precision]}=1 to emulate it"
             )
         for precision in without_kernels(left, hardware):
-            self.log.warn(
-                f"{framework} has no {precision} kernels here: {precision} is emulated, for its "
-                f"numbers"
-            )
+            self.log.warn(f"{framework} has no {precision} kernels here: {precision} is emulated")
         return left, gone
 
     def _wants_speed(self) -> bool:

@@ -129,9 +129,7 @@ class OptimizedModel:
             DataError: the inputs do not fit the model.
         """
         if named and inputs:
-            raise DataError(
-                "inputs are given either by position or by name; give all of them in one way"
-            )
+            raise DataError("inputs must be given either by position or by name, got both")
         if named:
             return self.loaded(named)
         return self.loaded(inputs[0] if len(inputs) == 1 else inputs)
@@ -158,7 +156,7 @@ class OptimizedModel:
         """
         planned = self.planned or planned_by_name(self.plan)
         if not planned:
-            raise PlanError("there is nothing to audit: the plan says nothing of any op")
+            raise PlanError("nothing to audit: the plan must have at least one op, got none")
         return audited(self.loaded, planned, complete=bool(self.planned))
 
     def compiled(self) -> Any:
@@ -194,8 +192,8 @@ class OptimizedModel:
         """
         if self.record is None:
             raise NeuralMPError(
-                "nothing is known of a run that found this model; "
-                "MixedPrecision(...).sensitivity() measures a model anew"
+                "the model must have the record of a run, got none; measure the sensitivity with "
+                "MixedPrecision(...).sensitivity()"
             )
         return sensitivities(self.record)
 
@@ -221,7 +219,7 @@ class OptimizedModel:
         else:
             self._save_folder(path)
         level = logging.INFO if self.exact_on == EVERYWHERE else logging.WARNING
-        logger.log(level, "%s gives the right numbers on %s", path, self.exact_on)
+        logger.log(level, "%s is exact on %s", path, self.exact_on)
 
     def _save_folder(self, path: str | Path) -> None:
         target = check_destination(path)
@@ -276,7 +274,7 @@ def load(path: str | Path) -> OptimizedModel:
             results would be wrong on this machine and cannot be corrected.
     """
     if not isinstance(path, str | Path):
-        raise ModelLoadError(f"a saved model is loaded from its folder; got {path!r} for its path")
+        raise ModelLoadError(f"a saved model must be given by the path of its folder, got {path!r}")
     folder = validate_option("the folder of a saved model", file_path, path)
     manifest = _read_manifest(folder)
     for name, expected in manifest["files"].items():
@@ -309,8 +307,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
         raise ModelLoadError(
-            f"{str(folder)!r} is no saved model: it has no {MANIFEST}; give the folder that "
-            f"OptimizedModel.save wrote"
+            f"{str(folder)!r} is not a saved model: {MANIFEST} is missing; give a folder written "
+            f"by OptimizedModel.save"
         )
     return read_json(file, _manifest, ModelLoadError)
 
@@ -318,9 +316,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _manifest(value: object) -> dict[str, Any]:
     version = value.get("neural_mp") if isinstance(value, Mapping) else None
     if version is not None and version != FORMAT_VERSION:
-        raise InvalidValueError(
-            f"it was saved in format {preview(version)}; this version reads {FORMAT_VERSION}"
-        )
+        raise InvalidValueError(f"the format must be {FORMAT_VERSION}, got {preview(version)}")
     return {"ops": {}, **_MANIFEST(value)}
 
 

@@ -77,7 +77,7 @@ def check_destination(path: str | Path) -> Path:
         NeuralMPError: the path is a file, is not writable, or contains an unrelated model.
     """
     if not isinstance(path, str | Path):
-        raise NeuralMPError(f"a model is saved in a folder; got {path!r} for its path")
+        raise NeuralMPError(f"a model must be saved to the path of a folder, got {path!r}")
     target = validate_option("the folder to save a model in", file_path, path)
     if target.exists() and not target.is_dir():
         raise NeuralMPError(f"{str(target)!r} is a file; choose a folder to save the model in")
@@ -125,8 +125,8 @@ def put_in_place(complete: Path, target: Path) -> None:
 
 def _taken(folder: Path, name: str) -> NeuralMPError:
     return NeuralMPError(
-        f"{str(folder)!r} exists and holds {name!r}, which is of no model saved there before and "
-        f"is not overwritten; choose another folder"
+        f"{str(folder)!r} contains {name!r}, which no earlier result wrote and which is not "
+        f"overwritten; choose another folder"
     )
 
 

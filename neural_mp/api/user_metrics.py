@@ -72,7 +72,7 @@ def gather_metrics(
     if metrics and eval_func is None:
         if evaluation is None:
             raise DataError(
-                "a metric was given but no data to compute it over; set eval_dataloader "
+                "a metric requires evaluation data, got none; set eval_dataloader "
                 "(evaluation.accuracy.dataloader in YAML)"
             )
         next(evaluation.pairs())  # raises before a model is captured

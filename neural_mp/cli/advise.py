@@ -43,8 +43,10 @@ def advise(
     from neural_mp.api.advise import advise_from_file
 
     if output is not None and not output.parent.is_dir():  # fail before the training, not after
-        raise ConfigurationError(f"--output {output}: there is no folder {str(output.parent)!r}")
-    with out.working(f"Training as {conf} says"):
+        raise ConfigurationError(
+            f"--output {output}: the folder {str(output.parent)!r} must exist; create it"
+        )
+    with out.working(f"Training as configured in {conf}"):
         found = advise_from_file(
             conf, model, loss, precision, steps=steps, limit=limit, trust=trust or ()
         )

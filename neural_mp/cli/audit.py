@@ -60,14 +60,15 @@ def _result(
     if is_saved_model(model):
         if plan is not None:
             raise ConfigurationError(
-                f"{model!r} is a saved result, which has its plan: leave --plan out"
+                f"--plan requires a model, got the saved result {model!r}, which has its own plan; "
+                f"remove --plan"
             )
         with out.working(f"Loading {model}"):
             return load(model)
     if plan is None:
         raise ConfigurationError(
-            f"{model!r} is no saved result, so that no plan says what its ops run in and there is "
-            f"nothing to audit; give the folder that a result was saved in, or a plan by --plan"
+            f"nothing to audit: {model!r} is not a saved result and has no plan; give the folder "
+            f"of a saved result, or --plan"
         )
     with out.working(f"Converting {model}"):
         return convert_with_plan(model, plan, framework=options.framework, inputs=options.inputs)

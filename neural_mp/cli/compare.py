@@ -44,8 +44,7 @@ def compare(
 
     if data is None:
         out.warn(
-            "the models are compared on random inputs, which say little of how they do on "
-            "yours; give --data"
+            "the models are compared on random inputs; results may differ on your data; give --data"
         )
     with out.working(f"Comparing {a} and {b}"):
         found = compare_files(

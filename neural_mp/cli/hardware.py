@@ -16,7 +16,7 @@ def hardware(*, out: Output) -> None:
     from neural_mp.reporting import hardware_table
 
     found = machine.detect()
-    with out.working("Asking the installed frameworks"):
+    with out.working("Reading the kernels of the installed frameworks"):
         products = installed_products(found)
     out.show(hardware_table(found, products))
     if out.as_json:

@@ -48,8 +48,8 @@ def inspect(
     if is_saved_model(model):
         if op_type:
             raise ConfigurationError(
-                f"--type is for models; {model!r} is a saved result, whose plan has op names "
-                f"only: give --match or --summary"
+                f"--type requires a model, got the saved result {model!r}; give --match or "
+                f"--summary"
             )
         _inspect_saved(out, model, pattern, summary)
         return
@@ -59,7 +59,7 @@ def inspect(
     from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
 
     there = hardware.detect().for_target(target or hardware.HOST_TARGET)
-    with out.working(f"Asking what the ops of {model} can run in"):
+    with out.working(f"Reading the capabilities of {model}"):
         space = loaded.adaptor.space(loaded.held, there)
     ops = _chosen(list(space.graph), op_type or (), pattern)
     if summary:
@@ -68,7 +68,7 @@ def inspect(
     else:
         out.show(capability_table(space, ops, each=each))
         if loaded.wide_kernels:
-            out.line(f"right on {exact_targets(loaded)}")
+            out.line(f"exact on {exact_targets(loaded)}")
     if out.as_json:
         out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])
 
@@ -83,7 +83,7 @@ def _inspect_saved(
 
     with out.working(f"Loading {folder}"):
         saved = load(folder)
-    names = _fitting(list(saved.plan), pattern, "the plan has no op that fits --match")
+    names = _fitting(list(saved.plan), pattern, "the plan has no op that matches --match")
     plan = PrecisionPlan({name: saved.plan[name] for name in names})
     if summary:
         counts = saved.report.op_counts
@@ -114,7 +114,7 @@ def _chosen(ops: Sequence[Op], types: Iterable[str], pattern: re.Pattern[str] | 
     known = sorted({op.type for op in ops})
     wanted = {_type_named(word, known) for word in types}
     left = [op for op in ops if not wanted or op.type in wanted]
-    missing = "no op fits --match" if not wanted else "no op of these types fits --match"
+    missing = f"no op{' of these types' if wanted else ''} matches --match"
     names = set(_fitting([op.name for op in left], pattern, missing))
     return [op for op in left if op.name in names]
 
@@ -135,7 +135,7 @@ def _fitting(names: list[str], pattern: re.Pattern[str] | None, missing: str) ->
     found = [name for name in names if pattern.fullmatch(name)]
     if not found:
         raise UnknownOperatorError(
-            f"{missing} {pattern.pattern!r}, which must fit a whole name"
+            f"{missing} {pattern.pattern!r}, which must match a whole name"
             f"{did_you_mean(pattern.pattern, names)}"
         )
     return found

@@ -75,15 +75,15 @@ def kernels(
     if program is not None:
         if log is not None:
             raise ConfigurationError(
-                f"{log!r} stands before --, and a program behind it; give one of them"
+                f"a log ({log!r}) and a program after -- exclude each other; give one of them"
             )
         _show_program(out, program, keys, output)
         return
     if output is not None:
-        raise ConfigurationError("--output keeps the log of a program that stands behind --")
+        raise ConfigurationError("--output requires a program after --")
     if log is None:
         raise ConfigurationError(
-            "no log is given; give a file, or a program behind --, such as: "
+            "no log is given; give a file, or a program after --, e.g. "
             "neural-mp kernels -- python train.py"
         )
     with out.working(f"Reading {log}"):
@@ -109,8 +109,8 @@ def _show_program(
     from neural_mp.profiling.kernel_log import run_with_kernel_log
 
     if not program:
-        raise ConfigurationError("no program stands behind --, such as: -- python train.py")
-    out.kept = "only what the program did until then is shown"
+        raise ConfigurationError("a program must follow --, e.g. -- python train.py")
+    out.kept = "nothing was shown"
     with _kept(output) as keep:
         log, code = run_with_kernel_log(program, _through, keep)
     if log.calls:

@@ -97,7 +97,7 @@ class Output:
             ConfigurationError: both were requested.
         """
         if self.as_json and as_csv:
-            raise ConfigurationError("--json and --csv are two forms of one output; give one")
+            raise ConfigurationError("--json and --csv exclude each other; give one of them")
 
     def show(self, shown: RenderableType) -> None:
         """Print a table or a text on standard output, unless a JSON document goes there."""
@@ -225,7 +225,7 @@ def emit_result(result: OptimizedModel, output: Output, folder: Path | None) -> 
     output.show(result_tables(result.report, result.met))
     if folder is not None:
         _save(result, folder)
-        output.line(f"saved to {folder}; right on {result.exact_on}")
+        output.line(f"saved to {folder}; exact on {result.exact_on}")
     if output.as_json:
         output.document(_document(result, folder))
 

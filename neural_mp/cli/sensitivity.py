@@ -52,7 +52,7 @@ def sensitivity(
 
     taken = is_saved_model(model) or Path(model).suffix in (".yaml", ".yml")
     if data is None and not taken:
-        out.warn("noise is measured on random inputs, which say little of yours; give --data")
+        out.warn("noise is measured on random inputs and may differ on your data; give --data")
     found = sensitivity_of(
         model,
         data,

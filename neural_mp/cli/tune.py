@@ -56,7 +56,7 @@ def tune(
         converter.resume = True
     if not cache:
         converter.cache = False
-    out.kept = "the trials so far are kept, and --resume goes on from there"
+    out.kept = "finished trials are kept; continue with --resume"
     listener = Listener() if out.quiet else LiveListener(error_console(), summary=False)
     converter.listener = listener
     result = converter()

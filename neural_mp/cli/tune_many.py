@@ -36,13 +36,13 @@ def tune_many(
     from neural_mp import jobs
     from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
 
-    out.kept = "what is finished is kept, and the same command goes on from there"
+    out.kept = "finished jobs are kept; continue with the same command"
     listener = JobsListener() if out.quiet else LiveJobs()
     results = jobs.tune_many(
         files, workers=workers, output=output, listener=listener, trust=trust or ()
     )
     out.show(jobs_table(results.outcomes))
-    out.line(f"the page is in {results.page}")
+    out.line(f"page saved to {results.page}")
     if out.as_json:
         out.document(_document(results))
     if results.failed or results.missed:

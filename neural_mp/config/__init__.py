@@ -95,19 +95,18 @@ def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
     """
     if not isinstance(names, Iterable):
         raise ConfigurationError(
-            f"trust must be a name of a module, such as sklearn, or a list of such names, got "
-            f"{preview(names)}"
+            f"trust must be a module name, e.g. sklearn, or a list of names, got {preview(names)}"
         )
     found = (names,) if isinstance(names, str) else tuple(names)
     for word in found:
         if not isinstance(word, str) or not all(p.isidentifier() for p in word.split(".")):
             raise ConfigurationError(
-                f"trust takes names of modules, such as sklearn, or of ops, such as "
-                f"ReadFile; got {word!r}"
+                f"trust must be names of modules, e.g. sklearn, or of ops, e.g. ReadFile, got "
+                f"{word!r}"
             )
         if word.partition(".")[0] in sys.stdlib_module_names:
             raise ConfigurationError(
-                f"trust names {word!r}, a module of Python's own, which no file may name; write a "
-                f"function of your own that calls what you need"
+                f"trust must not name a module of the standard library, got {word!r}; call the "
+                f"module in a function of your own"
             )
     return found

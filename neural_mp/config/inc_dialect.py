@@ -31,19 +31,19 @@ _LIMITS = (
     "graph_optimization.op_wise.*",
 )
 _TENSORS = ("weight", "activation")
-_STATIC = "sums of INT8 products are kept in 32 bits"
-_FITTED = "which ops run in INT8 is measured, not fixed by a rule"
-_SIGOPT = "SigOpt is not used; trials are kept in an Optuna storage"
-_SEARCHED = "the strategy sets this itself"
+_STATIC = "INT8 products are accumulated in 32 bits"
+_FITTED = "INT8 ops are chosen by measurement, not by a fixed rule"
+_SIGOPT = "SigOpt is not used; trials are stored in an Optuna storage"
+_SEARCHED = "the strategy chooses these values itself"
 _TRAINING = "only trained models are tuned; nothing is trained from this file"
 _ONE_PROCESS = "measurements run in one process; only cores_per_instance sets its threads"
 
 #: Key path, with `*` for any single key → behavior instead of the setting.
 IGNORED: Mapping[str, str] = {
     "optimization_level": _FITTED,
-    "reduce_range": "the range of INT8 follows from what this machine runs",
-    "model_conversion": "a model is read in the form it has; its own framework converts others",
-    "automixedprecision": "what may run in 16 bits is said in mixed_precision",
+    "reduce_range": "the INT8 range follows from the kernels of this machine",
+    "model_conversion": "a model is read in its own format; its framework converts other formats",
+    "automixedprecision": "16-bit ops are configured in mixed_precision",
     "pruning": _TRAINING,
     "distillation": _TRAINING,
     "auto_distillation": _TRAINING,
@@ -55,7 +55,7 @@ IGNORED: Mapping[str, str] = {
     "quantization.advance": "corrections are chosen by the strategy",
     "quantization.recipes": _FITTED,
     "quantization.optimization_level": _FITTED,
-    "quantization.op_wise.default_qconfig": "it names no op; limits for all ops are model_wise",
+    "quantization.op_wise.default_qconfig": "the key names no op; model_wise constrains all ops",
     "tuning.strategy.sigopt_api_token": _SIGOPT,
     "tuning.strategy.sigopt_project_id": _SIGOPT,
     "tuning.strategy.sigopt_experiment_name": _SIGOPT,
@@ -63,15 +63,15 @@ IGNORED: Mapping[str, str] = {
     "tuning.strategy.latency_weight": _SEARCHED,
     "tuning.strategy.confidence_batches": _SEARCHED,
     "tuning.strategy.hawq_v2_loss": _SEARCHED,
-    "tuning.multi_objectives": "several objectives are given with weights as tuning.objective",
-    "tuning.tensorboard": "results are shown as tables and kept in an Optuna storage",
-    "tuning.diagnosis": "results are shown as tables and kept in an Optuna storage",
+    "tuning.multi_objectives": "tuning.objective accepts several objectives with weights",
+    "tuning.tensorboard": "results are shown as tables and stored in an Optuna storage",
+    "tuning.diagnosis": "results are shown as tables and stored in an Optuna storage",
     "evaluation.accuracy.configs": _ONE_PROCESS,
-    "evaluation.accuracy.iteration": "accuracy is measured on all of the data",
+    "evaluation.accuracy.iteration": "accuracy is measured on all data",
     "evaluation.accuracy.multi_metrics.higher_is_better": (
-        "of a weighted sum it is said once, in tuning.accuracy_criterion.higher_is_better"
+        "tuning.accuracy_criterion.higher_is_better sets the direction of a weighted sum"
     ),
-    "evaluation.performance.postprocess": "postprocessing is not part of what is timed",
+    "evaluation.performance.postprocess": "postprocessing is not timed",
     "evaluation.performance.configs.num_of_instance": _ONE_PROCESS,
     "evaluation.performance.configs.inter_num_of_threads": _ONE_PROCESS,
     "evaluation.performance.configs.intra_num_of_threads": _ONE_PROCESS,
@@ -81,8 +81,8 @@ IGNORED: Mapping[str, str] = {
     **{f"{path}.distributed": _ONE_PROCESS for path in _DATALOADERS},
     **{f"{path}.num_workers": _ONE_PROCESS for path in _DATALOADERS},
     **{f"{path}.pin_memory": "batches stay in main memory" for path in _DATALOADERS},
-    **{f"{path}.sampler": "say shuffle: true for a random order" for path in _DATALOADERS},
-    **{f"{path}.collate_fn": "a function is given in Python" for path in _DATALOADERS},
+    **{f"{path}.sampler": "set shuffle: true for a random order" for path in _DATALOADERS},
+    **{f"{path}.collate_fn": "set a function in Python" for path in _DATALOADERS},
     **{f"{path}.weight.bit": "INT8 has eight bits" for path in _LIMITS},
     **{f"{path}.activation.compute_dtype": _STATIC for path in _LIMITS},
 }
@@ -143,7 +143,7 @@ INT8_APPROACHES: Mapping[str, str | None] = {
 
 #: Unsupported INT8 approaches → reason.
 IGNORED_APPROACHES: Mapping[str, str] = {
-    "quant_aware_training": "only trained models are quantized; all ways but this are open",
+    "quant_aware_training": "only trained models are quantized; all other approaches are allowed",
 }
 
 #: INC's words for the quantization of a tensor → ours.
@@ -154,7 +154,7 @@ QUANT_WORDS: Mapping[str, str] = {
 }
 
 #: Unsupported schemes of a tensor → reason.
-_IGNORED_SCHEMES: Mapping[str, str] = {"asym_float": "a zero point is a whole number here"}
+_IGNORED_SCHEMES: Mapping[str, str] = {"asym_float": "zero points are integers"}
 
 #: Unsupported objectives → reason.
 IGNORED_OBJECTIVES: Mapping[str, str] = {

@@ -164,7 +164,9 @@ def _metrics(evaluation: EvaluationSettings) -> dict[str, Any]:
         return {"metric": named}
     if len(named) < len(metrics) or any(name in named for name in NO_METRICS):
         names = ", ".join(metric.name for metric in metrics)
-        raise ConfigurationError(f"these metrics cannot be told apart by name in YAML: {names}")
+        raise ConfigurationError(
+            f"metrics must have unique names, not {' or '.join(NO_METRICS)}, got {names}"
+        )
     if not metrics:
         return {}
     if any(metric.weight is None for metric in metrics):

@@ -87,7 +87,7 @@ def existing_path(option: str, value: Any) -> Path:
         raise ConfigurationError(f"{option} must be a path, got ''")
     path = validate_option(option, validators.file_path, value).expanduser()
     if not path.exists():
-        raise DataError(f"{option}: there is nothing at {path} (looked from {Path.cwd()})")
+        raise DataError(f"{option}: {path} does not exist (working directory: {Path.cwd()})")
     try:
         require_regular_file(path)
     except OSError as error:

@@ -73,13 +73,13 @@ class Registry:
         if not isinstance(name, str) or ":" not in name:
             raise ConfigurationError(
                 f"unknown {self.kind} {name!r}{did_you_mean(name, self)} "
-                f"(one of your own is named module:attribute)"
+                f"(name your own {self.kind} as module:attribute)"
             )
         factory = load_user_object(name)
         if not callable(factory):
             raise ConfigurationError(
-                f"{self.kind} {name!r} is {with_article(type(factory).__name__)}; "
-                f"it must be a class, or a function that makes a {self.kind}"
+                f"{self.kind} {name!r} must be a class, or a function that returns a {self.kind}, "
+                f"got {with_article(type(factory).__name__)}"
             )
         return factory
 

@@ -224,7 +224,7 @@ def _work(
         return
     if workers.engine != RAY:
         raise ConfigurationError(
-            f"jobs are done by the engines {LOCAL} and {RAY}, got {workers.engine!r} for workers"
+            f"the engine of workers must be {LOCAL} or {RAY}, got {workers.engine!r}"
         )
     with ray_places(workers, trust, logger.warning) as found:
         WorkerPool(jobs, folder, listener, found).work()
@@ -244,7 +244,7 @@ def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
     missing = [str(path) for path in found if not path.is_file()]
     if missing or not found:
         words = f"there is no {missing[0]!r}" if missing else "no tuning file was found"
-        raise ConfigurationError(f"{words}; give YAML files, a pattern or a folder of them")
+        raise ConfigurationError(f"{words}; give YAML files, a pattern or a folder of YAML files")
     return list(dict.fromkeys(found))
 
 
@@ -258,7 +258,7 @@ def _job(file: Path, output: Path, earlier: Mapping[str, str]) -> JobOutcome:
     digest = job_digest(file)
     short = digest[:_LETTERS]
     name = earlier.get(short, f"{file.stem}-{short}")
-    fresh = JobOutcome(name, str(file), digest, JobStatus.BEGUN, "it was not begun")
+    fresh = JobOutcome(name, str(file), digest, JobStatus.BEGUN, "not started")
     return _as_left(fresh, output)
 
 

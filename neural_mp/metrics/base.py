@@ -83,8 +83,8 @@ class Collection:
     def _check_shape(self, preds: np.ndarray) -> None:
         if self._preds and self._preds[0].shape[1:] != preds.shape[1:]:
             raise MetricError(
-                f"predictions of shape {preds.shape} do not fit those of shape "
-                f"{self._preds[0].shape} in an earlier batch"
+                f"predictions must have the shape of earlier batches, {self._preds[0].shape}, "
+                f"except for the first axis, got {preds.shape}"
             )
 
     def collected(self) -> tuple[np.ndarray, np.ndarray]:
@@ -97,6 +97,5 @@ class Collection:
 def nothing_taken_in(metric: object) -> MetricError:
     """Return the error for a result without samples."""
     return MetricError(
-        f"{type(metric).__name__} has no result before update has taken in a sample; "
-        f"is the dataloader empty?"
+        f"{type(metric).__name__} has no result before the first sample; is the dataloader empty?"
     )

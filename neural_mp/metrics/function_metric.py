@@ -143,9 +143,8 @@ def joined(batches: Sequence[Any], what: str) -> Any:
     except ValueError as error:
         shapes = sorted({str(list(np.shape(batch))) for batch in batches})
         raise MetricError(
-            f"the {what} of {len(batches)} batches cannot be put together, their shapes are "
-            f"{', '.join(shapes[:4])}: {error}; give an object with update, reset and result, "
-            f"which sees batch by batch"
+            f"the {what} of {len(batches)} batches must have one shape except for the first axis, "
+            f"got {', '.join(shapes[:4])}: {error}; give an object with update, reset and result"
         ) from error
 
 
@@ -176,8 +175,8 @@ def _order(
         return _truth_first if _is_truth_first(*names) else _predictions_first
     if names[0] in _MODELS:
         raise MetricError(
-            f"the metric {_words(function)} takes a model; a function model → number is given as "
-            f"eval_func, a metric takes (predictions, labels)"
+            f"the metric {_words(function)} must take (predictions, labels), got a function of a "
+            f"model; set a function model → number as eval_func"
         )
     return _as_one
 
@@ -209,8 +208,8 @@ def _as_one(both: Predicted) -> tuple[Any, ...]:
 def _takes_others(function: Callable[..., Any], names: Sequence[str]) -> MetricError:
     found = f"({', '.join(names)})"
     return MetricError(
-        f"the metric {_words(function)} takes {found}; it must take (predictions, labels), or "
-        f"(y_true, y_pred); bind other arguments with functools.partial, or give them as "
+        f"the metric {_words(function)} must take (predictions, labels) or (y_true, y_pred), got "
+        f"{found}; bind other arguments with functools.partial, or give them as "
         f"(function, {{name: value}})"
     )
 

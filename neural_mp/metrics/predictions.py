@@ -53,8 +53,7 @@ def chosen(values: Any, output: str | int, what: str) -> Any:
         if output in (0, -1):
             return values
         raise MetricError(
-            f"output {output!r} is asked for, but the {what} are one {described(values)} without "
-            f"a name; leave output out"
+            f"output {output!r} requires several {what}, got one {described(values)}; remove output"
         )
     if isinstance(output, int):
         by_place = values if isinstance(values, list | tuple) else list(outputs.values())
@@ -201,7 +200,7 @@ class OfOutput:
             return result
         if not isinstance(result, Mapping) or self.value not in result:
             names = did_you_mean(self.value, result) if isinstance(result, Mapping) else ""
-            raise MetricError(f"the metric gives no value {self.value!r}{names}")
+            raise MetricError(f"the metric has no value {self.value!r}{names}")
         return result[self.value]
 
 
@@ -235,9 +234,8 @@ def _only_one(values: object, what: str) -> Any:
         return values
     if len(outputs) != 1:
         raise MetricError(
-            f"the {what} are {len(outputs)} arrays and this metric takes one; choose one with the "
-            f"option {'output' if what == 'predictions' else 'label'}, "
-            f"there are {described_outputs(outputs)}"
+            f"the {what} must be one array, got {len(outputs)}: {described_outputs(outputs)}; "
+            f"select one with the option {'output' if what == 'predictions' else 'label'}"
         )
     return next(iter(outputs.values()))
 
@@ -325,8 +323,7 @@ def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
         whole = np.nan_to_num(values).astype(np.int64)
     if not np.array_equal(whole, values):
         raise MetricError(
-            f"the {what} must be classes, whole numbers from 0, got {values[whole != values][0]} "
-            f"among them"
+            f"the {what} must be classes, whole numbers from 0, got {values[whole != values][0]}"
         )
     return whole
 
@@ -334,8 +331,8 @@ def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
 def _check_range(classes: np.ndarray, count: int) -> None:
     if classes.min() < 0 or classes.max() >= count:
         raise MetricError(
-            f"labels go from {classes.min()} to {classes.max()} but the predictions know "
-            f"{count} classes, 0 to {count - 1}"
+            f"labels must be classes from 0 to {count - 1}, as the predictions, got "
+            f"{classes.min()} to {classes.max()}"
             + ("; predicted classes, instead of scores, must be integers" if count == 2 else "")
         )
 

@@ -172,8 +172,8 @@ def wrapped(given: Any, options: Mapping[str, Any]) -> Any:
 def options_too_late(given: object, options: Mapping[str, Any]) -> MetricError:
     """Return the error for options of a metric object that is configured already."""
     return MetricError(
-        f"the metric {type(given).__name__} is an object already, so the options "
-        f"{', '.join(options)} come too late; only output, label and value can be set"
+        f"options of the metric object {type(given).__name__} must be output, label or value, got "
+        f"{', '.join(options)}; set other options when creating the object"
     )
 
 
@@ -306,7 +306,7 @@ def _probabilities(preds: object, labels: object) -> tuple[Any, Any]:
 
 def _of_labels(preds: object, labels: object) -> tuple[Any, Any]:
     raise MetricError(
-        f"this scorer needs what a model does not give here, got predictions of shape "
+        f"scorers of log-probabilities are not supported, got predictions of shape "
         f"{as_array(preds, 'predictions').shape}; give a function of (predictions, labels)"
     )
 

@@ -165,7 +165,7 @@ def test_a_fault_of_ours_is_neither_a_mistake_nor_a_missed_target(run, monkeypat
     code, _, err = run("hardware")
     assert code == 4
     assert "IndexError: off by one" in err
-    assert "fault of neural-mp" in err
+    assert "internal error of neural-mp" in err
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
@@ -174,7 +174,7 @@ def test_a_search_that_is_interrupted_shows_its_result_and_is_130(run, workplace
     code, out, err = run("tune", "conf.yaml", "--output", "tuned")
     assert code == 130
     assert "the search was interrupted" in out
-    assert "the trials so far are kept, and --resume goes on from there" in err.splitlines()[-1]
+    assert "finished trials are kept; continue with --resume" in err.splitlines()[-1]
     assert (workplace / "tuned" / "neural_mp.json").is_file()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -213,7 +213,7 @@ def test_a_reader_that_has_seen_enough_is_no_missed_target(workplace):
 def test_every_help_has_an_example_and_the_exit_codes(command, flag):
     text = " ".join(CliRunner().invoke(app, [command, flag]).output.split())
     assert f"Example: neural-mp {command}" in text
-    for words in ("0 done", "1 the accuracy target", "2 a mistake", "3 code of your own", "130 "):
+    for words in ("0 done", "1 the accuracy target", "2 invalid input", "3 your own code", "130 "):
         assert words in text
     for option in ("--quiet", "-q", "--verbose", "-v", "--json"):
         assert option in text

@@ -83,7 +83,7 @@ def test_int8_alone_without_data_is_refused(net):
     converter = MixedPrecision()
     converter.precisions = "int8"
     converter.model = net
-    with pytest.raises(DataError, match="int8 needs data to calibrate with; set calib_dataloader"):
+    with pytest.raises(DataError, match="int8 requires calibration data; set calib_dataloader"):
         converter()
 
 

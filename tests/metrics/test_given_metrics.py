@@ -159,13 +159,13 @@ def test_else_predictions_come_first(function):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda model: 0, "given as eval_func"),
+        (lambda model: 0, "number as eval_func"),
         (lambda a, b, c: 0, "functools.partial"),
         (lambda: 0, "must take"),
         (np.float64, "create an instance"),
         (sklearn.metrics, "module sklearn.metrics"),
         (3, "int has no update"),
-        ((StreamedAccuracy(), {"k": 1}), "come too late"),
+        ((StreamedAccuracy(), {"k": 1}), "must be output, label or value, got k"),
     ],
 )
 def test_what_is_no_metric_is_said(given, words):

@@ -56,7 +56,7 @@ def test_a_saved_result_has_the_page_of_its_run_and_can_draw_it_again(converter,
     assert type(net).__name__ in page
     load(tmp_path / "saved").report.save_html(tmp_path / "again" / "page.html")
     assert (tmp_path / "again" / "page.html").read_text("utf-8") == page
-    with pytest.raises(NeuralMPError, match="nothing is known of a run"):
+    with pytest.raises(NeuralMPError, match="must have the record of a run"):
         Report().save_html(tmp_path / "none.html")
 
 
