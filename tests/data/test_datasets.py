@@ -105,7 +105,7 @@ def test_no_samples_are_refused(digits_npz, tmp_path):
 
 def test_one_number_is_not_an_array_of_samples(tmp_path):
     np.save(tmp_path / "x.npy", np.float32(3))
-    with pytest.raises(DataError, match="are one number"):
+    with pytest.raises(DataError, match="must be an array, got one number"):
         build_dataset({"npy": {"inputs": str(tmp_path / "x.npy")}})
 
 

@@ -367,7 +367,7 @@ def test_a_metric_of_the_users_own_is_built_and_checked(tmp_path, monkeypatch):
     metric.update(np.zeros(3), np.zeros(3))
     assert metric.result() == 6
     with pytest.raises(
-        MetricError, match="Half has no reset\(\) and result\(\); a metric must have update"
+        MetricError, match=r"Half has no reset\(\) and result\(\); a metric must have update"
     ):
         build_metric("own_metrics_here:Half")
     with pytest.raises(ConfigurationError, match="no option 'stpe'; did you mean 'step'"):
