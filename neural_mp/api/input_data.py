@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,8 @@ def inputs_of(
     """
     if data is None:
         return Batches([model.example_inputs(batch_size)], "the random inputs")
-    path = validate_option("data", file_path, data)
-    if path.suffix in _TUNING_FILES:
-        loader = _loader(path, trust)
-        return Batches(lambda: limited(loader.inputs(), samples), str(path))
-    arrays = _arrays(path)
     size = batch_size or batch_size_of(model.example_inputs())
-    return Batches(lambda: _batches(arrays, size, samples), str(path))
+    return Batches(_reader(data, size, samples, trust), str(data))
 
 
 def batches_of(
@@ -79,12 +75,19 @@ def batches_of(
         samples: number of samples.
         trust: see `MixedPrecision`.
     """
+    read = _reader(data, batch_size or _CAPTURED_WITH, samples, trust)
+    return [(inputs, None) for inputs in read()]
+
+
+def _reader(
+    data: str | Path, size: int, samples: int, trust: Iterable[str]
+) -> Callable[[], Iterator[Any]]:
+    """Return a function that reads the inputs in a file, in batches."""
     path = validate_option("data", file_path, data)
     if path.suffix in _TUNING_FILES:
-        found = limited(_loader(path, trust).inputs(), samples)
-    else:
-        found = _batches(_arrays(path), batch_size or _CAPTURED_WITH, samples)
-    return [(inputs, None) for inputs in found]
+        loader = _loader(path, trust)
+        return lambda: limited(loader.inputs(), samples)
+    return partial(_batches, _arrays(path), size, samples)
 
 
 def _loader(path: Path, trust: Iterable[str]) -> Batches:

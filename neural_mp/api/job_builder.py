@@ -182,18 +182,15 @@ class JobBuilder:
 
     def _data(self) -> tuple[Batches | None, Batches | None]:
         """Return evaluation and calibration batches; by default, the latter are the former."""
-        settings = self.settings
-        loader = self.options.eval_dataloader
+        evaluation, loader = None, self.options.eval_dataloader
         if loader is None:
-            loader = config_objects.loader(settings, config_objects.ACCURACY)
-        evaluation = (
-            None if loader is None else Batches(loader, "eval_dataloader", self.options.max_batches)
-        )
+            loader = config_objects.loader(self.settings, config_objects.ACCURACY)
+        if loader is not None:
+            evaluation = Batches(loader, "eval_dataloader", self.options.max_batches)
         loader = self.options.calib_dataloader
         if loader is None:
-            loader = config_objects.loader(settings, config_objects.CALIBRATION)
-        calibration = evaluation if loader is None else Batches(loader, "calib_dataloader")
-        return evaluation, calibration
+            loader = config_objects.loader(self.settings, config_objects.CALIBRATION)
+        return evaluation, evaluation if loader is None else Batches(loader, "calib_dataloader")
 
     def _loaded(
         self, calibration: Batches | None, labelled: bool

@@ -40,10 +40,6 @@ def _is_any_share(value: Any) -> bool:
     return bool(percent) or is_finite(value)
 
 
-def _is_share(value: Any) -> bool:
-    return _is_any_share(value) and not str(value).strip().startswith("-")
-
-
 def _share(value: Any) -> float:
     return float(value.strip().rstrip("%")) / 100 if isinstance(value, str) else float(value)
 
@@ -64,15 +60,9 @@ def split(value: Any) -> list[str]:
 
 
 def _is_sizes(value: Any) -> bool:
-    return _is_words(value) and bool(split(value)) and all(map(_is_size, split(value)))
-
-
-def _is_size(word: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,12}", word.strip()) is not None and 1 <= int(word) <= MOST
-
-
-def _largest(value: Any) -> int:
-    return max(int(word) for word in split(value))
+    words = split(value) if _is_words(value) else []
+    sizes = [int(word) for word in words if re.fullmatch(r"[0-9]{1,12}", word.strip())]
+    return 0 < len(words) == len(sizes) and all(1 <= size <= MOST for size in sizes)
 
 
 def _is_named(value: Any) -> bool:
@@ -88,10 +78,6 @@ def _is_one_named(value: Any) -> bool:
         return bool(value.strip())
     single = _is_named(value) and len(value) == 1
     return single and all(isinstance(item, dict) for item in _options(value).values())
-
-
-def _one_named(value: Any) -> dict[str, Any]:
-    return {value.strip(): {}} if isinstance(value, str) else _options(value)
 
 
 def _is_objective(value: Any) -> bool:
@@ -180,10 +166,6 @@ def workers(value: Any) -> Any:
     return value
 
 
-def _is_workers(value: Any) -> bool:
-    return isinstance(value, str) or _is_named(value) or (is_integer(value) and value >= 1)
-
-
 def raised_to(least: int, most: int = MOST) -> Validator[int]:
     """Return a validator of integers up to `most`; values below `least` become `least`."""
     return matching(
@@ -197,9 +179,13 @@ TEXT = matching("a word", lambda value: isinstance(value, str) or is_finite(valu
 VERSION = matching("a version such as 1.0", lambda value: isinstance(value, str | int | float))
 NAME_LIST = matching("a list of names, or names separated by commas", _is_words, split)
 NAMES = matching("a list of names, or names separated by commas", _is_words, lambda v: (*split(v),))
-SHARE = matching("a number from 0, or a percentage such as 1%", _is_share, _share)
+SHARE = matching(
+    "a number from 0, or a percentage such as 1%",
+    lambda value: _is_any_share(value) and not str(value).strip().startswith("-"),
+    _share,
+)
 ANY_SHARE = matching("a number, or a percentage such as 1%", _is_any_share, _share)
-SIZES = matching("a whole number from 1, or several", _is_sizes, _largest)
+SIZES = matching("a whole number from 1, or several", _is_sizes, lambda v: max(map(int, split(v))))
 SECONDS = matching(
     f"a number of seconds from 0 to {MOST_SECONDS}",
     lambda value: is_finite(value) and 0 <= value <= MOST_SECONDS,
@@ -218,7 +204,11 @@ DATA_TYPE = matching(
 )
 _PRECISION_WORDS = matching("precisions such as int8,bf16", _is_words)
 TRANSFORMS = matching("a mapping of transform names to their options", _is_named, _options)
-DATASET = matching("one dataset name with a mapping of its options", _is_one_named, _one_named)
+DATASET = matching(
+    "one dataset name with a mapping of its options",
+    _is_one_named,
+    lambda value: {value.strip(): {}} if isinstance(value, str) else _options(value),
+)
 METRIC = matching(
     "a metric name, or one name with its options",
     lambda value: isinstance(value, str | dict),
@@ -238,5 +228,5 @@ OBJECTIVE = matching(
 )
 _WORKERS = matching(
     "a whole number from 1, an engine such as ray:10.0.0.1:6379, or a mapping with engine, count",
-    _is_workers,
+    lambda value: isinstance(value, str) or _is_named(value) or (is_integer(value) and value >= 1),
 )

@@ -14,7 +14,7 @@ from neural_mp.config.values import ANY, EACH, NO_METRICS
 from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.capability import Constraints, OpConstraint
 from neural_mp.util.string_enum import StringEnum
 
 #: `1e-3` is a string in YAML 1.1, which PyYAML writes, but a number for our reader.
@@ -102,20 +102,12 @@ def _constraints(constraints: Constraints) -> dict[str, Any]:
 
 
 def _limit(limit: OpConstraint) -> dict[str, Any]:
-    weight, activation = _tensor(limit.weight), _tensor(limit.activation)
-    data: dict[str, Any] = {}
+    weight, activation = _given(vars(limit.weight)), _given(vars(limit.activation))
+    data = {"weight": weight or None, "activation": activation or None}
     # Without this key, the reader derives the precisions from the dtypes.
     if limit.precisions is not None or "dtype" in {*weight, *activation}:
-        data["precisions"] = _precisions(limit.precisions)
-    if weight:
-        data["weight"] = weight
-    if activation:
-        data["activation"] = activation
-    return data
-
-
-def _tensor(limit: QuantConstraint) -> dict[str, Any]:
-    return _given(vars(limit))
+        return _given({"precisions": _precisions(limit.precisions), **data})
+    return _given(data)
 
 
 def _tuning(tuning: TuningSettings) -> dict[str, Any]:
