@@ -195,7 +195,7 @@ def test_ctrl_c_in_a_process_of_its_own(workplace):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "--resume goes on" in err
+    assert "continue with --resume" in err
 
 
 def test_a_reader_that_has_seen_enough_is_no_missed_target(workplace):
