@@ -168,7 +168,7 @@ _IGNORED_WORDS: Mapping[str, Mapping[str, str]] = {
     **{f"{path}.{tensor}.scheme": _IGNORED_SCHEMES for path in _LIMITS for tensor in _TENSORS},
 }
 #: Directions of metrics, without effect in a weighted sum alone.
-METRIC_DIRECTIONS: KeyPath = ("evaluation", "accuracy", "multi_metrics", "higher_is_better")
+METRIC_DIRECTIONS = ("evaluation", "accuracy", "multi_metrics", "higher_is_better")
 #: Sections that limit the whole model if they have the keys of limits instead of op names.
 _WHOLE_MODEL = (("mixed_precision", "op_wise"), ("graph_optimization", "op_wise"))
 

@@ -35,7 +35,9 @@ class _MeanDifference(RunningMean):
 class MSE(_MeanDifference):
     """The mean squared error over all numbers."""
 
-    _errors = staticmethod(np.square)
+    @staticmethod
+    def _errors(differences: np.ndarray) -> np.ndarray:
+        return differences**2
 
 
 @METRICS.register("RMSE", "root_mean_squared_error")
@@ -53,7 +55,9 @@ class RMSE(MSE):
 class MAE(_MeanDifference):
     """The mean absolute error over all numbers."""
 
-    _errors = staticmethod(np.abs)
+    @staticmethod
+    def _errors(differences: np.ndarray) -> np.ndarray:
+        return np.abs(differences)
 
 
 @METRICS.register("R2", "r2_score")

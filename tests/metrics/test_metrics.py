@@ -266,7 +266,7 @@ def test_one_output_may_come_in_a_list_or_a_dict():
 @pytest.mark.parametrize(
     ("name", "preds", "labels", "message"),
     [
-        ("accuracy", [np.zeros((2, 2))] * 2, [0, 1], "predictions are 2 arrays"),
+        ("accuracy", [np.zeros((2, 2))] * 2, [0, 1], "predictions must be one array, got 2"),
         ("accuracy", np.zeros((2, 2)), np.array([None, None]), "does the dataset have labels"),
         ("accuracy", ["a", "b"], [0, 1], "predictions must be numbers"),
         ("accuracy", [[1, 2], [3]], [0, 1], "predictions do not form one array"),
