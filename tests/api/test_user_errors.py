@@ -256,9 +256,12 @@ def test_an_error_in_a_trial_comes_through_and_the_trial_is_recorded(converter, 
             lambda folder: (folder / "model.pt2").write_bytes(b"PK junk"),
             "'model.pt2'.*changed or damaged",
         ),
-        (lambda folder: (folder / "neural_mp.json").unlink(), "no saved model"),
+        (lambda folder: (folder / "neural_mp.json").unlink(), "not a saved model"),
         (lambda folder: (folder / "neural_mp.json").write_text("{"), "damaged"),
-        (lambda folder: (folder / "neural_mp.json").write_text('{"neural_mp": 99}'), "format 99"),
+        (
+            lambda folder: (folder / "neural_mp.json").write_text('{"neural_mp": 99}'),
+            "format must be 2, got 99",
+        ),
     ],
 )
 def test_a_damaged_saved_model_is_refused(net, tmp_path, damage, message):
