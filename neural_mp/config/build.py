@@ -35,6 +35,11 @@ from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 _OP_WISE = ("quantization", "mixed_precision", "graph_optimization")
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
+#: Keys of `tuning` whose values are settings as they are.
+_UNCHANGED = (
+    *("objective", "min_speedup", "random_seed", "storage"),
+    *("early_stopping", "cache", "workers"),
+)
 _ACCURACY: KeyPath = ("evaluation", "accuracy")
 _PERFORMANCE: KeyPath = ("evaluation", "performance")
 
@@ -166,13 +171,11 @@ def _amp(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
 
 
 def _tuning(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> TuningSettings:
-    same = ("objective", "min_speedup", "random_seed", "storage")
-    same = (*same, "early_stopping", "cache", "workers")
     workspace, resume = _workspace(data.get("workspace", {}), ignored)
     with error_path("tuning", "exit_policy"):
         exit_policy = ExitPolicy(**data.get("exit_policy", {}))
     return TuningSettings(
-        **{key: data[key] for key in same if key in data},
+        **{key: data[key] for key in _UNCHANGED if key in data},
         strategy=_strategy(data.get("strategy", {}).get("name"), dialect, ignored),
         criterion=_criterion(data.get("accuracy_criterion", {}), dialect),
         exit_policy=exit_policy,
