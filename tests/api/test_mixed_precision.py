@@ -265,7 +265,7 @@ def untouched(net):
 def test_saving_over_a_model_of_somebody_else_is_refused(untouched, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "model.pt2").write_text("keep me")
-    with pytest.raises(neural_mp.NeuralMPError, match=r"precious.*holds 'model.pt2'"):
+    with pytest.raises(neural_mp.NeuralMPError, match=r"precious.*contains 'model.pt2'"):
         untouched.save(tmp_path / "precious")
     assert [file.name for file in (tmp_path / "precious").iterdir()] == ["model.pt2"]
     assert (tmp_path / "precious" / "model.pt2").read_text() == "keep me"
@@ -308,7 +308,7 @@ def test_of_an_earlier_result_nothing_is_left_and_nothing_else_is_touched(untouc
 def test_a_model_without_its_list_of_files_is_not_overwritten(untouched, tmp_path):
     untouched.save(tmp_path / "out")
     (tmp_path / "out" / "neural_mp.json").unlink()
-    with pytest.raises(neural_mp.NeuralMPError, match=r"holds 'plan.yaml'.*not overwritten"):
+    with pytest.raises(neural_mp.NeuralMPError, match=r"contains 'plan.yaml'.*not overwritten"):
         untouched.save(tmp_path / "out")
 
 
