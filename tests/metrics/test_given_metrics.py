@@ -86,7 +86,7 @@ def test_a_name_comes_with_its_options(given, digits):
         ({"f1_makro": {}}, "did you mean 'f1_macro'"),
         (("topk", {"kk": 3}), "did you mean 'k'"),
         ({"weight": [1]}, "must have at least one metric"),
-        ([], "empty list"),
+        ([], "must have at least one metric"),
         ({"F1": {}, "accuracy": {}, "weight": [1]}, "expected 2 weights, found 1"),
         ({"F1": {}, "accuracy": {}, "higher_is_better": "maybe"}, "expected true or false"),
         (("accuracy", {"output": 1.5}), "must be a name or a position"),
