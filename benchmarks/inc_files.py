@@ -52,7 +52,7 @@ from neural_mp.strategies import DEFAULT
 LOADERS = (config_objects.CALIBRATION, config_objects.ACCURACY, config_objects.PERFORMANCE)
 #: How often a reason counts as one of few words.
 _REASONS = (
-    (r"'(\w+)' is no framework we have", r"framework \1"),
+    (r"framework with an adaptor, found '(\w+)'", r"framework \1"),
     (r"unknown (dataset|transform|metric) '([^']+)'", r"no \1 \2"),
     (r"there is no strategy '([^']+)'", r"no strategy \1"),
     (r"(dataset|transform|metric) '([^']+)' has no option '([^']+)'", r"\1 \2: no option \3"),

@@ -159,7 +159,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Given], None], Comes]] = {
     ),
     "postprocess that is a number": (
         postprocess(3),
-        Refused("postprocess must be a function.*an int"),
+        Refused("postprocess must be a function.*got 3"),
     ),
     "postprocess that raises": (postprocess(raiser(OwnError("mine"))), Own(OwnError)),
     "postprocess that raises StopIteration": (

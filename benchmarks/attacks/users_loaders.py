@@ -283,7 +283,10 @@ LOADERS: dict[str, tuple[Callable[[Given], None], Comes]] = {
         loader(with_labels(lambda y: np.array(["a"] * len(y)))),
         Refused("labels must be numbers"),
     ),
-    "labels out of range": (loader(with_labels(lambda y: y + 5)), Refused("labels go from")),
+    "labels out of range": (
+        loader(with_labels(lambda y: y + 5)),
+        Refused("labels must be classes"),
+    ),
     "labels as a list": (loader(with_labels(list)), Right()),
     "other inputs in the middle": (
         loader(later((X[:, :, :4], Y))),

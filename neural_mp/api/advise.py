@@ -42,16 +42,11 @@ def advise_from_file(
         NeuralMPError: the file, the model, the loss or the data are invalid.
     """
     settings = load_settings(conf, trust=trust)
-    loader = config_objects.loader(settings, config_objects.CALIBRATION)
-    if loader is None:
-        loader = config_objects.loader(settings, config_objects.ACCURACY)
-    if loader is None:
-        raise ConfigurationError(
-            f"{conf} names no data; add quantization.calibration.dataloader, whose samples are "
-            f"trained on"
-        )
+    loader = config_objects.any_loader(settings, conf)
     if model is None and settings.model.name is None:
-        raise ConfigurationError(f"{conf} names no model; add model.name, or give --model")
+        raise ConfigurationError(
+            f"{conf} must name a model, got none; add model.name, or give --model"
+        )
     return advise(
         _trained(config_objects.model(settings, model or settings.model.name)),
         loader,
@@ -68,8 +63,8 @@ def _trained(found: object) -> Any:
         return found
     if Path(found).suffix not in _KERAS_FILES:
         raise ConfigurationError(
-            f"{found!r} is no model that can be trained: give a Keras file "
-            f"({', '.join(_KERAS_FILES)}) or module:attribute of your own"
+            f"the model must be a Keras file ({', '.join(_KERAS_FILES)}) or module:attribute, got "
+            f"{found!r}"
         )
     require_framework("tensorflow", "Keras files")
     from neural_mp.adaptors.tensorflow.keras_models import load

@@ -40,7 +40,8 @@ def with_data_type(
 ) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
     """Return the precisions with the 16-bit type of `data_type` as the only one, and warnings.
 
-    Environment variables without effect cause a warning.
+    If mixed precision is enabled as a whole, BF16 is added if there is no 16-bit type. Environment
+    variables without effect cause a warning.
 
     Args:
         explicit: precisions set by the user; None if unset.
@@ -51,36 +52,29 @@ def with_data_type(
         ConfigurationError: `explicit` and `data_type` contradict each other.
     """
     wanted = amp.data_type
+    words = ",".join(map(str, explicit or ()))
     if wanted is None:
-        return _switched_on(explicit, default) if amp.switched_on else (explicit or default, ())
+        chosen = explicit or default
+        if not amp.switched_on or any(precision.is_16_bit for precision in chosen):
+            return chosen, ()
+        if explicit is not None:  # explicit precisions override environment variables
+            return explicit, (
+                f"{SWITCH} requires a 16-bit precision, but precisions are {words}; the variable "
+                f"is ignored",
+            )
+        return tuple(p for p in Precision if p in (*chosen, Precision.BF16)), ()
     origin = amp.origins["data_type"]
     if explicit is not None and wanted not in explicit:
-        words = ",".join(map(str, explicit))
         if origin.startswith(PREFIXES):  # explicit precisions override environment variables
             return explicit, (
-                f"{origin} asks for {wanted}, but precisions are {words}; it is left",
+                f"{origin} requires {wanted}, but precisions are {words}; the variable is ignored",
             )
         raise ConfigurationError(
-            f"{origin} asks for {wanted}, but precisions are {words}; add {wanted} to them, or "
-            f"take one of the two away"
+            f"{origin} requires {wanted}, but precisions are {words}; add {wanted} to precisions, "
+            f"or remove one of the two options"
         )
     kept = [p for p in explicit or default if not p.is_16_bit]
     return tuple(p for p in Precision if p in (*kept, wanted)), ()
-
-
-def _switched_on(
-    explicit: tuple[Precision, ...] | None, default: tuple[Precision, ...]
-) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
-    """Return the precisions with at least one 16-bit type (BF16 by default), and warnings."""
-    chosen = explicit or default
-    if any(precision.is_16_bit for precision in chosen):
-        return chosen, ()
-    if explicit is not None:  # explicit precisions override environment variables
-        words = ",".join(map(str, explicit))
-        return explicit, (
-            f"{SWITCH} asks for a 16-bit precision, but precisions are {words}; it is left",
-        )
-    return tuple(p for p in Precision if p in (*chosen, Precision.BF16)), ()
 
 
 def edited_lists(
@@ -99,7 +93,7 @@ def edited_lists(
     if edits and not used:
         warnings = (
             *warnings,
-            f"{edits[0].origin} has no effect: no 16-bit precision is asked for or supported",
+            f"{edits[0].origin} has no effect: no 16-bit precision is requested and supported",
         )
     lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
     before = [lists[p] for p in used]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from neural_mp.api.loading import resolve_source
@@ -13,7 +14,7 @@ from neural_mp.config.source import KeyPath
 from neural_mp.core.enums import Dialect
 from neural_mp.data import OWN, Transform, Vocabulary, build_dataloader, build_transforms
 from neural_mp.data.user_imports import named_in_file
-from neural_mp.errors import NeuralMPError
+from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.metrics import METRICS, build_metric
 from neural_mp.strategies import Strategy, strategy_named
 
@@ -77,6 +78,22 @@ def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
         return None
     with _reading(settings, (*section, "dataloader")):
         return build_dataloader(spec, vocabulary_of(settings))
+
+
+def any_loader(settings: Settings, file: Path) -> DataLoader:
+    """Return the calibration loader of a file, else the loader of the accuracy.
+
+    Raises:
+        ConfigurationError: there is no loader, or a name or an option is invalid.
+        DataError: the data are missing or invalid.
+    """
+    found = loader(settings, CALIBRATION) or loader(settings, ACCURACY)
+    if found is None:
+        raise ConfigurationError(
+            f"{file} must have calibration or evaluation data, got none; add "
+            f"quantization.calibration.dataloader"
+        )
+    return found
 
 
 def postprocess(settings: Settings) -> Transform | None:

@@ -65,8 +65,8 @@ def _mapping(word: str, limits: object) -> Iterable[tuple[str, Any]]:
     if isinstance(limits, Mapping):
         return limits.items()
     raise ConfigurationError(
-        f"{word} must be a dict such as {{'fc': 'fp32'}}, from names to what such ops may run in, "
-        f"got {limits!r}"
+        f"{word} must be a dict of names and allowed precisions, e.g. {{'fc': 'fp32'}}, got "
+        f"{limits!r}"
     )
 
 
@@ -82,8 +82,7 @@ def _names(exclude: object) -> tuple[str, ...]:
         if all(isinstance(name, str) for name in names):
             return names
     raise ConfigurationError(
-        f"exclude must be names of ops, or patterns for them, such as ['fc', 'layer4.*'], got "
-        f"{exclude!r}"
+        f"exclude must be names or patterns of ops, e.g. ['fc', 'layer4.*'], got {exclude!r}"
     )
 
 

@@ -105,7 +105,9 @@ def explained(
         UnsupportedPrecisionError: FP32 is among the precisions.
     """
     if Precision.FP32 in precisions:
-        raise UnsupportedPrecisionError("every op can run in fp32; ask about int8, bf16 or fp16")
+        raise UnsupportedPrecisionError(
+            "precisions must be int8, bf16 or fp16, got fp32, in which every op can run"
+        )
     amp = gather_amp(None, None)
     sixteen = tuple(precision for precision in precisions if precision.is_16_bit)
     machine = replace(hardware.detect(), forced=frozenset(sixteen))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api import config_objects
 from neural_mp.config import load_settings
-from neural_mp.data.numpy_files import UNREADABLE, load_arrays
+from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.calibration_batches import limited
@@ -59,13 +60,8 @@ def inputs_of(
     """
     if data is None:
         return Batches([model.example_inputs(batch_size)], "the random inputs")
-    path = validate_option("data", file_path, data)
-    if path.suffix in _TUNING_FILES:
-        loader = _loader(path, trust)
-        return Batches(lambda: limited(loader.inputs(), samples), str(path))
-    arrays = _arrays(path)
     size = batch_size or batch_size_of(model.example_inputs())
-    return Batches(lambda: _batches(arrays, size, samples), str(path))
+    return Batches(_reader(data, size, samples, trust), str(data))
 
 
 def batches_of(
@@ -79,42 +75,35 @@ def batches_of(
         samples: number of samples.
         trust: see `MixedPrecision`.
     """
+    read = _reader(data, batch_size or _CAPTURED_WITH, samples, trust)
+    return [(inputs, None) for inputs in read()]
+
+
+def _reader(
+    data: str | Path, size: int, samples: int, trust: Iterable[str]
+) -> Callable[[], Iterator[Any]]:
+    """Return a function that reads the inputs in a file, in batches."""
     path = validate_option("data", file_path, data)
     if path.suffix in _TUNING_FILES:
-        found = limited(_loader(path, trust).inputs(), samples)
-    else:
-        found = _batches(_arrays(path), batch_size or _CAPTURED_WITH, samples)
-    return [(inputs, None) for inputs in found]
+        loader = _loader(path, trust)
+        return lambda: limited(loader.inputs(), samples)
+    return partial(_batches, _arrays(path), size, samples)
 
 
 def _loader(path: Path, trust: Iterable[str]) -> Batches:
     if not path.is_file():
         raise DataError(f"there is no tuning file {str(path)!r}")
-    settings = load_settings(path, trust=trust)
-    for section in (config_objects.CALIBRATION, config_objects.ACCURACY):
-        loader = config_objects.loader(settings, section)
-        if loader is not None:
-            return Batches(loader, str(path))
-    raise ConfigurationError(
-        f"{path} names no data; add quantization.calibration.dataloader, or give an .npy or .npz "
-        f"file"
-    )
+    return Batches(config_objects.any_loader(load_settings(path, trust=trust), path), str(path))
 
 
 def _arrays(path: Path) -> _Arrays:
     if path.suffix not in _ARRAYS:
         known = ", ".join((*_ARRAYS, *_TUNING_FILES))
-        raise DataError(f"{str(path)!r} is no file of data that is known by its ending ({known})")
+        raise DataError(f"data must be a file with one of the suffixes {known}, got {str(path)!r}")
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}")
-    try:
-        loaded = load_arrays(path, mapped=True)
+    with plain_arrays(path, mapped=True) as loaded:
         found = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
-    except UNREADABLE as error:
-        raise DataError(
-            f"{str(path)!r} cannot be read as plain .npy or .npz data (pickled objects are "
-            f"refused): {error}"
-        ) from error
     if isinstance(found, Mapping) and (len(found) == 1 or set(found) <= {"inputs", *NAMES}):
         found = found.get("inputs", next(iter(found.values()), np.zeros(0)))
     _check(path, {"it": found} if isinstance(found, np.ndarray) else found)
@@ -124,10 +113,10 @@ def _arrays(path: Path) -> _Arrays:
 def _check(path: Path, arrays: Mapping[str, Array]) -> None:
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not min(lengths.values()):
-        raise DataError(f"{str(path)!r} holds no samples: the first axis counts them")
+        raise DataError(f"{str(path)!r} has no samples along the first axis")
     if len(set(lengths.values())) > 1:
         words = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"the arrays of {str(path)!r} hold different numbers of samples: {words}")
+        raise DataError(f"the arrays of {str(path)!r} must have equally many samples, got {words}")
 
 
 def _taken(arrays: _Arrays, start: int, stop: int) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -40,25 +40,48 @@ from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.util.text import with_article
-from neural_mp.util.validators import integer_between, seed_number, validate_option
+from neural_mp.util.validators import (
+    Validator,
+    boolean,
+    integer_between,
+    matching,
+    optional,
+    seed_number,
+    string,
+    validate_option,
+)
 
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
 
-#: Option → accepted types, for options that need no further parsing.
-_OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
-    "strategy": (str,),
-    "framework": (str, type(None)),
-    "random_seed": (int,),
-    "sampling_size": (int,),
-    "max_batches": (int, type(None)),
-    "resume": (bool,),
-    "early_stopping": (bool,),
-    "cache": (bool,),
-    "workers": (int, str, dict),
-    "hardware": (machine.Hardware, type(None)),
-    "target": (str,),
-    "listener": (Listener, type(None)),
+
+def _instance_of(kind: type) -> Validator[Any]:
+    return matching(with_article(kind.__name__), lambda value: isinstance(value, kind))
+
+
+def _are_names(value: Any) -> bool:
+    names = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(name, str) for name in names)
+
+
+#: Option → validator, for options that need no further parsing.
+_OPTIONS: Mapping[str, Validator[Any]] = {
+    "strategy": string,
+    "framework": optional(string),
+    "random_seed": seed_number,
+    "sampling_size": integer_between(1),
+    "max_batches": optional(integer_between(1)),
+    "resume": boolean,
+    "early_stopping": boolean,
+    "cache": boolean,
+    "hardware": optional(_instance_of(machine.Hardware)),
+    "target": string,
+    "listener": optional(_instance_of(Listener)),
+    "outputs": optional(matching("a name or names", _are_names)),
+    "eval_func": optional(matching("a function model → float", callable)),
+    "postprocess": optional(
+        matching("a function (predictions, labels) → (predictions, labels)", callable)
+    ),
 }
 #: Default folder of the run history.
 DEFAULT_WORKSPACE = "neural_mp_workspace"
@@ -102,7 +125,7 @@ class JobBuilder:
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
         space, precisions = self._space(loaded, hardware, precisions, amp)
-        samples, evaluator = given.sampling_size, self._evaluator(evaluation, metrics)
+        samples, evaluator = int(given.sampling_size), self._evaluator(evaluation, metrics)
         job = TuningJob(
             model=loaded.in_space(space),
             load=load,
@@ -116,7 +139,7 @@ class JobBuilder:
                 for_numbers=here.forced | not_native(here),
                 criterion=criterion,
                 exit_policy=given.exit_policy,
-                seed=given.random_seed,
+                seed=int(given.random_seed),
                 workers=read_workers(given.workers),
                 early_stopping=given.early_stopping,
             ),
@@ -147,30 +170,27 @@ class JobBuilder:
         self, hardware: machine.Hardware, amp: AmpSettings
     ) -> tuple[Precision, ...]:
         if self.settings.device != "cpu":
-            self.log.warn(f"device {self.settings.device!r} is not built yet; the CPU is used")
+            self.log.warn(f"device must be 'cpu', got {self.settings.device!r}; the CPU is used")
         wanted, told = with_data_type(self.explicit, DEFAULT_PRECISIONS, amp)
         usable, found = machine.require_any(hardware, wanted)
         self.log.warnings += (*told, *(found if self.explicit or amp.switched_on else ()))
         for precision in usable:
             support = hardware.support(precision)
             if not support.native:
-                self.log.warn(f"{precision} is emulated here, for its numbers: {support.reason}")
+                self.log.warn(f"{precision} is emulated on this machine: {support.reason}")
         return usable
 
     def _data(self) -> tuple[Batches | None, Batches | None]:
         """Return evaluation and calibration batches; by default, the latter are the former."""
-        settings = self.settings
-        loader = self.options.eval_dataloader
+        evaluation, loader = None, self.options.eval_dataloader
         if loader is None:
-            loader = config_objects.loader(settings, config_objects.ACCURACY)
-        evaluation = (
-            None if loader is None else Batches(loader, "eval_dataloader", self.options.max_batches)
-        )
+            loader = config_objects.loader(self.settings, config_objects.ACCURACY)
+        if loader is not None:
+            evaluation = Batches(loader, "eval_dataloader", self.options.max_batches)
         loader = self.options.calib_dataloader
         if loader is None:
-            loader = config_objects.loader(settings, config_objects.CALIBRATION)
-        calibration = evaluation if loader is None else Batches(loader, "calib_dataloader")
-        return evaluation, calibration
+            loader = config_objects.loader(self.settings, config_objects.CALIBRATION)
+        return evaluation, evaluation if loader is None else Batches(loader, "calib_dataloader")
 
     def _loaded(
         self, calibration: Batches | None, labelled: bool
@@ -236,7 +256,7 @@ class JobBuilder:
         precisions = tuple(precision for precision in precisions if precision not in gone)
         for precision in precisions:
             if precision not in (*space.usable_precisions, Precision.FP32):
-                self.log.warn(f"no op of this model may run in {precision}; it stays out")
+                self.log.warn(f"no op of this model can run in {precision}; continuing without it")
         return space, precisions
 
     def _without_emulated(
@@ -250,15 +270,11 @@ class JobBuilder:
         asked = self.explicit is not None or amp != AmpSettings()
         for precision in filter(gone.__contains__, able if asked else ()):
             self.log.warn(
-                f"{framework} has no {precision} kernels here that gain time: {precision} would "
-                f"be emulated; going on without it. Set {machine.FORCE_VARIABLES[precision]}=1 to "
-                f"run it for its numbers"
+                f"{framework} has no {precision} kernels here that reduce latency; continuing "
+                f"without {precision}; set {machine.FORCE_VARIABLES[precision]}=1 to emulate it"
             )
         for precision in without_kernels(left, hardware):
-            self.log.warn(
-                f"{framework} has no {precision} kernels here: {precision} is emulated, for its "
-                f"numbers"
-            )
+            self.log.warn(f"{framework} has no {precision} kernels here: {precision} is emulated")
         return left, gone
 
     def _wants_speed(self) -> bool:
@@ -321,15 +337,12 @@ class JobBuilder:
 
 
 def check_option(name: str, value: object) -> None:
-    """Check the type of an option listed in `_OPTION_TYPES`.
+    """Check an option listed in `_OPTIONS`.
 
     Raises:
-        ConfigurationError: the type is wrong.
+        ConfigurationError: the value is invalid.
     """
-    kinds = _OPTION_TYPES[name]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-        raise ConfigurationError(f"{name} must be {with_article(words)}, got {value!r}")
+    validate_option(name, _OPTIONS[name], value)
 
 
 def check(options: MixedPrecision) -> None:
@@ -339,30 +352,14 @@ def check(options: MixedPrecision) -> None:
         ConfigurationError: an option has the wrong type or is out of range.
     """
     if options.model is None:
-        raise ConfigurationError("no model was given; set converter.model")
+        raise ConfigurationError("model must be set, got None; set converter.model")
     parse_objectives(options.objective)
     check_min_speedup(options.min_speedup)
     if options.approach is not None:
         Approach.parse(options.approach, "approach")
     Capture.parse(options.capture, "capture")
-    for name in _OPTION_TYPES:
+    for name in _OPTIONS:
         check_option(name, getattr(options, name))
-    validate_option("random_seed", seed_number, options.random_seed)
-    validate_option("sampling_size", integer_between(1), options.sampling_size)
-    if options.max_batches is not None:
-        validate_option("max_batches", integer_between(1), options.max_batches)
-    if options.postprocess is not None and not callable(options.postprocess):
-        raise ConfigurationError(
-            f"postprocess must be a function (predictions, labels) → (predictions, labels), got "
-            f"{with_article(type(options.postprocess).__name__)}"
-        )
     workers = read_workers(options.workers)
     if workers.several:
         executor_named(workers.engine).check(workers)
-    names = options.outputs if isinstance(options.outputs, list | tuple) else [options.outputs]
-    if options.outputs is not None and not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(f"outputs must be names, got {options.outputs!r}")
-    if options.eval_func is not None and not callable(options.eval_func):
-        raise ConfigurationError(
-            f"eval_func must be a function model → float, got {type(options.eval_func).__name__}"
-        )

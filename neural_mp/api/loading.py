@@ -94,7 +94,7 @@ def without_int8_if_no_data(
     others = tuple(p for p in precisions if p is not Precision.INT8)
     if not [p for p in others if p is not Precision.FP32]:
         raise DataError(
-            "int8 needs data to calibrate with; set calib_dataloader or eval_dataloader, or "
-            "approach = 'dynamic' to find the ranges of dense layers on every run"
+            "int8 requires calibration data; set calib_dataloader or eval_dataloader, or "
+            "approach = 'dynamic' to compute the ranges of dense layers on every run"
         )
-    return others, ("int8 needs data to calibrate with and none was given; going on without it",)
+    return others, ("int8 requires calibration data, got none; continuing without int8",)

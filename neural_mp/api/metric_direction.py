@@ -51,8 +51,8 @@ class _Measure:
 
     def __str__(self) -> str:
         if self.said is None:
-            return f"{self.name} does not say, which counts as higher is better"
-        return f"{self.name} says that {_words(self.said)}"
+            return f"{self.name} has no direction, so higher is better"
+        return f"{self.name}: {_words(self.said)}"
 
 
 def directed(
@@ -123,7 +123,7 @@ def together(metrics: MetricSet, criterion: AccuracyCriterion) -> MetricAggregat
         measure = replace(_measure(metric, name), name=name)
         if said is not None and measure.said is not None and said != measure.said:
             raise ConfigurationError(
-                f"{measure}, but higher_is_better says {said} of it; leave it out"
+                f"{measure}, but higher_is_better is {said}; remove higher_is_better"
             )
         stated = next((word for word in (said, measure.said, wanted) if word is not None), None)
         if stated is None and measure.doubtful_name is not None and metrics.every:
@@ -187,8 +187,8 @@ def _name(subject: object) -> str:
 
 def _doubt(measure: _Measure) -> ConfigurationError:
     return ConfigurationError(
-        f"the direction of {measure.name} is not known: the name {measure.doubtful_name} may stand "
-        f"for an error, of which less is better; set higher_is_better to False (or True) in "
+        f"the direction of {measure.name} is not known: {measure.doubtful_name} may be an error, "
+        f"for which lower is better; set higher_is_better to False (or True) in "
         f"accuracy_criterion, or give {measure.name} an attribute higher_is_better"
     )
 
@@ -200,14 +200,13 @@ def _words(higher: bool) -> str:
 def _contradiction(wanted: bool, measures: Sequence[_Measure]) -> ConfigurationError:
     said = "; ".join(str(measure) for measure in measures if measure.said is not None)
     return ConfigurationError(
-        f"{said}, but accuracy_criterion has higher_is_better: {wanted}; leave higher_is_better "
-        f"out of accuracy_criterion to take the metric's own direction"
+        f"{said}, but accuracy_criterion has higher_is_better: {wanted}; remove higher_is_better "
+        f"from accuracy_criterion to use the metric's own direction"
     )
 
 
 def _disagreement(measures: Sequence[_Measure]) -> ConfigurationError:
     return ConfigurationError(
-        f"the metrics go in different directions, so a sum of them says nothing: "
-        f"{'; '.join(map(str, measures))}; keep metrics of one direction, or give those that "
-        f"do not say an attribute higher_is_better"
+        f"metrics of a sum must have one direction, got {'; '.join(map(str, measures))}; keep "
+        f"metrics of one direction, or set their attribute higher_is_better"
     )

@@ -267,7 +267,7 @@ def _settings_of(conf: object) -> Settings:
     if isinstance(conf, str | Path):
         return load_settings(conf)
     raise ConfigurationError(
-        f"MixedPrecision takes the path of a YAML file, or a dict with the same content, got "
+        f"conf must be the path of a YAML file, or a dict with the same content, got "
         f"{type(conf).__name__}; give a model by its keyword: MixedPrecision(model=…)"
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import tempfile
@@ -23,8 +22,10 @@ from neural_mp.api.saved_model import (
     PLAN_FILE,
     RECORD_FILE,
     check_destination,
+    digest_of_file,
     digests_of_files,
     put_in_place,
+    writing,
 )
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
@@ -128,9 +129,7 @@ class OptimizedModel:
             DataError: the inputs do not fit the model.
         """
         if named and inputs:
-            raise DataError(
-                "inputs are given either by position or by name; give all of them in one way"
-            )
+            raise DataError("inputs must be given either by position or by name, got both")
         if named:
             return self.loaded(named)
         return self.loaded(inputs[0] if len(inputs) == 1 else inputs)
@@ -157,7 +156,7 @@ class OptimizedModel:
         """
         planned = self.planned or planned_by_name(self.plan)
         if not planned:
-            raise PlanError("there is nothing to audit: the plan says nothing of any op")
+            raise PlanError("nothing to audit: the plan must have at least one op, got none")
         return audited(self.loaded, planned, complete=bool(self.planned))
 
     def compiled(self) -> Any:
@@ -178,10 +177,8 @@ class OptimizedModel:
         """
         export = needed(self.adaptor.onnx_export, self.framework, "way to ONNX")
         target = validate_option("the ONNX file", file_path, path)
-        try:
+        with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
         export.export_onnx(self.held, target, self._metadata())
 
     def sensitivity(self) -> SensitivityReport:
@@ -195,8 +192,8 @@ class OptimizedModel:
         """
         if self.record is None:
             raise NeuralMPError(
-                "nothing is known of a run that found this model; "
-                "MixedPrecision(...).sensitivity() measures a model anew"
+                "the model must have the record of a run, got none; measure the sensitivity with "
+                "MixedPrecision(...).sensitivity()"
             )
         return sensitivities(self.record)
 
@@ -222,29 +219,24 @@ class OptimizedModel:
         else:
             self._save_folder(path)
         level = logging.INFO if self.exact_on == EVERYWHERE else logging.WARNING
-        logger.log(level, "%s gives the right numbers on %s", path, self.exact_on)
+        logger.log(level, "%s is exact on %s", path, self.exact_on)
 
     def _save_folder(self, path: str | Path) -> None:
         target = check_destination(path)
-        try:
-            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-                complete = Path(scratch) / "model"
-                complete.mkdir()
-                self._write(complete)
-                put_in_place(complete, target)
-        except OSError as error:
-            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+        with writing(target), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            complete = Path(scratch) / "model"
+            complete.mkdir()
+            self._write(complete)
+            put_in_place(complete, target)
 
     def _save_file(self, single: SingleFile[Any], target: Path) -> None:
-        try:
+        with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
                 complete = Path(scratch) / target.name
                 single.save_file(self.held, complete, self._metadata())
                 for file in Path(scratch).iterdir():
                     file.replace(target.parent / file.name)
-        except OSError as error:
-            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
 
     def _metadata(self) -> dict[str, str]:
         return {
@@ -266,7 +258,7 @@ class OptimizedModel:
             "report": self.report.to_dict(),
             "ops": {name: op.to_dict() for name, op in self.planned.items()},
             "files": {
-                str(file.relative_to(folder)): _digest(file)
+                str(file.relative_to(folder)): digest_of_file(file)
                 for file in sorted(folder.rglob("*"))
                 if file.is_file()
             },
@@ -282,14 +274,14 @@ def load(path: str | Path) -> OptimizedModel:
             results would be wrong on this machine and cannot be corrected.
     """
     if not isinstance(path, str | Path):
-        raise ModelLoadError(f"a saved model is loaded from its folder; got {path!r} for its path")
+        raise ModelLoadError(f"a saved model must be given by the path of its folder, got {path!r}")
     folder = validate_option("the folder of a saved model", file_path, path)
     manifest = _read_manifest(folder)
     for name, expected in manifest["files"].items():
         file = folder / name
         if not file.is_file():
             raise ModelLoadError(f"the saved model {str(folder)!r} lacks its file {name!r}")
-        if _digest(file) != expected:
+        if digest_of_file(file) != expected:
             raise ModelLoadError(
                 f"the file {name!r} of the saved model {str(folder)!r} was changed or damaged"
             )
@@ -315,8 +307,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
         raise ModelLoadError(
-            f"{str(folder)!r} is no saved model: it has no {MANIFEST}; give the folder that "
-            f"OptimizedModel.save wrote"
+            f"{str(folder)!r} is not a saved model: {MANIFEST} is missing; give a folder written "
+            f"by OptimizedModel.save"
         )
     return read_json(file, _manifest, ModelLoadError)
 
@@ -324,9 +316,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _manifest(value: object) -> dict[str, Any]:
     version = value.get("neural_mp") if isinstance(value, Mapping) else None
     if version is not None and version != FORMAT_VERSION:
-        raise InvalidValueError(
-            f"it was saved in format {preview(version)}; this version reads {FORMAT_VERSION}"
-        )
+        raise InvalidValueError(f"the format must be {FORMAT_VERSION}, got {preview(version)}")
     return {"ops": {}, **_MANIFEST(value)}
 
 
@@ -340,11 +330,3 @@ _MANIFEST = record(
     },
     {"ops": mapping_of(EffectiveOp.from_dict)},  # missing in files of earlier versions
 )
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -86,8 +86,8 @@ def parse_criterion(value: object) -> AccuracyCriterion:
         AccuracyCriterion(value)  # raises if the value does not fit a float
         return AccuracyCriterion(float(value))
     raise ConfigurationError(
-        f"accuracy_criterion must be an AccuracyCriterion, a share of the baseline such as 0.01, "
-        f"or a dict such as {{'absolute': 0.002}}, got {value!r}"
+        f"accuracy_criterion must be an AccuracyCriterion, a fraction of the baseline, e.g. 0.01, "
+        f"or a dict, e.g. {{'absolute': 0.002}}, got {value!r}"
     )
 
 
@@ -102,5 +102,5 @@ def exit_policy_of(value: object) -> ExitPolicy:
     if isinstance(value, Mapping):
         return settings_from({"tuning": {"exit_policy": value}}, _ORIGIN).tuning.exit_policy
     raise ConfigurationError(
-        f"exit_policy must be an ExitPolicy, or a dict such as {{'timeout': 600}}, got {value!r}"
+        f"exit_policy must be an ExitPolicy, or a dict, e.g. {{'timeout': 600}}, got {value!r}"
     )

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 #: Text for a model that is exact on all CPUs.
 EVERYWHERE = "every CPU"
-_EXACT = "CPUs that add up products of bytes exactly (VNNI, AMX, ARM)"
-_MEND = f"convert it with target {PORTABLE!r}, which is right on every CPU"
+_EXACT = "CPUs with exact INT8 accumulation (VNNI, AMX, ARM)"
+_MEND = f"convert it with target {PORTABLE!r}, which is exact on every CPU"
 
 
 def hardware_for(
@@ -43,9 +43,9 @@ def hardware_for(
     for kernel, products in adaptor.int8_accumulation(there).items():
         if products is Int8Accumulation.EXACT and wrong_here[kernel] is Int8Accumulation.SATURATING:
             raise ConfigurationError(
-                f"target {target!r} cannot be converted for on this machine: here the {kernel} "
-                f"kernels of {adaptor.framework} saturate, so that what is right there cannot be "
-                f"checked; convert on such a machine, or {_MEND}"
+                f"target {target!r} requires a machine with exact INT8 accumulation to check the "
+                f"results; here the {kernel} kernels of {adaptor.framework} saturate; convert on "
+                f"such a machine, or {_MEND}"
             )
     if target == PORTABLE:
         return there, ()
@@ -77,7 +77,7 @@ def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]
     if not saturating:
         return model, ()
     reason = (
-        f"{name} was converted for {_EXACT}; on this one its {' and '.join(saturating)} kernels "
+        f"{name} was converted for {_EXACT}; on this CPU the {' and '.join(saturating)} kernels "
         f"saturate"
     )
     try:
@@ -85,9 +85,9 @@ def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]
         right = replace(model, held=offered.right_everywhere(model.held))
     except ConversionError as error:
         raise ModelLoadError(
-            f"{reason}, so its numbers would be wrong, and {error}; {_MEND}"
+            f"{reason}, and the weights cannot be corrected: {error}; {_MEND}"
         ) from error
-    done = f"{reason}, so its INT8 weights were stored anew; its accuracy was measured before that"
+    done = f"{reason}; its INT8 weights were quantized again after the accuracy was measured"
     logger.warning(done)
     return right, (done,)
 

@@ -58,15 +58,15 @@ def convert_with_plan(
     changed = sum(right[op] != config for op, config in plan.items())
     if changed:
         warnings.append(
-            f"the weights of {changed} ops are stored in another range than the plan says: "
+            f"the weights of {changed} ops are stored in another range than in the plan: "
             f"{there.int8_accumulation.in_words}"
         )
     resolved = space.resolve(right)
     if observations is None:
         if any(config.approach is Approach.STATIC for config in resolved.plan.values()):
             raise PlanError(
-                "the plan has INT8 ops with calibrated ranges but holds no observations to "
-                "quantize with; use a plan file written by save_plan or `neural-mp tune --output`"
+                "a plan of INT8 ops with calibrated ranges requires observations, got none; "
+                "use a plan file written by save_plan or `neural-mp tune --output`"
             )
         observations = Observations()
     tunable = loaded.in_space(space).observed(observations)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from neural_mp.errors import ModelLoadError, NeuralMPError
@@ -21,6 +24,7 @@ from neural_mp.util.validators import (
 
 logger = logging.getLogger(__name__)
 
+_BLOCK = 1 << 20
 MANIFEST = "neural_mp.json"
 PLAN_FILE = "plan.yaml"
 RECORD_FILE = "run.json.gz"
@@ -31,6 +35,28 @@ RESERVED = (
     *("model.pt2", "saved_model.pb", "saved_model.pbtxt", "variables"),
     *("model.onnx", "model.onnx.data"),
 )
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Name the target in errors of the file system raised in this context.
+
+    Raises:
+        NeuralMPError: the target cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+
+
+def digest_of_file(path: Path) -> str:
+    """Return the SHA-256 digest of a file as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def is_saved_model(path: object) -> bool:
@@ -51,7 +77,7 @@ def check_destination(path: str | Path) -> Path:
         NeuralMPError: the path is a file, is not writable, or contains an unrelated model.
     """
     if not isinstance(path, str | Path):
-        raise NeuralMPError(f"a model is saved in a folder; got {path!r} for its path")
+        raise NeuralMPError(f"a model must be saved to the path of a folder, got {path!r}")
     target = validate_option("the folder to save a model in", file_path, path)
     if target.exists() and not target.is_dir():
         raise NeuralMPError(f"{str(target)!r} is a file; choose a folder to save the model in")
@@ -59,10 +85,8 @@ def check_destination(path: str | Path) -> Path:
         for name in RESERVED:
             if os.path.lexists(target / name):
                 raise _taken(target, name)
-    try:
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise NeuralMPError(f"{str(target)!r} cannot be written: no permission")
     return target
@@ -101,8 +125,8 @@ def put_in_place(complete: Path, target: Path) -> None:
 
 def _taken(folder: Path, name: str) -> NeuralMPError:
     return NeuralMPError(
-        f"{str(folder)!r} exists and holds {name!r}, which is of no model saved there before and "
-        f"is not overwritten; choose another folder"
+        f"{str(folder)!r} contains {name!r}, which no earlier result wrote and which is not "
+        f"overwritten; choose another folder"
     )
 
 

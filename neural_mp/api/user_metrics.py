@@ -10,18 +10,15 @@ from typing import Any, overload
 from neural_mp.api import config_objects
 from neural_mp.common import Metric
 from neural_mp.config import Settings
-from neural_mp.config.values import EACH, bools_of, numbers_of
+from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.metrics import METRICS, as_metric, build_metric
+from neural_mp.metrics import METRICS, as_metric
 from neural_mp.metrics.coercion import is_with_options, metric_name, unwrapped
 from neural_mp.tuning.batches import Batches
 
 EvalFunc = Callable[[Any], float]
 #: Metrics with their weights; the accuracy is the weighted sum.
 WeightedMetrics = Sequence[tuple[Metric, float]]
-
-#: Keys of a metric dict that are not metrics.
-_NO_METRICS = ("weight", "higher_is_better")
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class MetricSet(Sequence[tuple[Metric, float]]):
 
     Attributes:
         pairs: metrics with their weights.
-        names: unique names of the metrics.
+        names: unique names of the metrics; default: their own, numbered if they repeat.
         every: whether every metric has to meet the target; else the weighted sum.
         said: `higher_is_better` set by the user for each metric; None if unset.
     """
@@ -39,6 +36,11 @@ class MetricSet(Sequence[tuple[Metric, float]]):
     names: tuple[str, ...] = ()
     every: bool = False
     said: tuple[bool | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = self.names or [metric_name(metric) for metric, _ in self.pairs]
+        object.__setattr__(self, "names", _unlike(names))
+        object.__setattr__(self, "said", self.said or (None,) * len(self.pairs))
 
     @overload
     def __getitem__(self, index: int) -> tuple[Metric, float]: ...
@@ -70,7 +72,7 @@ def gather_metrics(
     if metrics and eval_func is None:
         if evaluation is None:
             raise DataError(
-                "a metric was given but no data to compute it over; set eval_dataloader "
+                "a metric requires evaluation data, got none; set eval_dataloader "
                 "(evaluation.accuracy.dataloader in YAML)"
             )
         next(evaluation.pairs())  # raises before a model is captured
@@ -87,39 +89,37 @@ def given_metrics(given: Any) -> MetricSet:
         ConfigurationError: a name, an option or a weight is invalid.
         MetricError: an object is not a metric.
     """
-    if isinstance(given, Mapping) or _is_collection(given):
-        return _each(dict(given.items()))
-    several = given if isinstance(given, list | tuple) and not is_with_options(given) else [given]
+    by_name = isinstance(given, Mapping) or _is_collection(given)
+    if by_name:
+        named = {str(name): metric for name, metric in given.items() if name not in NO_METRICS}
+        several = [_with_name(name, metric) for name, metric in named.items()]
+    elif isinstance(given, list | tuple) and not is_with_options(given):
+        several = list(given)
+    else:
+        several = [given]
     if not several:
-        raise ConfigurationError("metric is an empty list; give at least one metric")
+        raise ConfigurationError(f"metric must have at least one metric, got {given!r}; add one")
     metrics = [as_metric(metric) for metric in several]
-    names = _unlike([metric_name(metric) for metric in metrics])
-    share = 1.0 / len(metrics)
-    return MetricSet(tuple((m, share) for m in metrics), names, said=(None,) * len(metrics))
-
-
-def _each(given: Mapping[Any, Any]) -> MetricSet:
-    """Parse a dict of metrics."""
-    named = {str(name): metric for name, metric in given.items() if name not in _NO_METRICS}
-    if not named:
-        raise ConfigurationError("metric is a dict without a metric; give at least one")
-    metrics = [_named(name, metric) for name, metric in named.items()]
-    said: Sequence[bool | None] = [None] * len(metrics)
-    if given.get("higher_is_better") is not None:
-        said = bools_of("metric: higher_is_better", given["higher_is_better"], len(metrics))
-    weight = given.get("weight")
+    if not by_name:
+        share = 1.0 / len(metrics)
+        return MetricSet(tuple((metric, share) for metric in metrics))
+    said: tuple[bool | None, ...] = ()
+    options = dict(given.items())
+    if options.get("higher_is_better") is not None:
+        said = (*bools_of("metric: higher_is_better", options["higher_is_better"], len(metrics)),)
+    weight = options.get("weight")
     if weight is None or weight == EACH:
         pairs = tuple((metric, 1.0) for metric in metrics)
-        return MetricSet(pairs, tuple(named), len(metrics) > 1, tuple(said))
+        return MetricSet(pairs, tuple(named), len(metrics) > 1, said)
     weights = numbers_of("metric: weight", weight, len(metrics))
-    return MetricSet(tuple(zip(metrics, weights, strict=True)), tuple(named), said=tuple(said))
+    return MetricSet(tuple(zip(metrics, weights, strict=True)), tuple(named), said=said)
 
 
-def _named(name: str, given: object) -> Metric:
-    """Return a metric of a dict: built by name if `given` are options, else converted."""
-    if given is None or isinstance(given, Mapping) or (type(given) is int and name in METRICS):
-        return build_metric(name, given)
-    return as_metric(given)
+def _with_name(name: str, given: object) -> object:
+    """Return a metric of a dict, with its name if `given` are the options of a built-in metric."""
+    if given is None or isinstance(given, Mapping):
+        return name, given or {}
+    return (name, given) if type(given) is int and name in METRICS else given
 
 
 def _is_collection(given: object) -> bool:
@@ -130,12 +130,13 @@ def _is_collection(given: object) -> bool:
 def _configured(settings: Settings) -> MetricSet:
     pairs = config_objects.metrics(settings)
     items = settings.evaluation.metrics
-    names = _unlike([metric_name(metric) for metric, _ in pairs])
-    if len(items) > 1:
-        names = _unlike([item.name.rpartition(":")[2] for item in items])
-    every = len(items) > 1 and all(item.weight is None for item in items)
-    said = tuple(item.higher_is_better for item in items)
-    return MetricSet(tuple(pairs), names, every, said)
+    several = len(items) > 1
+    return MetricSet(
+        tuple(pairs),
+        tuple(item.name.rpartition(":")[2] for item in items if several),
+        every=several and all(item.weight is None for item in items),
+        said=tuple(item.higher_is_better for item in items),
+    )
 
 
 def _unlike(names: Sequence[str]) -> tuple[str, ...]:

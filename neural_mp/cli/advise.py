@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import epilog
-from neural_mp.cli.options import JsonOption, QuietOption, TrustOption, VerboseOption
+from neural_mp.cli.options import TrustOption
 from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.validators import MOST
@@ -36,30 +36,28 @@ def advise(
         Path | None, typer.Option("--output", "-o", help="Plan file to write, for apply_plan.")
     ] = None,
     trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    out: Output,
 ) -> None:
     """Find the layers that must stay in float32 in 16-bit training."""
-    with Output(as_json, quiet, verbose) as out:
-        from neural_mp.api.advise import advise_from_file
+    from neural_mp.api.advise import advise_from_file
 
-        if output is not None and not output.parent.is_dir():  # fail before the training, not after
-            raise ConfigurationError(
-                f"--output {output}: there is no folder {str(output.parent)!r}"
-            )
-        with out.working(f"Training as {conf} says"):
-            found = advise_from_file(
-                conf, model, loss, precision, steps=steps, limit=limit, trust=trust or ()
-            )
-        out.show(found.table)
-        for warning in found.warnings:
-            out.warn(warning)
-        if output is not None:
-            found.save_plan(output)
-            out.line(f"saved to {output}")
-        if as_json:
-            out.document(_document(found, output))
+    if output is not None and not output.parent.is_dir():  # fail before the training, not after
+        raise ConfigurationError(
+            f"--output {output}: the folder {str(output.parent)!r} must exist; create it"
+        )
+    with out.working(f"Training as configured in {conf}"):
+        found = advise_from_file(
+            conf, model, loss, precision, steps=steps, limit=limit, trust=trust or ()
+        )
+    out.show(found.table)
+    for warning in found.warnings:
+        out.warn(warning)
+    if output is not None:
+        found.save_plan(output)
+        out.line(f"saved to {output}")
+    if out.as_json:
+        out.document(_document(found, output))
 
 
 def _document(found: Advice, saved: Path | None) -> dict[str, Any]:

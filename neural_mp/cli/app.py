@@ -26,6 +26,7 @@ from neural_mp.cli import (
     tune_many,
 )
 from neural_mp.cli.errors import epilog, reported
+from neural_mp.cli.options import command
 
 _STANDARD_ERROR = 2
 
@@ -55,19 +56,19 @@ def _whole(
     pass
 
 
-app.command(epilog=tune.EPILOG)(tune.tune)
-app.command("tune-many", epilog=tune_many.EPILOG)(tune_many.tune_many)
-app.command(epilog=inspect.EPILOG)(inspect.inspect)
-app.command(epilog=explain.EPILOG)(explain.explain)
-app.command(epilog=convert.EPILOG)(convert.convert)
-app.command(epilog=audit.EPILOG)(audit.audit)
-app.command(epilog=benchmark.EPILOG)(benchmark.benchmark)
-app.command(epilog=report.EPILOG)(report.report)
-app.command(epilog=compare.EPILOG)(compare.compare)
-app.command(epilog=sensitivity.EPILOG)(sensitivity.sensitivity)
-app.command(epilog=advise.EPILOG)(advise.advise)
-app.command(cls=kernels.WithProgram, epilog=kernels.EPILOG)(kernels.kernels)
-app.command(epilog=hardware.EPILOG)(hardware.hardware)
+app.command(epilog=tune.EPILOG)(command(tune.tune))
+app.command("tune-many", epilog=tune_many.EPILOG)(command(tune_many.tune_many))
+app.command(epilog=inspect.EPILOG)(command(inspect.inspect))
+app.command(epilog=explain.EPILOG)(command(explain.explain))
+app.command(epilog=convert.EPILOG)(command(convert.convert))
+app.command(epilog=audit.EPILOG)(command(audit.audit))
+app.command(epilog=benchmark.EPILOG)(command(benchmark.benchmark))
+app.command(epilog=report.EPILOG)(command(report.report))
+app.command(epilog=compare.EPILOG)(command(compare.compare))
+app.command(epilog=sensitivity.EPILOG)(command(sensitivity.sensitivity))
+app.command(epilog=advise.EPILOG)(command(advise.advise))
+app.command(cls=kernels.WithProgram, epilog=kernels.EPILOG)(command(kernels.kernels))
+app.command(epilog=hardware.EPILOG)(command(hardware.hardware))
 
 
 def _open_streams() -> None:

@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import ExitCode, epilog
-from neural_mp.cli.options import (
-    FrameworkOption,
-    JsonOption,
-    QuietOption,
-    ShapeOption,
-    TrustOption,
-    VerboseOption,
-)
+from neural_mp.cli.options import ModelOptions
 from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError
-from neural_mp.io.trust import trusting
 
 if TYPE_CHECKING:
     from neural_mp.api.optimized_model import OptimizedModel
@@ -35,26 +27,22 @@ def audit(
     each: Annotated[
         bool, typer.Option("--all", help="Show all ops, not only those that differ from the plan.")
     ] = False,
-    framework: FrameworkOption = None,
-    input_shape: ShapeOption = None,
-    trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    options: ModelOptions,
+    out: Output,
 ) -> None:
     """Verify the plan against the kernels that run; exit code 1 if they differ."""
-    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
-        from neural_mp.reporting import audit_table, audit_words
+    from neural_mp.reporting import audit_table, audit_words
 
-        result = _result(out, model, plan, framework, input_shape)
-        with out.working(f"Running {model}"):
-            found = result.audit()
-        shown = found.ops if each else found.findings
-        if shown:
-            out.show(audit_table(shown))
-        out.line(audit_words(found))
-        if as_json:
-            out.document(_document(result, found, each))
+    result = _result(out, model, plan, options)
+    with out.working(f"Running {model}"):
+        found = result.audit()
+    shown = found.ops if each else found.findings
+    if shown:
+        out.show(audit_table(shown))
+    out.line(audit_words(found))
+    if out.as_json:
+        out.document(_document(result, found, each))
     if not found.holds:
         raise typer.Exit(ExitCode.PLAN_BROKEN)
 
@@ -63,10 +51,8 @@ def _result(
     out: Output,
     model: str,
     plan: Path | None,
-    framework: str | None,
-    input_shape: list[str] | None,
+    options: ModelOptions,
 ) -> OptimizedModel:
-    from neural_mp.api.input_data import random_inputs
     from neural_mp.api.optimized_model import load
     from neural_mp.api.replay import convert_with_plan
     from neural_mp.api.saved_model import is_saved_model
@@ -74,18 +60,18 @@ def _result(
     if is_saved_model(model):
         if plan is not None:
             raise ConfigurationError(
-                f"{model!r} is a saved result, which has its plan: leave --plan out"
+                f"--plan requires a model, got the saved result {model!r}, which has its own plan; "
+                f"remove --plan"
             )
         with out.working(f"Loading {model}"):
             return load(model)
     if plan is None:
         raise ConfigurationError(
-            f"{model!r} is no saved result, so that no plan says what its ops run in and there is "
-            f"nothing to audit; give the folder that a result was saved in, or a plan by --plan"
+            f"nothing to audit: {model!r} is not a saved result and has no plan; give the folder "
+            f"of a saved result, or --plan"
         )
     with out.working(f"Converting {model}"):
-        inputs = random_inputs(input_shape or ())
-        return convert_with_plan(model, plan, framework=framework, inputs=inputs)
+        return convert_with_plan(model, plan, framework=options.framework, inputs=options.inputs)
 
 
 def _document(result: OptimizedModel, found: Audit, each: bool) -> dict[str, Any]:

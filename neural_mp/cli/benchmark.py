@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import epilog
-from neural_mp.cli.options import (
-    JsonOption,
-    QuietOption,
-    ShapeOption,
-    TrustOption,
-    VerboseOption,
-)
+from neural_mp.cli.options import ShapeOption, TrustOption
 from neural_mp.cli.output import Output
 from neural_mp.io.trust import trusting
 from neural_mp.util.validators import MOST
@@ -33,12 +27,11 @@ def benchmark(
     warmup: Annotated[int, typer.Option(min=0, max=MOST, help="Warm-up rounds.")] = 5,
     iterations: Annotated[int, typer.Option(min=1, max=MOST, help="Measured rounds.")] = 50,
     trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    out: Output,
 ) -> None:
     """Compare latency, throughput and size in interleaved rounds."""
-    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
+    with trusting(trust or ()):
         from neural_mp.api.benchmark import benchmark_models
         from neural_mp.api.input_data import random_inputs
         from neural_mp.reporting import benchmark_table
@@ -47,7 +40,7 @@ def benchmark(
         with out.working(f"Loading and running {', '.join(models)}"):
             rows = benchmark_models(models, batch_size, warmup, iterations, inputs)
         out.show(benchmark_table(rows))
-        if as_json:
+        if out.as_json:
             out.document({"models": [_document(row) for row in rows]})
 
 

@@ -11,13 +11,8 @@ from neural_mp.cli.options import (
     BatchSizeOption,
     CsvOption,
     DataOption,
-    FrameworkOption,
-    JsonOption,
-    QuietOption,
+    ModelOptions,
     SamplesOption,
-    ShapeOption,
-    TrustOption,
-    VerboseOption,
 )
 from neural_mp.cli.output import Output
 from neural_mp.util.validators import MOST
@@ -38,42 +33,35 @@ def compare(
         ),
     ] = None,
     as_csv: CsvOption = False,
-    framework: FrameworkOption = None,
-    input_shape: ShapeOption = None,
-    trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    options: ModelOptions,
+    out: Output,
 ) -> None:
     """Compare two models of one origin op by op, and show the first divergence."""
-    with Output(as_json, quiet, verbose) as out:
-        out.one_form(as_csv)
-        from neural_mp.api.compare import compare_files
-        from neural_mp.api.input_data import random_inputs
-        from neural_mp.reporting.comparison import MARKED, comparison_csv, comparison_table
+    out.one_form(as_csv)
+    from neural_mp.api.compare import compare_files
+    from neural_mp.reporting.comparison import MARKED, comparison_csv, comparison_table
 
-        inputs = random_inputs(input_shape or ())
-        if data is None:
-            out.warn(
-                "the models are compared on random inputs, which say little of how they do on "
-                "yours; give --data"
-            )
-        with out.working(f"Comparing {a} and {b}"):
-            found = compare_files(
-                a,
-                b,
-                data,
-                samples=samples,
-                batch_size=batch_size,
-                framework=framework,
-                inputs=inputs,
-                trust=trust or (),
-            )
-        if as_csv:
-            out.line(comparison_csv(found, worst).rstrip())
-        else:
-            out.show(comparison_table(found, worst))
-        if as_json:
-            document = found.to_dict()
-            document["worst"] = [layer.name for layer in found.worst(worst or MARKED)]
-            out.document(document)
+    if data is None:
+        out.warn(
+            "the models are compared on random inputs; results may differ on your data; give --data"
+        )
+    with out.working(f"Comparing {a} and {b}"):
+        found = compare_files(
+            a,
+            b,
+            data,
+            samples=samples,
+            batch_size=batch_size,
+            framework=options.framework,
+            inputs=options.inputs,
+            trust=options.trust,
+        )
+    if as_csv:
+        out.line(comparison_csv(found, worst).rstrip())
+    else:
+        out.show(comparison_table(found, worst))
+    if out.as_json:
+        document = found.to_dict()
+        document["worst"] = [layer.name for layer in found.worst(worst or MARKED)]
+        out.document(document)

@@ -36,9 +36,9 @@ _WORDS = {
     ExitCode.TARGET_MISSED: (
         "the accuracy target was missed, an audited plan does not hold, or a job failed"
     ),
-    ExitCode.MISTAKE: "a mistake in what was asked for, named in one line",
-    ExitCode.USER_CODE: "code of your own (metric, data, model) raised an exception",
-    ExitCode.FAULT: "a fault of neural-mp itself",
+    ExitCode.MISTAKE: "invalid input, described in one line",
+    ExitCode.USER_CODE: "your own code (metric, data, model) raised an exception",
+    ExitCode.FAULT: "an internal error of neural-mp",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
 }
 
@@ -74,9 +74,9 @@ def reported(error: Exception) -> ExitCode:
     trace = _from_users_code(error.__traceback__) if users else error.__traceback__
     traceback.print_exception(type(error), error, trace)
     if users:
-        say_error(f"the exception comes from code of your own{place or ''}, not from neural-mp")
+        say_error(f"the exception comes from your own code{place or ''}, not from neural-mp")
         return ExitCode.USER_CODE
-    say_error("this is a fault of neural-mp; please report it with the lines above")
+    say_error("internal error of neural-mp; please report it with the lines above")
     return ExitCode.FAULT
 
 

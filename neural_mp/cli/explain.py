@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import epilog
-from neural_mp.cli.options import (
-    FrameworkOption,
-    JsonOption,
-    ModelArgument,
-    QuietOption,
-    ShapeOption,
-    TrustOption,
-    VerboseOption,
-)
+from neural_mp.cli.options import ModelArgument, ModelOptions
 from neural_mp.cli.output import Output
-from neural_mp.io.trust import trusting
 
 if TYPE_CHECKING:
     from neural_mp.api.explain import Explanation
@@ -36,26 +27,22 @@ def explain(
         list[str] | None, typer.Option(help="int8, bf16 or fp16; default: all.")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Plan file to explain.")] = None,
-    framework: FrameworkOption = None,
-    input_shape: ShapeOption = None,
-    trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    options: ModelOptions,
+    out: Output,
 ) -> None:
     """Explain the precision of an op: INT8, 16 bits or FP32, and why."""
-    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
-        from neural_mp.api.explain import explained
-        from neural_mp.core.precision import parse_precisions
-        from neural_mp.reporting import explanation_table
+    from neural_mp.api.explain import explained
+    from neural_mp.core.precision import parse_precisions
+    from neural_mp.reporting import explanation_table
 
-        precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
-        loaded = out.load(model, framework, input_shape)
-        space, found = explained(loaded, op, precisions, plan)
-        rows = {p: (said.list, said.runs_in, said.reason) for p, said in found.items()}
-        out.show(explanation_table(space.graph[op], rows))
-        if as_json:
-            out.document(_document(space.graph[op], found))
+    precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
+    loaded = options.load(model, out)
+    space, found = explained(loaded, op, precisions, plan)
+    rows = {p: (said.list, said.runs_in, said.reason) for p, said in found.items()}
+    out.show(explanation_table(space.graph[op], rows))
+    if out.as_json:
+        out.document(_document(space.graph[op], found))
 
 
 def _document(op: Op, found: Mapping[Precision, Explanation]) -> dict[str, Any]:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from neural_mp.cli.errors import epilog
-from neural_mp.cli.options import JsonOption, QuietOption, VerboseOption
 from neural_mp.cli.output import Output
 
 EPILOG = epilog("hardware", "hardware --json | jq .cpu.bf16.native")
 
 
-def hardware(
-    as_json: JsonOption = False, quiet: QuietOption = False, verbose: VerboseOption = 0
-) -> None:
+def hardware(*, out: Output) -> None:
     """Show the precisions that run natively, and whether INT8 kernels are exact."""
-    with Output(as_json, quiet, verbose) as out:
-        from neural_mp.adaptors.registry import installed_products
-        from neural_mp.core import hardware as machine
-        from neural_mp.core.precision import Precision
-        from neural_mp.reporting import hardware_table
+    from neural_mp.adaptors.registry import installed_products
+    from neural_mp.core import hardware as machine
+    from neural_mp.core.precision import Precision
+    from neural_mp.reporting import hardware_table
 
-        found = machine.detect()
-        with out.working("Asking the installed frameworks"):
-            products = installed_products(found)
-        out.show(hardware_table(found, products))
-        if as_json:
-            supports = {p.value: vars(found.support(p)) for p in Precision}
-            described = {"name": found.name, "cores": found.cores, "cpu": supports}
-            out.document({**described, "byte_products": products})
+    found = machine.detect()
+    with out.working("Reading the kernels of the installed frameworks"):
+        products = installed_products(found)
+    out.show(hardware_table(found, products))
+    if out.as_json:
+        supports = {p.value: vars(found.support(p)) for p in Precision}
+        described = {"name": found.name, "cores": found.cores, "cpu": supports}
+        out.document({**described, "byte_products": products})

@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import epilog
-from neural_mp.cli.options import (
-    FrameworkOption,
-    JsonOption,
-    ModelArgument,
-    QuietOption,
-    ShapeOption,
-    TargetOption,
-    TrustOption,
-    VerboseOption,
-)
+from neural_mp.cli.options import ModelArgument, ModelOptions, TargetOption
 from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
-from neural_mp.io.trust import trusting
 
 if TYPE_CHECKING:
     from neural_mp.core.graph import Op
@@ -47,44 +37,40 @@ def inspect(
         bool, typer.Option("--all", help="One row per op instead of one row per layer.")
     ] = False,
     target: TargetOption = None,
-    framework: FrameworkOption = None,
-    input_shape: ShapeOption = None,
-    trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    options: ModelOptions,
+    out: Output,
 ) -> None:
     """Show the precisions each op supports here, or the plan of a saved result."""
-    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
-        from neural_mp.api.saved_model import is_saved_model
+    from neural_mp.api.saved_model import is_saved_model
 
-        pattern = _compiled(match)
-        if is_saved_model(model):
-            if op_type:
-                raise ConfigurationError(
-                    f"--type is for models; {model!r} is a saved result, whose plan has op names "
-                    f"only: give --match or --summary"
-                )
-            _inspect_saved(out, model, pattern, summary)
-            return
-        loaded = out.load(model, framework, input_shape)
-        from neural_mp.api.portability import exact_targets
-        from neural_mp.core import hardware
-        from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
+    pattern = _compiled(match)
+    if is_saved_model(model):
+        if op_type:
+            raise ConfigurationError(
+                f"--type requires a model, got the saved result {model!r}; give --match or "
+                f"--summary"
+            )
+        _inspect_saved(out, model, pattern, summary)
+        return
+    loaded = options.load(model, out)
+    from neural_mp.api.portability import exact_targets
+    from neural_mp.core import hardware
+    from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
 
-        there = hardware.detect().for_target(target or hardware.HOST_TARGET)
-        with out.working(f"Asking what the ops of {model} can run in"):
-            space = loaded.adaptor.space(loaded.held, there)
-        ops = _chosen(list(space.graph), op_type or (), pattern)
-        if summary:
-            counts = CapabilitySummary.of(space, ops)
-            out.show(summary_table(counts))
-        else:
-            out.show(capability_table(space, ops, each=each))
-            if loaded.wide_kernels:
-                out.line(f"right on {exact_targets(loaded)}")
-        if as_json:
-            out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])
+    there = hardware.detect().for_target(target or hardware.HOST_TARGET)
+    with out.working(f"Reading the capabilities of {model}"):
+        space = loaded.adaptor.space(loaded.held, there)
+    ops = _chosen(list(space.graph), op_type or (), pattern)
+    if summary:
+        counts = CapabilitySummary.of(space, ops)
+        out.show(summary_table(counts))
+    else:
+        out.show(capability_table(space, ops, each=each))
+        if loaded.wide_kernels:
+            out.line(f"exact on {exact_targets(loaded)}")
+    if out.as_json:
+        out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])
 
 
 def _inspect_saved(
@@ -97,7 +83,7 @@ def _inspect_saved(
 
     with out.working(f"Loading {folder}"):
         saved = load(folder)
-    names = _fitting(list(saved.plan), pattern, "the plan has no op that fits --match")
+    names = _fitting(list(saved.plan), pattern, "the plan has no op that matches --match")
     plan = PrecisionPlan({name: saved.plan[name] for name in names})
     if summary:
         counts = saved.report.op_counts
@@ -128,7 +114,7 @@ def _chosen(ops: Sequence[Op], types: Iterable[str], pattern: re.Pattern[str] | 
     known = sorted({op.type for op in ops})
     wanted = {_type_named(word, known) for word in types}
     left = [op for op in ops if not wanted or op.type in wanted]
-    missing = "no op fits --match" if not wanted else "no op of these types fits --match"
+    missing = f"no op{' of these types' if wanted else ''} matches --match"
     names = set(_fitting([op.name for op in left], pattern, missing))
     return [op for op in left if op.name in names]
 
@@ -149,7 +135,7 @@ def _fitting(names: list[str], pattern: re.Pattern[str] | None, missing: str) ->
     found = [name for name in names if pattern.fullmatch(name)]
     if not found:
         raise UnknownOperatorError(
-            f"{missing} {pattern.pattern!r}, which must fit a whole name"
+            f"{missing} {pattern.pattern!r}, which must match a whole name"
             f"{did_you_mean(pattern.pattern, names)}"
         )
     return found

@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperCommand
 
 from neural_mp.cli.errors import ExitCode, epilog
-from neural_mp.cli.options import JsonOption, QuietOption, VerboseOption
 from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError, KernelLogError
 
@@ -65,36 +64,34 @@ def kernels(
         Path | None,
         typer.Option("--output", "-o", help="File to write the log of the program to."),
     ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    out: Output,
 ) -> None:
     """Show the kernels that ran, with times, from oneDNN or ONNX Runtime logs."""
-    with Output(as_json, quiet, verbose) as out:
-        from neural_mp.profiling import KernelKey
+    from neural_mp.profiling import KernelKey
 
-        keys = [KernelKey.parse(word, "--by") for word in by or (KernelKey.IMPLEMENTATION,)]
-        program = context.meta.get(_PROGRAM)
-        if program is not None:
-            if log is not None:
-                raise ConfigurationError(
-                    f"{log!r} stands before --, and a program behind it; give one of them"
-                )
-            _show_program(out, program, keys, output)
-            return
-        if output is not None:
-            raise ConfigurationError("--output keeps the log of a program that stands behind --")
-        if log is None:
+    keys = [KernelKey.parse(word, "--by") for word in by or (KernelKey.IMPLEMENTATION,)]
+    program = context.meta.get(_PROGRAM)
+    if program is not None:
+        if log is not None:
             raise ConfigurationError(
-                "no log is given; give a file, or a program behind --, such as: "
-                "neural-mp kernels -- python train.py"
+                f"a log ({log!r}) and a program after -- exclude each other; give one of them"
             )
-        with out.working(f"Reading {log}"):
-            logs = [_read(name) for name in (log, other) if name is not None]
-        if len(logs) == 1:
-            _show(out, logs[0], keys, {})
-        else:
-            _show_both(out, logs[0], logs[1], keys)
+        _show_program(out, program, keys, output)
+        return
+    if output is not None:
+        raise ConfigurationError("--output requires a program after --")
+    if log is None:
+        raise ConfigurationError(
+            "no log is given; give a file, or a program after --, e.g. "
+            "neural-mp kernels -- python train.py"
+        )
+    with out.working(f"Reading {log}"):
+        logs = [_read(name) for name in (log, other) if name is not None]
+    if len(logs) == 1:
+        _show(out, logs[0], keys, {})
+    else:
+        _show_both(out, logs[0], logs[1], keys)
 
 
 def _read(name: str) -> KernelLog:
@@ -112,8 +109,8 @@ def _show_program(
     from neural_mp.profiling.kernel_log import run_with_kernel_log
 
     if not program:
-        raise ConfigurationError("no program stands behind --, such as: -- python train.py")
-    out.kept = "only what the program did until then is shown"
+        raise ConfigurationError("a program must follow --, e.g. -- python train.py")
+    out.kept = "nothing was shown"
     with _kept(output) as keep:
         log, code = run_with_kernel_log(program, _through, keep)
     if log.calls:

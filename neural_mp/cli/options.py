@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from neural_mp.cli.output import Output
+from neural_mp.io.trust import trusting
 from neural_mp.util.validators import MOST
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from neural_mp.adaptors.loaded_model import AnyModel
 
 
 def _targets() -> list[str]:
@@ -50,17 +60,80 @@ BatchSizeOption = Annotated[
     typer.Option(min=1, max=MOST, help="Samples per batch of an array."),
 ]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print only CSV on stdout.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document on stdout.")]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Suppress progress and warnings on stderr.")
-]
-VerboseOption = Annotated[
-    int,
-    typer.Option(
-        "--verbose",
-        "-v",
-        count=True,
-        show_default=False,
-        help="Log more on stderr; repeat for debug output.",
-    ),
-]
+
+
+class ModelOptions(ExitStack):
+    """Options of a command that loads a model; a context manager in which trusted names are valid.
+
+    Args:
+        framework: framework of the model; None to detect.
+        input_shape: shape of each example input.
+        trust: trusted modules and ops.
+    """
+
+    def __init__(
+        self,
+        framework: FrameworkOption = None,
+        input_shape: ShapeOption = None,
+        trust: TrustOption = None,
+    ) -> None:
+        super().__init__()
+        self.framework, self._shapes, self.trust = framework, input_shape or (), trust or ()
+
+    def __enter__(self) -> ModelOptions:
+        self.enter_context(trusting(self.trust))
+        return self
+
+    @property
+    def inputs(self) -> tuple[np.ndarray, ...] | None:
+        """Random example inputs of the given shapes; None without shapes."""
+        from neural_mp.api.input_data import random_inputs
+
+        return random_inputs(self._shapes)
+
+    def load(self, model: str, out: Output) -> AnyModel:
+        """Load the model given by an argument.
+
+        Raises:
+            NeuralMPError: the model cannot be loaded.
+        """
+        inputs = self.inputs
+        with out.working(f"Loading {model}"):
+            from neural_mp.api.loading import load_source
+
+            return load_source(model, self.framework, inputs)
+
+
+#: Groups of options, in the order in which their contexts are entered.
+_GROUPS = (Output, ModelOptions)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function for typer that has the options of a group for each parameter of its type.
+
+    Args:
+        function: function with keyword-only parameters of the types `Output` or `ModelOptions`.
+    """
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    names = {parameter.annotation: parameter.name for parameter in parameters}
+    options = {
+        group: list(inspect.signature(group, eval_str=True).parameters.values())
+        for group in _GROUPS
+        if group in names
+    }
+
+    def run(**values: Any) -> None:
+        with ExitStack() as stack:
+            for group, given in options.items():
+                made = group(**{option.name: values.pop(option.name) for option in given})
+                values[names[group]] = stack.enter_context(made)
+            function(**values)
+
+    shown: list[inspect.Parameter] = []
+    for parameter in parameters:
+        shown += options.get(parameter.annotation, [parameter])
+    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in shown]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    run.__doc__ = function.__doc__
+    run.__name__ = function.__name__
+    return run

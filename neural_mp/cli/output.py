@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -25,10 +25,23 @@ from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.reporting import error_console, output_console
 
 if TYPE_CHECKING:
-    from neural_mp.adaptors.loaded_model import AnyModel
-if TYPE_CHECKING:
     from neural_mp.api.optimized_model import OptimizedModel
     from neural_mp.core.trial import Trial
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document on stdout.")]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Suppress progress and warnings on stderr.")
+]
+VerboseOption = Annotated[
+    int,
+    typer.Option(
+        "--verbose",
+        "-v",
+        count=True,
+        show_default=False,
+        help="Log more on stderr; repeat for debug output.",
+    ),
+]
 
 #: Number of `--verbose` flags → log level; higher numbers use the last level.
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
@@ -47,7 +60,9 @@ class Output:
         interrupted: whether the user pressed Ctrl-C.
     """
 
-    def __init__(self, as_json: bool = False, quiet: bool = False, verbose: int = 0) -> None:
+    def __init__(
+        self, as_json: JsonOption = False, quiet: QuietOption = False, verbose: VerboseOption = 0
+    ) -> None:
         self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
         self.kept = "nothing was saved"
         self.interrupted = False
@@ -82,7 +97,7 @@ class Output:
             ConfigurationError: both were requested.
         """
         if self.as_json and as_csv:
-            raise ConfigurationError("--json and --csv are two forms of one output; give one")
+            raise ConfigurationError("--json and --csv exclude each other; give one of them")
 
     def show(self, shown: RenderableType) -> None:
         """Print a table or a text on standard output, unless a JSON document goes there."""
@@ -140,20 +155,6 @@ class Output:
         with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
             progress.add_task(words, total=None)
             yield
-
-    def load(self, model: str, framework: str | None, input_shape: list[str] | None) -> AnyModel:
-        """Load the model given by an argument.
-
-        Raises:
-            NeuralMPError: the model cannot be loaded.
-        """
-        from neural_mp.api.input_data import random_inputs
-
-        inputs = random_inputs(input_shape or ())
-        with self.working(f"Loading {model}"):
-            from neural_mp.api.loading import load_source
-
-            return load_source(model, framework, inputs)
 
     @contextmanager
     def _logging(self) -> Iterator[None]:
@@ -224,7 +225,7 @@ def emit_result(result: OptimizedModel, output: Output, folder: Path | None) -> 
     output.show(result_tables(result.report, result.met))
     if folder is not None:
         _save(result, folder)
-        output.line(f"saved to {folder}; right on {result.exact_on}")
+        output.line(f"saved to {folder}; exact on {result.exact_on}")
     if output.as_json:
         output.document(_document(result, folder))
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import epilog
-from neural_mp.cli.options import JsonOption, QuietOption, VerboseOption
 from neural_mp.cli.output import Output
 from neural_mp.errors import HistoryError
 
@@ -36,20 +35,18 @@ def report(
         str | None,
         typer.Option(help="Optuna storage URL, if runs are not stored in the workspace."),
     ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    out: Output,
 ) -> None:
     """Write an HTML report of a run, finished or killed."""
-    with Output(as_json, quiet, verbose) as out:
-        from neural_mp.reporting.page import page_of, write_page
+    from neural_mp.reporting.page import page_of, write_page
 
-        record = _read(workspace, storage, number, model)
-        with out.working(f"Drawing {record.name or workspace}"):
-            write_page(output, page_of(record))
-        out.line(f"{_in_words(record)}; the page is in {output}")
-        if as_json:
-            out.document(_document(record, output))
+    record = _read(workspace, storage, number, model)
+    with out.working(f"Writing the page of {record.name or workspace}"):
+        write_page(output, page_of(record))
+    out.line(f"{_in_words(record)}; page saved to {output}")
+    if out.as_json:
+        out.document(_document(record, output))
 
 
 def _read(workspace: Path, storage: str | None, number: int | None, model: str | None) -> RunRecord:
@@ -71,21 +68,21 @@ def _read(workspace: Path, storage: str | None, number: int | None, model: str |
     if (workspace / RECORD_FILE).is_file():
         if number is not None or model is not None:
             raise HistoryError(
-                f"--run and --model are for workspaces; {str(workspace)!r} is a saved result, "
-                f"which has one run"
+                f"--run and --model require a workspace, got the saved result {str(workspace)!r}; "
+                f"remove them"
             )
         return read_record_file(workspace / RECORD_FILE)
-    what = "has no runs in it" if workspace.is_dir() else "is no folder"
+    what = "contains no runs" if workspace.is_dir() else "is not a folder"
     raise HistoryError(
-        f"{str(workspace)!r} {what}; give the folder that the option 'workspace' of a run names "
-        f"(neural_mp_workspace by default), or that a result was saved in"
+        f"{str(workspace)!r} {what}; give the workspace of a run (default: neural_mp_workspace) or "
+        f"the folder of a saved result"
     )
 
 
 def _in_words(record: RunRecord) -> str:
     name = record.name or "the run"
     if record.ending is None:
-        return f"{name} did not end: it was killed, or goes on"
+        return f"{name} has no end: killed, or still running"
     words = {True: "met its target", False: "did not meet its target", None: "had no target"}
     return f"{name} {words[record.ending.met]}"
 

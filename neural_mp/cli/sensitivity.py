@@ -12,14 +12,9 @@ from neural_mp.cli.options import (
     BatchSizeOption,
     CsvOption,
     DataOption,
-    FrameworkOption,
-    JsonOption,
     ModelArgument,
-    QuietOption,
+    ModelOptions,
     SamplesOption,
-    ShapeOption,
-    TrustOption,
-    VerboseOption,
 )
 from neural_mp.cli.output import Output
 from neural_mp.util.validators import MOST
@@ -44,40 +39,35 @@ def sensitivity(
         ),
     ] = None,
     as_csv: CsvOption = False,
-    framework: FrameworkOption = None,
-    input_shape: ShapeOption = None,
-    trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    options: ModelOptions,
+    out: Output,
 ) -> None:
     """Show the accuracy cost and the speed gain of each tensor and op."""
-    with Output(as_json, quiet, verbose) as out:
-        out.one_form(as_csv)
-        from neural_mp.api.input_data import random_inputs
-        from neural_mp.api.saved_model import is_saved_model
-        from neural_mp.api.sensitivity import sensitivity_of
-        from neural_mp.reporting import LiveListener, error_console, sensitivity_table
-        from neural_mp.tuning.listener import Listener
+    out.one_form(as_csv)
+    from neural_mp.api.saved_model import is_saved_model
+    from neural_mp.api.sensitivity import sensitivity_of
+    from neural_mp.reporting import LiveListener, error_console, sensitivity_table
+    from neural_mp.tuning.listener import Listener
 
-        taken = is_saved_model(model) or Path(model).suffix in (".yaml", ".yml")
-        if data is None and not taken:
-            out.warn("noise is measured on random inputs, which say little of yours; give --data")
-        found = sensitivity_of(
-            model,
-            data,
-            precisions=precision or (),
-            samples=samples,
-            batch_size=batch_size,
-            most=most,
-            framework=framework,
-            inputs=random_inputs(input_shape or ()),
-            listener=Listener() if quiet else LiveListener(error_console(), summary=False),
-            trust=trust or (),
-        )
-        if as_csv:
-            out.line(found.to_csv().rstrip())
-        else:
-            out.show(sensitivity_table(found))
-        if as_json:
-            out.document({"decisions": found.to_dict()})
+    taken = is_saved_model(model) or Path(model).suffix in (".yaml", ".yml")
+    if data is None and not taken:
+        out.warn("noise is measured on random inputs and may differ on your data; give --data")
+    found = sensitivity_of(
+        model,
+        data,
+        precisions=precision or (),
+        samples=samples,
+        batch_size=batch_size,
+        most=most,
+        framework=options.framework,
+        inputs=options.inputs,
+        listener=Listener() if out.quiet else LiveListener(error_console(), summary=False),
+        trust=options.trust,
+    )
+    if as_csv:
+        out.line(found.to_csv().rstrip())
+    else:
+        out.show(sensitivity_table(found))
+    if out.as_json:
+        out.document({"decisions": found.to_dict()})

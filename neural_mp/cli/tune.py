@@ -8,14 +8,7 @@ from typing import Annotated
 import typer
 
 from neural_mp.cli.errors import ExitCode, epilog
-from neural_mp.cli.options import (
-    JsonOption,
-    QuietOption,
-    SaveOption,
-    TargetOption,
-    TrustOption,
-    VerboseOption,
-)
+from neural_mp.cli.options import SaveOption, TargetOption, TrustOption
 from neural_mp.cli.output import Output, emit_result
 
 EPILOG = epilog("tune conf.yaml --output tuned", "tune conf.yaml --json | jq .report.speedup")
@@ -41,34 +34,32 @@ def tune(
         bool, typer.Option(help="Reuse measurements of earlier runs in the workspace.")
     ] = True,
     trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    out: Output,
 ) -> None:
     """Tune a model as configured in a YAML file."""
-    with Output(as_json, quiet, verbose) as out:
-        from neural_mp.api.mixed_precision import MixedPrecision
-        from neural_mp.api.saved_model import check_destination
-        from neural_mp.reporting import LiveListener, error_console
-        from neural_mp.tuning.listener import Listener
+    from neural_mp.api.mixed_precision import MixedPrecision
+    from neural_mp.api.saved_model import check_destination
+    from neural_mp.reporting import LiveListener, error_console
+    from neural_mp.tuning.listener import Listener
 
-        if output is not None:
-            check_destination(output)  # fail before the search, not after
-        converter = MixedPrecision(conf, trust=trust or ())
-        if model is not None:
-            converter.model = model
-        if target is not None:
-            converter.target = target
-        if workers is not None:
-            converter.workers = workers
-        if resume:
-            converter.resume = True
-        if not cache:
-            converter.cache = False
-        out.kept = "the trials so far are kept, and --resume goes on from there"
-        listener = Listener() if quiet else LiveListener(error_console(), summary=False)
-        converter.listener = listener
-        result = converter()
-        emit_result(result, out, output)
-        if result.met is False:
-            raise typer.Exit(ExitCode.TARGET_MISSED)
+    if output is not None:
+        check_destination(output)  # fail before the search, not after
+    converter = MixedPrecision(conf, trust=trust or ())
+    if model is not None:
+        converter.model = model
+    if target is not None:
+        converter.target = target
+    if workers is not None:
+        converter.workers = workers
+    if resume:
+        converter.resume = True
+    if not cache:
+        converter.cache = False
+    out.kept = "finished trials are kept; continue with --resume"
+    listener = Listener() if out.quiet else LiveListener(error_console(), summary=False)
+    converter.listener = listener
+    result = converter()
+    emit_result(result, out, output)
+    if result.met is False:
+        raise typer.Exit(ExitCode.TARGET_MISSED)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.errors import ExitCode, epilog
-from neural_mp.cli.options import JsonOption, QuietOption, TrustOption, VerboseOption
+from neural_mp.cli.options import TrustOption
 from neural_mp.cli.output import Output
 
 if TYPE_CHECKING:
@@ -29,26 +29,24 @@ def tune_many(
         Path, typer.Option("--output", "-o", help="Folder for results, logs and the summary page.")
     ] = Path("neural_mp_jobs"),
     trust: TrustOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = 0,
+    *,
+    out: Output,
 ) -> None:
     """Tune many models, one process each; finished jobs are not repeated."""
-    with Output(as_json, quiet, verbose) as out:
-        from neural_mp import jobs
-        from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
+    from neural_mp import jobs
+    from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
 
-        out.kept = "what is finished is kept, and the same command goes on from there"
-        listener = JobsListener() if quiet else LiveJobs()
-        results = jobs.tune_many(
-            files, workers=workers, output=output, listener=listener, trust=trust or ()
-        )
-        out.show(jobs_table(results.outcomes))
-        out.line(f"the page is in {results.page}")
-        if as_json:
-            out.document(_document(results))
-        if results.failed or results.missed:
-            raise typer.Exit(ExitCode.JOB_FAILED)
+    out.kept = "finished jobs are kept; continue with the same command"
+    listener = JobsListener() if out.quiet else LiveJobs()
+    results = jobs.tune_many(
+        files, workers=workers, output=output, listener=listener, trust=trust or ()
+    )
+    out.show(jobs_table(results.outcomes))
+    out.line(f"page saved to {results.page}")
+    if out.as_json:
+        out.document(_document(results))
+    if results.failed or results.missed:
+        raise typer.Exit(ExitCode.JOB_FAILED)
 
 
 def _document(results: JobResults) -> dict[str, Any]:

@@ -69,14 +69,7 @@ def parse_settings(text: str, origin: str = "<text>", dialect: Dialect | None = 
     Args:
         text: YAML.
         origin: name of the text in messages.
-        dialect: vocabulary of the text; default: detected from the content.
-
-    Warns:
-        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect.
-
-    Raises:
-        ConfigurationError: the content is invalid; the message names the origin, the line and
-            the key.
+        dialect: see `load_settings`, as for warnings and errors.
     """
     return build(read_text(text, origin), dialect)
 
@@ -89,13 +82,7 @@ def settings_from(
     Args:
         content: sections such as `model` and `tuning`.
         origin: name of the mapping in messages.
-        dialect: vocabulary of the mapping; default: detected from the content.
-
-    Warns:
-        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect.
-
-    Raises:
-        ConfigurationError: the content is invalid; the message names the key.
+        dialect: see `load_settings`, as for warnings and errors.
     """
     return build(read_mapping(content, origin), dialect)
 
@@ -108,19 +95,18 @@ def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
     """
     if not isinstance(names, Iterable):
         raise ConfigurationError(
-            f"trust must be a name of a module, such as sklearn, or a list of such names, got "
-            f"{preview(names)}"
+            f"trust must be a module name, e.g. sklearn, or a list of names, got {preview(names)}"
         )
     found = (names,) if isinstance(names, str) else tuple(names)
     for word in found:
         if not isinstance(word, str) or not all(p.isidentifier() for p in word.split(".")):
             raise ConfigurationError(
-                f"trust takes names of modules, such as sklearn, or of ops, such as "
-                f"ReadFile; got {word!r}"
+                f"trust must be names of modules, e.g. sklearn, or of ops, e.g. ReadFile, got "
+                f"{word!r}"
             )
         if word.partition(".")[0] in sys.stdlib_module_names:
             raise ConfigurationError(
-                f"trust names {word!r}, a module of Python's own, which no file may name; write a "
-                f"function of your own that calls what you need"
+                f"trust must not name a module of the standard library, got {word!r}; call the "
+                f"module in a function of your own"
             )
     return found

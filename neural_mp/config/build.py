@@ -1,134 +1,47 @@
-"""Validated plain data → `Settings`."""
+"""Content of a tuning file → `Settings`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import metadata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neural_mp.amp import OPTIONS, AutoMixedPrecisionOptions
-from neural_mp.config.evaluation import evaluation
 from neural_mp.config.inc_dialect import (
-    FRAMEWORKS,
-    IGNORED_APPROACHES,
-    IGNORED_OBJECTIVES,
-    IGNORED_QUANT_WORDS,
-    INT8_APPROACHES,
+    IGNORED,
+    METRIC_DIRECTIONS,
     OTHER_STRATEGIES,
-    QUANT_WORDS,
     STRATEGIES,
+    Ignored,
     dialect_of,
+    without_ignored,
 )
-from neural_mp.config.schema import ANY, validated
+from neural_mp.config.schema import SCHEMAS
 from neural_mp.config.settings import (
     CalibrationSettings,
+    EvaluationSettings,
+    MetricSettings,
     ModelSettings,
+    PerformanceSettings,
     Settings,
     TuningSettings,
 )
 from neural_mp.config.source import KeyPath, Source
-from neural_mp.config.values import split
+from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
 from neural_mp.core.enums import Dialect
-from neural_mp.core.precision import QUANT_CHOICES, Precision, parse_precisions
-from neural_mp.errors import did_you_mean
+from neural_mp.core.precision import QUANT_CHOICES, Precision, Precisions
+from neural_mp.errors import ConfigurationError, error_path
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy, check_min_speedup
-from neural_mp.tuning.executors import read_workers
+from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 _OP_WISE = ("quantization", "mixed_precision", "graph_optimization")
-
-
-def constraints(source: Source, data: Mapping[str, Any]) -> Constraints:
-    """Merge the limits of all sections.
-
-    Raises:
-        ConfigurationError: limits contradict each other, or two sections limit the same op.
-    """
-    quantization = data.get("quantization", {})
-    path: KeyPath = ("quantization", "optype_wise")
-    by_type = {
-        name: _limit(source, limits, (*path, name))
-        for name, limits in quantization.get("optype_wise", {}).items()
-    }
-    model_wise = quantization.get("model_wise", {})
-    return Constraints(
-        model_wise=_limit(source, model_wise, ("quantization", "model_wise")),
-        optype_wise=by_type,
-        op_wise=_op_wise(source, data),
-    )
-
-
-def precisions(source: Source, value: object, path: KeyPath) -> tuple[Precision, ...] | None:
-    """Return the precisions at a key; None for `any`.
-
-    Raises:
-        UnknownPrecisionError: a precision does not exist, or none is given.
-    """
-    words = [part for word in split(value) for part in split(word)]
-    if [word.lower() for word in words] == [ANY]:
-        return None
-    with source.at(path):
-        return parse_precisions(words)
-
-
-def _op_wise(source: Source, data: Mapping[str, Any]) -> dict[str, OpConstraint]:
-    found: dict[str, OpConstraint] = {}
-    first: dict[str, str] = {}
-    for section in _OP_WISE:
-        for name, limits in data.get(section, {}).get("op_wise", {}).items():
-            path: KeyPath = (section, "op_wise", name)
-            if name in found:
-                raise source.error(path, f"{first[name]}.op_wise already limits {name!r}")
-            found[name] = _limit(source, limits, path)
-            first[name] = section
-    return found
-
-
-def _limit(source: Source, limits: Mapping[str, Any], path: KeyPath) -> OpConstraint:
-    weight, of_weight = _tensor(source, limits.get("weight", {}), (*path, "weight"))
-    activation, of_activation = _tensor(source, limits.get("activation", {}), (*path, "activation"))
-    if "precisions" in limits:
-        allowed = precisions(source, limits["precisions"], (*path, "precisions"))
-    elif of_weight is None or of_activation is None:
-        allowed = of_weight or of_activation
-    else:
-        allowed = tuple(p for p in of_weight if p in of_activation)
-        if not allowed:
-            words = f"{', '.join(of_weight)} and the activation {', '.join(of_activation)}"
-            raise source.error(
-                path, f"no precision is left: the dtype of the weight allows {words}"
-            )
-    return OpConstraint(allowed, weight, activation)
-
-
-def _tensor(
-    source: Source, limits: Mapping[str, Any], path: KeyPath
-) -> tuple[QuantConstraint, tuple[Precision, ...] | None]:
-    """Return the limits on a tensor's quantization, and the precisions that its dtypes allow."""
-    allowed = {
-        kind: _words(source, words, (*path, kind))
-        for kind, words in limits.items()
-        if kind != "dtype"
-    }
-    dtypes = limits.get("dtype")
-    if dtypes is None:
-        return QuantConstraint(**allowed), None
-    whole = tuple(dict.fromkeys(word for word in dtypes if word in QUANT_CHOICES["dtype"]))
-    real = [word for word in dtypes if word not in QUANT_CHOICES["dtype"]]
-    left = parse_precisions([*real, *([Precision.INT8] if whole else [])])
-    return QuantConstraint(dtype=whole or None, **allowed), left
-
-
-def _words(source: Source, words: list[str], path: KeyPath) -> tuple[str, ...] | None:
-    without_meaning = IGNORED_QUANT_WORDS.get(str(path[-1]), {})
-    for word in words:
-        if word in without_meaning:
-            source.ignored((*path, word), without_meaning[word])
-    ours = (QUANT_WORDS.get(word, word) for word in words if word not in without_meaning)
-    return tuple(dict.fromkeys(ours)) or None
-
-
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
+#: Keys of `tuning` whose values are settings as they are.
+_UNCHANGED = (
+    *("objective", "min_speedup", "random_seed", "storage"),
+    *("early_stopping", "cache", "workers"),
+)
+_ACCURACY: KeyPath = ("evaluation", "accuracy")
+_PERFORMANCE: KeyPath = ("evaluation", "performance")
 
 
 def build(source: Source, dialect: Dialect | None = None) -> Settings:
@@ -143,79 +56,54 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
             two keys contradict each other.
     """
     dialect = dialect or dialect_of(source.data)
+    ignored = source.ignored
+    content = without_ignored(source.data, ignored)
     source.check_repeated(dialect)
-    data = validated(source, dialect)
-    calibration = data.get("quantization", {}).get("calibration", {})
-    return Settings(
-        model=_model(source, data.get("model", {})),
-        device=data.get("device", "cpu"),
-        target=data.get("target", Settings.target),
-        precisions=_precisions(source, data),
-        constraints=constraints(source, data),
-        amp=_amp(data.get("mixed_precision", {})),
-        approach=_approach(source, data.get("quantization", {})),
-        calibration=CalibrationSettings(**calibration),
-        tuning=_tuning(source, data.get("tuning", {}), dialect),
-        evaluation=evaluation(source, data.get("evaluation", {}), dialect),
-        dialect=dialect,
-        source=source,
-    )
+    with source.at(()):
+        data = SCHEMAS[dialect](content)
+        quantization = data.get("quantization", {})
+        return Settings(
+            **{key: data[key] for key in ("device", "target") if key in data},
+            model=ModelSettings(**data.get("model", {})),
+            precisions=_precisions(data, "quantization" in source.data, ignored),
+            constraints=_constraints(data),
+            amp=_amp(data.get("mixed_precision", {})),
+            approach=quantization.get("approach"),
+            calibration=CalibrationSettings(**quantization.get("calibration", {})),
+            tuning=_tuning(data.get("tuning", {}), dialect, ignored),
+            evaluation=_evaluation(data.get("evaluation", {}), dialect, ignored),
+            dialect=dialect,
+            source=source,
+        )
 
 
-def _model(source: Source, data: Mapping[str, Any]) -> ModelSettings:
-    framework = data.get("framework")
-    if framework is not None:
-        plug_ins = {entry.name for entry in metadata.entry_points(group="neural_mp.adaptors")}
-        known = {**FRAMEWORKS, **{name: name for name in plug_ins}}
-        if framework not in known and framework.lower() not in known:
-            raise source.error(
-                ("model", "framework"),
-                f"{framework!r} is no framework we have{did_you_mean(framework, known)}",
-            )
-        framework = known.get(framework) or known[framework.lower()]
-    return ModelSettings(
-        name=data.get("name"),
-        framework=framework,
-        inputs=tuple(data.get("inputs", ())),
-        outputs=tuple(data.get("outputs", ())),
-        capture=data.get("capture", ModelSettings.capture),
-    )
+def _error(path: KeyPath, message: str) -> ConfigurationError:
+    error = ConfigurationError(message)
+    error.keys = path
+    return error
 
 
-def _approach(source: Source, data: Mapping[str, Any]) -> str | None:
-    word = data.get("approach")
-    if word is None:
-        return None
-    if word in IGNORED_APPROACHES:
-        source.ignored(("quantization", "approach", word), IGNORED_APPROACHES[word])
-        return None
-    return INT8_APPROACHES.get(word, word)
-
-
-def _precisions(source: Source, data: Mapping[str, Any]) -> tuple[Precision, ...] | None:
+def _precisions(
+    data: Mapping[str, Any], quantized: bool, ignored: Ignored
+) -> tuple[Precision, ...] | None:
+    """Return the precisions to search; INT8 by default if there is a quantization section."""
     given = {
-        section: precisions(source, data[section]["precisions"], (section, "precisions"))
+        section: data[section]["precisions"]
         for section in _CONVERSIONS
         if "precisions" in data.get(section, {})
     }
     if len(set(given.values())) > 1:
-        raise source.error(
+        raise _error(
             ("graph_optimization", "precisions"),
-            "mixed_precision.precisions says something else; keep one of the two",
+            "differs from mixed_precision.precisions; remove one of the two",
         )
     wants_bf16 = _bf16_key(data)
-    if not given and "quantization" in source.data:
-        extra = (Precision.BF16,) if wants_bf16 else ()
-        return (Precision.INT8, *extra)
+    if not given and quantized:
+        return (Precision.INT8, Precision.BF16) if wants_bf16 else (Precision.INT8,)
     if wants_bf16:
         why = "precisions are given" if given else "there is no quantization section"
-        source.ignored(wants_bf16, f"{why}; write bf16 in mixed_precision.precisions instead")
+        ignored(wants_bf16, f"{why}; add bf16 to mixed_precision.precisions instead")
     return next(iter(given.values()), None)
-
-
-def _amp(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
-    given = {option: data[option] for option in OPTIONS if option in data}
-    return AutoMixedPrecisionOptions(**given) if given else None
 
 
 def _bf16_key(data: Mapping[str, Any]) -> KeyPath:
@@ -225,69 +113,196 @@ def _bf16_key(data: Mapping[str, Any]) -> KeyPath:
     return ("quantization", "use_bf16") if data.get("quantization", {}).get("use_bf16") else ()
 
 
-def _tuning(source: Source, data: Mapping[str, Any], dialect: Dialect) -> TuningSettings:
-    objective = data.get("objective", TuningSettings.objective)
-    if isinstance(objective, str) and objective in IGNORED_OBJECTIVES:
-        source.ignored(("tuning", "objective", objective), IGNORED_OBJECTIVES[objective])
-        objective = TuningSettings.objective
-    workspace, resume = _workspace(source, data.get("workspace", {}))
-    with source.at(("tuning", "exit_policy")):
-        exit_policy = ExitPolicy(**data.get("exit_policy", {}))
-    min_speedup = data.get("min_speedup", TuningSettings.min_speedup)
-    with source.at(("tuning", "min_speedup")):
-        check_min_speedup(min_speedup)
-    workers = data.get("workers", TuningSettings.workers)
-    with source.at(("tuning", "workers")):
-        read_workers(workers)
-    return TuningSettings(
-        strategy=_strategy(source, data.get("strategy", {}), dialect),
-        criterion=_criterion(source, data.get("accuracy_criterion", {}), dialect),
-        objective=objective,
-        min_speedup=min_speedup,
-        exit_policy=exit_policy,
-        random_seed=data.get("random_seed", TuningSettings.random_seed),
-        workspace=workspace,
-        resume=resume,
-        storage=data.get("storage"),
-        early_stopping=data.get("early_stopping", TuningSettings.early_stopping),
-        cache=data.get("cache", TuningSettings.cache),
-        workers=workers,
+def _constraints(data: Mapping[str, Any]) -> Constraints:
+    """Merge the constraints of all sections."""
+    quantization = data.get("quantization", {})
+    by_name: dict[str, OpConstraint] = {}
+    sections: dict[str, str] = {}
+    for section in _OP_WISE:
+        for name, limits in data.get(section, {}).get("op_wise", {}).items():
+            if name in by_name:
+                raise _error(
+                    (section, "op_wise", name),
+                    f"{sections[name]}.op_wise already limits {name!r}; remove one of the two",
+                )
+            by_name[name] = _limit(limits, section, "op_wise", name)
+            sections[name] = section
+    by_type = quantization.get("optype_wise", {})
+    return Constraints(
+        _limit(quantization.get("model_wise", {}), "quantization", "model_wise"),
+        {name: _limit(by_type[name], "quantization", "optype_wise", name) for name in by_type},
+        by_name,
     )
 
 
-def _strategy(source: Source, data: Mapping[str, Any], dialect: Dialect) -> str | None:
-    name: str | None = data.get("name")
+def _limit(limits: Mapping[str, Any], *path: str) -> OpConstraint:
+    weight, of_weight = _tensor(limits.get("weight", {}))
+    activation, of_activation = _tensor(limits.get("activation", {}))
+    if "precisions" in limits:
+        allowed = limits["precisions"]
+    elif of_weight is None or of_activation is None:
+        allowed = of_weight or of_activation
+    else:
+        allowed = tuple(p for p in of_weight if p in of_activation)
+        if not allowed:
+            raise _error(
+                path,
+                f"the dtypes of weight ({', '.join(of_weight)}) and activation "
+                f"({', '.join(of_activation)}) must have a common precision, got none; add one",
+            )
+    return OpConstraint(allowed, weight, activation)
+
+
+def _tensor(limits: Mapping[str, Any]) -> tuple[QuantConstraint, tuple[Precision, ...] | None]:
+    """Return the limits on a tensor's quantization, and the precisions that its dtypes allow."""
+    allowed = {kind: tuple(words) for kind, words in limits.items() if kind != "dtype"}
+    if "dtype" not in limits:
+        return QuantConstraint(**allowed), None
+    integers = tuple(word for word in limits["dtype"] if word in QUANT_CHOICES["dtype"])
+    floats = [word for word in limits["dtype"] if word not in integers]
+    named = {*floats, *([Precision.INT8] if integers else [])}
+    precisions = Precisions(p for p in Precision if p in named)
+    return QuantConstraint(dtype=integers or None, **allowed), precisions
+
+
+def _amp(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
+    given = {option: data[option] for option in OPTIONS if option in data}
+    return AutoMixedPrecisionOptions(**given) if given else None
+
+
+def _tuning(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> TuningSettings:
+    workspace, resume = _workspace(data.get("workspace", {}), ignored)
+    with error_path("tuning", "exit_policy"):
+        exit_policy = ExitPolicy(**data.get("exit_policy", {}))
+    return TuningSettings(
+        **{key: data[key] for key in _UNCHANGED if key in data},
+        strategy=_strategy(data.get("strategy", {}).get("name"), dialect, ignored),
+        criterion=_criterion(data.get("accuracy_criterion", {}), dialect),
+        exit_policy=exit_policy,
+        workspace=workspace,
+        resume=resume,
+    )
+
+
+def _strategy(name: str | None, dialect: Dialect, ignored: Ignored) -> str | None:
     if name is None or dialect is Dialect.OWN:
         return name
     word = name.lower()
     if word in OTHER_STRATEGIES:
-        source.ignored(("tuning", "strategy", "name", name), OTHER_STRATEGIES[word])
+        ignored(("tuning", "strategy", "name", name), OTHER_STRATEGIES[word])
     return STRATEGIES.get(word, word)
 
 
-def _criterion(source: Source, data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
-    path: KeyPath = ("tuning", "accuracy_criterion")
-    if "relative" in data and "absolute" in data:
-        raise source.error(
-            path,
-            f"relative ({data['relative']}) and absolute ({data['absolute']}) are both given; "
-            f"keep one of the two",
-        )
-    default = AccuracyCriterion.tolerance
-    with source.at(path):
+def _criterion(data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
+    with error_path("tuning", "accuracy_criterion"):
+        if "relative" in data and "absolute" in data:
+            raise ConfigurationError(
+                f"relative ({data['relative']}) and absolute ({data['absolute']}) exclude each "
+                f"other; remove one of the two"
+            )
         return AccuracyCriterion(
-            tolerance=data.get("relative", data.get("absolute", default)),
+            tolerance=data.get("relative", data.get("absolute", AccuracyCriterion.tolerance)),
             relative="absolute" not in data,
             higher_is_better=data.get("higher_is_better"),
             any_tolerance=dialect is Dialect.INC,
         )
 
 
-def _workspace(source: Source, data: Mapping[str, Any]) -> tuple[str | None, bool]:
+def _workspace(data: Mapping[str, Any], ignored: Ignored) -> tuple[str | None, bool]:
     """Return the folder of the history, and whether to resume its run."""
     path, resume = data.get("path"), data.get("resume", False)
     if isinstance(resume, bool):
         return path, resume
     if path is not None and path != resume:
-        source.ignored(("tuning", "workspace", "path"), f"the run in {resume!r} is resumed there")
+        ignored(("tuning", "workspace", "path"), f"the run in {resume!r} is resumed there")
     return resume, True
+
+
+def _evaluation(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> EvaluationSettings:
+    accuracy = data.get("accuracy", {})
+    return EvaluationSettings(
+        dataloader=accuracy.get("dataloader"),
+        postprocess=accuracy.get("postprocess", {}).get("transform"),
+        performance=_performance(data.get("performance", {}), ignored),
+        metrics=_metrics(accuracy, dialect, ignored),
+        max_batches=accuracy.get("max_batches"),
+    )
+
+
+def _metrics(
+    accuracy: Mapping[str, Any], dialect: Dialect, ignored: Ignored
+) -> tuple[MetricSettings, ...]:
+    several, single = accuracy.get("multi_metrics"), accuracy.get("metric")
+    if several is not None and single is not None:
+        raise _error(_ACCURACY, "metric and multi_metrics exclude each other; remove one of them")
+    if several is not None:
+        with error_path(*_ACCURACY, "multi_metrics"):
+            return _several(several, dialect, ignored)
+    if single is None:
+        return ()
+    with error_path(*_ACCURACY, "metric"):
+        if len(single) != 1:
+            raise ConfigurationError(
+                f"must name one metric, got {', '.join(single) or 'none'}; name several metrics "
+                f"in multi_metrics"
+            )
+        return tuple(_metric(name, options) for name, options in single.items())
+
+
+def _several(
+    value: Mapping[str, Any], dialect: Dialect, ignored: Ignored
+) -> tuple[MetricSettings, ...]:
+    metrics = [_metric(name, given) for name, given in value.items() if name not in NO_METRICS]
+    names = [metric.name for metric in metrics]
+    if len(set(names)) < len(names) or not names:
+        rule = "must name each metric once" if names else "must name at least one metric"
+        raise ConfigurationError(f"{rule}, got {', '.join(names) or 'none'}")
+    weights = _weights(value.get("weight"), names, dialect)
+    directions: Sequence[bool | None] = [None] * len(names)
+    higher = value.get("higher_is_better")
+    if higher is not None and None in weights:
+        with error_path("higher_is_better"):
+            directions = bools_of("of each", higher, len(names))
+    elif higher is not None:
+        ignored(METRIC_DIRECTIONS, IGNORED[".".join(METRIC_DIRECTIONS)])
+    rows = zip(metrics, weights, directions, strict=True)
+    return tuple(MetricSettings(m.name, m.options, weight, up) for m, weight, up in rows)
+
+
+def _metric(name: str, options: object) -> MetricSettings:
+    with error_path(name):
+        if not name.strip():
+            raise ConfigurationError(f"expected the name of a metric, found {name!r}")
+        known = name.strip() if ":" in name else name.strip().lower()
+        if options is None or isinstance(options, dict):
+            return MetricSettings(known, options or {})
+        if known != "topk":
+            raise ConfigurationError(f"expected a mapping of its options, found {options!r}")
+        if not isinstance(options, int) or isinstance(options, bool) or options < 1:
+            raise ConfigurationError(f"expected a whole number from 1, found {options!r}")
+        return MetricSettings(known, {"k": options})
+
+
+def _weights(value: object, names: list[str], dialect: Dialect) -> Sequence[float | None]:
+    """Return one weight per metric; None for each if every metric has to meet the target."""
+    if value == EACH or (value is None and dialect is Dialect.INC):
+        return [None if len(names) > 1 else 1.0] * len(names)
+    if value is None:
+        return [1.0 / len(names)] * len(names)
+    with error_path("weight"):
+        return numbers_of(f"one for each of {', '.join(names)}", value, len(names))
+
+
+def _performance(data: Mapping[str, Any], ignored: Ignored) -> PerformanceSettings:
+    given = {key: value for key, value in data.items() if key != "configs"}
+    if given.get("iteration") == -1:
+        ignored((*_PERFORMANCE, "iteration"), "-1 has no meaning; the default is used")
+        del given["iteration"]
+    theirs = data.get("configs", {}).get("cores_per_instance")
+    ours = given.setdefault("cores_per_instance", theirs)
+    if theirs is not None and ours != theirs:
+        raise _error(
+            (*_PERFORMANCE, "cores_per_instance"),
+            f"must equal configs.cores_per_instance ({theirs}), got {ours}; remove one of the two",
+        )
+    return PerformanceSettings(**given)

@@ -6,12 +6,17 @@ Source: the schema in `neural_compressor/conf/config.py` and the templates in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from neural_mp.config.source import KeyPath
 from neural_mp.core.enums import Dialect
+from neural_mp.core.precision import QUANT_CHOICES
 from neural_mp.data.registry import plain_name
+
+Found = TypeVar("Found")
+#: Receives a setting without effect: its key path, and the behavior instead.
+Ignored = Callable[[KeyPath, str], None]
 
 _DATALOADERS = (
     "quantization.calibration.dataloader",
@@ -25,19 +30,20 @@ _LIMITS = (
     "mixed_precision.op_wise.*",
     "graph_optimization.op_wise.*",
 )
-_STATIC = "sums of INT8 products are kept in 32 bits"
-_FITTED = "which ops run in INT8 is measured, not fixed by a rule"
-_SIGOPT = "SigOpt is not used; trials are kept in an Optuna storage"
-_SEARCHED = "the strategy sets this itself"
+_TENSORS = ("weight", "activation")
+_STATIC = "INT8 products are accumulated in 32 bits"
+_FITTED = "INT8 ops are chosen by measurement, not by a fixed rule"
+_SIGOPT = "SigOpt is not used; trials are stored in an Optuna storage"
+_SEARCHED = "the strategy chooses these values itself"
 _TRAINING = "only trained models are tuned; nothing is trained from this file"
 _ONE_PROCESS = "measurements run in one process; only cores_per_instance sets its threads"
 
 #: Key path, with `*` for any single key → behavior instead of the setting.
 IGNORED: Mapping[str, str] = {
     "optimization_level": _FITTED,
-    "reduce_range": "the range of INT8 follows from what this machine runs",
-    "model_conversion": "a model is read in the form it has; its own framework converts others",
-    "automixedprecision": "what may run in 16 bits is said in mixed_precision",
+    "reduce_range": "the INT8 range follows from the kernels of this machine",
+    "model_conversion": "a model is read in its own format; its framework converts other formats",
+    "automixedprecision": "16-bit ops are configured in mixed_precision",
     "pruning": _TRAINING,
     "distillation": _TRAINING,
     "auto_distillation": _TRAINING,
@@ -49,7 +55,7 @@ IGNORED: Mapping[str, str] = {
     "quantization.advance": "corrections are chosen by the strategy",
     "quantization.recipes": _FITTED,
     "quantization.optimization_level": _FITTED,
-    "quantization.op_wise.default_qconfig": "it names no op; limits for all ops are model_wise",
+    "quantization.op_wise.default_qconfig": "the key names no op; model_wise constrains all ops",
     "tuning.strategy.sigopt_api_token": _SIGOPT,
     "tuning.strategy.sigopt_project_id": _SIGOPT,
     "tuning.strategy.sigopt_experiment_name": _SIGOPT,
@@ -57,15 +63,15 @@ IGNORED: Mapping[str, str] = {
     "tuning.strategy.latency_weight": _SEARCHED,
     "tuning.strategy.confidence_batches": _SEARCHED,
     "tuning.strategy.hawq_v2_loss": _SEARCHED,
-    "tuning.multi_objectives": "several objectives are given with weights as tuning.objective",
-    "tuning.tensorboard": "results are shown as tables and kept in an Optuna storage",
-    "tuning.diagnosis": "results are shown as tables and kept in an Optuna storage",
+    "tuning.multi_objectives": "tuning.objective accepts several objectives with weights",
+    "tuning.tensorboard": "results are shown as tables and stored in an Optuna storage",
+    "tuning.diagnosis": "results are shown as tables and stored in an Optuna storage",
     "evaluation.accuracy.configs": _ONE_PROCESS,
-    "evaluation.accuracy.iteration": "accuracy is measured on all of the data",
+    "evaluation.accuracy.iteration": "accuracy is measured on all data",
     "evaluation.accuracy.multi_metrics.higher_is_better": (
-        "of a weighted sum it is said once, in tuning.accuracy_criterion.higher_is_better"
+        "tuning.accuracy_criterion.higher_is_better sets the direction of a weighted sum"
     ),
-    "evaluation.performance.postprocess": "postprocessing is not part of what is timed",
+    "evaluation.performance.postprocess": "postprocessing is not timed",
     "evaluation.performance.configs.num_of_instance": _ONE_PROCESS,
     "evaluation.performance.configs.inter_num_of_threads": _ONE_PROCESS,
     "evaluation.performance.configs.intra_num_of_threads": _ONE_PROCESS,
@@ -75,8 +81,8 @@ IGNORED: Mapping[str, str] = {
     **{f"{path}.distributed": _ONE_PROCESS for path in _DATALOADERS},
     **{f"{path}.num_workers": _ONE_PROCESS for path in _DATALOADERS},
     **{f"{path}.pin_memory": "batches stay in main memory" for path in _DATALOADERS},
-    **{f"{path}.sampler": "say shuffle: true for a random order" for path in _DATALOADERS},
-    **{f"{path}.collate_fn": "a function is given in Python" for path in _DATALOADERS},
+    **{f"{path}.sampler": "set shuffle: true for a random order" for path in _DATALOADERS},
+    **{f"{path}.collate_fn": "set a function in Python" for path in _DATALOADERS},
     **{f"{path}.weight.bit": "INT8 has eight bits" for path in _LIMITS},
     **{f"{path}.activation.compute_dtype": _STATIC for path in _LIMITS},
 }
@@ -138,7 +144,7 @@ INT8_APPROACHES: Mapping[str, str | None] = {
 
 #: Unsupported INT8 approaches → reason.
 IGNORED_APPROACHES: Mapping[str, str] = {
-    "quant_aware_training": "only trained models are quantized; all ways but this are open",
+    "quant_aware_training": "only trained models are quantized; all other approaches are allowed",
 }
 
 #: INC's words for the quantization of a tensor → ours.
@@ -148,44 +154,95 @@ QUANT_WORDS: Mapping[str, str] = {
     "placeholder": "dynamic",
 }
 
-#: Unsupported words for the quantization of a tensor → reason.
-IGNORED_QUANT_WORDS: Mapping[str, Mapping[str, str]] = {
-    "scheme": {"asym_float": "a zero point is a whole number here"},
-}
+#: Unsupported schemes of a tensor → reason.
+_IGNORED_SCHEMES: Mapping[str, str] = {"asym_float": "zero points are integers"}
 
 #: Unsupported objectives → reason.
 IGNORED_OBJECTIVES: Mapping[str, str] = {
-    "accuracy": "accuracy is the criterion; among plans that meet it the fastest is taken",
+    "accuracy": "accuracy is the criterion; of the plans that meet it, the fastest is chosen",
 }
 
+#: Key path, as in `IGNORED` → unsupported words of the value → reason.
+_IGNORED_WORDS: Mapping[str, Mapping[str, str]] = {
+    "quantization.approach": IGNORED_APPROACHES,
+    "tuning.objective": IGNORED_OBJECTIVES,
+    **{f"{path}.{tensor}.scheme": _IGNORED_SCHEMES for path in _LIMITS for tensor in _TENSORS},
+}
+#: Directions of metrics, without effect in a weighted sum alone.
+METRIC_DIRECTIONS = ("evaluation", "accuracy", "multi_metrics", "higher_is_better")
+#: Sections that limit the whole model if they have the keys of limits instead of op names.
+_WHOLE_MODEL = (("mixed_precision", "op_wise"), ("graph_optimization", "op_wise"))
 
-def why_ignored(path: Sequence[str | int]) -> str | None:
+
+def why_ignored(path: KeyPath) -> str | None:
     """Return the behavior instead of a setting of INC; None if the setting is not ignored."""
-    return next((why for keys, why in _PATTERNS if _matches(keys, path)), None)
+    return _found(_PATTERNS, path)
 
 
-def _matches(keys: Sequence[str], path: Sequence[str | int]) -> bool:
-    pairs = zip(keys, path, strict=False)
-    return len(keys) == len(path) and all(key in ("*", name) for key, name in pairs)
+def without_ignored(data: Any, ignored: Ignored, path: KeyPath = ()) -> Any:
+    """Return settings without those of INC that have no effect, and report these.
+
+    Limits on the whole model, as INC's schema allows them in `op_wise`, get the op pattern `.*`.
+    """
+    words = _found(_WORD_PATTERNS, path)
+    if words is not None:
+        return _without_words(data, words, ignored, path)
+    if path in _WHOLE_MODEL and _is_limits(data):
+        data = {".*": data}
+    if not isinstance(data, Mapping):
+        return data
+    kept = {}
+    for key, value in data.items():
+        here = (*path, key)
+        why = why_ignored(here)
+        if why is None or here == METRIC_DIRECTIONS:
+            kept[key] = without_ignored(value, ignored, here)
+        else:
+            ignored(here, why)
+    return kept
+
+
+def _without_words(value: Any, words: Mapping[str, str], ignored: Ignored, path: KeyPath) -> Any:
+    found = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(found, list):
+        return value
+    left = [word for word in found if str(word).lower() not in words]
+    for word in found:
+        if word not in left:
+            ignored((*path, word), words[word.lower()])
+    return value if len(left) == len(found) else left or None
+
+
+def _is_limits(data: Any) -> bool:
+    """Whether the limits of one op stand in place of a mapping of ops."""
+    if not isinstance(data, dict):
+        return False
+    tensors = [value for key, value in data.items() if key in _TENSORS]
+    plain = all(value is None or isinstance(value, dict) for value in tensors)
+    named = {key for value in tensors if plain and value for key in value}
+    return len(tensors) == len(data) and bool(named & set(QUANT_CHOICES))
 
 
 _PATTERNS = tuple((tuple(key.split(".")), why) for key, why in IGNORED.items())
+_WORD_PATTERNS = tuple((tuple(key.split(".")), words) for key, words in _IGNORED_WORDS.items())
 
 
-_LOADERS: tuple[KeyPath, ...] = (
-    ("quantization", "calibration", "dataloader"),
-    ("evaluation", "accuracy", "dataloader"),
-    ("evaluation", "performance", "dataloader"),
-)
-_METRICS: tuple[KeyPath, ...] = (
-    ("evaluation", "accuracy", "metric"),
-    ("evaluation", "accuracy", "multi_metrics"),
-)
+def _found(patterns: Sequence[tuple[Sequence[str], Found]], path: KeyPath) -> Found | None:
+    """Return the entry of the first pattern that matches a path."""
+    for keys, found in patterns:
+        if len(keys) == len(path) and all(
+            key in ("*", name) for key, name in zip(keys, path, strict=True)
+        ):
+            return found
+    return None
+
+
 #: Paths in a file with names of datasets, transforms and metrics.
 _NAME_PATHS: tuple[KeyPath, ...] = (
-    *((*path, key) for path in _LOADERS for key in ("dataset", "transform")),
+    *((*path.split("."), key) for path in _DATALOADERS for key in ("dataset", "transform")),
     ("evaluation", "accuracy", "postprocess", "transform"),
-    *_METRICS,
+    ("evaluation", "accuracy", "metric"),
+    ("evaluation", "accuracy", "multi_metrics"),
 )
 
 

@@ -16,7 +16,7 @@ from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES, MAX_SETTINGS_VALUES
 from neural_mp.io.yaml_reader import YamlDocument, YamlError, load_yaml_with_lines
-from neural_mp.util.validators import key_words, preview
+from neural_mp.util.validators import InvalidValueError, key_words, preview
 
 KeyPath = tuple[str | int, ...]
 
@@ -65,13 +65,15 @@ class Source:
         """Prefix every NeuralMPError raised inside with the location in the file.
 
         Raises:
-            NeuralMPError: the error raised inside, of the same class.
+            NeuralMPError: the error raised inside, of the same class, or a ConfigurationError
+                for an invalid value.
         """
         try:
             yield
         except NeuralMPError as error:
             words = str(error)[:_MAX_MESSAGE_CHARS]
-            raise type(error)(f"{self.where((*path, *error.keys))}: {words}") from error
+            kind = ConfigurationError if isinstance(error, InvalidValueError) else type(error)
+            raise kind(f"{self.where((*path, *error.keys))}: {words}") from error
 
     def ignored(self, path: KeyPath, reason: str) -> None:
         """Warn that a setting has no effect."""
@@ -86,9 +88,9 @@ class Source:
         """
         for path, first in self.repeated.items():
             if dialect is Dialect.OWN:
-                raise self.error(path, f"given twice, first on line {first}")
+                raise self.error(path, f"must not be given twice; the first is on line {first}")
             before = f"{self.origin}, line {first}: {'.'.join(map(str, path))}"
-            message = f"{before} is ignored: it is given again on line {self.line(path)}"
+            message = f"{before} is ignored: repeated on line {self.line(path)}"
             warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
 
 
@@ -101,7 +103,7 @@ def read_file(path: str | Path) -> Source:
     try:
         text = read_bounded(path, MAX_FILE_BYTES).decode("utf-8-sig")
     except OSError as error:
-        raise ConfigurationError(f"{path}: it cannot be read: {error.strerror or error}") from error
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigurationError(
@@ -171,7 +173,7 @@ class _Reader:
             return value.value
         found = str(value) if isinstance(value, os.PathLike) else value
         if isinstance(found, str) and "\0" in found:
-            raise self._source.error(path, "it holds the character NUL")
+            raise self._source.error(path, "must not contain the character NUL")
         return found
 
     def _note(self, value: object, path: KeyPath) -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from importlib import metadata
 from typing import Any
 
 from neural_mp.amp import AmpDataType
-from neural_mp.config.inc_dialect import (
-    IGNORED_APPROACHES,
-    IGNORED_OBJECTIVES,
-    IGNORED_QUANT_WORDS,
-    INT8_APPROACHES,
-    QUANT_WORDS,
-)
+from neural_mp.config.inc_dialect import FRAMEWORKS, INT8_APPROACHES, QUANT_WORDS
 from neural_mp.core.enums import Approach, Capture, Objective
-from neural_mp.core.precision import QUANT_CHOICES, Precision
-from neural_mp.errors import ConfigurationError
+from neural_mp.core.precision import QUANT_CHOICES, Precision, parse_precisions
+from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.tuning.executors import read_workers
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     MOST,
@@ -29,8 +25,12 @@ from neural_mp.util.validators import (
     one_of,
 )
 
+#: Instead of precisions: no limit.
+ANY = "any"
 #: Instead of weights: every metric has to meet the target.
 EACH = "each"
+#: Keys among metrics that are not metrics.
+NO_METRICS = ("weight", "higher_is_better")
 OBJECTIVES = tuple(word.value for word in Objective)
 _WEIGHTS = "numbers from 0, not all of them 0"
 
@@ -38,10 +38,6 @@ _WEIGHTS = "numbers from 0, not all of them 0"
 def _is_any_share(value: Any) -> bool:
     percent = isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?\s*%", value.strip())
     return bool(percent) or is_finite(value)
-
-
-def _is_share(value: Any) -> bool:
-    return _is_any_share(value) and not str(value).strip().startswith("-")
 
 
 def _share(value: Any) -> float:
@@ -64,15 +60,9 @@ def split(value: Any) -> list[str]:
 
 
 def _is_sizes(value: Any) -> bool:
-    return _is_words(value) and bool(split(value)) and all(map(_is_size, split(value)))
-
-
-def _is_size(word: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,12}", word.strip()) is not None and 1 <= int(word) <= MOST
-
-
-def _largest(value: Any) -> int:
-    return max(int(word) for word in split(value))
+    words = split(value) if _is_words(value) else []
+    sizes = [int(word) for word in words if re.fullmatch(r"[0-9]{1,12}", word.strip())]
+    return 0 < len(words) == len(sizes) and all(1 <= size <= MOST for size in sizes)
 
 
 def _is_named(value: Any) -> bool:
@@ -90,15 +80,11 @@ def _is_one_named(value: Any) -> bool:
     return single and all(isinstance(item, dict) for item in _options(value).values())
 
 
-def _one_named(value: Any) -> dict[str, Any]:
-    return {value.strip(): {}} if isinstance(value, str) else _options(value)
-
-
 def _is_objective(value: Any) -> bool:
     if isinstance(value, dict):
         weighted = all(is_finite(weight) and weight > 0 for weight in value.values())
         return bool(value) and set(value) <= set(OBJECTIVES) and weighted
-    return isinstance(value, str) and value in (*OBJECTIVES, *IGNORED_OBJECTIVES)
+    return isinstance(value, str) and value in OBJECTIVES
 
 
 def numbers_of(option: str, value: Any, count: int) -> list[float]:
@@ -141,20 +127,43 @@ def quant_words(kind: str) -> Validator[list[str]]:
     if kind == "dtype":
         known += [p.value for p in Precision if p is not Precision.INT8]
     theirs = [word for word, ours in QUANT_WORDS.items() if ours in known]
-    accepted = {*known, *theirs, *IGNORED_QUANT_WORDS.get(kind, ())}
 
     def words_of(value: Any) -> list[str]:
         return [word.lower() for word in split(value)]
 
     return matching(
         f"one or more of {', '.join(known + theirs)}",
-        lambda value: _is_words(value) and split(value) and accepted.issuperset(words_of(value)),
-        words_of,
+        lambda value: _is_words(value) and split(value) and {*words_of(value)} <= {*known, *theirs},
+        lambda value: [*dict.fromkeys(QUANT_WORDS.get(word, word) for word in words_of(value))],
     )
 
 
-def _is_workers(value: Any) -> bool:
-    return isinstance(value, str) or _is_named(value) or (is_integer(value) and value >= 1)
+def precisions(value: Any) -> tuple[Precision, ...] | None:
+    """Validate precisions; None for `any`."""
+    words = [part for word in split(_PRECISION_WORDS(value)) for part in split(word)]
+    return None if [word.lower() for word in words] == [ANY] else parse_precisions(words)
+
+
+def framework(value: Any) -> str | None:
+    """Validate the name of a framework, ours, a plug-in's or INC's; None for INC's `NA`."""
+    name = TEXT(value)
+    plug_ins = {entry.name for entry in metadata.entry_points(group="neural_mp.adaptors")}
+    known = {**FRAMEWORKS, **{name: name for name in plug_ins}}
+    if name not in known and name.lower() not in known:
+        raise invalid("the name of a framework with an adaptor", name, did_you_mean(name, known))
+    return known.get(name) or known[name.lower()]
+
+
+def approach(value: Any) -> str | None:
+    """Validate an INT8 approach, ours or INC's; None for INC's that allows all."""
+    word = _APPROACH(value)
+    return INT8_APPROACHES.get(word, word)
+
+
+def workers(value: Any) -> Any:
+    """Validate workers; the value stays as written."""
+    read_workers(_WORKERS(value))
+    return value
 
 
 def raised_to(least: int, most: int = MOST) -> Validator[int]:
@@ -168,11 +177,15 @@ def raised_to(least: int, most: int = MOST) -> Validator[int]:
 
 TEXT = matching("a word", lambda value: isinstance(value, str) or is_finite(value), str)
 VERSION = matching("a version such as 1.0", lambda value: isinstance(value, str | int | float))
-NAMES = matching("a list of names, or names separated by commas", _is_words, split)
-SHARE = matching("a number from 0, or a percentage such as 1%", _is_share, _share)
-RATIO = matching("a number, such as 1.03", is_finite)
+NAME_LIST = matching("a list of names, or names separated by commas", _is_words, split)
+NAMES = matching("a list of names, or names separated by commas", _is_words, lambda v: (*split(v),))
+SHARE = matching(
+    "a number from 0, or a percentage such as 1%",
+    lambda value: _is_any_share(value) and not str(value).strip().startswith("-"),
+    _share,
+)
 ANY_SHARE = matching("a number, or a percentage such as 1%", _is_any_share, _share)
-SIZES = matching("a whole number from 1, or several", _is_sizes, _largest)
+SIZES = matching("a whole number from 1, or several", _is_sizes, lambda v: max(map(int, split(v))))
 SECONDS = matching(
     f"a number of seconds from 0 to {MOST_SECONDS}",
     lambda value: is_finite(value) and 0 <= value <= MOST_SECONDS,
@@ -189,11 +202,17 @@ DATA_TYPE = matching(
     lambda value: isinstance(value, str) and value.upper() in AmpDataType.__members__,
     lambda value: AmpDataType[value.upper()],
 )
-PRECISIONS = matching("precisions such as int8,bf16", _is_words)
+_PRECISION_WORDS = matching("precisions such as int8,bf16", _is_words)
 TRANSFORMS = matching("a mapping of transform names to their options", _is_named, _options)
-DATASET = matching("one dataset name with a mapping of its options", _is_one_named, _one_named)
+DATASET = matching(
+    "one dataset name with a mapping of its options",
+    _is_one_named,
+    lambda value: {value.strip(): {}} if isinstance(value, str) else _options(value),
+)
 METRIC = matching(
-    "a metric name, or one name with its options", lambda value: isinstance(value, str | dict)
+    "a metric name, or one name with its options",
+    lambda value: isinstance(value, str | dict),
+    lambda value: {value: None} if isinstance(value, str) else value,
 )
 METRICS = matching("a mapping of metric names to their options", _is_named)
 ITERATIONS = matching(
@@ -203,11 +222,11 @@ ITERATIONS = matching(
 )
 RESUME = matching("true, false or a path", lambda value: isinstance(value, bool | str))
 CAPTURE = one_of(word.value for word in Capture)
-APPROACH = one_of([*(word.value for word in Approach), *INT8_APPROACHES, *IGNORED_APPROACHES])
+_APPROACH = one_of([*(word.value for word in Approach), *INT8_APPROACHES])
 OBJECTIVE = matching(
     f"one of {', '.join(OBJECTIVES)}, or several with their weights", _is_objective
 )
-WORKERS = matching(
+_WORKERS = matching(
     "a whole number from 1, an engine such as ray:10.0.0.1:6379, or a mapping with engine, count",
-    _is_workers,
+    lambda value: isinstance(value, str) or _is_named(value) or (is_integer(value) and value >= 1),
 )

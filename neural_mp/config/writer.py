@@ -9,18 +9,16 @@ from typing import Any
 import yaml
 
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
-from neural_mp.config.schema import ANY
 from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
-from neural_mp.config.values import EACH
+from neural_mp.config.values import ANY, EACH, NO_METRICS
 from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.capability import Constraints, OpConstraint
 from neural_mp.util.string_enum import StringEnum
 
 #: `1e-3` is a string in YAML 1.1, which PyYAML writes, but a number for our reader.
 _FLOAT_RE = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
-_NO_METRICS = ("weight", "higher_is_better")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -104,20 +102,12 @@ def _constraints(constraints: Constraints) -> dict[str, Any]:
 
 
 def _limit(limit: OpConstraint) -> dict[str, Any]:
-    weight, activation = _tensor(limit.weight), _tensor(limit.activation)
-    data: dict[str, Any] = {}
+    weight, activation = _given(vars(limit.weight)), _given(vars(limit.activation))
+    data = {"weight": weight or None, "activation": activation or None}
     # Without this key, the reader derives the precisions from the dtypes.
     if limit.precisions is not None or "dtype" in {*weight, *activation}:
-        data["precisions"] = _precisions(limit.precisions)
-    if weight:
-        data["weight"] = weight
-    if activation:
-        data["activation"] = activation
-    return data
-
-
-def _tensor(limit: QuantConstraint) -> dict[str, Any]:
-    return _given(vars(limit))
+        return _given({"precisions": _precisions(limit.precisions), **data})
+    return _given(data)
 
 
 def _tuning(tuning: TuningSettings) -> dict[str, Any]:
@@ -164,9 +154,11 @@ def _metrics(evaluation: EvaluationSettings) -> dict[str, Any]:
     named = {metric.name: dict(metric.options) for metric in metrics}
     if len(metrics) == 1 and metrics[0].weight == 1.0:
         return {"metric": named}
-    if len(named) < len(metrics) or any(name in named for name in _NO_METRICS):
+    if len(named) < len(metrics) or any(name in named for name in NO_METRICS):
         names = ", ".join(metric.name for metric in metrics)
-        raise ConfigurationError(f"these metrics cannot be told apart by name in YAML: {names}")
+        raise ConfigurationError(
+            f"metrics must have unique names, not {' or '.join(NO_METRICS)}, got {names}"
+        )
     if not metrics:
         return {}
     if any(metric.weight is None for metric in metrics):

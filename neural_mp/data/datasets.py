@@ -52,12 +52,12 @@ class ArrayDataset:
     def __post_init__(self) -> None:
         for name, array in (("inputs", self.inputs), ("labels", self.labels)):
             if array is not None and array.ndim == 0:
-                raise DataError(f"the {name} of {self.source} are one number, not an array")
+                raise DataError(f"the {name} of {self.source} must be an array, got one number")
         if self.labels is not None and len(self.inputs) != len(self.labels):
             raise DataError(
                 f"{self.source} has {counted(len(self.inputs), 'input')} (shape "
                 f"{self.inputs.shape}) but {counted(len(self.labels), 'label')} (shape "
-                f"{self.labels.shape}); there must be as many"
+                f"{self.labels.shape}); the numbers must be equal"
             )
         if len(self.inputs) == 0:
             raise DataError(f"{self.source} has no samples")
@@ -250,7 +250,7 @@ def _number(file: Path, line: int, cell: str, column: int, names: list[str]) -> 
         name = repr(names[column]) if names else str(column)
         raise DataError(
             f"{file}, line {line}, column {name}: {preview(cell)} is not a finite number; "
-            f"mend it, or list the columns to use in `columns`"
+            f"correct the cell, or list the columns to use in `columns`"
         )
     return value
 

@@ -54,8 +54,8 @@ def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
             most, pixels = image_of.MAX_IMAGE_PIXELS, image.width * image.height
             if most is not None and pixels > most:
                 raise ValueError(
-                    f"it has {image.width} x {image.height} pixels, more than "
-                    f"PIL.Image.MAX_IMAGE_PIXELS, {most}"
+                    f"{image.width} x {image.height} pixels exceed the limit of {most} pixels; "
+                    f"raise PIL.Image.MAX_IMAGE_PIXELS"
                 )
             return np.array(image if mode is None else image.convert(mode))
     except Exception as error:
@@ -143,9 +143,11 @@ class Resize(InputTransform):
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Resize each channel separately, as Pillow does internally."""
         if inputs.dtype not in (np.uint8, np.float32):
-            raise ValueError(f"it takes uint8 or float32, not {inputs.dtype}; Cast comes before it")
+            raise ValueError(
+                f"the dtype must be uint8 or float32, got {inputs.dtype}; add Cast before Resize"
+            )
         if inputs.ndim not in (2, 3):
-            raise ValueError("an image has the shape [H, W] or [H, W, C]")
+            raise ValueError(f"the shape must be [H, W] or [H, W, C], got {list(inputs.shape)}")
         if inputs.ndim == 2:
             return self._resize_channel(inputs)
         channels = np.moveaxis(inputs, -1, 0)
@@ -180,7 +182,7 @@ class CenterCrop(InputTransform):
         """Crop; odd margins leave the larger part below and to the right."""
         height, width = self.size
         if inputs.ndim not in (2, 3):
-            raise ValueError("an image has the shape [H, W] or [H, W, C]")
+            raise ValueError(f"the shape must be [H, W] or [H, W, C], got {list(inputs.shape)}")
         if inputs.shape[0] < height or inputs.shape[1] < width:
             raise ValueError("the image is smaller; resize it first, and crop before ToCHW")
         top, left = (inputs.shape[0] - height) // 2, (inputs.shape[1] - width) // 2

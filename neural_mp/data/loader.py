@@ -116,8 +116,8 @@ def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
     indexable = _is_indexable(dataset)
     if not indexable and not isinstance(dataset, Iterable):
         raise DataError(
-            f"dataset {name!r} is {with_article(type(dataset).__name__)}; it needs "
-            f"__getitem__ and __len__, or must be iterable"
+            f"dataset {name!r} must have __getitem__ and __len__, or be iterable, got "
+            f"{with_article(type(dataset).__name__)}"
         )
     if indexable and len(dataset) == 0:
         raise DataError(f"dataset {name!r} has no samples")
@@ -149,8 +149,8 @@ def build_transforms(spec: Mapping[str, Any] | None, names: Vocabulary = OWN) ->
     for name, transform in zip(spec, transforms, strict=True):
         if not callable(transform):
             raise ConfigurationError(
-                f"transform {name!r} gives {with_article(type(transform).__name__)}; "
-                f"it must give a callable that takes and returns a sample (inputs, label)"
+                f"transform {name!r} must return a callable sample → sample, got "
+                f"{with_article(type(transform).__name__)}"
             )
     return transforms[0] if len(transforms) == 1 else Pipeline(transforms)
 

@@ -79,7 +79,7 @@ def _check_archive(path: Path) -> None:
             packed_well = MAX_COMPRESSION_RATIO * member.compress_size
             if member.file_size > max(packed_well, RATIO_EXEMPT_ARRAY_BYTES):
                 raise ValueError(
-                    f"{shown} is {member.file_size} bytes, packed into {member.compress_size}"
+                    f"{shown} has {member.file_size} bytes, compressed to {member.compress_size}"
                 )
             if not member.filename.endswith(_ARRAY):
                 continue
@@ -96,16 +96,16 @@ def _check_array(file: Any, size: int, what: str) -> None:
         shape, kind = _header(file)
     except Exception as error:
         # numpy parses text of the header as Python, which raises any type.
-        raise ValueError(f"{what} does not begin as one of numpy does: {error}") from error
+        raise ValueError(f"{what} has no valid numpy header: {error}") from error
     if kind.hasobject:
         raise ValueError(f"{what} holds pickled objects")
     needed, there = math.prod(shape) * kind.itemsize, size - file.tell()
     # An array without bytes could declare any number of samples.
     endless = not needed and any(length > MAX_EMPTY_ARRAY_LENGTH for length in shape)
     if not kind.itemsize or endless or any(not 0 <= length <= _LONGEST for length in shape):
-        raise ValueError(f"{what} is of no size that an array has")
+        raise ValueError(f"{what} declares an impossible size")
     if needed > there:
-        raise ValueError(f"{what} of shape {shape} takes {needed} bytes, and {there} are there")
+        raise ValueError(f"{what} of shape {shape} requires {needed} bytes, got {there}")
 
 
 def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:

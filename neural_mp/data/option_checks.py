@@ -87,7 +87,7 @@ def existing_path(option: str, value: Any) -> Path:
         raise ConfigurationError(f"{option} must be a path, got ''")
     path = validate_option(option, validators.file_path, value).expanduser()
     if not path.exists():
-        raise DataError(f"{option}: there is nothing at {path} (looked from {Path.cwd()})")
+        raise DataError(f"{option}: {path} does not exist (working directory: {Path.cwd()})")
     try:
         require_regular_file(path)
     except OSError as error:
@@ -96,12 +96,7 @@ def existing_path(option: str, value: Any) -> Path:
 
 
 def existing_folder(option: str, value: Any) -> Path:
-    """Return the folder `value`, which must exist.
-
-    Raises:
-        ConfigurationError: the value is not a path.
-        DataError: the path does not exist, or is a file.
-    """
+    """Return the folder `value`, which must exist; errors as for `existing_path`."""
     path = existing_path(option, value)
     if not path.is_dir():
         raise DataError(f"{option} must be a folder; {path} is a file")
@@ -109,12 +104,7 @@ def existing_folder(option: str, value: Any) -> Path:
 
 
 def existing_file(option: str, value: Any) -> Path:
-    """Return the file `value`, which must exist.
-
-    Raises:
-        ConfigurationError: the value is not a path.
-        DataError: the path does not exist, or is a folder.
-    """
+    """Return the file `value`, which must exist; errors as for `existing_path`."""
     path = existing_path(option, value)
     if path.is_dir():
         raise DataError(f"{option} must be a file; {path} is a folder")

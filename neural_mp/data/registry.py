@@ -73,13 +73,13 @@ class Registry:
         if not isinstance(name, str) or ":" not in name:
             raise ConfigurationError(
                 f"unknown {self.kind} {name!r}{did_you_mean(name, self)} "
-                f"(one of your own is named module:attribute)"
+                f"(name your own {self.kind} as module:attribute)"
             )
         factory = load_user_object(name)
         if not callable(factory):
             raise ConfigurationError(
-                f"{self.kind} {name!r} is {with_article(type(factory).__name__)}; "
-                f"it must be a class, or a function that makes a {self.kind}"
+                f"{self.kind} {name!r} must be a class, or a function that returns a {self.kind}, "
+                f"got {with_article(type(factory).__name__)}"
             )
         return factory
 
@@ -90,10 +90,14 @@ class Registry:
             ConfigurationError: the name or an option is unknown, or an option is missing.
         """
         with error_path(name):
-            return self._built(name, {} if options is None else options)
+            return self.made(name, self.find(name), {} if options is None else options)
 
-    def _built(self, name: str, options: Mapping[str, Any]) -> Any:
-        factory = self.find(name)
+    def made(self, name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+        """Call a factory with `options` as keyword arguments.
+
+        Raises:
+            ConfigurationError: an option is unknown or missing.
+        """
         if not isinstance(options, Mapping):
             raise ConfigurationError(
                 f"the options of {self.kind} {name!r} must be written as option: value, "
@@ -130,9 +134,12 @@ def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str,
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for option in options:
         if not isinstance(option, str) or (option not in known and not takes_any):
-            hint = did_you_mean(option, known) or "; it takes no options"
-            with error_path(option):
-                raise ConfigurationError(f"{what} has no option {option!r}{hint}")
+            error = ConfigurationError(
+                f"{what} has no option {option!r}"
+                f"{did_you_mean(option, known) or '; it takes no options'}"
+            )
+            error.keys = (option,)
+            raise error
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in parameters:
         needed = parameter.default is parameter.empty and parameter.kind not in variable

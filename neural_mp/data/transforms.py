@@ -47,19 +47,22 @@ class InputTransform:
         """
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise DataError(
-                f"{type(self).__name__} takes a sample (inputs, label), got {type(sample).__name__}"
+                f"a sample of {type(self).__name__} must be (inputs, label), got "
+                f"{type(sample).__name__}"
             )
         inputs, label = sample
         if isinstance(inputs, dict | tuple | list):
             raise DataError(
-                f"{type(self).__name__} changes inputs that are one array, got "
+                f"inputs of {type(self).__name__} must be one array, got "
                 f"{type(inputs).__name__}; name a transform of your own as module:attribute"
             )
         array = self.array_of(inputs)
         try:
             return self.apply(array), label
         except ValueError as error:
-            raise DataError(f"{self} cannot take inputs of shape {array.shape}: {error}") from error
+            raise DataError(
+                f"{self} does not accept inputs of shape {array.shape}: {error}"
+            ) from error
 
 
 @TRANSFORMS.register("Rescale")
@@ -107,7 +110,7 @@ class Normalize(InputTransform):
         if len(mean) != len(std) and 1 not in (len(mean), len(std)):
             raise ConfigurationError(
                 f"Normalize: mean has {len(mean)} channels and std {len(std)}; "
-                f"give as many, or one number for all"
+                f"give equally many, or one number for all"
             )
         one_of("Normalize: channels", self.channels, ("last", "first"))
         object.__setattr__(self, "mean", mean)
@@ -177,7 +180,7 @@ class ToCHW(InputTransform):
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Return a transposed view."""
         if inputs.ndim != 3:
-            raise ValueError("[H, W, C] is expected; ExpandDims gives a channel axis")
+            raise ValueError("the shape must be [H, W, C]; add a channel axis with ExpandDims")
         return np.transpose(inputs, (2, 0, 1))
 
 

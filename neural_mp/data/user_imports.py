@@ -70,8 +70,8 @@ def load_user_object(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not (_is_dotted(module_name) and _is_dotted(attribute)):
         raise ConfigurationError(
-            f"{name!r} does not name code of yours: write module:attribute, "
-            f"such as my_package.data:Digits"
+            f"a name of your own code must be module:attribute, e.g. my_package.data:Digits, got "
+            f"{name!r}"
         )
     rules = _names.get()
     folders = user_folders(None if rules is None else rules.folder)
@@ -86,7 +86,7 @@ def load_user_object(name: str) -> Any:
         found = getattr(found, part)
     if rules is not None and not _is_users_object(found, folders):
         origin = found.__name__ if isinstance(found, ModuleType) else _home(found)
-        raise _not_yours(name, f"it comes from {origin!r}", rules)
+        raise _not_yours(name, f"it is defined in {origin!r}", rules)
     return found
 
 
@@ -153,7 +153,8 @@ def _check_free(top: str, name: str, own: tuple[Path, importlib.machinery.Module
     place = own[1].origin or str(own[0] / top)
     if _is_pythons(top):
         raise ConfigurationError(
-            f"{name!r} names {place}, which is called as a module of Python's own; rename it"
+            f"{name!r} names {place}, which has the name of a module of the standard library; "
+            f"rename the module"
         )
     loaded = sys.modules.get(top)
     if loaded is None:
@@ -194,14 +195,14 @@ def _check_named(
     """Check that a file may name an installed module, before its import."""
     top = module_name.partition(".")[0]
     if _is_pythons(top):
-        raise _not_yours(name, f"{top!r} is a module of Python's own", rules)
+        raise _not_yours(name, f"{top!r} is a module of the standard library", rules)
     if is_trusted(module_name):
         return
     spec = sys.modules.get(top) or importlib.machinery.PathFinder.find_spec(top)
     if spec is None:
         raise _no_module(top, name, folders)
     where = getattr(spec, "origin", None) or getattr(spec, "__file__", None) or "no file"
-    raise _not_yours(name, f"{top!r} is the one in {where}", rules)
+    raise _not_yours(name, f"{top!r} is defined in {where}", rules)
 
 
 def _no_module(missing: str, name: str, folders: tuple[Path, ...]) -> ConfigurationError:
@@ -214,14 +215,14 @@ def _no_module(missing: str, name: str, folders: tuple[Path, ...]) -> Configurat
 def _import_failed(module_name: str, name: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"importing {module_name!r}, named by {name!r}, failed with "
-        f"{type(error).__name__}: {message_of(error)}; mend that module or name another"
+        f"{type(error).__name__}: {message_of(error)}; correct that module or name another"
     )
 
 
 def _not_yours(name: str, why: str, rules: NamedInFile) -> ConfigurationError:
     beside = "" if rules.folder is None else f" or in {str(rules.folder.resolve())!r}"
     return ConfigurationError(
-        f"{name!r} names no code of yours: {why}. A file may name classes and functions that are "
+        f"{name!r} is not your own code: {why}. A file may name classes and functions that are "
         f"defined in modules in the working directory{beside}, and in modules that you trust by "
         f"--trust MODULE or trust=('MODULE',)"
     )

@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from neural_mp.api.saved_model import PAGE_FILE
+from neural_mp.api.saved_model import PAGE_FILE, digest_of_file, writing
 from neural_mp.config import trust_of
 from neural_mp.config.source import read_text
 from neural_mp.core.hardware import detect
 from neural_mp.data.user_imports import user_folders
-from neural_mp.errors import ConfigurationError, NeuralMPError
+from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.jobs.local_worker import JobRunner
@@ -40,7 +40,6 @@ from neural_mp.util.validators import file_path, validate_option
 
 #: Keys of `tuning` that do not affect the result.
 _NO_MATTER = ("workspace", "storage", "workers", "cache")
-_BLOCK = 1 << 20
 #: Longer strings are not file names.
 _LONGEST = 500
 
@@ -105,11 +104,7 @@ def _named(word: str, beside: Path) -> str | None:
 @cache
 def _of_file(path: Path, size: int, changed: int) -> str:
     """Return the digest of a file; size and modification time are cache keys only."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    return digest_of_file(path)
 
 
 def _of_folder(folder: Path) -> str:
@@ -197,10 +192,8 @@ def tune_many(
     """
     setting, trusted = read_workers(workers), trust_of(trust)
     folder, told = validate_option("output", file_path, output), listener or JobsListener()
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NeuralMPError(f"{output!r} cannot be written: {error}") from error
     earlier = {path.name[-_LETTERS:]: path.name for path in folder.iterdir() if path.is_dir()}
     jobs = [_job(file, folder, earlier) for file in _expanded(files)]
     try:
@@ -231,7 +224,7 @@ def _work(
         return
     if workers.engine != RAY:
         raise ConfigurationError(
-            f"jobs are done by the engines {LOCAL} and {RAY}, got {workers.engine!r} for workers"
+            f"the engine of workers must be {LOCAL} or {RAY}, got {workers.engine!r}"
         )
     with ray_places(workers, trust, logger.warning) as found:
         WorkerPool(jobs, folder, listener, found).work()
@@ -251,7 +244,7 @@ def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
     missing = [str(path) for path in found if not path.is_file()]
     if missing or not found:
         words = f"there is no {missing[0]!r}" if missing else "no tuning file was found"
-        raise ConfigurationError(f"{words}; give YAML files, a pattern or a folder of them")
+        raise ConfigurationError(f"{words}; give YAML files, a pattern or a folder of YAML files")
     return list(dict.fromkeys(found))
 
 
@@ -265,7 +258,7 @@ def _job(file: Path, output: Path, earlier: Mapping[str, str]) -> JobOutcome:
     digest = job_digest(file)
     short = digest[:_LETTERS]
     name = earlier.get(short, f"{file.stem}-{short}")
-    fresh = JobOutcome(name, str(file), digest, JobStatus.BEGUN, "it was not begun")
+    fresh = JobOutcome(name, str(file), digest, JobStatus.BEGUN, "not started")
     return _as_left(fresh, output)
 
 

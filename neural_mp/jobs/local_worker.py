@@ -94,7 +94,7 @@ class JobRunner:
         tell: Callable[[str], None],
     ) -> JobOutcome:
         started, logged = time.monotonic(), _size(folder / LOG_FILE)
-        begun = replace(job, reason="it was cut off")
+        begun = replace(job, reason="interrupted")
         begun.write(folder)
         tell("resumes" if resume else "starts")
         command = python_command("neural_mp.jobs.worker_main", job.file, str(folder))
@@ -156,8 +156,8 @@ def _why(code: int, log: Path, before: int) -> str:
     """
     if code < 0:
         known = {int(number): number.name for number in signal.Signals}
-        return f"its process was ended by signal {known.get(-code, -code)}"
+        return f"the process was ended by signal {known.get(-code, -code)}"
     said = log.read_bytes()[before:].decode("utf-8", errors="replace")
     lines = [line.strip() for line in said.splitlines()]
     last = next((line for line in reversed(lines) if line), "")
-    return f"its process ended with exit code {code} and no result" + (f": {last}" if last else "")
+    return f"the process ended with exit code {code} and no result" + (f": {last}" if last else "")

@@ -96,8 +96,8 @@ class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
             listener.close()
         if self._queue:
             raise TuningError(
-                f"no machine is left for {counted(len(self._queue), 'job')}; what is done is kept, "
-                f"and the same command goes on from there"
+                f"all workers were lost before {counted(len(self._queue), 'job')} ended; finished "
+                f"jobs are kept; continue with the same command"
             )
 
     def places(self) -> Iterable[JobWorker]:

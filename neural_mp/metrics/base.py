@@ -1,4 +1,8 @@
-"""Registry of metrics, and base classes that accumulate batches."""
+"""Registry of metrics, and base classes that accumulate batches.
+
+`update` of a built-in metric raises MetricError if predictions and labels do not fit each other or
+earlier batches, `merge` if the batches do not fit, and `result` if there are no samples.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,7 @@ class RunningMean:
         self._count = 0
 
     def result(self) -> float:
-        """Return the mean since the last reset; NaN if a prediction was NaN.
-
-        Raises:
-            MetricError: there are no values.
-        """
+        """Return the mean since the last reset; NaN if a prediction was NaN."""
         if self._count == 0:
             raise nothing_taken_in(self)
         return self._sum / self._count
@@ -67,22 +67,14 @@ class Collection:
         self._labels: list[np.ndarray] = []
 
     def take_in(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        """Store one batch.
-
-        Raises:
-            MetricError: the shape of samples differs from earlier batches.
-        """
+        """Store one batch."""
         self._check_shape(preds)
         # A copy: frameworks reuse the memory behind what they return.
         self._preds.append(preds.copy())
         self._labels.append(labels.copy())
 
     def merge(self, other: Collection) -> None:
-        """Append the batches of another instance.
-
-        Raises:
-            MetricError: the shape of samples differs.
-        """
+        """Append the batches of another instance."""
         if other._preds:
             self._check_shape(other._preds[0])
         self._preds += other._preds
@@ -91,16 +83,12 @@ class Collection:
     def _check_shape(self, preds: np.ndarray) -> None:
         if self._preds and self._preds[0].shape[1:] != preds.shape[1:]:
             raise MetricError(
-                f"predictions of shape {preds.shape} do not fit those of shape "
-                f"{self._preds[0].shape} in an earlier batch"
+                f"predictions must have the shape of earlier batches, {self._preds[0].shape}, "
+                f"except for the first axis, got {preds.shape}"
             )
 
     def collected(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return all predictions and all labels since the last reset.
-
-        Raises:
-            MetricError: there are no samples.
-        """
+        """Return all predictions and all labels since the last reset."""
         if not any(len(batch) for batch in self._preds):
             raise nothing_taken_in(self)
         return np.concatenate(self._preds), np.concatenate(self._labels)
@@ -109,6 +97,5 @@ class Collection:
 def nothing_taken_in(metric: object) -> MetricError:
     """Return the error for a result without samples."""
     return MetricError(
-        f"{type(metric).__name__} has no result before update has taken in a sample; "
-        f"is the dataloader empty?"
+        f"{type(metric).__name__} has no result before the first sample; is the dataloader empty?"
     )

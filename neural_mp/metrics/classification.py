@@ -40,11 +40,7 @@ class Accuracy(RunningMean):
         self.threshold = finite_number("accuracy: threshold", threshold)
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels do not fit each other.
-        """
+        """Add one batch."""
         predicted, truth = class_pairs(preds, labels, self.threshold)
         self.take_in(predicted == truth)
 
@@ -117,11 +113,7 @@ class F1(Collection):
         self._two_classes = True
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels do not fit each other.
-        """
+        """Add one batch."""
         scores, _ = score_pairs(preds, labels)
         predicted, truth = class_pairs(preds, labels, self.threshold)
         self._two_classes &= scores.ndim == 1 or scores.shape[1] == 2
@@ -129,11 +121,7 @@ class F1(Collection):
         self.take_in(predicted, truth)
 
     def merge(self, other: Any) -> None:
-        """Append the batches of another F1.
-
-        Raises:
-            MetricError: the shape of samples differs.
-        """
+        """Append the batches of another F1."""
         super().merge(other)
         self._two_classes &= other._two_classes
 
@@ -148,7 +136,7 @@ class F1(Collection):
         predicted, truth = self.collected()
         if self.average == "binary" and not self._two_classes:
             raise MetricError(
-                "F1 with average 'binary' needs the classes 0 and 1 alone; "
+                "F1 with average 'binary' requires the classes 0 and 1, got others; "
                 "set average to macro, micro or weighted"
             )
         average = self.average or ("binary" if self._two_classes else "macro")
@@ -179,11 +167,7 @@ class AUC(Collection):
         self.from_logits = true_or_false("AUC: from_logits", from_logits)
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels do not fit each other.
-        """
+        """Add one batch."""
         scores, truth = score_pairs(preds, labels)
         scores = scores.astype(np.float64)
         if scores.ndim == 2 and scores.shape[1] == 2:
@@ -259,7 +243,10 @@ class Loss(RunningMean):
             self._all_probabilities = False  # undecidable from one score per sample
             scores = np.stack([other, scores], axis=1)
         if truth.size and not 0 <= truth.min() <= truth.max() < scores.shape[1]:
-            raise MetricError(f"loss takes labels 0 and 1 here, got {np.unique(truth).tolist()}")
+            raise MetricError(
+                f"labels of the loss must be classes from 0 to {scores.shape[1] - 1}, got "
+                f"{np.unique(truth).tolist()}"
+            )
         self._all_probabilities &= bool(are_probabilities(scores).all())
         if self.from_logits:
             logarithms = _log_softmax(scores)
@@ -295,8 +282,8 @@ def _probabilities(metric: str, rows: np.ndarray) -> np.ndarray:
     known = rows[~np.isnan(rows).any(axis=1)]
     if not are_probabilities(known).all():
         raise MetricError(
-            f"{metric} with from_logits: false needs probabilities, rows from 0 that add up to 1; "
-            f"for logits set from_logits: true"
+            f"{metric} with from_logits: false requires probabilities, got rows that do not sum "
+            f"to 1; for logits set from_logits: true"
         )
     return rows
 
@@ -304,6 +291,6 @@ def _probabilities(metric: str, rows: np.ndarray) -> np.ndarray:
 def _refuse_probabilities(metric: str, all_probabilities: bool) -> None:
     if all_probabilities:
         raise MetricError(
-            f"{metric} takes logits but every row of the predictions adds up to 1; "
-            f"for probabilities set from_logits: false"
+            f"{metric} requires logits, got rows that sum to 1; for probabilities set "
+            f"from_logits: false"
         )

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from neural_mp.common import Metric, missing_methods
 from neural_mp.data.registry import Registry
-from neural_mp.errors import ConfigurationError, MetricError, did_you_mean, error_path
+from neural_mp.errors import ConfigurationError, MetricError, error_path
 from neural_mp.metrics.base import METRICS
-from neural_mp.metrics.function_metric import OverAllData, takes_data
+from neural_mp.metrics.function_metric import parameters_of, takes_data
 from neural_mp.metrics.predictions import OfOutput
 from neural_mp.metrics.third_party import (
     Scorer,
-    foreign,
-    is_scorer,
-    is_sklearn_function,
     named_scorer,
-    scorer_names,
-    sklearn_function,
+    options_too_late,
+    wrapped,
 )
-from neural_mp.util.text import with_article
 
 #: Options common to all metrics: the selected output, labels and value.
 CHOICES = ("output", "label", "value")
-_METHODS = ("update", "reset", "result")
 
 
 def build_metric(
@@ -51,62 +46,7 @@ def build_metric(
         ConfigurationError: the name or an option is unknown, missing or of the wrong type.
         MetricError: the user-defined metric lacks a method.
     """
-    if isinstance(options, int) and name in metrics and metrics.find(name) is metrics.find("topk"):
-        options = {"k": options}
-    if options is not None and not isinstance(options, Mapping):
-        raise ConfigurationError(
-            f"the options of metric {name!r} must be written as option: value, got {options!r}"
-        )
-    with error_path(name):
-        scorer = _scorer(name, metrics)
-        factory = metrics.find(name) if scorer is None else type(scorer)
-    taken = _parameters(factory)
-    choices = {k: v for k, v in (options or {}).items() if k in CHOICES and k not in taken}
-    own = {k: v for k, v in (options or {}).items() if k not in choices}
-    if scorer is not None:
-        if own:
-            with error_path(name, next(iter(own))):
-                raise ConfigurationError(
-                    f"metric {name!r} takes no options but {', '.join(CHOICES)}"
-                )
-        made: Any = scorer
-    elif inspect.isfunction(factory) and takes_data(factory, own):
-        made = _object(factory, own)
-    else:
-        made = metrics.build(name, own)
-    missing = missing_methods(made)
-    if missing and foreign(made) is None and not callable(made):
-        raise MetricError(
-            f"metric {name!r} is {with_article(type(made).__name__)} without "
-            f"{' and '.join(missing)}; a metric needs update(preds, labels), reset() and result()"
-        )
-    with error_path(name):
-        return chosen_from(_object(made, {}), choices)
-
-
-def _scorer(name: object, metrics: Registry) -> Scorer | None:
-    """Return the scikit-learn scorer of a name; None for our metrics and `module:attribute`.
-
-    Raises:
-        ConfigurationError: the name is unknown.
-    """
-    if not isinstance(name, str) or name in metrics or ":" in name or metrics is not METRICS:
-        return None
-    scorer = named_scorer(name)
-    if scorer is None:
-        near = did_you_mean(name, [*metrics, *scorer_names()])
-        hint = near if "did you mean" in near else did_you_mean(name, metrics)
-        raise ConfigurationError(
-            f"unknown metric {name!r}{hint} (one of your own is named module:attribute)"
-        )
-    return scorer
-
-
-def _parameters(factory: Callable[..., Any]) -> list[str]:
-    try:
-        return [*inspect.signature(factory).parameters]
-    except (TypeError, ValueError):  # some C classes have no signature
-        return []
+    return _metric(name, options, metrics)
 
 
 def as_metric(given: Any, metrics: Registry = METRICS) -> Metric:
@@ -122,11 +62,10 @@ def as_metric(given: Any, metrics: Registry = METRICS) -> Metric:
         ConfigurationError: a name or an option is unknown.
         MetricError: the type is not supported.
     """
+    options = None
     if is_with_options(given):
-        return _with_options(given[0], given[1], metrics)
-    if isinstance(given, str):
-        return build_metric(given, None, metrics)
-    return _object(given, {})
+        given, options = given
+    return _metric(given, options, metrics)
 
 
 def is_with_options(given: object) -> bool:
@@ -135,6 +74,63 @@ def is_with_options(given: object) -> bool:
         return False
     is_number = isinstance(given[1], int) and not isinstance(given[1], bool)
     return isinstance(given[1], Mapping) or (isinstance(given[0], str) and is_number)
+
+
+def _metric(given: Any, options: Any, metrics: Registry) -> Metric:
+    """Convert a name, an object or a function to a metric of one output, label or value."""
+    with error_path(*([given] if isinstance(given, str) else [])):
+        if isinstance(given, str):
+            given, options, choices = _named(given, options, metrics)
+        else:
+            choices = {key: v for key, v in (options or {}).items() if key in CHOICES}
+            options = {key: v for key, v in (options or {}).items() if key not in CHOICES}
+        if isinstance(given, type):
+            raise MetricError(
+                f"the metric must be an instance, got the class {given.__name__}; create an "
+                f"instance"
+            )
+        missing = missing_methods(given)
+        if options and not missing:
+            raise options_too_late(given, options)
+        found = wrapped(given, options) if missing else given
+        if found is None:
+            kind = type(given).__name__
+            raise MetricError(
+                f"the metric {f'module {given.__name__}' if inspect.ismodule(given) else kind} has "
+                f"no {' and '.join(f'{name}()' for name in missing)}; a metric must have "
+                f"update(preds, labels), reset() and result(), or be the name of a metric, a "
+                f"function of (predictions, labels), or a metric of Keras, torchmetrics, "
+                f"scikit-learn or evaluate"
+            )
+        metric: Metric = OfOutput(found, **choices) if choices else found
+        return metric
+
+
+def _named(
+    name: str, options: Any, metrics: Registry
+) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+    """Return the object of a name, its options that are not applied yet, and its choices."""
+    is_known = name in metrics or ":" in name or metrics is not METRICS
+    scorer = None if is_known else named_scorer(name, metrics)
+    factory = metrics.find(name) if scorer is None else Scorer
+    if isinstance(options, int) and factory is metrics.find("topk"):
+        options = {"k": options}
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"the options of metric {name!r} must be written as option: value, got {options!r}"
+        )
+    taken = [parameter.name for parameter in parameters_of(factory) or ()]
+    choices = {k: v for k, v in (options or {}).items() if k in CHOICES and k not in taken}
+    own = {k: v for k, v in (options or {}).items() if k not in choices}
+    if scorer is not None:
+        for option in own:
+            error = ConfigurationError(f"metric {name!r} has no options but {', '.join(CHOICES)}")
+            error.keys = (option,)
+            raise error
+        return scorer, {}, choices
+    if inspect.isfunction(factory) and takes_data(factory, own):
+        return factory, own, choices
+    return metrics.made(name, factory, own), {}, choices
 
 
 def unwrapped(subject: object) -> list[Any]:
@@ -153,69 +149,3 @@ def metric_name(subject: object) -> str:
     chain = unwrapped(subject)
     named = (str(part.__name__) for part in chain if hasattr(part, "__name__"))
     return next(named, type(chain[-1]).__name__)
-
-
-def _with_options(given: object, options: Any, metrics: Registry) -> Metric:
-    if isinstance(given, str):
-        return build_metric(given, options, metrics)
-    choices = {key: value for key, value in options.items() if key in CHOICES}
-    others = {key: value for key, value in options.items() if key not in CHOICES}
-    return chosen_from(_object(given, others), choices)
-
-
-def chosen_from(metric: Any, choices: Mapping[str, Any]) -> Metric:
-    """Restrict a metric to one of several outputs or values.
-
-    Raises:
-        ConfigurationError: a choice is neither a name nor a position.
-    """
-    for key, value in choices.items():
-        kinds = str if key == "value" else str | int
-        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            raise ConfigurationError(
-                f"{key} of the metric {metric_name(metric)} must be a name"
-                f"{'' if key == 'value' else ' or a position from 0'}, got {value!r}"
-            )
-    found: Metric = OfOutput(metric, **choices) if choices else metric
-    return found
-
-
-def _object(given: object, options: Mapping[str, Any]) -> Metric:
-    """Convert an object or a function to a metric."""
-    if isinstance(given, type):
-        raise MetricError(f"metric is the class {given.__name__}; give an instance of it")
-    found: Any = given if not options and not missing_methods(given) else foreign(given, options)
-    if found is None:
-        found = _function(given, options)
-    if found is None:
-        raise _no_metric(given, options)
-    metric: Metric = found
-    return metric
-
-
-def _function(given: Any, options: Mapping[str, Any]) -> Metric | None:
-    if is_scorer(given):
-        return None if options else Scorer(given)
-    if is_sklearn_function(given):
-        return sklearn_function(given, options)
-    if not callable(given) or any(callable(getattr(given, name, None)) for name in _METHODS):
-        return None
-    function: Callable[..., Any] = given
-    return OverAllData(function, options)
-
-
-def _no_metric(given: object, options: Mapping[str, Any]) -> MetricError:
-    kind = type(given).__name__
-    missing = missing_methods(given)
-    if options and (not missing or foreign(given) or is_scorer(given)):
-        return MetricError(
-            f"the metric {kind} is an object already, so the options {', '.join(options)} come too "
-            f"late; only {', '.join(CHOICES)} can be said of it"
-        )
-    if inspect.ismodule(given):
-        kind = f"module {given.__name__}"
-    return MetricError(
-        f"the metric {kind} has no {missing[0]}(); a metric needs update(preds, labels), reset() "
-        f"and result(), or is the name of one, a function of (predictions, labels), or a metric of "
-        f"Keras, torchmetrics, scikit-learn or evaluate"
-    )

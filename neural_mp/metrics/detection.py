@@ -132,7 +132,7 @@ class MeanAveragePrecision:
             raise nothing_taken_in(self)
         classes = {int(kind) for boxes in self._truth.values() for kind in boxes.classes}
         if not classes:
-            raise MetricError("mAP is not defined: there is no box in any label")
+            raise MetricError("mAP requires at least one box in the labels, got none")
         names = {kind: str(kind) for kind in sorted(classes)}
         recalls = np.linspace(0, 1, 101)
         found = summary(self._truth, self._found, self._overlaps, recalls, names)
@@ -184,8 +184,8 @@ def _parts(
     there = outputs_of(values)
     if there is None:
         raise MetricError(
-            f"mAP takes {what} of several parts, {', '.join(wanted[:-1])}, for each image or for a "
-            f"whole batch; got one {described(values)}"
+            f"mAP requires {what} with the parts {', '.join(wanted[:-1])}, per image or per batch, "
+            f"got one {described(values)}"
         )
     found = {}
     for place, part in enumerate(wanted):
@@ -198,8 +198,8 @@ def _parts(
             found[part] = there[str(place)]
         elif part != "count":
             raise MetricError(
-                f"mAP finds no {part} among the {what}; there are {described_outputs(there)}"
-                + ("; say which in the option outputs" if what == "predictions" else "")
+                f"mAP requires {part} among the {what}, got {described_outputs(there)}"
+                + ("; set the option outputs" if what == "predictions" else "")
             )
     return found
 

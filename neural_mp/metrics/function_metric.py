@@ -93,8 +93,9 @@ class OverAllData:
 
     def update(self, preds: object, labels: object) -> None:
         """Store one batch."""
-        self._preds.append(_kept(preds))
-        self._labels.append(_kept(labels))
+        # Copies: frameworks reuse the memory of their results.
+        self._preds.append(joined([preds], "predictions"))
+        self._labels.append(joined([labels], "labels"))
 
     def merge(self, other: OverAllData) -> None:
         """Append the batches of another instance."""
@@ -142,34 +143,25 @@ def joined(batches: Sequence[Any], what: str) -> Any:
     except ValueError as error:
         shapes = sorted({str(list(np.shape(batch))) for batch in batches})
         raise MetricError(
-            f"the {what} of {len(batches)} batches cannot be put together, their shapes are "
-            f"{', '.join(shapes[:4])}: {error}; give an object with update, reset and result, "
-            f"which sees batch by batch"
+            f"the {what} of {len(batches)} batches must have one shape except for the first axis, "
+            f"got {', '.join(shapes[:4])}: {error}; give an object with update, reset and result"
         ) from error
 
 
-def _kept(values: object) -> Any:
-    """Return a copy, since frameworks reuse the memory of their results."""
-    if values is None:
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Return the parameters of a function or class; None for C code without a signature."""
+    try:
+        return [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
         return None
-    if dataclasses.is_dataclass(values) and not isinstance(values, type):
-        parts = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-        return dataclasses.replace(values, **{name: _kept(part) for name, part in parts.items()})
-    if isinstance(values, Mapping):
-        return {key: _kept(value) for key, value in values.items()}
-    if isinstance(values, list | tuple) and outputs_of(values) is not None:
-        found = [_kept(value) for value in values]
-        return type(values)(*found) if hasattr(values, "_fields") else tuple(found)
-    return np.array(as_numpy(values))
 
 
 def _order(
     function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Callable[[Predicted], tuple[Any, ...]]:
     """Return a function that orders the arguments as `function` expects them."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some C functions have no signature
+    parameters = parameters_of(function)
+    if parameters is None:
         return _predictions_first
     open_ = [p for p in parameters if p.name not in options]
     any_number = any(p.kind is p.VAR_POSITIONAL for p in open_)
@@ -183,18 +175,15 @@ def _order(
         return _truth_first if _is_truth_first(*names) else _predictions_first
     if names[0] in _MODELS:
         raise MetricError(
-            f"the metric {_words(function)} takes a model; a function model → number is given as "
-            f"eval_func, a metric takes (predictions, labels)"
+            f"the metric {_words(function)} must take (predictions, labels), got a function of a "
+            f"model; set a function model → number as eval_func"
         )
     return _as_one
 
 
 def takes_data(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
     """Whether a function takes predictions and labels, judged by its parameter names."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
+    parameters = parameters_of(function) or ()
     needed = [p.name.lower() for p in parameters if p.default is p.empty and p.name not in options]
     both = len(needed) == 2 and any(name in _TRUTH | _PREDICTIONS for name in needed)
     return both or (len(needed) == 1 and needed[0] in _BOTH)
@@ -219,8 +208,8 @@ def _as_one(both: Predicted) -> tuple[Any, ...]:
 def _takes_others(function: Callable[..., Any], names: Sequence[str]) -> MetricError:
     found = f"({', '.join(names)})"
     return MetricError(
-        f"the metric {_words(function)} takes {found}; it must take (predictions, labels), or "
-        f"(y_true, y_pred); bind other arguments with functools.partial, or give them as "
+        f"the metric {_words(function)} must take (predictions, labels) or (y_true, y_pred), got "
+        f"{found}; bind other arguments with functools.partial, or give them as "
         f"(function, {{name: value}})"
     )
 

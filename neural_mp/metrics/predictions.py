@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import can_merge
-from neural_mp.errors import MetricError, did_you_mean
+from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
 from neural_mp.util.pytree import as_numpy
 
 CLASSES_KEPT_APART = "; predictions are [N] or [N, C], labels [N], [N, 1] or one-hot [N, C]"
@@ -53,8 +53,7 @@ def chosen(values: Any, output: str | int, what: str) -> Any:
         if output in (0, -1):
             return values
         raise MetricError(
-            f"output {output!r} is asked for, but the {what} are one {described(values)} without "
-            f"a name; leave output out"
+            f"output {output!r} requires several {what}, got one {described(values)}; remove output"
         )
     if isinstance(output, int):
         by_place = values if isinstance(values, list | tuple) else list(outputs.values())
@@ -121,6 +120,10 @@ class OfOutput:
         label: the labels passed to the metric; None for those of the output's name or position
             if they exist, else all labels.
         value: the selected value, if the result is a dict; None for all values.
+
+    Raises:
+        ConfigurationError: `output` or `label` is neither a name nor a position, or `value` is not
+            a name.
     """
 
     def __init__(
@@ -132,6 +135,14 @@ class OfOutput:
     ) -> None:
         self.__wrapped__ = metric
         self.output, self.label, self.value = output, label, value
+        for option, kinds, rule in (
+            ("output", str | int, "a name or a position from 0"),
+            ("label", str | int, "a name or a position from 0"),
+            ("value", str, "a name"),
+        ):
+            given = getattr(self, option)
+            if given is not None and (not isinstance(given, kinds) or isinstance(given, bool)):
+                raise ConfigurationError(f"{option} of the metric must be {rule}, got {given!r}")
 
     @property
     def higher_is_better(self) -> Any:
@@ -189,7 +200,7 @@ class OfOutput:
             return result
         if not isinstance(result, Mapping) or self.value not in result:
             names = did_you_mean(self.value, result) if isinstance(result, Mapping) else ""
-            raise MetricError(f"the metric gives no value {self.value!r}{names}")
+            raise MetricError(f"the metric has no value {self.value!r}{names}")
         return result[self.value]
 
 
@@ -223,9 +234,8 @@ def _only_one(values: object, what: str) -> Any:
         return values
     if len(outputs) != 1:
         raise MetricError(
-            f"the {what} are {len(outputs)} arrays and this metric takes one; choose one with the "
-            f"option {'output' if what == 'predictions' else 'label'}, "
-            f"there are {described_outputs(outputs)}"
+            f"the {what} must be one array, got {len(outputs)}: {described_outputs(outputs)}; "
+            f"select one with the option {'output' if what == 'predictions' else 'label'}"
         )
     return next(iter(outputs.values()))
 
@@ -313,8 +323,7 @@ def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
         whole = np.nan_to_num(values).astype(np.int64)
     if not np.array_equal(whole, values):
         raise MetricError(
-            f"the {what} must be classes, whole numbers from 0, got {values[whole != values][0]} "
-            f"among them"
+            f"the {what} must be classes, whole numbers from 0, got {values[whole != values][0]}"
         )
     return whole
 
@@ -322,8 +331,8 @@ def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
 def _check_range(classes: np.ndarray, count: int) -> None:
     if classes.min() < 0 or classes.max() >= count:
         raise MetricError(
-            f"labels go from {classes.min()} to {classes.max()} but the predictions know "
-            f"{count} classes, 0 to {count - 1}"
+            f"labels must be classes from 0 to {count - 1}, as the predictions, got "
+            f"{classes.min()} to {classes.max()}"
             + ("; predicted classes, instead of scores, must be integers" if count == 2 else "")
         )
 

@@ -15,21 +15,29 @@ from neural_mp.metrics.base import METRICS, Collection, RunningMean
 from neural_mp.metrics.predictions import number_pairs
 
 
-@METRICS.register("MSE", "mean_squared_error")
-class MSE(RunningMean):
-    """The mean squared error over all numbers."""
+class _MeanDifference(RunningMean):
+    """A mean of a function of the differences between predictions and labels."""
 
     higher_is_better: ClassVar[bool] = False
     best_value: ClassVar[float | None] = 0.0
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels differ in shape.
-        """
+        """Add one batch."""
         predicted, truth = number_pairs(preds, labels)
-        self.take_in((predicted - truth) ** 2)
+        self.take_in(self._errors(predicted - truth))
+
+    @staticmethod
+    def _errors(differences: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+@METRICS.register("MSE", "mean_squared_error")
+class MSE(_MeanDifference):
+    """The mean squared error over all numbers."""
+
+    @staticmethod
+    def _errors(differences: np.ndarray) -> np.ndarray:
+        return differences**2
 
 
 @METRICS.register("RMSE", "root_mean_squared_error")
@@ -39,29 +47,17 @@ class RMSE(MSE):
     best_value: ClassVar[float | None] = None
 
     def result(self) -> float:
-        """Return the value since the last reset; NaN if a prediction was NaN.
-
-        Raises:
-            MetricError: there are no samples.
-        """
+        """Return the value since the last reset; NaN if a prediction was NaN."""
         return math.sqrt(super().result())
 
 
 @METRICS.register("MAE", "mean_absolute_error")
-class MAE(RunningMean):
+class MAE(_MeanDifference):
     """The mean absolute error over all numbers."""
 
-    higher_is_better: ClassVar[bool] = False
-    best_value: ClassVar[float | None] = 0.0
-
-    def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels differ in shape.
-        """
-        predicted, truth = number_pairs(preds, labels)
-        self.take_in(np.abs(predicted - truth))
+    @staticmethod
+    def _errors(differences: np.ndarray) -> np.ndarray:
+        return np.abs(differences)
 
 
 @METRICS.register("R2", "r2_score")
@@ -71,11 +67,7 @@ class R2(Collection):
     higher_is_better: ClassVar[bool] = True
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels differ in shape, or from earlier batches.
-        """
+        """Add one batch."""
         predicted, truth = number_pairs(preds, labels)
         self.take_in(predicted.reshape(len(predicted), -1), truth.reshape(len(truth), -1))
 

@@ -50,7 +50,7 @@ class MeanIoU:
         ]
         self.axis = whole_number("mIoU: axis", axis)
         if axis == 0:
-            raise ConfigurationError("mIoU: axis cannot be 0, which is that of the samples")
+            raise ConfigurationError("mIoU: axis must not be 0, the axis of the samples, got 0")
         self.threshold = finite_number("mIoU: threshold", threshold)
         self.reset()
 
@@ -60,11 +60,7 @@ class MeanIoU:
         self._scored = 0
 
     def update(self, preds: object, labels: object) -> None:
-        """Add one batch.
-
-        Raises:
-            MetricError: predictions and labels do not fit each other, or hold invalid classes.
-        """
+        """Add one batch."""
         truth = self._squeezed(as_array(labels, "labels"))
         predicted, unknown = self._predicted(as_array(preds, "predictions"), truth)
         truth = whole_numbers(truth, "labels").reshape(-1)
@@ -100,11 +96,7 @@ class MeanIoU:
             self._confusion[: len(counts), : len(counts)] += counts
 
     def result(self) -> float:
-        """Return the mean since the last reset, 0 to 1.
-
-        Raises:
-            MetricError: there are no samples.
-        """
+        """Return the mean since the last reset, 0 to 1."""
         both = np.diag(self._confusion)
         either = self._confusion.sum(axis=0) + self._confusion.sum(axis=1) - both
         there = either > 0
@@ -134,8 +126,8 @@ class MeanIoU:
         if scores.shape != truth.shape:
             raise MetricError(
                 f"mIoU needs scores with an axis of classes, or classes, for labels of shape "
-                f"{truth.shape}, got predictions of shape {given}; axis={self.axis} "
-                f"says where the classes are"
+                f"{truth.shape}, got predictions of shape {given}; set axis to the axis of the "
+                f"classes (now {self.axis})"
             )
         return scores, unknown.reshape(-1)
 
@@ -156,7 +148,9 @@ class MeanIoU:
         for values, what in ((truth, "labels"), (predicted, "predictions")):
             if values.size and not 0 <= values.min() <= values.max() < classes:
                 wrong = values.min() if values.min() < 0 else values.max()
-                hint = "; set ignore_index for what is no class" if what == "labels" else ""
+                hint = (
+                    "; set ignore_index to labels that are not classes" if what == "labels" else ""
+                )
                 raise MetricError(
                     f"mIoU over {classes} classes needs {what} from 0 to {classes - 1}, got "
                     f"{wrong}{hint}"

@@ -6,13 +6,13 @@ None of these libraries is imported: an existing object implies an imported libr
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.errors import MetricError
+from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
 from neural_mp.metrics.function_metric import OverAllData, tensors
 from neural_mp.metrics.predictions import (
     are_probabilities,
@@ -134,24 +134,47 @@ class EvaluateMetric:
         return next(iter(found.values())) if isinstance(found, dict) and len(found) == 1 else found
 
 
-def foreign(given: object, options: Mapping[str, Any] | None = None) -> Any:
-    """Wrap a metric object of another library; return None if not recognized.
+def wrapped(given: Any, options: Mapping[str, Any]) -> Any:
+    """Wrap a metric object of another library, or a function; return None if not recognized.
 
     Args:
-        given: the object.
-        options: further options, accepted only by `evaluate`.
+        given: the object or function.
+        options: keyword arguments of the function, or of `compute` of `evaluate`.
+
+    Raises:
+        MetricError: an object that is configured already has options, or the function takes
+            neither one nor two arguments, or takes a model.
     """
 
     def has(*names: str) -> bool:
         return all(callable(getattr(given, name, None)) for name in names)
 
+    kind: Callable[[Any], Any] | None = None
     if has("update_state", "result") and (has("reset_state") or has("reset_states")):
-        return KerasMetric(given) if not options else None
-    if has("update", "compute", "reset"):
-        return TorchMetric(given) if not options else None
-    if has("add_batch", "compute"):
+        kind = KerasMetric
+    elif has("update", "compute", "reset"):
+        kind = TorchMetric
+    elif has("add_batch", "compute"):
         return EvaluateMetric(given, options)
-    return None
+    elif _is_scorer(given):
+        kind = Scorer
+    if kind is not None:
+        if options:
+            raise options_too_late(given, options)
+        return kind(given)
+    home = getattr(given, "__module__", None) or ""
+    if home.startswith("sklearn.metrics.") and inspect.isfunction(given):
+        return _sklearn_function(given, options)
+    is_function = callable(given) and not any(map(has, ("update", "reset", "result")))
+    return OverAllData(given, options) if is_function else None
+
+
+def options_too_late(given: object, options: Mapping[str, Any]) -> MetricError:
+    """Return the error for options of a metric object that is configured already."""
+    return MetricError(
+        f"options of the metric object {type(given).__name__} must be output, label or value, got "
+        f"{', '.join(options)}; set other options when creating the object"
+    )
 
 
 def _plain(result: object) -> Any:
@@ -188,7 +211,7 @@ class Scorer(OverAllData):
         return self._sign * super().result()
 
 
-def sklearn_function(function: Callable[..., Any], options: Mapping[str, Any]) -> OverAllData:
+def _sklearn_function(function: Callable[..., Any], options: Mapping[str, Any]) -> OverAllData:
     """Wrap a function of `sklearn.metrics` as a metric with known direction."""
     name = function.__name__
     scorer = next((s for s in _scorers().values() if s._score_func is function), None)
@@ -202,25 +225,32 @@ def sklearn_function(function: Callable[..., Any], options: Mapping[str, Any]) -
     return OverAllData(function, options, _PREPARED[takes], higher_is_better=higher)
 
 
-def named_scorer(name: str) -> Scorer | None:
-    """Return the scikit-learn scorer of a name, ignoring case; None if there is none."""
-    known = {key.casefold(): key for key in scorer_names()}
-    word = known.get(name.casefold())
-    return None if word is None else Scorer(_scorers()[word], word)
+def named_scorer(name: str, known: Iterable[str]) -> Scorer:
+    """Return the scikit-learn scorer of a name, ignoring case.
+
+    Args:
+        name: name of a scorer that needs only predictions and labels.
+        known: other metric names, for the message.
+
+    Raises:
+        ConfigurationError: there is no scorer of this name.
+    """
+    scorers = {key.casefold(): key for key in _scorers()}
+    word = scorers.get(name.casefold())
+    if word is None:
+        raise ConfigurationError(
+            f"unknown metric {name!r}{_close_names(name, known)} (name your own metric as "
+            f"module:attribute)"
+        )
+    return Scorer(_scorers()[word], word)
 
 
-def scorer_names() -> list[str]:
-    """Return the names of all scorers that need only predictions and labels."""
-    return [*_scorers()]
+def _close_names(name: str, known: Iterable[str]) -> str:
+    near = did_you_mean(name, [*known, *_scorers()])
+    return near if "did you mean" in near else did_you_mean(name, known)
 
 
-def is_sklearn_function(given: object) -> bool:
-    """Whether `given` is a function of `sklearn.metrics`."""
-    home = getattr(given, "__module__", None) or ""
-    return home.startswith("sklearn.metrics.") and inspect.isfunction(given)
-
-
-def is_scorer(given: object) -> bool:
+def _is_scorer(given: object) -> bool:
     """Whether `given` is a scorer, from `make_scorer` or `get_scorer`."""
     return all(hasattr(given, name) for name in ("_score_func", "_sign", "_kwargs"))
 
@@ -230,7 +260,7 @@ def _scorers() -> dict[str, Any]:
     from sklearn.metrics import get_scorer, get_scorer_names
 
     found = {name: get_scorer(name) for name in get_scorer_names()}
-    return {name: scorer for name, scorer in found.items() if is_scorer(scorer)}
+    return {name: scorer for name, scorer in found.items() if _is_scorer(scorer)}
 
 
 def _takes(function: object, response: str | Sequence[str] | None) -> str:
@@ -251,7 +281,7 @@ def _classes(preds: object, labels: object) -> tuple[Any, Any]:
 
 def _either(preds: object, labels: object) -> tuple[Any, Any]:
     scores, truth = as_array(preds, "predictions"), as_array(labels, "labels")
-    return _classes(scores, truth) if scores.size > truth.size else _numbers(scores, truth)
+    return _classes(scores, truth) if scores.size > truth.size else number_pairs(scores, truth)
 
 
 def _scores(preds: object, labels: object) -> tuple[Any, Any]:
@@ -274,13 +304,9 @@ def _probabilities(preds: object, labels: object) -> tuple[Any, Any]:
     return (scores[:, 1] if scores.shape[1] == 2 else scores), truth
 
 
-def _numbers(preds: object, labels: object) -> tuple[Any, Any]:
-    return number_pairs(preds, labels)
-
-
 def _of_labels(preds: object, labels: object) -> tuple[Any, Any]:
     raise MetricError(
-        f"this scorer needs what a model does not give here, got predictions of shape "
+        f"scorers of log-probabilities are not supported, got predictions of shape "
         f"{as_array(preds, 'predictions').shape}; give a function of (predictions, labels)"
     )
 
@@ -288,7 +314,7 @@ def _of_labels(preds: object, labels: object) -> tuple[Any, Any]:
 _PREPARED: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "predict": _classes,
     "either": _either,
-    "numbers": _numbers,
+    "numbers": number_pairs,
     "decision_function": _scores,
     "predict_proba": _probabilities,
     "predict_log_proba": _of_labels,

@@ -67,12 +67,6 @@ class AdaptorContract(OnDigits):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
-        """Inputs of the net."""
-        return digits[1].images[:64]
-
-    @pytest.fixture(scope="class")
-    @classmethod
     def adaptor(cls, source: object) -> Adaptor[Any]:
         """The adaptor, detected from the net."""
         return adaptor_for(source)

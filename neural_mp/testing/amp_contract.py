@@ -213,7 +213,8 @@ class AmpContract(OnDigits):
         result = self.tuned(net, precisions=None)
         assert result.plan.counts()["bf16"] >= 2
         assert result.report.amp == (f"auto_mixed_precision: on (from {SWITCH})",)
-        asks = f"{SWITCH} asks for a 16-bit precision, but precisions are fp32; it is left"
+        asks = f"{SWITCH} requires a 16-bit precision, but precisions are fp32; "
+        asks += "the variable is ignored"
         kept = self.tuned(net, precisions="fp32")
         assert set(kept.plan.counts()) == {"fp32"}
         assert asks in kept.report.warnings
@@ -233,8 +234,8 @@ class AmpContract(OnDigits):
         assert self.tuned(net, precisions=None).plan.counts() == found
         kept = self.tuned(net, precisions="bf16")
         assert "fp16" not in kept.plan.counts()
-        assert any("DATA_TYPE asks for fp16" in warning for warning in kept.report.warnings)
-        with pytest.raises(ConfigurationError, match=r"amp.data_type asks for fp16, but precis"):
+        assert any("DATA_TYPE requires fp16" in warning for warning in kept.report.warnings)
+        with pytest.raises(ConfigurationError, match=r"amp.data_type requires fp16, but precis"):
             self.tuned(net, precisions="int8,bf16", data_type="FLOAT16")
 
     def test_a_type_the_framework_does_not_have(self, net):

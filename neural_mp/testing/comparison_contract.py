@@ -13,7 +13,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.int8_accumulation import KernelKind, weight_qmax, weight_quant_spec
 from neural_mp.core.precision import Precision
-from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
+from neural_mp.testing.fixtures import OnDigits, machine, signal_to_noise, uniform
 from neural_mp.testing.products_contract import whole_numbers
 from neural_mp.tuning import op_outputs
 from neural_mp.tuning.comparison import Comparison, compare_models
@@ -59,12 +59,6 @@ class ComparisonContract(OnDigits):
     def first_layer(source: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return weight, [outputs, inputs, height, width], and bias of convolution 1."""
         raise NotImplementedError
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
-        """Inputs of the nets."""
-        return digits[1].images[:64]
 
     @pytest.fixture(scope="class")
     @classmethod

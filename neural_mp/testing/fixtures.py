@@ -106,6 +106,12 @@ class OnDigits:
         """The digits for training and calibration, and those for evaluation."""
         return digits()
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
+        """Inputs of the nets."""
+        return digits[1].images[:64]
+
     @pytest.fixture(autouse=True)
     def _own_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

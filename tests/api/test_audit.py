@@ -316,7 +316,7 @@ def test_a_folder_of_an_earlier_version_is_judged_by_its_plan(onnx_case, run, tm
 def test_a_model_without_a_plan_has_nothing_to_audit(run):
     code, _, err = run("audit", "net.onnx")
     assert code == 2
-    assert "'net.onnx' is no saved result" in err
+    assert "'net.onnx' is not a saved result" in err
     assert "nothing to audit" in err
     assert "--plan" in err
 

@@ -177,7 +177,7 @@ def test_a_plan_without_observations_says_what_is_missing(run, workplace, net):
     PrecisionPlan({"stem": OpConfig(Precision.INT8)}).save(workplace / "bare.yaml")
     code, _, err = run("convert", "net.pt2", "--plan", "bare.yaml", "--output", "out")
     assert code == 2
-    assert "holds no observations" in err
+    assert "requires observations, got none" in err
     assert not (workplace / "out").exists()
 
 
@@ -217,7 +217,7 @@ def test_hardware_is_shown_as_a_table(run, monkeypatch):
                 "--input-shape",
                 "2,1,8,8",
             ],
-            "every op can run in fp32; ask about int8, bf16 or fp16",
+            "precisions must be int8, bf16 or fp16, got fp32",
         ),
         (["inspect", "nets:small_net", "--input-shape", "2,x"], "'2,x' is malformed"),
         (

@@ -161,7 +161,7 @@ def test_a_fault_of_ours_is_neither_a_mistake_nor_a_missed_target(run, monkeypat
     code, _, err = run("hardware")
     assert code == 4
     assert "IndexError: off by one" in err
-    assert "fault of neural-mp" in err
+    assert "internal error of neural-mp" in err
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
@@ -170,7 +170,7 @@ def test_a_search_that_is_interrupted_shows_its_result_and_is_130(run, workplace
     code, out, err = run("tune", "conf.yaml", "--output", "tuned")
     assert code == 130
     assert "the search was interrupted" in out
-    assert "the trials so far are kept, and --resume goes on from there" in err.splitlines()[-1]
+    assert "finished trials are kept; continue with --resume" in err.splitlines()[-1]
     assert (workplace / "tuned" / "neural_mp.json").is_file()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -191,7 +191,7 @@ def test_ctrl_c_in_a_process_of_its_own(workplace):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "--resume goes on" in err
+    assert "continue with --resume" in err
 
 
 def test_a_closed_pipe_is_not_a_missed_target():
@@ -209,7 +209,7 @@ def test_a_closed_pipe_is_not_a_missed_target():
 def test_every_help_has_an_example_and_the_exit_codes(command, flag):
     text = " ".join(CliRunner().invoke(app, [command, flag]).output.split())
     assert f"Example: neural-mp {command}" in text
-    for words in ("0 done", "1 the accuracy target", "2 a mistake", "3 code of your own", "130 "):
+    for words in ("0 done", "1 the accuracy target", "2 invalid input", "3 your own code", "130 "):
         assert words in text
     for option in ("--quiet", "-q", "--verbose", "-v", "--json"):
         assert option in text

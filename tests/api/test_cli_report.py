@@ -68,13 +68,13 @@ def test_a_finished_run_and_one_that_did_not_end_have_pages(
     monkeypatch.chdir(tmp_path)
     code, out, _ = run("report", str(kept), "--run", "1", "--output", "pages/first.html")
     assert code == 0
-    assert "tuning-0001 met its target; the page is in pages/first.html" in out
+    assert "tuning-0001 met its target; page saved to pages/first.html" in out
     first = Path("pages/first.html").read_text(encoding="utf-8")
     assert "Target met" in first
     assert all(op in first for op in tuned.plan)
     code, out, _ = run("report", str(kept))
     assert code == 0
-    assert "tuning-0002 did not end" in out
+    assert "tuning-0002 has no end" in out
     assert "Unfinished" in Path("report.html").read_text(encoding="utf-8")
 
 
@@ -100,14 +100,14 @@ def test_a_saved_result_has_the_page_of_its_run(run, tmp_path, tuned):
     assert "Target met" in page.read_text(encoding="utf-8")
     code, _, err = run("report", str(tmp_path / "saved"), "--run", "2")
     assert code == 2
-    assert "has one run" in err
+    assert "require a workspace" in err
 
 
 def test_what_has_no_run_is_said_in_one_line(run, tmp_path, kept, tuned):
     digest = tuned.record.name.partition("/")[0]
     cases = {
-        ("missing",): "'missing' is no folder; give the folder that the option 'workspace'",
-        (str(tmp_path),): "has no runs in it",
+        ("missing",): "'missing' is not a folder; give the workspace of a run",
+        (str(tmp_path),): "contains no runs",
         (str(kept), "--run", "9"): "there is no run 9 in",
         (str(kept), "--model", "x"): f"models, latest first: {digest}",
         ("x", "--storage", "nonsense://"): "cannot be opened",

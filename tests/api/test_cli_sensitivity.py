@@ -54,7 +54,7 @@ def test_without_data_it_says_that_random_inputs_say_little(run, workplace):
         (["net.pt2", "--data", "nothing.npy"], "there is no file 'nothing.npy'"),
         (["nothing.pt2"], "there is no model file 'nothing.pt2'"),
         (["net.pt2", "--data", "images.npy", "--precision", "int7"], "did you mean 'int8'?"),
-        (["net.pt2", "--json", "--csv"], "two forms of one output"),
+        (["net.pt2", "--json", "--csv"], "exclude each other"),
     ],
 )
 def test_bad_input_is_one_clear_error(run, data, arguments, said):

@@ -83,7 +83,9 @@ def test_a_job_whose_place_is_lost_goes_on_at_another(work):
 
 
 def test_without_places_what_is_left_is_counted(work):
-    with pytest.raises(TuningError, match="no machine is left for 3 jobs; what is done is kept"):
+    with pytest.raises(
+        TuningError, match="all workers were lost before 3 jobs ended; finished jobs are kept"
+    ):
         work("abc", lost, lost)
 
 

@@ -77,7 +77,7 @@ def test_int8_alone_without_data_is_refused(net):
     converter = MixedPrecision()
     converter.precisions = "int8"
     converter.model = net
-    with pytest.raises(DataError, match="int8 needs data to calibrate with; set calib_dataloader"):
+    with pytest.raises(DataError, match="int8 requires calibration data; set calib_dataloader"):
         converter()
 
 
@@ -261,7 +261,7 @@ def untouched(net, tmp_path_factory):
 def test_saving_over_a_model_of_somebody_else_is_refused(untouched, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "model.pt2").write_text("keep me")
-    with pytest.raises(neural_mp.NeuralMPError, match=r"precious.*holds 'model.pt2'"):
+    with pytest.raises(neural_mp.NeuralMPError, match=r"precious.*contains 'model.pt2'"):
         untouched.save(tmp_path / "precious")
     assert [file.name for file in (tmp_path / "precious").iterdir()] == ["model.pt2"]
     assert (tmp_path / "precious" / "model.pt2").read_text() == "keep me"
@@ -304,7 +304,7 @@ def test_of_an_earlier_result_nothing_is_left_and_nothing_else_is_touched(untouc
 def test_a_model_without_its_list_of_files_is_not_overwritten(untouched, tmp_path):
     untouched.save(tmp_path / "out")
     (tmp_path / "out" / "neural_mp.json").unlink()
-    with pytest.raises(neural_mp.NeuralMPError, match=r"holds 'plan.yaml'.*not overwritten"):
+    with pytest.raises(neural_mp.NeuralMPError, match=r"contains 'plan.yaml'.*not overwritten"):
         untouched.save(tmp_path / "out")
 
 

@@ -93,7 +93,7 @@ def test_weights_alone_have_a_reduced_range():
 def test_the_command_says_where_a_result_is_right(run_command, saved_portable):
     code, out, _ = run_command("inspect", str(saved_portable))
     assert code == 0
-    assert "right on every CPU" in out
+    assert "exact on every CPU" in out
     assert "reduced_range" in out
     code, out, _ = run_command("inspect", str(saved_portable), "--json")
     assert json.loads(out)["exact_on"] == "every CPU"

@@ -59,7 +59,7 @@ def test_a_crash_stops_nothing_and_what_is_finished_is_not_done_again(folder, ru
     assert "SIGSEGV" in jobs["third"]["reason"]
     assert evaluations("end") == EVALUATIONS
     assert re.search(r"^first-\w+: met its target", err, re.MULTILINE)
-    assert re.search(r"^third-\w+: failed: its process was ended by signal", err, re.MULTILINE)
+    assert re.search(r"^third-\w+: failed: the process was ended by signal", err, re.MULTILINE)
 
     page = Path(found["page"]).read_text("utf-8")
     links = re.findall(r'href="([^"]+)"', page)
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_the_processes_and_leaves_a_page(folder):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 130
-    assert "it was cut off" in Path("out/index.html").read_text("utf-8")
+    assert "interrupted" in Path("out/index.html").read_text("utf-8")
 
 
 def test_a_billion_workers_are_as_many_as_there_are_jobs(folder):

@@ -126,10 +126,10 @@ def test_of_a_key_given_twice_the_last_counts():
     settings, ignored = theirs(text)
     assert settings.tuning.random_seed == 2
     assert settings.tuning.strategy == "basic"
-    assert ignored == [
-        "conf.yaml, line 3: tuning.random_seed is ignored: it is given again on line 5"
-    ]
-    with pytest.raises(ConfigurationError, match=r"line 4: tuning\.random_seed: given twice"):
+    assert ignored == ["conf.yaml, line 3: tuning.random_seed is ignored: repeated on line 5"]
+    with pytest.raises(
+        ConfigurationError, match=r"line 4: tuning\.random_seed: must not be given twice"
+    ):
         parse_settings(text)
 
 

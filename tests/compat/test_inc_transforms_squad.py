@@ -143,7 +143,7 @@ def test_each_evaluation_begins_with_the_first_window(files):
 
 
 def test_mistakes_are_named(files, tmp_path):
-    with pytest.raises(DataError, match="nothing at"):
+    with pytest.raises(DataError, match="does not exist"):
         made("SquadV1", **{**files, "vocab_file": str(tmp_path / "other.txt")})
     (tmp_path / "words.txt").write_text("one\ntwo\n")
     with pytest.raises(DataError, match="UNK"):

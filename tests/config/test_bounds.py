@@ -98,7 +98,9 @@ def test_what_is_megabytes_long_is_said_in_a_line():
 
 
 def test_a_mapping_in_python_is_read_as_a_file_is():
-    with pytest.raises(ConfigurationError, match=r"model\.name: it holds the character NUL"):
+    with pytest.raises(
+        ConfigurationError, match=r"model\.name: must not contain the character NUL"
+    ):
         settings_from({"model": {"name": Path("net\0.onnx")}})
 
 

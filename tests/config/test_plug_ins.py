@@ -29,5 +29,5 @@ def test_its_name_is_among_those_that_are_suggested():
 
 
 def test_without_it_the_name_is_refused():
-    with pytest.raises(ConfigurationError, match="'Mine' is no framework we have"):
+    with pytest.raises(ConfigurationError, match="a framework with an adaptor, found 'Mine'"):
         parse_settings("model: {name: net, framework: Mine}")

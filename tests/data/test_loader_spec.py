@@ -154,11 +154,11 @@ def test_a_factory_may_take_any_options(user_module):
         ("my_digits:Digit", {}, r"my_digits\.py has no 'Digit'; did you mean 'Digits'"),
         ("my_digits:Digits", {"cuont": 3}, "has no option 'cuont'; did you mean 'count'"),
         ("my_digits:Digits", {}, "needs the option 'count'"),
-        ("my_digits:number", {}, "is an int; it must be a class, or a function"),
+        ("my_digits:number", {}, "must be a class, or a function .*, got an int"),
         ("my_broken:X", {}, "importing 'my_broken'.*No module named 'does_not_exist_at_all'"),
         ("my_syntax:X", {}, "importing 'my_syntax'.*failed with SyntaxError"),
-        ("my-digits:X", {}, "write module:attribute"),
-        ("my_digits:", {}, "write module:attribute"),
+        ("my-digits:X", {}, "must be module:attribute"),
+        ("my_digits:", {}, "must be module:attribute"),
     ],
 )
 def test_code_that_cannot_be_used_is_named(user_module, name, options, message):
@@ -172,11 +172,11 @@ def test_an_error_inside_the_users_code_is_left_as_it_is(user_module):
 
 
 def test_what_is_no_dataset_or_transform_is_refused(user_module):
-    with pytest.raises(DataError, match="needs __getitem__ and __len__, or must be iterable"):
+    with pytest.raises(DataError, match="must have __getitem__ and __len__, or be iterable"):
         build_dataset({"my_digits:nothing": {}})
     with pytest.raises(DataError, match="'my_digits:Digits' has no samples"):
         build_dataset({"my_digits:Digits": {"count": 0}})
-    with pytest.raises(ConfigurationError, match="gives a NoneType; it must give a callable"):
+    with pytest.raises(ConfigurationError, match="must return a callable .*, got a NoneType"):
         build_transforms({"my_digits:nothing": {}})
 
 

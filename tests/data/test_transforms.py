@@ -149,12 +149,12 @@ def test_a_wrong_interpolation_is_refused():
     ("spec", "message"),
     [
         ({"Normalize": {"mean": [1, 2], "std": 1}}, r"shape \(6, 9, 3\): 2 channels are expected"),
-        ({"Transpose": {"perm": [1, 0]}}, r"Transpose\(perm=\(1, 0\)\) cannot take inputs of"),
+        ({"Transpose": {"perm": [1, 0]}}, r"Transpose\(perm=\(1, 0\)\) does not accept inputs of"),
         ({"Reshape": {"shape": [5, 5]}}, r"shape \(6, 9, 3\)"),
         ({"ExpandDims": {"axis": 7}}, "ExpandDims"),
         ({"CenterCrop": {"size": 8}}, "the image is smaller"),
         ({"Reshape": {"shape": [-1]}, "CenterCrop": {"size": 1}}, r"\[H, W\] or \[H, W, C\]"),
-        ({"Reshape": {"shape": [-1]}, "ToCHW": {}}, r"\[H, W, C\] is expected"),
+        ({"Reshape": {"shape": [-1]}, "ToCHW": {}}, r"must be \[H, W, C\]"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named_with_their_shape(spec, message):
@@ -164,7 +164,7 @@ def test_inputs_that_do_not_fit_are_named_with_their_shape(spec, message):
 
 def test_resize_refuses_what_is_no_image():
     pytest.importorskip("PIL")
-    with pytest.raises(DataError, match="takes uint8 or float32, not float64"):
+    with pytest.raises(DataError, match="must be uint8 or float32, got float64"):
         apply({"Resize": {"size": 4}}, np.zeros((3, 3)))
     with pytest.raises(DataError, match=r"\[H, W\] or \[H, W, C\]"):
         apply({"Resize": {"size": 4}}, np.zeros(3, np.float32))
@@ -172,9 +172,9 @@ def test_resize_refuses_what_is_no_image():
 
 def test_what_is_no_sample_is_refused():
     rescale = build_transforms({"Rescale": {}})
-    with pytest.raises(DataError, match=r"takes a sample \(inputs, label\), got ndarray"):
+    with pytest.raises(DataError, match=r"must be \(inputs, label\), got ndarray"):
         rescale(IMAGE)
-    with pytest.raises(DataError, match="inputs that are one array, got dict"):
+    with pytest.raises(DataError, match="must be one array, got dict"):
         rescale(({"a": IMAGE}, 0))
 
 

@@ -60,7 +60,7 @@ def test_installed_code_can_be_named_where_its_module_is_trusted(own):
     for name in ("sklearn.metrics:accuracy_score", "own_code_here:accuracy_score"):
         with (
             named_in_file(None, ()),
-            pytest.raises(ConfigurationError, match=r"no code of yours.*sklearn.*--trust MODULE"),
+            pytest.raises(ConfigurationError, match=r"not your own code.*sklearn.*--trust MODULE"),
         ):
             load_user_object(name)
         for trust in ("sklearn", "sklearn.metrics"):
@@ -76,9 +76,12 @@ def test_a_call_names_whatever_it_likes():
 
 @pytest.mark.parametrize("name", ["subprocess:run", "own_code_here:subprocess.run"])
 def test_pythons_own_modules_are_never_named_by_a_file(own, name):
-    with pytest.raises(ConfigurationError, match="'subprocess', a module of Python's own"):
+    with pytest.raises(ConfigurationError, match="standard library, got 'subprocess'"):
         trust_of("subprocess")
-    with named_in_file(None, ("subprocess",)), pytest.raises(ConfigurationError, match="no code"):
+    with (
+        named_in_file(None, ("subprocess",)),
+        pytest.raises(ConfigurationError, match="not your own code"),
+    ):
         load_user_object(name)
 
 

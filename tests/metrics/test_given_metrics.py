@@ -85,8 +85,8 @@ def test_a_name_comes_with_its_options(given, digits):
         ("acuracy", "did you mean 'accuracy'"),
         ({"f1_makro": {}}, "did you mean 'f1_macro'"),
         (("topk", {"kk": 3}), "did you mean 'k'"),
-        ({"weight": [1]}, "a dict without a metric"),
-        ([], "empty list"),
+        ({"weight": [1]}, "must have at least one metric"),
+        ([], "must have at least one metric"),
         ({"F1": {}, "accuracy": {}, "weight": [1]}, "expected 2 weights, found 1"),
         ({"F1": {}, "accuracy": {}, "higher_is_better": "maybe"}, "expected true or false"),
         (("accuracy", {"output": 1.5}), "must be a name or a position"),
@@ -159,13 +159,13 @@ def test_else_predictions_come_first(function):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda model: 0, "given as eval_func"),
+        (lambda model: 0, "number as eval_func"),
         (lambda a, b, c: 0, "functools.partial"),
         (lambda: 0, "must take"),
-        (np.float64, "give an instance"),
+        (np.float64, "create an instance"),
         (sklearn.metrics, "module sklearn.metrics"),
         (3, "int has no update"),
-        ((StreamedAccuracy(), {"k": 1}), "come too late"),
+        ((StreamedAccuracy(), {"k": 1}), "must be output, label or value, got k"),
     ],
 )
 def test_what_is_no_metric_is_said(given, words):

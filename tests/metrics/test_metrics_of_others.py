@@ -298,7 +298,7 @@ def test_a_metric_of_evaluate_gets_classes_and_its_options(digits_scored):
 
 
 def test_options_that_come_too_late_are_refused():
-    with pytest.raises(MetricError, match="an object already, so the options k come too late"):
+    with pytest.raises(MetricError, match="must be output, label or value, got k"):
         as_metric((build_metric("topk"), {"k": 5}))
 
 

@@ -67,11 +67,15 @@ def test_a_loss_may_be_named(folder):
 @pytest.mark.parametrize(
     ("conf", "arguments", "said"),
     [
-        ("model: {name: net.keras}", (), "names no data; add quantization.calibration.dataloader"),
+        (
+            "model: {name: net.keras}",
+            (),
+            "must have calibration or evaluation data, got none; add quantization",
+        ),
         (CONF, ("--model", "missing.keras"), "missing.keras"),
-        (CONF, ("--model", "net.onnx"), "no model that can be trained"),
+        (CONF, ("--model", "net.onnx"), "must be a Keras file"),
         (CONF, ("--precision", "fp17"), "did you mean 'fp16'"),
-        (CONF.replace("  name: net.keras", "  framework: tensorflow"), (), "names no model"),
+        (CONF.replace("  name: net.keras", "  framework: tensorflow"), (), "must name a model"),
     ],
 )
 def test_a_mistake_is_one_error(folder, conf, arguments, said):

@@ -282,12 +282,12 @@ def test_on_the_command_line(tune, damage, metric, criterion, row):
 @pytest.mark.parametrize(
     ("metric", "criterion", "message"),
     [
-        ("RMSE", "{higher_is_better: true}", "RMSE says that lower is better"),
-        ("accuracy", "{higher_is_better: false}", "Accuracy says that higher is better"),
+        ("RMSE", "{higher_is_better: true}", "RMSE: lower is better"),
+        ("accuracy", "{higher_is_better: false}", "Accuracy: higher is better"),
         (
             "'own_measures:validation_loss'",
             "{absolute: 0.02}",
-            "the name validation_loss may stand for an error",
+            "validation_loss may be an error",
         ),
         ("RMSE", "{relative: 1}", "did you mean 0.01 (1 %)?"),
     ],

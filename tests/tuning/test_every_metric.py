@@ -152,8 +152,8 @@ def test_with_weights_a_dict_is_a_sum(converter):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "a dict without a metric"),
-        ([], "an empty list"),
+        ({}, "must have at least one metric"),
+        ([], "must have at least one metric"),
         ({"acuracy": None, "F1": None}, "unknown metric 'acuracy'; did you mean 'accuracy'"),
         ({"accuracy": None, "F1": None, "weight": [1]}, "weight: expected 2 weights, found 1"),
         ({"accuracy": None, "F1": None, "higher_is_better": "x"}, "higher_is_better: expected tr"),

@@ -98,11 +98,19 @@ def test_a_class_that_is_derived_from_an_error_is_asked_about():
 @pytest.mark.parametrize(
     ("metrics", "said", "message"),
     [
-        ([named("RMSE", False)], True, "RMSE says that lower.*higher_is_better: True; leave"),
-        ([named("F1", True)], False, "F1 says that higher.*higher_is_better: False; leave"),
-        ([named("F1", True), named("RMSE", False)], None, "F1 says.*RMSE says.*one direction"),
-        ([named("F1", True), named("RMSE", False)], True, "F1 says.*RMSE says.*one direction"),
-        ([named("Score"), named("RMSE", False)], None, "Score does not say.*RMSE says that lower"),
+        ([named("RMSE", False)], True, "RMSE: lower.*higher_is_better: True; remove"),
+        ([named("F1", True)], False, "F1: higher.*higher_is_better: False; remove"),
+        (
+            [named("F1", True), named("RMSE", False)],
+            None,
+            "one direction, got F1: higher.*RMSE: lower",
+        ),
+        (
+            [named("F1", True), named("RMSE", False)],
+            True,
+            "one direction, got F1: higher.*RMSE: lower",
+        ),
+        ([named("Score"), named("RMSE", False)], None, "Score has no direction.*RMSE: lower"),
         ([named("Score", "no")], None, "higher_is_better of Score must be True or False"),
     ],
 )

@@ -151,7 +151,10 @@ def test_a_direction_that_is_contradicted_or_unknown_is_an_error(net, digits, tm
         return 0.0
 
     for metric, words in [
-        ({"accuracy": {}, "MSE": {}, "higher_is_better": [True, True]}, "MSE.* leave it out"),
+        (
+            {"accuracy": {}, "MSE": {}, "higher_is_better": [True, True]},
+            "MSE.* remove higher_is_better",
+        ),
         ({"accuracy": {}, "mine": squared_error}, "direction of mine is not known"),
     ]:
         with pytest.raises(ConfigurationError, match=words):

@@ -9,8 +9,14 @@ from typing import Any
 
 from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.user_objects import tensor_names
-from neural_mp.config import CalibrationSettings, ModelSettings, Settings, TuningSettings, values
-from neural_mp.config.build import constraints
+from neural_mp.config import (
+    CalibrationSettings,
+    ModelSettings,
+    Settings,
+    TuningSettings,
+    settings_from,
+    values,
+)
 from neural_mp.config.inc_dialect import (
     IGNORED,
     IGNORED_OBJECTIVES,
@@ -18,8 +24,7 @@ from neural_mp.config.inc_dialect import (
     OTHER_STRATEGIES,
     STRATEGIES,
 )
-from neural_mp.config.schema import validated
-from neural_mp.config.source import Source, read_mapping
+from neural_mp.config.source import Source
 from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.data.option_checks import one_of
@@ -199,8 +204,7 @@ def _tuning(loss: AccuracyCriterion, search: TuningCriterion) -> TuningSettings:
 
 def _constraints(section: str, **limits: Mapping[str, Any] | None) -> Constraints:
     given = {name: limit for name, limit in limits.items() if limit}
-    source = read_mapping({section: given}, _SOURCE.origin)
-    return constraints(source, validated(source, Dialect.INC))
+    return settings_from({section: given}, _SOURCE.origin, Dialect.INC).constraints
 
 
 @dataclass
