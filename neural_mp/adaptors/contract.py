@@ -128,9 +128,7 @@ class Adaptor(ABC, Generic[M]):
     def example_inputs(self, model: M, batch_size: int | None = None) -> Any:
         """Return the inputs that the model was captured with, in the form that `predict` accepts.
 
-        Args:
-            model: the model.
-            batch_size: repeat or cut the first axis to this length.
+        With `batch_size`, the first axis is repeated or cut to this length.
         """
 
     @abstractmethod
@@ -147,12 +145,7 @@ class Adaptor(ABC, Generic[M]):
 
     @abstractmethod
     def kernels(self, model: M, hardware: Hardware) -> Mapping[str, OpKernels]:
-        """Return the kernels of every op, or the reason for a missing kernel, from the runtime.
-
-        Args:
-            model: the model.
-            hardware: the target machine.
-        """
+        """Return the kernels of every op, or the reason for a missing kernel, from the runtime."""
 
     @abstractmethod
     def observe_tensors(
@@ -160,11 +153,8 @@ class Adaptor(ABC, Generic[M]):
     ) -> Iterator[tuple[str, BatchStats]]:
         """Run batches and yield the statistics of the named tensors for every part of a batch.
 
-        Args:
-            model: the model.
-            batches: inputs, in the form that `predict` accepts.
-            tensors: names of ops and graph inputs; values are reduced immediately, so memory does
-                not grow with the data.
+        Tensors are named like ops and graph inputs. Values are reduced immediately, so memory does
+        not grow with the data.
         """
 
     @abstractmethod
@@ -238,10 +228,7 @@ class Adaptor(ABC, Generic[M]):
     ) -> TuningSpace:
         """Return the graph with the capabilities of every op.
 
-        Args:
-            model: the model.
-            hardware: the target machine.
-            lists: the four lists of the 16-bit precisions; the framework's own by default.
+        `lists` are the four lists of the 16-bit precisions, by default the framework's own.
         """
         if lists is None:
             lists = {p: self.amp_lists(p) for p in Precision if p.is_16_bit}

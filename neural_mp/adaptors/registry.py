@@ -29,11 +29,7 @@ def framework_names() -> list[str]:
 
 
 def installed_products(hardware: Hardware) -> dict[str, Products]:
-    """Return installed framework → its INT8 accumulation, without importing the framework.
-
-    Args:
-        hardware: the target machine.
-    """
+    """Return installed framework → its INT8 accumulation, without importing the framework."""
     found = {}
     for name, entry in FRAMEWORKS.items():
         if importlib.util.find_spec(entry.package) is not None:
@@ -45,11 +41,7 @@ def installed_products(hardware: Hardware) -> dict[str, Products]:
 
 
 def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
-    """Return the adaptor for a model.
-
-    Args:
-        source: the model object or path.
-        framework: name of the framework, if given by the user.
+    """Return the adaptor for a model object or path.
 
     Raises:
         UnknownFrameworkError: no adaptor has that name, or none accepts the model.
@@ -93,11 +85,7 @@ def adaptor_named(name: str) -> AnyAdaptor:
 
 
 def require_framework(name: str, what: str) -> None:
-    """Raise unless a built-in framework is installed.
-
-    Args:
-        name: the framework.
-        what: what needs the framework, as a plural for the message.
+    """Raise unless a built-in framework is installed, which `what` (a plural) needs.
 
     Raises:
         MissingFrameworkError: the framework is not installed.

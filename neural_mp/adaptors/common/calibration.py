@@ -198,10 +198,7 @@ class Observer:
 def channel_nsr(low: float, high: float, power: Floats) -> float:
     """Return the NSR of 8-bit quantization over [low, high], averaged over channels.
 
-    Args:
-        low: lower bound of the range.
-        high: upper bound of the range.
-        power: mean square of every channel, shape [channels].
+    `power` is the mean square of every channel.
     """
     live = power[power > 0]
     if not live.size:

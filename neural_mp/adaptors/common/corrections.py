@@ -133,11 +133,7 @@ def _noise(
 ) -> float:
     """Return the NSR of a rescaled tensor plus that of the weights that compensate for it.
 
-    Args:
-        network: the model.
-        readers: the layers that consume the tensor → the largest integer of their weights.
-        factors: divisors of the channels.
-        channels: their statistics from calibration.
+    `readers` are the consumers of the tensor with the largest integer of their weights.
     """
     low, high, power = (
         np.asarray(values) for values in (channels.low, channels.high, channels.power)
@@ -212,14 +208,7 @@ def apply_corrections(
 def rescaled_ops(
     adaptor: Framework[M], model: M, plan: PrecisionPlan, graph: OpGraph
 ) -> frozenset[str]:
-    """Return the ops whose per-channel result scales change under the corrections of a plan.
-
-    Args:
-        adaptor: the framework.
-        model: the unconverted model.
-        plan: a plan for the model.
-        graph: the graph of the model.
-    """
+    """Return the ops whose per-channel result scales change under the corrections of a plan."""
     asked = {op: config for op, config in plan.items() if config.corrections}
     if not asked:
         return frozenset()

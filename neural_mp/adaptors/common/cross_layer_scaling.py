@@ -156,14 +156,7 @@ def find_links(
     layers: Mapping[str, LayerParams],
     keepers: Collection[str] = (),
 ) -> Iterator[ScalingGroup]:
-    """Yield every scaling group of a graph.
-
-    Args:
-        graph: the model.
-        kinds: op type → kind (`neural_mp.amp.KINDS`).
-        layers: op → its constants.
-        keepers: ops that only move values and leave every channel in place.
-    """
+    """Yield every scaling group of a graph; `keepers` leave every channel in place."""
     outputs = set(graph.outputs)
     for writer, layer in layers.items():
         tensors: dict[str, None] = {}
@@ -200,10 +193,7 @@ def _undoes(reader: LayerParams, writer: LayerParams) -> bool:
 def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:
     """Whether op(f·x) = f·op(x) for any f > 0, channel by channel.
 
-    Args:
-        op: the op.
-        kind: its kind.
-        pooled: whether pooling keeps channels separate.
+    `pooled` states whether pooling keeps channels separate.
     """
     pools = kind in _POOLING and pooled and (op.quantize_agnostic or op.joins_int8)
     return pools or (kind in HOMOGENEOUS and op.type not in _THRESHOLDS)

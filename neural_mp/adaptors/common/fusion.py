@@ -96,13 +96,9 @@ class FusionRules(ABC, Generic[N, T]):
 
 
 def find_fusion_groups(layers: Sequence[N], rules: FusionRules[N, T]) -> dict[N, FusionGroup[N, T]]:
-    """Return layer → its fusion group.
+    """Return layer → its fusion group, for layers with an integer kernel in execution order.
 
     If two layers meet in a sum, the later one fuses it: the other result is ready by then.
-
-    Args:
-        layers: the layers that have an integer kernel, in execution order.
-        rules: the epilogues of these kernels.
     """
     taken: set[N] = set()
     found: dict[N, FusionGroup[N, T]] = {}

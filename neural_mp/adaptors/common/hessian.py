@@ -53,10 +53,7 @@ def summed_traces(
 ) -> dict[str, float]:
     """Return op → trace of JᵀJ by its weight, summed over batches (Hutchinson's estimator).
 
-    Args:
-        ops: the ops.
-        batches: for every batch, the shapes of the outputs and a function of directions at the
-            outputs.
+    A batch is the shapes of its outputs and a function of directions at the outputs.
     """
     traces = dict.fromkeys(ops, 0.0)
     for shapes, squares in batches:

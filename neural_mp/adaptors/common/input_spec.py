@@ -43,10 +43,7 @@ class InputSpec:
         return cls(names, outputs, example if shown is None else shown, shapes)
 
     def without_shapes(self, what: str) -> InputSpec:
-        """Return the spec unchanged, for models that do not support shapes.
-
-        Args:
-            what: the type of model without support for shapes, e.g. "a SavedModel".
+        """Return the spec unchanged, for models (`what`) that do not support shapes.
 
         Raises:
             ConfigurationError: shapes were given.

@@ -41,12 +41,9 @@ ASKED_UNDER: Mapping[str, tuple[str | None, ...]] = {
 def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> Products:
     """Return the accumulation of every kind of kernel on the target machine.
 
-    A kernel is exact if the runtime is exact under every limit and the CPU can be; kinds that
-    accumulate in 32 bits on every CPU depend on the runtime only.
-
-    Args:
-        hardware: the target machine.
-        ask: oneDNN limit → accumulation of the runtime's kernels under the limit.
+    `ask` returns the accumulation of the runtime's kernels under a oneDNN limit. A kernel is exact
+    if the runtime is exact under every limit and the CPU can be; kinds that accumulate in 32 bits
+    on every CPU depend on the runtime only.
     """
     answers = [ask(limit) for limit in ASKED_UNDER.get(hardware.target, ())]
     found = {}
@@ -63,12 +60,8 @@ def tried_products(
 ) -> Products:
     """Return the accumulation of every kind of kernel, probed by a module with `try_products`.
 
-    Args:
-        hardware: the target machine.
-        module: the module to run as a child process.
-        version: version of the runtime and of the probe.
-        cases: the names of the cases.
-        minds_onednn: whether the kernels are oneDNN's and obey its limit.
+    `version` covers the runtime and the probe; `minds_onednn` states whether the kernels obey
+    oneDNN's limit.
     """
 
     def asked_under(onednn_limit: str | None) -> Products:
@@ -80,11 +73,9 @@ def tried_products(
 
 
 def from_facts(found: Iterable[str], cases: Iterable[str]) -> Products:
-    """Return the accumulation per kind of kernel: exact if exact in all of its cases.
+    """Return the accumulation per kind of kernel: exact if all of its cases are in `found`.
 
-    Args:
-        found: the cases that were exact.
-        cases: all cases: the kind of kernel, a space and a label.
+    The name of a case is the kind of kernel, a space and a label.
     """
     exact = frozenset(found)
     kinds: dict[KernelKind, bool] = dict.fromkeys(KernelKind, True)

@@ -7,11 +7,7 @@ from itertools import chain, count
 
 
 def in_camel_case(kinds: str) -> dict[str, tuple[str, ...]]:
-    """Return kind → op type in camel case: `log_softmax` → `LogSoftmax`.
-
-    Args:
-        kinds: the kinds, separated by spaces.
-    """
+    """Return kind → op type (`log_softmax` → `LogSoftmax`) for kinds separated by spaces."""
     return {kind: ("".join(map(str.capitalize, kind.split("_"))),) for kind in kinds.split()}
 
 

@@ -69,12 +69,7 @@ _BARE = (string, string)
 
 
 def op_value(found: Array, encoding: QuantParams | None) -> OpOutput | None:
-    """Return a tensor's value as float32; None if the tensor is empty or not float.
-
-    Args:
-        found: the value in the model.
-        encoding: its quantization parameters if quantized.
-    """
+    """Return a tensor's value as float32; None if the tensor is empty or not float."""
     name = found.dtype.name
     if not found.size:
         return None

@@ -19,12 +19,7 @@ P = TypeVar("P")
 
 
 def needed(part: P | None, framework: str, what: str) -> P:
-    """Return a required part.
-
-    Args:
-        part: the part of the adaptor, or None.
-        framework: its framework.
-        what: the part as text.
+    """Return a required part of an adaptor; `what` names the part in the error.
 
     Raises:
         ConversionError: the adaptor does not offer the part.

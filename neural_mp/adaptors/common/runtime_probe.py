@@ -39,10 +39,7 @@ def try_each(
 ) -> None:
     """Run the cases that no earlier child started, and print the results; for a child.
 
-    Args:
-        cases: the names of the cases.
-        find: runs a case and yields the results.
-        refusal: raised by the runtime if it refuses a case, which ends the case.
+    A `refusal` of the runtime ends a case.
     """
     for case in cases:
         if case in sys.argv[1:]:
@@ -56,11 +53,7 @@ def try_each(
 
 
 def version_of(*distributions: str) -> str:
-    """Return the version of the first installed distribution, without importing it.
-
-    Args:
-        distributions: alternative names of a package.
-    """
+    """Return the version of the first installed of some packages, without importing it."""
     for name in distributions:
         try:
             return f"{name} {metadata.version(name)}"

@@ -316,13 +316,7 @@ def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
 
 
 def in_parts(feeds: dict[str, Array], samples: int, most: int) -> Iterator[dict[str, Array]]:
-    """Yield a batch in parts of at most `most` samples.
-
-    Args:
-        feeds: the result of `bind`.
-        samples: the number of samples (`Signature.samples`).
-        most: the maximum size of a part.
-    """
+    """Yield the result of `bind`, of `samples` samples, in parts of at most `most` samples."""
     if samples <= most:
         yield feeds
         return

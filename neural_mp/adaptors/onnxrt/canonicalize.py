@@ -45,10 +45,6 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     shapes inferred, identities removed, batch norms folded, and long convolutions of one channel
     become matrix products.
 
-    Args:
-        program: the graph.
-        folder: the folder of its external data.
-
     Returns:
         Notes to the user.
 

@@ -94,13 +94,7 @@ def write_recurrent(forms: Forms, node: ir.Node, config: OpConfig) -> None:
 
 
 def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
-    """Return the model converted to a plan.
-
-    Args:
-        model: the model; stays unchanged.
-        plan: the plan and its propagation.
-        ranges: scale owner → the range that its scale must cover.
-    """
+    """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
     found = structure(program)
     forms = Forms(program.graph, found, plan.flow, ranges)

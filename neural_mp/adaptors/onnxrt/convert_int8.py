@@ -21,13 +21,7 @@ from neural_mp.core.precision import OpConfig
 
 
 def write_kernel(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> None:
-    """Convert a convolution or joining op with its fused ops.
-
-    Args:
-        forms: the graph being converted.
-        fusion_group: the op and its activation.
-        config: its quantization.
-    """
+    """Convert a convolution or joining op with its fused ops."""
     head = fusion_group.head
     if config.weight is not None:
         _quantize_parameters(forms, head, config)

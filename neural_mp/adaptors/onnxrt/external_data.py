@@ -60,10 +60,7 @@ def write_with_weights(
 ) -> None:
     """Write a model into one file, including its external initializers.
 
-    Args:
-        model: the model; its initializers are removed.
-        weights: initializer → its value.
-        path: the file.
+    `weights` are these by name. The initializers of `model` are removed.
     """
     initializers: list[tuple[bytes, ir.TensorProtocol | None]] = []
     for tensor in model.graph.initializer:

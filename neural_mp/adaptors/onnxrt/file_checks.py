@@ -28,10 +28,6 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
 
     Settings for ONNX Runtime in the model are removed.
 
-    Args:
-        model: the model, without the weights of its file.
-        path: the file.
-
     Raises:
         ModelLoadError: a weight is outside the folder or truncated, or an op is unsafe.
     """

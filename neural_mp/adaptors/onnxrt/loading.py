@@ -40,13 +40,7 @@ _TENSOR = re.compile(r"tensor\((\w+)\)")
 
 
 def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) -> None:
-    """Set types and shapes that ONNX cannot infer, in place: mostly of ONNX Runtime's own ops.
-
-    Args:
-        program: the graph, accepted by ONNX Runtime.
-        folder: the folder of its external data.
-        provider: the execution provider.
-    """
+    """Set types and shapes that ONNX cannot infer, in place: mostly of ONNX Runtime's own ops."""
     unknown = {
         str(value.name): value
         for node in program.graph
@@ -102,12 +96,7 @@ class _Read:
 
 
 def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
-    """Load a model.
-
-    Args:
-        source: a path, a message, or a serialized message.
-        wanted: the inputs and outputs given by the user.
-        provider: the execution provider to run the model.
+    """Load a model from a path, a message, or a serialized message.
 
     Raises:
         ModelLoadError: the model is unreadable or incomplete, or ONNX Runtime rejects it.

@@ -49,10 +49,7 @@ def spot_in(
 ) -> ir.Node | None:
     """Return the node of a graph that contains, or is, a place; None for the end.
 
-    Args:
-        graph: the graph, or a body.
-        place: a node anywhere; None for the end of the main graph.
-        found: body → the node that runs it.
+    `found` are all bodies with the nodes that run them.
     """
     while place is not None and place.graph is not graph:
         place = found.get(place.graph) if isinstance(place.graph, ir.Graph) else None

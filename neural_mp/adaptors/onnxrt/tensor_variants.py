@@ -33,12 +33,6 @@ _DEQUANTIZED = "dequantized"
 class Forms(TensorVariants[ir.Value]):
     """The variants of tensors, and the nodes inserted for them.
 
-    Args:
-        graph: the graph being converted, a copy of the unconverted one.
-        structure: its structure.
-        flow: the quantized tensors of the plan.
-        ranges: scale owner → the range that its scale must cover.
-
     Attributes:
         place: the node being converted, before which nodes are inserted; None for the end.
         owner: the op being converted.

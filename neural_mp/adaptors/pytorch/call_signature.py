@@ -80,12 +80,8 @@ class CallSignature:
 
         A dict whose keys are parameters is passed by keyword, without labels that the model does
         not require; a tuple or list by position (or to the parameters the user named); any other
-        value as the only argument.
-
-        Args:
-            inputs: the inputs.
-            like: call that the model was captured with; decides which parameters are passed by
-                position and which by keyword.
+        value as the only argument. A call `like` that of the capture decides which parameters are
+        passed by position and which by keyword.
 
         Raises:
             DataError: if a value is not numeric, the number of inputs differs from `names`, or only

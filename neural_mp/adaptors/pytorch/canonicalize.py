@@ -186,9 +186,7 @@ _OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
 def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
     """Canonicalize a functional graph in place, numerically equal, and name its ops.
 
-    Args:
-        module: the graph.
-        path: path of the captured module in the model; prefix of the op names.
+    The path of the captured module in the model is the prefix of the op names.
     """
     _drop_copies(module)
     views_to_reshapes(module)
@@ -326,12 +324,7 @@ def _own_path(path: object) -> str:
 
 
 def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
-    """Return the modules of an op and of ops folded into it, outer modules first.
-
-    Args:
-        node: the op.
-        path: path of the captured module in the model.
-    """
+    """Return the modules of an op and of ops folded into it, outer modules first."""
     stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(TAKEN_IN, ()))
     found: dict[Layer, None] = {}
     for stack in stacks:

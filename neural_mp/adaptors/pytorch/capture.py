@@ -276,12 +276,8 @@ def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
 def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
     """Return a warning if a batch of one takes another path through the user's code.
 
-    No exported bound reveals such a path: torch.export always specializes sizes 0 and 1.
-
-    Args:
-        original: the user's module.
-        single: a batch of one.
-        got: outputs of the graph for `single`; None if the graph does not run.
+    No exported bound reveals such a path: torch.export always specializes sizes 0 and 1. `got`
+    are the outputs of the graph for `single`; None if the graph does not run.
     """
     expected = None if got is None else _expected(original, single)
     if got is None or expected is None or _same(got, expected):

@@ -118,13 +118,9 @@ def _traced_dtype(node: Node) -> torch.dtype | None:
 def insert_casts(module: GraphModule, flow: QuantizationFlow, dtype: torch.dtype) -> None:
     """Rewrite the graph in place so that every op runs in its precision.
 
-    At most one cast per tensor and dtype; inputs and outputs keep their dtypes.
-
-    Args:
-        module: the graph.
-        flow: effective precision of every op.
-        dtype: dtype of the model's weights. If 16-bit, FP32 ops and the float inputs and outputs of
-            INT8 ops are converted to float32.
+    At most one cast per tensor and dtype; inputs and outputs keep their dtypes. If `dtype`, that of
+    the model's weights, is 16-bit, FP32 ops and the float inputs and outputs of INT8 ops are
+    converted to float32.
     """
     with torch.no_grad():
         _Caster(module, dtype in DTYPES.values()).run(flow)

@@ -35,9 +35,6 @@ class DirectGraph:
 
     The first call for a combination of dtypes and shapes goes through the module, which checks the
     inputs; later calls run the code of the graph directly.
-
-    Args:
-        module: the graph.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -143,9 +140,6 @@ class DirectCalls:
     """A model as a function of the inputs of a batch; see `Adaptor.predict`.
 
     An untouched model runs the user's own module if that module keeps no state.
-
-    Args:
-        model: the model.
     """
 
     def __init__(self, model: TorchModel) -> None:

@@ -109,10 +109,7 @@ class _NeedsTraceError(Exception):
 
 @torch.no_grad()
 def make_functional(module: GraphModule) -> bool:
-    """Rewrite a graph in place without in-place ops, as torch would.
-
-    Args:
-        module: a graph as captured.
+    """Rewrite a captured graph in place without in-place ops, as torch would.
 
     Returns:
         Whether the rewrite succeeded. If not, the graph is unusable, and its program has to be

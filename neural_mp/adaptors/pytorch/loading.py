@@ -83,13 +83,7 @@ def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
 
 
 def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
-    """Capture a module, or load an exported program or its file.
-
-    Args:
-        source: `nn.Module`, `ExportedProgram` or a path.
-        wanted: names of the parameters that the data goes to, and the inputs of one batch.
-        how: whether to capture the whole model or its modules.
-    """
+    """Capture a module, or load an exported program or its file."""
     if isinstance(source, str | Path):
         path, source = Path(source), sources.read(Path(source))
         if isinstance(source, ExportedProgram):

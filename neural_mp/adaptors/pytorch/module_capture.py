@@ -130,13 +130,9 @@ def private(module: nn.Module) -> nn.Module:
 
 
 def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
-    """Capture the largest modules of a model that can be captured, by path.
+    """Capture the largest modules of a private copy of a model that can be captured, by path.
 
     Modules that do not run in this call are left unchanged.
-
-    Args:
-        shell: a private copy of the model.
-        call: arguments of the model.
 
     Raises:
         CaptureError: if no module can be captured.

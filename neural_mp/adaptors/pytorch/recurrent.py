@@ -60,13 +60,7 @@ def _trace_as(
 
 
 def _shaped(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) -> Any:
-    """Return empty results of the right shapes; for real tensors, compute the results.
-
-    Args:
-        op: a recurrent layer.
-        steps: torch's own kernel, which unrolls the layer.
-        args: arguments of the op.
-    """
+    """Return empty results of a recurrent layer; for real tensors, the results of `steps`."""
     if not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(args)):
         return steps(*args)
     packed = op._overloadname == "data"
@@ -165,15 +159,7 @@ def _run(
 
 
 class QuantizedRecurrent(nn.Module):
-    """Packed cells of one recurrent layer.
-
-    Args:
-        kind: `LSTM` or `GRU`.
-        cells: one cell per direction of every stacked layer, in torch's order.
-        layers: number of stacked layers.
-        bidirectional: whether each layer has two directions.
-        batch_first: whether the batch is the first axis.
-    """
+    """Packed cells of one LSTM or GRU: one per direction of every stacked layer."""
 
     def __init__(
         self, kind: object, cells: list[Any], layers: int, bidirectional: bool, batch_first: bool

@@ -92,9 +92,6 @@ class _Pickled:
 def read_plain(file: BinaryIO) -> Any:
     """Read nested tuples, lists and dicts of tensors and numbers from a `torch.save` file.
 
-    Args:
-        file: binary and seekable.
-
     Raises:
         ModelLoadError: if the archive is damaged.
         ValueError: if the file holds other content, or tensors that exceed their storage.
