@@ -10,22 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from neural_mp.adaptors.common import conversion
+from neural_mp.adaptors.common import conversion, optional
 from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
 from neural_mp.adaptors.common.int8_accumulation import Products
-from neural_mp.adaptors.common.optional import (
-    Compiler,
-    Corrections,
-    Drawing,
-    Hessian,
-    KernelTrace,
-    OnnxExport,
-    OpOutputs,
-    OpTiming,
-    Portability,
-    SingleFile,
-)
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
@@ -78,16 +66,16 @@ class Adaptor(ABC, Generic[M]):
     op_kinds: ClassVar[Mapping[str, Collection[str]]] = {}
 
     # Optional parts; None if not offered
-    op_timing: OpTiming[M] | None = None
-    kernel_trace: KernelTrace[M] | None = None
-    op_outputs: OpOutputs[M] | None = None
-    corrections: Corrections[M] | None = None
-    hessian: Hessian[M] | None = None
-    portability: Portability[M] | None = None
-    single_file: SingleFile[M] | None = None
-    onnx_export: OnnxExport[M] | None = None
-    compiler: Compiler[M] | None = None
-    drawing: Drawing[M] | None = None
+    op_timing: optional.OpTiming[M] | None = None
+    kernel_trace: optional.KernelTrace[M] | None = None
+    op_outputs: optional.OpOutputs[M] | None = None
+    corrections: optional.Corrections[M] | None = None
+    hessian: optional.Hessian[M] | None = None
+    portability: optional.Portability[M] | None = None
+    single_file: optional.SingleFile[M] | None = None
+    onnx_export: optional.OnnxExport[M] | None = None
+    compiler: optional.Compiler[M] | None = None
+    drawing: optional.Drawing[M] | None = None
 
     # Required methods
 

@@ -98,10 +98,8 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
     if values.flags.c_contiguous:
         sample = values.reshape(-1)[places]
     else:
-        sample, moved = (
-            values[np.unravel_index(places, values.shape)],
-            np.moveaxis(values, axis, -1),
-        )
+        sample = values[np.unravel_index(places, values.shape)]
+        moved = np.moveaxis(values, axis, -1)
         if moved.flags.c_contiguous:
             # Channels are last in memory: a view avoids the cost of a copy.
             values, axis = moved, values.ndim - 1

@@ -52,7 +52,9 @@ def quantized_ranges(
     found = {}
     for root in dict.fromkeys(flow.scale_owner.values()):
         _refuse_split(graph, root, plan.plan)
-        config = readers.get(root) or _writer(graph, root, plan.plan)
+        config = readers.get(root)
+        if config is None and root in graph:
+            config = plan.plan.get(graph[root].fusion_group or root)
         asked = config.activation.algorithm if config and config.activation else "minmax"
         ranges = [_observed(tensor, asked, observations) for tensor in flow.scale_members[root]]
         found[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
@@ -70,12 +72,6 @@ def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
                 f"{plan[op.name].precision}, but one integer kernel runs both; put both into one "
                 f"precision"
             )
-
-
-def _writer(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> OpConfig | None:
-    if tensor not in graph:
-        return None
-    return plan.get(graph[tensor].fusion_group or tensor)
 
 
 def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:

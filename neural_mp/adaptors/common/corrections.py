@@ -92,11 +92,8 @@ class _Network:
             if channels is None or len(channels.low) != len(weights):
                 return None
             sizes = np.maximum(np.abs(channels.low), np.abs(channels.high))
-        moved = (
-            1.0
-            if all(self.layers[name].depthwise for name in link.consumers)
-            else _SMOOTHQUANT_ALPHA
-        )
+        depthwise = all(self.layers[name].depthwise for name in link.consumers)
+        moved = 1.0 if depthwise else _SMOOTHQUANT_ALPHA
         found = sizes**moved / np.maximum(weights, _LEAST) ** (1 - moved)
         dead = (written == 0) | (weights == 0) | (found == 0) | ~np.isfinite(found)
         if dead.all():

@@ -65,9 +65,8 @@ def tried_products(
     """
 
     def asked_under(onednn_limit: str | None) -> Products:
-        return from_facts(
-            probe_results(module, version, onednn_limit if minds_onednn else None), cases
-        )
+        limit = onednn_limit if minds_onednn else None
+        return from_facts(probe_results(module, version, limit), cases)
 
     return products_for(hardware, asked_under)
 
@@ -103,12 +102,8 @@ class Convolution:
     @property
     def shapes(self) -> tuple[Shape, Shape]:
         """Shapes of input [batch, channels, …] and weight [outputs, inputs, …]."""
-        window = (self.window,) * self.axes
-        return (2, self.inputs, *[11] * self.axes), (
-            self.outputs,
-            self.inputs // self.groups,
-            *window,
-        )
+        weight = (self.outputs, self.inputs // self.groups, *[self.window] * self.axes)
+        return (2, self.inputs, *[11] * self.axes), weight
 
 
 @dataclass(frozen=True)

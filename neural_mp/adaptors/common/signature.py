@@ -75,11 +75,9 @@ class TensorSpec:
         return name in (self.name, self.alias, self.tensor, f"{self.tensor}:0")
 
     def __str__(self) -> str:
-        sizes = (
-            "?"
-            if self.shape is None
-            else ", ".join("?" if s is None else str(s) for s in self.shape)
-        )
+        sizes = "?"
+        if self.shape is not None:
+            sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
         if self.dtype is None:
             return f"{self.name}: no tensor"
         kind = "string" if self.dtype.hasobject else self.dtype.name

@@ -8,18 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
-from neural_mp.adaptors.common.optional import (
-    Corrections,
-    Drawing,
-    KernelTrace,
-    OnnxExport,
-    OpOutputs,
-    OpTiming,
-    Portability,
-    SingleFile,
-)
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.onnxrt import (
     layer_params,
@@ -56,14 +47,16 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     framework = "onnxrt"
     packages = ("onnxruntime", "onnx")
     op_kinds = TYPES
-    op_timing = OpTiming(profiler.time_ops)
-    kernel_trace = KernelTrace(profiler.trace)
-    op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
-    corrections = Corrections(layer_params.layers, layer_params.with_layers)
-    portability = Portability(reduce_range.wide_kernels, reduce_range.with_unsigned_weights)
-    single_file = SingleFile((".onnx",), storage.save_file)
-    onnx_export = OnnxExport(storage.save_file)
-    drawing = Drawing(storage.draw)
+    op_timing = optional.OpTiming(profiler.time_ops)
+    kernel_trace = optional.KernelTrace(profiler.trace)
+    op_outputs = optional.OpOutputs(observe.results, observe.values, observe.first_non_finite)
+    corrections = optional.Corrections(layer_params.layers, layer_params.with_layers)
+    portability = optional.Portability(
+        reduce_range.wide_kernels, reduce_range.with_unsigned_weights
+    )
+    single_file = optional.SingleFile((".onnx",), storage.save_file)
+    onnx_export = optional.OnnxExport(storage.save_file)
+    drawing = optional.Drawing(storage.draw)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)

@@ -8,21 +8,8 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.capabilities import (
-    AGNOSTIC,
-    COMPUTED_WEIGHT,
-    CONSTANT_INPUT,
-    NO_INTEGER_KERNEL,
-    RUNS_ALONG,
-    SEVERAL_RESULTS,
-    TRANSPOSED_INPUT,
-    UNUSABLE_WEIGHT,
-    IntegerKernel,
-    OpKernels,
-    is_usable,
-    table_in_bytes,
-    table_obstacle,
-)
+from neural_mp.adaptors.common import capabilities as reasons
+from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL
 from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
@@ -99,7 +86,7 @@ class _Judge:
         """
         ways: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
         if is_table(node):
-            return table_in_bytes()
+            return reasons.table_in_bytes()
         if is_recurrent(node):
             weight = weight_quant_spec(self.products[KernelKind.DENSE])
             return IntegerKernel(
@@ -118,7 +105,7 @@ class _Judge:
         if not is_float32(node.outputs[0]):
             return "its result is not known to be float32"
         if len(used_outputs(node)) > 1:
-            return SEVERAL_RESULTS
+            return reasons.SEVERAL_RESULTS
         if node.domain:
             return f"{node.domain}.{node.op_type} is no op of ONNX's own"
         if not typed_inputs(node, opset):
@@ -168,7 +155,7 @@ class _Judge:
         """Return the reason why an op has no integer kernel; None if it has one."""
         if name in self.model.structure.alone:
             if is_table(node):
-                return table_obstacle(known_array(node.inputs[0]))
+                return reasons.table_obstacle(known_array(node.inputs[0]))
             return self._recurrent_obstacle(node)
         if name not in self.model.structure.fusion_groups:
             return self._no_kernel(name, node)
@@ -193,19 +180,19 @@ class _Judge:
         for value in node.inputs[1:3]:
             weight = array_of(value)
             if weight is None:
-                return COMPUTED_WEIGHT
-            if not is_usable(weight):
-                return UNUSABLE_WEIGHT
+                return reasons.COMPUTED_WEIGHT
+            if not reasons.is_usable(weight):
+                return reasons.UNUSABLE_WEIGHT
         return gru_obstacle(node) if node.op_type == "GRU" else None
 
     def _weight_obstacle(self, node: ir.Node) -> str | None:
         weight = array_of(node.inputs[1])
         if weight is None:
-            return COMPUTED_WEIGHT
+            return reasons.COMPUTED_WEIGHT
         if node.inputs[0] is None or node.inputs[0].const_value is not None:
-            return CONSTANT_INPUT
-        if not is_usable(weight):
-            return UNUSABLE_WEIGHT
+            return reasons.CONSTANT_INPUT
+        if not reasons.is_usable(weight):
+            return reasons.UNUSABLE_WEIGHT
         if node.op_type == "MatMul":
             return None if weight.ndim == 2 else "its weight is no matrix"
         added = input_of(node, 2)
@@ -220,19 +207,19 @@ class _Judge:
 
     def _no_kernel(self, name: str, node: ir.Node) -> str:
         if name in self.model.structure.layer_of:
-            return RUNS_ALONG
+            return reasons.RUNS_ALONG
         if name in self.model.structure.agnostic_ops:
-            return AGNOSTIC
+            return reasons.AGNOSTIC
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
         if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
             return "its result is not known to be float32, or one of its inputs is constant"
-        return NO_INTEGER_KERNEL
+        return reasons.NO_INTEGER_KERNEL
 
 
 def _gemm_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> str | None:
     if node.attributes.get_int("transA", 0):
-        return TRANSPOSED_INPUT
+        return reasons.TRANSPOSED_INPUT
     if bias is None:
         return None
     columns = weight.shape[0 if node.attributes.get_int("transB", 0) else 1]

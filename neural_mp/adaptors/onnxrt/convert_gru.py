@@ -195,19 +195,13 @@ class _Writer:
         index: int,
     ) -> ir.Value:
         """Return the product of a quantized value and a matrix, [outputs, inputs]."""
-        names, stem = self.forms.names, f"{self.name}.{word}_{index}"
+        stem = f"{self.name}.{word}_{index}"
         stored = store_weight(np.ascontiguousarray(matrix.T), 1, self.spec)
         values, scale, zero = read
-        inputs = [
-            values,
-            names.constant(f"{stem}/{stored.integers.dtype}", stored.integers),
-            scale,
-            names.constant(f"{stem}/scale", stored.scales),
-            zero,
-            names.constant(f"{stem}/zero_point", stored.zero_points),
-        ]
+        integers, steps, zeros = self.forms.constants(stem, stored)
+        inputs = [values, integers, scale, steps, zero, zeros]
         if bias is not None and bias.any():
-            inputs.append(names.constant(f"{stem}/bias", bias.astype(np.float32)))
+            inputs.append(self.forms.names.constant(f"{stem}/bias", bias.astype(np.float32)))
         return self.put(PRODUCT, inputs, domain=CONTRIB)
 
     def dynamic(self, value: ir.Value) -> tuple[ir.Value, ...]:

@@ -70,14 +70,8 @@ def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> 
     else:
         values, (scale, zero) = forms.stored(data), forms.parameters(data)
     stem = str(head.name)
-    inputs = [
-        values,
-        forms.names.constant(f"{stem}.weight/{stored.integers.dtype}", stored.integers),
-        scale,
-        forms.names.constant(f"{stem}.weight/scale", stored.scales),
-        zero,
-        forms.names.constant(f"{stem}.weight/zero_point", stored.zero_points),
-    ]
+    integers, steps, zeros = forms.constants(f"{stem}.weight", stored)
+    inputs = [values, integers, scale, steps, zero, zeros]
     if bias is not None:
         inputs.append(forms.names.constant(f"{stem}.bias", bias.astype(np.float32)))
     forms.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail.outputs[0])

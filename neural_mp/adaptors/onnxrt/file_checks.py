@@ -51,10 +51,16 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """Yield the graph, and the graphs within its nodes and functions."""
-    waiting = [model.graph]
-    waiting += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
-    waiting += _inner(node for function in model.functions for node in function.node)
-    waiting += _held(a for function in model.functions for a in function.attribute_proto)
+    found = [model.graph]
+    found += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
+    found += _inner(node for function in model.functions for node in function.node)
+    found += _held(a for function in model.functions for a in function.attribute_proto)
+    return graphs_within(found)
+
+
+def graphs_within(graphs: Iterable[onnx.GraphProto]) -> Iterator[onnx.GraphProto]:
+    """Yield graphs and the graphs within their nodes, at any depth."""
+    waiting = list(graphs)
     while waiting:
         graph = waiting.pop()
         yield graph

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.file_checks import check_model
-from neural_mp.adaptors.onnxrt.fusion import is_recurrent
 from neural_mp.adaptors.onnxrt.graph_edit import forget_negative_sizes, name_nodes, tensors_in
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
@@ -66,18 +64,11 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
                 value.shape = ir.Shape(found.shape)
 
 
-_RECURRENT = ("LSTM", "GRU", "RNN")
-
-
 def left_alone(program: ir.Model) -> list[str]:
     """Return a note about recurrent layers without an integer kernel, in any graph."""
-    slow = (node for node in in_order(program.graph) if not is_recurrent(node))
-    why = "ONNX Runtime has no integer kernel for it"
-    return list(stays_in_fp32(_types(slow, _RECURRENT), "", why))
-
-
-def _types(nodes: Iterable[ir.Node], known: tuple[str, ...]) -> Iterator[str]:
-    return (node.op_type for node in nodes if node.op_type in known and not node.domain)
+    nodes = (node for node in in_order(program.graph) if not node.domain)
+    slow = (node.op_type for node in nodes if node.op_type == "RNN")
+    return list(stays_in_fp32(slow, "", "ONNX Runtime has no integer kernel for it"))
 
 
 #: ONNX Runtime's error for a model with an unsupported IR version.

@@ -48,8 +48,7 @@ def typed_inputs(node: ir.Node, opset: int) -> set[int]:
 def is_function(node: ir.Node, opset: int) -> bool:
     """Whether ONNX defines an op as a function of other ops."""
     schema = _schema_of(node, opset)
-    words = ("has_function", "has_context_dependent_function")
-    return schema is not None and any(getattr(schema, word) for word in words)
+    return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def gives_list(node: ir.Node, opset: int) -> bool:
@@ -103,8 +102,7 @@ def _ports(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
 
 def version_of(node: ir.Node, opset: int) -> int:
     """Return the opset in which an ONNX op last changed; 0 for other ops."""
-    schema = _schema_of(node, opset)
-    return 0 if schema is None else int(schema.since_version)
+    return 0 if node.domain else version_in(node.op_type, opset)
 
 
 def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:

@@ -34,7 +34,8 @@ def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]
     """
     # Ops without a kernel are fused into others.
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
-    owners, run = _timed_owners(model), 0
+    layer_of, run = model.structure.layer_of, 0
+    owners = {name: layer_of.get(op, op) for name, op in _owners(model, conversions=True).items()}
     kernels: list[dict[str, Any]] = []
     for event in events(model, inputs, runs):
         if is_kernel(event):
@@ -92,15 +93,15 @@ def op_of(event: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
     return owners.get(whole) or owners.get(bare_name(event))
 
 
-def _timed_owners(model: OnnxModel) -> dict[str, str]:
-    """Return possible kernel name (node or result) → the op that its time counts towards."""
+def _owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
+    """Return possible kernel name (node or result) → its op, with or without conversions."""
     found: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
         op = model.ops.get(name, name)
-        op = model.structure.layer_of.get(op, op)
-        found[name] = op
-        for value in node.outputs:
-            found.setdefault(str(value.name), op)
+        if conversions or op == name or node.op_type not in _CONVERSIONS:
+            found[name] = op
+            for value in node.outputs:
+                found.setdefault(str(value.name), op)
     return found
 
 
@@ -122,7 +123,8 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
 
     A run may not reach a body at all, e.g. a branch that is not taken.
     """
-    owners = _owners(model)
+    # The kernels of conversions bear the node's name, too.
+    owners = _owners(model, conversions=False)
     found: dict[str, list[TracedKernel]] = {}
     for event in filter(is_kernel, events(model, inputs, 1)):
         op = op_of(event, owners)
@@ -134,22 +136,6 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
     passed_by = (op for op, graph in graphs.items() if graph not in reached)
     ran = {op: op_trace(kernels, told.get(op)) for op, kernels in found.items()}
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
-
-
-def _owners(model: OnnxModel) -> dict[str, str]:
-    """Return possible kernel name (node or result) → its op.
-
-    Without conversions: their kernels bear the node's name.
-    """
-    found: dict[str, str] = {}
-    for name, node in model.structure.nodes.items():
-        op = model.ops.get(name, name)
-        if op != name and node.op_type in _CONVERSIONS:
-            continue
-        found[name] = op
-        for value in node.outputs:
-            found.setdefault(str(value.name), op)
-    return found
 
 
 def _kernel(said: Mapping[str, Any]) -> TracedKernel:

@@ -200,14 +200,17 @@ class Forms(TensorVariants[ir.Value]):
         self.put(result, UINT8, result)
         self._moved_from[result] = self._moved_from.get(moved, moved)
 
-    def weight(self, stem: str, stored: StoredWeight) -> ir.Value:
-        """Return a quantized weight or bias behind a DequantizeLinear that kernels fuse."""
-        inputs = [
+    def constants(self, stem: str, stored: StoredWeight) -> list[ir.Value]:
+        """Return integers, scales and zero points of a quantized weight or bias."""
+        return [
             self.names.constant(f"{stem}/{stored.integers.dtype}", stored.integers),
             self.names.constant(f"{stem}/scale", stored.scales),
             self.names.constant(f"{stem}/zero_point", stored.zero_points),
         ]
-        name = f"{stem}/{_DEQUANTIZED}"
+
+    def weight(self, stem: str, stored: StoredWeight) -> ir.Value:
+        """Return a quantized weight or bias behind a DequantizeLinear that kernels fuse."""
+        inputs, name = self.constants(stem, stored), f"{stem}/{_DEQUANTIZED}"
         return self.add("DequantizeLinear", inputs, name, DTYPES[FP32], {"axis": stored.axis})
 
     def replace(self, node: ir.Node, op: str, inputs: list[ir.Value], result: ir.Value) -> None:

@@ -9,19 +9,9 @@ from typing import Any
 
 import torch
 
+from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.common.optional import (
-    Compiler,
-    Corrections,
-    Drawing,
-    Hessian,
-    KernelTrace,
-    OnnxExport,
-    OpOutputs,
-    OpTiming,
-    Portability,
-)
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
     capabilities,
@@ -52,15 +42,15 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     framework = "pytorch"
     packages = ("torch",)
     op_kinds = TYPES
-    op_timing = OpTiming(profiler.time_ops)
-    kernel_trace = KernelTrace(profiler.trace)
-    op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
-    corrections = Corrections(layer_params.layers, layer_params.with_layers)
-    hessian = Hessian(hessian.hessian_traces)
-    portability = Portability(reduce_range.wide_kernels, reduce_range.with_reduced_weights)
-    onnx_export = OnnxExport(onnx_export.export_onnx)
-    compiler = Compiler(compiled)
-    drawing = Drawing(storage.draw)
+    op_timing = optional.OpTiming(profiler.time_ops)
+    kernel_trace = optional.KernelTrace(profiler.trace)
+    op_outputs = optional.OpOutputs(observe.results, observe.values, observe.first_non_finite)
+    corrections = optional.Corrections(layer_params.layers, layer_params.with_layers)
+    hessian = optional.Hessian(hessian.hessian_traces)
+    portability = optional.Portability(reduce_range.wide_kernels, reduce_range.with_reduced_weights)
+    onnx_export = optional.OnnxExport(onnx_export.export_onnx)
+    compiler = optional.Compiler(compiled)
+    drawing = optional.Drawing(storage.draw)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)

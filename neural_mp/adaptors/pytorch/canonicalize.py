@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.affine import Affine
-from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.pytorch.capture import ENCLOSED, Enclosed
 from neural_mp.adaptors.pytorch.model import (
     INPUT_NAME,
@@ -299,18 +299,13 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
         if place and alone[place] == 1:
             node.meta[OP_NAME] = place
         else:
-            node.meta[OP_NAME] = _free(f"{place}.{op_type(node)}".lstrip("."), taken)
+            node.meta[OP_NAME] = reserve_name(f"{place}.{op_type(node)}".lstrip("."), taken, 2)
     for node in module.graph.nodes:
         if node.op == "placeholder":
             own = f"{path}.{node.name}" if path else node.name
-            node.meta[INPUT_NAME] = own if own not in taken else _free(f"{own}.input", taken)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """Reserve `name`, with a numeric suffix if taken, and return the result."""
-    found = unique_name(name, taken, first=2)
-    taken.add(found)
-    return found
+            if own in taken:
+                own = reserve_name(f"{own}.input", taken, 2)
+            node.meta[INPUT_NAME] = own
 
 
 def _module_path(node: Node) -> str:

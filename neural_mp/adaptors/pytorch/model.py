@@ -153,10 +153,7 @@ def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
 
 def attribute(module: GraphModule, target: str) -> Any:
     """Return the parameter, buffer or constant named by a `get_attr` node."""
-    found: Any = module
-    for part in target.split("."):
-        found = getattr(found, part)
-    return found
+    return attrgetter(target)(module)
 
 
 def constant(module: GraphModule, node: object) -> torch.Tensor | None:
@@ -306,7 +303,7 @@ def _feed_graph(digest: hashlib._Hash, module: GraphModule) -> None:
         if node.op != "get_attr":
             continue
         # Constants in code are not buffers, and branches are graphs.
-        value = attrgetter(node.target)(module)
+        value = attribute(module, node.target)
         if isinstance(value, GraphModule):
             _feed_graph(digest, value)
         elif isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):

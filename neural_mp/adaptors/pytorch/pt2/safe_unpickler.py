@@ -168,10 +168,8 @@ class _Reader(pickle._Unpickler):
                 return torch.device
             case "torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor_v3":
                 return _described
-            case "torch._utils", "_rebuild_parameter":
+            case "torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state":
                 return _parameter
-            case "torch._utils", "_rebuild_parameter_with_state":
-                return _parameter_with_attributes
             case "torch._tensor", "_rebuild_from_type_v2":
                 return _with_attributes
             case "torch", "Tensor":
@@ -219,24 +217,18 @@ def _described(
     return _Pickled(storage, offset, size, stride, requires_grad, dtype)
 
 
-def _parameter(data: object, requires_grad: object, _hooks: object) -> _Pickled:
+def _parameter(data: object, requires_grad: object, *_unused: object) -> _Pickled:
     if not isinstance(data, _Pickled):
         raise ValueError("it holds a parameter that is no tensor")
     form = (data.storage, data.offset, data.size, data.stride, requires_grad, data.dtype)
     return _Pickled(*form, parameter=True)
 
 
-def _parameter_with_attributes(
-    data: object, requires_grad: object, hooks: object, _attributes: object
-) -> _Pickled:
-    return _parameter(data, requires_grad, hooks)
-
-
 def _with_attributes(
     make: Callable[..., _Pickled], kind: object, arguments: Iterable[object], _attributes: object
 ) -> _Pickled:
     """Return a tensor without attributes left by an export with dynamic sizes."""
-    if make not in (_described, _parameter, _parameter_with_attributes):
+    if make not in (_described, _parameter):
         raise ValueError("it holds a tensor that is not described as torch.save does")
     found: _Pickled = make(*arguments)
     if kind is not (_PARAMETER if found.parameter else _PLAIN_TENSOR):

@@ -113,10 +113,10 @@ def _rendered(tree: ast.AST, power: int, level: int) -> str:
             return f"({_OPERATORS[type(op)]}{_rendered(operand, power, level + 1)})"
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return f"({' ** '.join(_raised(left, right, power, level))})"
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            sides = (_rendered(side, power, level + 1) for side in (left, right))
-            return f"({f' {_OPERATORS[type(op)]} '.join(sides)})"
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+        case (
+            ast.BinOp(left=left, op=op, right=right)
+            | ast.Compare(left=left, ops=[op], comparators=[right])
+        ) if type(op) in _OPERATORS:
             sides = (_rendered(side, power, level + 1) for side in (left, right))
             return f"({f' {_OPERATORS[type(op)]} '.join(sides)})"
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
