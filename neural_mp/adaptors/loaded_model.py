@@ -91,10 +91,10 @@ class LoadedModel(Generic[M]):
         return self._op_outputs.values(self.held, ops)
 
     @property
-    def wide_kernels(self) -> frozenset[KernelKind]:
+    def full_range_kernels(self) -> frozenset[KernelKind]:
         """The kinds of integer kernels that are correct only with exact accumulation."""
         offered = self.adaptor.portability
-        return frozenset() if offered is None else offered.wide_kernels(self.held)
+        return frozenset() if offered is None else offered.full_range_kernels(self.held)
 
     def rescaled_by(self, plan: PrecisionPlan) -> frozenset[str]:
         """Return the ops whose channel scales change under the corrections of a plan."""

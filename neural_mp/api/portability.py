@@ -55,7 +55,7 @@ def hardware_for(
 
 def exact_targets(model: AnyModel) -> str:
     """Return the CPUs on which INT8 accumulation of a model is exact, as text."""
-    minding = model.wide_kernels - EXACT_EVERYWHERE
+    minding = model.full_range_kernels - EXACT_EVERYWHERE
     return f"{_EXACT} only; {_MEND}" if minding else EVERYWHERE
 
 
@@ -69,7 +69,7 @@ def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]
     Raises:
         ModelLoadError: results would be wrong here and cannot be corrected.
     """
-    wide = model.wide_kernels
+    wide = model.full_range_kernels
     if not wide:
         return model, ()
     products = model.adaptor.int8_accumulation(detect())

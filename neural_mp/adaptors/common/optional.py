@@ -112,13 +112,13 @@ class Portability(Generic[M]):
     """Integer weights for CPUs with saturating accumulation.
 
     Attributes:
-        wide_kernels: model → the kinds of its integer kernels that are correct only with exact
+        full_range_kernels: model → the kinds of its integer kernels that are correct only with exact
             accumulation: those with weights beyond ±63.
         right_everywhere: converted model → the model with weights that are correct on every CPU;
             `ConversionError` if impossible.
     """
 
-    wide_kernels: Callable[[M], frozenset[KernelKind]]
+    full_range_kernels: Callable[[M], frozenset[KernelKind]]
     right_everywhere: Callable[[M], M]
 
 

@@ -52,7 +52,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     op_outputs = optional.OpOutputs(observe.results, observe.values, observe.first_non_finite)
     corrections = optional.Corrections(layer_params.layers, layer_params.with_layers)
     portability = optional.Portability(
-        reduce_range.wide_kernels, reduce_range.with_unsigned_weights
+        reduce_range.full_range_kernels, reduce_range.with_unsigned_weights
     )
     single_file = optional.SingleFile((".onnx",), storage.save_file)
     onnx_export = optional.OnnxExport(storage.save_file)

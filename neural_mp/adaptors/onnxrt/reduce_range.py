@@ -48,7 +48,7 @@ class _Read:
     zero_point: int
 
 
-def wide_kernels(model: OnnxModel) -> frozenset[KernelKind]:
+def full_range_kernels(model: OnnxModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with a signed weight beyond ±63."""
     return wide_kinds(_weights(model.runs.graph))
 

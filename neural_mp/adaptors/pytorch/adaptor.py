@@ -47,7 +47,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     op_outputs = optional.OpOutputs(observe.results, observe.values, observe.first_non_finite)
     corrections = optional.Corrections(layer_params.layers, layer_params.with_layers)
     hessian = optional.Hessian(hessian.hessian_traces)
-    portability = optional.Portability(reduce_range.wide_kernels, reduce_range.with_reduced_weights)
+    portability = optional.Portability(
+        reduce_range.full_range_kernels, reduce_range.with_reduced_weights
+    )
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled)
     drawing = optional.Drawing(storage.draw)

@@ -16,7 +16,7 @@ from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS, kernel_ki
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 
 
-def wide_kernels(model: TorchModel) -> frozenset[KernelKind]:
+def full_range_kernels(model: TorchModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels that have a weight beyond ±63."""
     parts = model.parts.values()
     return wide_kinds(weight for part in parts for weight in _weights(part.portable))

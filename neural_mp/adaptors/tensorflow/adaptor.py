@@ -68,7 +68,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         layer_params.layers, layer_params.with_layers, layer_params.channel_keepers
     )
     hessian = Hessian(hessian.hessian_traces)
-    portability = Portability(reduce_range.wide_kernels, reduce_range.with_reduced_weights)
+    portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
     single_file = SingleFile(SUFFIXES, storage.save_file)
     drawing = Drawing(storage.draw)
 

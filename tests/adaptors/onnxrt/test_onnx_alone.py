@@ -107,9 +107,9 @@ def test_an_lstm_is_right_wherever_it_is_loaded():
     adaptor = OnnxRuntimeAdaptor()
     exact = replace(MACHINE, flags=frozenset({"avx2", "avx512f", "avx512_vnni"}))
     converted = Converted(model, STEPS, machine=exact.for_target("vnni"), weight=weight)
-    assert adaptor.portability.wide_kernels(converted.model) == {KernelKind.DENSE}
+    assert adaptor.portability.full_range_kernels(converted.model) == {KernelKind.DENSE}
     right = adaptor.portability.right_everywhere(converted.model)
-    assert not adaptor.portability.wide_kernels(right)
+    assert not adaptor.portability.full_range_kernels(right)
     expected = run(model, **STEPS)
     for wanted, given in zip(expected, adaptor.predict(right, STEPS), strict=True):
         assert signal_to_noise(wanted, given) > 30

@@ -383,9 +383,9 @@ def test_weights_of_bodies_are_made_right_everywhere():
     seen = adaptor.observe(held, [{"steps": X}], space)
     plan = space.resolve(PrecisionPlan({"scan/b": wide}))
     converted = adaptor.convert(held, plan, seen, space)
-    assert adaptor.portability.wide_kernels(converted) == {KernelKind.DENSE}
+    assert adaptor.portability.full_range_kernels(converted) == {KernelKind.DENSE}
     right = adaptor.portability.right_everywhere(converted)
-    assert not adaptor.portability.wide_kernels(right)
+    assert not adaptor.portability.full_range_kernels(right)
     assert signal_to_noise(np.maximum(elman(X), 0), adaptor.predict(right, {"steps": X})[0]) > 25
 
 
