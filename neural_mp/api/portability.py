@@ -82,7 +82,7 @@ def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]
     )
     try:
         offered = needed(model.adaptor.portability, model.adaptor.framework, "portable weights")
-        right = replace(model, held=offered.right_everywhere(model.held))
+        right = replace(model, held=offered.with_reduced_range(model.held))
     except ConversionError as error:
         raise ModelLoadError(
             f"{reason}, so its numbers would be wrong, and {error}; {_MEND}"

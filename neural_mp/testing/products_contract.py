@@ -178,7 +178,7 @@ class AccumulationContract:
         off = np.abs(adaptor.predict(wide, (x,)) - reference).max() / np.abs(reference).max()
         exact = adaptor.int8_accumulation(machine())["dense"] == "exact"
         assert (off < 0.02) == exact
-        mended = adaptor.portability.right_everywhere(wide)
+        mended = adaptor.portability.with_reduced_range(wide)
         assert not adaptor.portability.full_range_kernels(mended)
         for model_here in (right, mended):
             result = adaptor.predict(model_here, (x,))

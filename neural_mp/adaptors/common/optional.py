@@ -114,12 +114,12 @@ class Portability(Generic[M]):
     Attributes:
         full_range_kernels: model → the kinds of its integer kernels that are correct only with exact
             accumulation: those with weights beyond ±63.
-        right_everywhere: converted model → the model with weights that are correct on every CPU;
+        with_reduced_range: converted model → the model with weights that are correct on every CPU;
             `ConversionError` if impossible.
     """
 
     full_range_kernels: Callable[[M], frozenset[KernelKind]]
-    right_everywhere: Callable[[M], M]
+    with_reduced_range: Callable[[M], M]
 
 
 @dataclass(frozen=True)

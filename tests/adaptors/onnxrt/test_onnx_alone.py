@@ -108,7 +108,7 @@ def test_an_lstm_is_right_wherever_it_is_loaded():
     exact = replace(MACHINE, flags=frozenset({"avx2", "avx512f", "avx512_vnni"}))
     converted = Converted(model, STEPS, machine=exact.for_target("vnni"), weight=weight)
     assert adaptor.portability.full_range_kernels(converted.model) == {KernelKind.DENSE}
-    right = adaptor.portability.right_everywhere(converted.model)
+    right = adaptor.portability.with_reduced_range(converted.model)
     assert not adaptor.portability.full_range_kernels(right)
     expected = run(model, **STEPS)
     for wanted, given in zip(expected, adaptor.predict(right, STEPS), strict=True):

@@ -384,7 +384,7 @@ def test_weights_of_bodies_are_made_right_everywhere():
     plan = space.resolve(PrecisionPlan({"scan/b": wide}))
     converted = adaptor.convert(held, plan, seen, space)
     assert adaptor.portability.full_range_kernels(converted) == {KernelKind.DENSE}
-    right = adaptor.portability.right_everywhere(converted)
+    right = adaptor.portability.with_reduced_range(converted)
     assert not adaptor.portability.full_range_kernels(right)
     assert signal_to_noise(np.maximum(elman(X), 0), adaptor.predict(right, {"steps": X})[0]) > 25
 

@@ -27,7 +27,7 @@ class TestOnnxDeployment(DeploymentContract):
     def test_unsigned_weights_are_the_same_numbers(self, made_for, tmp_path):
         made = made_for("vnni")
         adaptor, held = made.result.adaptor, made.result.held
-        unsigned = adaptor.portability.right_everywhere(held)
+        unsigned = adaptor.portability.with_reduced_range(held)
         assert adaptor.portability.full_range_kernels(held)
         assert not adaptor.portability.full_range_kernels(unsigned)
         types = {t.data_type for t in adaptor.native(unsigned).graph.initializer}

@@ -20,4 +20,4 @@ class TestTensorFlowDeployment(ChannelsLast, DeploymentContract):
         for node in held.graph.nodes.values():
             node.attr.pop(ZERO_POINT, None)
         with pytest.raises(ConversionError, match="how its input is stored"):
-            made_for("vnni").result.adaptor.portability.right_everywhere(held)
+            made_for("vnni").result.adaptor.portability.with_reduced_range(held)
