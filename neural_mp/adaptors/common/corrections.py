@@ -63,11 +63,11 @@ class _Network:
     def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
         kinds = {name: kind for kind, names in adaptor.op_kinds.items() for name in names}
         offered = adaptor.corrections or _NONE
-        layers, keepers = offered.layers(model), frozenset(offered.channel_keepers(model))
-        found = find_links(graph, kinds, layers, keepers)
+        layers, preserving = offered.layers(model), frozenset(offered.channel_preserving_ops(model))
+        found = find_links(graph, kinds, layers, preserving)
         passing = (op.name for op in graph if is_homogeneous(op, kinds.get(op.type), True))
         links = {reader: link for link in found for reader in link.consumers}
-        return cls(layers, links, keepers.union(passing))
+        return cls(layers, links, preserving.union(passing))
 
     def factors(
         self, link: ScalingGroup, repair: str, channels: ChannelStats | None

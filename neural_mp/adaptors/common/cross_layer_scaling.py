@@ -148,9 +148,9 @@ def find_links(
     graph: OpGraph,
     kinds: Mapping[str, str],
     layers: Mapping[str, LayerParams],
-    keepers: Collection[str] = (),
+    preserving: Collection[str] = (),
 ) -> Iterator[ScalingGroup]:
-    """Yield every scaling group of a graph; `keepers` leave every channel in place."""
+    """Yield every scaling group of a graph; `preserving` leave every channel in place."""
     outputs = set(graph.outputs)
     for writer, layer in layers.items():
         tensors: dict[str, None] = {}
@@ -166,7 +166,7 @@ def find_links(
             for op in consumers:
                 if _undoes(layers.get(op.name), layer) and op.inputs == (tensor,):
                     readers[op.name] = None
-                elif op.name in keepers or is_homogeneous(op, kinds.get(op.type), layer.pooled):
+                elif op.name in preserving or is_homogeneous(op, kinds.get(op.type), layer.pooled):
                     waiting.append(op.name)
                     fits = fits and op.inputs == (tensor,)
                 else:

@@ -87,12 +87,12 @@ class Corrections(Generic[M]):
             are read lazily.
         with_layers: model, op → change → a model with changed constants in some of its `layers`;
             the given model stays unchanged.
-        channel_keepers: model → the ops that only move values and leave every channel in place.
+        channel_preserving_ops: model → the ops that only move values and leave every channel in place.
     """
 
     layers: Callable[[M], Mapping[str, LayerParams]]
     with_layers: Callable[[M, Mapping[str, LayerRescale]], M]
-    channel_keepers: Callable[[M], Collection[str]] = _no_ops
+    channel_preserving_ops: Callable[[M], Collection[str]] = _no_ops
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def layers(model: TensorFlowModel) -> dict[str, LayerParams]:
     return found
 
 
-def channel_keepers(model: TensorFlowModel) -> frozenset[str]:
+def channel_preserving_ops(model: TensorFlowModel) -> frozenset[str]:
     """Return the Reshapes that keep the last axis."""
     kept = set()
     for name, node in model.graph.nodes.items():
