@@ -63,7 +63,10 @@ class _Network:
     def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
         kinds = {name: kind for kind, names in adaptor.op_kinds.items() for name in names}
         offered = adaptor.corrections or _NONE
-        layers, preserving = offered.layers(model), frozenset(offered.channel_preserving_ops(model))
+        layers, preserving = (
+            offered.layer_params(model),
+            frozenset(offered.channel_preserving_ops(model)),
+        )
         found = find_links(graph, kinds, layers, preserving)
         passing = (op.name for op in graph if is_homogeneous(op, kinds.get(op.type), True))
         links = {reader: link for link in found for reader in link.consumers}
@@ -199,7 +202,7 @@ def apply_corrections(
                     f"not known from calibration"
                 )
             _change(changes, op, shift=shift)
-    return (adaptor.corrections or _NONE).with_layers(model, changes), observations
+    return (adaptor.corrections or _NONE).with_layer_params(model, changes), observations
 
 
 def rescaled_ops(

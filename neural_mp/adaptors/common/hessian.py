@@ -37,7 +37,7 @@ def weight_sensitivity(
     """
     without = "gradients, which hawq_v2 needs; choose another strategy"
     hessian = needed(adaptor.hessian, adaptor.framework, without)
-    layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layers(model)
+    layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layer_params(model)
     wanted = [op for op in space.tunable_ops if op in layers and op in space.int8_ops]
     found = {}
     for op, trace in hessian.hessian_traces(model, batches, wanted).items():

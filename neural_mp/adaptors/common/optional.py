@@ -83,15 +83,16 @@ class Corrections(Generic[M]):
     """The constants of layers and normalizations, for corrections and second derivatives.
 
     Attributes:
-        layers: model → op → its constants. Layers are ops with an INT8 kernel and a weight; weights
+        layer_params: model → op → its constants, for ops with an INT8 kernel and a weight; weights
             are read lazily.
-        with_layers: model, op → change → a model with changed constants in some of its `layers`;
-            the given model stays unchanged.
-        channel_preserving_ops: model → the ops that only move values and leave every channel in place.
+        with_layer_params: model, op → change → a model with changed constants in some of these
+            ops; the given model stays unchanged.
+        channel_preserving_ops: model → the ops that only move values and leave every channel in
+            place.
     """
 
-    layers: Callable[[M], Mapping[str, LayerParams]]
-    with_layers: Callable[[M, Mapping[str, LayerRescale]], M]
+    layer_params: Callable[[M], Mapping[str, LayerParams]]
+    with_layer_params: Callable[[M, Mapping[str, LayerRescale]], M]
     channel_preserving_ops: Callable[[M], Collection[str]] = _no_ops
 
 
@@ -112,8 +113,8 @@ class Portability(Generic[M]):
     """Integer weights for CPUs with saturating accumulation.
 
     Attributes:
-        full_range_kernels: model → the kinds of its integer kernels that are correct only with exact
-            accumulation: those with weights beyond ±63.
+        full_range_kernels: model → the kinds of its integer kernels that are correct only with
+            exact accumulation: those with weights beyond ±63.
         with_reduced_range: converted model → the model with weights that are correct on every CPU;
             `ConversionError` if impossible.
     """

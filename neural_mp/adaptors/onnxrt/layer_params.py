@@ -23,7 +23,7 @@ from neural_mp.adaptors.onnxrt.model import OnnxModel
 _NORM = "LayerNormalization"
 
 
-def layers(model: OnnxModel) -> dict[str, LayerParams]:
+def layer_params(model: OnnxModel) -> dict[str, LayerParams]:
     """Return op → its constants."""
     return _layers(model.structure)
 
@@ -69,7 +69,7 @@ def _has_plain_bias(node: ir.Node, channels: object) -> bool:
     return bias.size == 1 or bias.size == bias.shape[-1] == channels
 
 
-def with_layers(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxModel:
+def with_layer_params(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxModel:
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
     found, names = structure(program), GraphNames(program.graph)

@@ -45,7 +45,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     op_timing = optional.OpTiming(profiler.time_ops)
     kernel_trace = optional.KernelTrace(profiler.trace)
     op_outputs = optional.OpOutputs(observe.results, observe.values, observe.first_non_finite)
-    corrections = optional.Corrections(layer_params.layers, layer_params.with_layers)
+    corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
     hessian = optional.Hessian(hessian.hessian_traces)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_reduced_weights

@@ -17,7 +17,7 @@ from neural_mp.util.pytree import as_numpy
 _LAYER_NORM = torch.ops.aten.layer_norm.default
 
 
-def layers(model: TorchModel) -> dict[str, LayerParams]:
+def layer_params(model: TorchModel) -> dict[str, LayerParams]:
     """Return op → its weight and bias."""
     return {
         name: layer
@@ -47,7 +47,7 @@ def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
     return LayerParams(name, read) if len(said["normalized_shape"]) == 1 else None
 
 
-def with_layers(model: TorchModel, changes: Mapping[str, LayerRescale]) -> TorchModel:
+def with_layer_params(model: TorchModel, changes: Mapping[str, LayerRescale]) -> TorchModel:
     """Return the model with changed weights and biases in some layers."""
 
     def change(module: GraphModule) -> None:

@@ -65,7 +65,9 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     kernel_trace = KernelTrace(profiler.trace)
     op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
     corrections = Corrections(
-        layer_params.layers, layer_params.with_layers, layer_params.channel_preserving_ops
+        layer_params.layer_params,
+        layer_params.with_layer_params,
+        layer_params.channel_preserving_ops,
     )
     hessian = Hessian(hessian.hessian_traces)
     portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
