@@ -75,7 +75,7 @@ class Adaptor(ABC, Generic[M]):
     single_file: optional.SingleFile[M] | None = None
     onnx_export: optional.OnnxExport[M] | None = None
     compiler: optional.Compiler[M] | None = None
-    drawing: optional.Drawing[M] | None = None
+    graph_dump: optional.GraphDump[M] | None = None
 
     # Required methods
 
@@ -180,7 +180,7 @@ class Adaptor(ABC, Generic[M]):
         """
         return False
 
-    def copied(self, model: M) -> M | None:
+    def to_picklable(self, model: M) -> M | None:
         """Return a picklable copy for another process; None if the model is reloaded there.
 
         For frameworks that do not name ops identically on every load.

@@ -63,10 +63,8 @@ class _Network:
     def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
         kinds = {name: kind for kind, names in adaptor.op_kinds.items() for name in names}
         offered = adaptor.corrections or _NONE
-        layers, preserving = (
-            offered.layer_params(model),
-            frozenset(offered.channel_preserving_ops(model)),
-        )
+        layers = offered.layer_params(model)
+        preserving = frozenset(offered.channel_preserving_ops(model))
         found = find_links(graph, kinds, layers, preserving)
         passing = (op.name for op in graph if is_homogeneous(op, kinds.get(op.type), True))
         links = {reader: link for link in found for reader in link.consumers}

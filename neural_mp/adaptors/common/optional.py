@@ -154,19 +154,19 @@ class Compiler(Generic[M]):
     """Compilation of models.
 
     Attributes:
-        compiled: model → the framework's own object, compiled.
+        compile: model → the framework's own object, compiled.
     """
 
-    compiled: Callable[[M], Any]
+    compile: Callable[[M], Any]
 
 
 @dataclass(frozen=True)
-class Drawing(Generic[M]):
+class GraphDump(Generic[M]):
     """Graph dumps for inspection.
 
     Attributes:
-        draw: model, path without suffix → the files written: in the framework's binary format, and
+        dump_graph: model, path without suffix → the files written: in the framework's binary format, and
             as text without large weights.
     """
 
-    draw: Callable[[M, Path], tuple[Path, ...]]
+    dump_graph: Callable[[M, Path], tuple[Path, ...]]

@@ -56,7 +56,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     )
     single_file = optional.SingleFile((".onnx",), storage.save_file)
     onnx_export = optional.OnnxExport(storage.save_file)
-    drawing = optional.Drawing(storage.draw)
+    graph_dump = optional.GraphDump(storage.dump_graph)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)

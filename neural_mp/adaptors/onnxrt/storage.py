@@ -95,7 +95,7 @@ def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None
             file.replace(path.parent / file.name)
 
 
-def draw(model: OnnxModel, path: Path) -> tuple[Path, ...]:
+def dump_graph(model: OnnxModel, path: Path) -> tuple[Path, ...]:
     """Write the model, and its message as text without values of initializers."""
     binary, text = path.with_suffix(".onnx"), path.with_suffix(".pbtxt")
     save_file(model, binary, {})

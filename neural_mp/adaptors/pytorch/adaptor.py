@@ -52,7 +52,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     )
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled)
-    drawing = optional.Drawing(storage.draw)
+    graph_dump = optional.GraphDump(storage.dump_graph)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)

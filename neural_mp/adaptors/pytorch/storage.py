@@ -91,7 +91,7 @@ def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
     return {found.name: node.meta[OP_NAME] for node, found in pairs if OP_NAME in node.meta}
 
 
-def draw(model: TorchModel, path: Path) -> tuple[Path, ...]:
+def dump_graph(model: TorchModel, path: Path) -> tuple[Path, ...]:
     """Write the code of every graph as text, and the program if the model is one graph."""
     files = [path.with_suffix(".txt")]
     codes = [f"# {name or 'model'}\n{part.portable.code}" for name, part in model.parts.items()]

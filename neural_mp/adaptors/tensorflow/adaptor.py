@@ -16,7 +16,7 @@ from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.optional import (
     Corrections,
-    Drawing,
+    GraphDump,
     Hessian,
     KernelTrace,
     OpOutputs,
@@ -72,7 +72,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     hessian = Hessian(hessian.hessian_traces)
     portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
     single_file = SingleFile(SUFFIXES, storage.save_file)
-    drawing = Drawing(storage.draw)
+    graph_dump = GraphDump(storage.dump_graph)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
@@ -95,7 +95,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         model = loading.load(source, InputSpec.read(inputs, outputs, example))
         return replace(model, warnings=(*model.warnings, *unused_capture("TensorFlow", capture)))
 
-    def copied(self, model: TensorFlowModel) -> TensorFlowModel:
+    def to_picklable(self, model: TensorFlowModel) -> TensorFlowModel:
         """Return the graph without the Keras model, whose copy would get other layer names."""
         return replace(model, original=None)
 

@@ -109,7 +109,7 @@ class WorkerPayload:
         import cloudpickle
 
         model = assessor.model
-        copied = model.adaptor.copied(model.held)
+        copied = model.adaptor.to_picklable(model.held)
         adaptor: Any = None if copied is None else model.adaptor
         evaluator = replace(assessor.evaluator, on_batch=_do_nothing)
         sendable = replace(model, adaptor=adaptor, held=copied)

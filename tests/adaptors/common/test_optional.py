@@ -13,7 +13,7 @@ from neural_mp.tuning.comparison import compare_models
 
 PARTS = (
     *("op_timing", "kernel_trace", "op_outputs", "corrections", "hessian", "portability"),
-    *("single_file", "onnx_export", "compiler", "drawing"),
+    *("single_file", "onnx_export", "compiler", "graph_dump"),
 )
 
 

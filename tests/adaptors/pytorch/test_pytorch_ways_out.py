@@ -77,7 +77,7 @@ def test_the_compiled_form_agrees_for_any_batch_size(tuned, digits):
 @needs_compiler
 def test_dicts_of_inputs_are_compiled_too():
     adaptor, converted, inputs = all_int8("bert")
-    got = adaptor.compiler.compiled(converted)(**inputs).last_hidden_state
+    got = adaptor.compiler.compile(converted)(**inputs).last_hidden_state
     expected = adaptor.predict(converted, inputs).last_hidden_state
     assert signal_to_noise(expected.numpy(), got.numpy()) > 40
 
