@@ -190,7 +190,7 @@ class Made:
         self.adaptor = adaptor_for(source)
         self.images, self._planted = images, planted
         self.float = LoadedModel(self.adaptor, self.adaptor.load(source, example=images))
-        self.graph = self.float.results
+        self.graph = self.float.observable_ops
         self.convolutions = [op.name for op in self.graph if op.type == contract.convolution]
         self.relus = [op.name for op in self.graph if op.type.lower() == "relu"]
         readers = (self.graph.consumer_names(name)[0] for name in self.convolutions)

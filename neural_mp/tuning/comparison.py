@@ -219,7 +219,7 @@ class _Run:
                 f"A is a model of {a.adaptor.framework}, B one of {b.adaptor.framework}; models "
                 f"are compared op by op, so both must be of one framework and one origin"
             )
-        one, other = a.results, b.results
+        one, other = a.observable_ops, b.observable_ops
         both = [op for op in one if op.name in other]
         if 2 * len(both) < min(len(one), len(other)) or not both:
             raise ComparisonError(

@@ -59,18 +59,18 @@ class OpOutputs(Generic[M]):
     """Results of single ops, for comparisons and to locate the origin of NaN.
 
     Attributes:
-        results: model → the ops whose results a run can return, by their unconverted names: for an
+        observable_ops: model → the ops whose results a run can return, by their unconverted names: for an
             unconverted model, the ops of its graph; for a converted model, fused ops are omitted
             and bypassed by edges.
-        values: model, some of its `results` → a function that runs one batch and returns the
+        op_outputs: model, some of its `observable_ops` → a function that runs one batch and returns the
             results of these ops. Quantized results are dequantized; results that are not float, or
             in a branch not taken, are omitted.
         first_non_finite: model, inputs → the first op whose result holds NaN or Inf; None if there
             is none.
     """
 
-    results: Callable[[M], OpGraph]
-    values: Callable[[M, Collection[str]], Callable[[Any], Mapping[str, OpOutput]]]
+    observable_ops: Callable[[M], OpGraph]
+    op_outputs: Callable[[M, Collection[str]], Callable[[Any], Mapping[str, OpOutput]]]
     first_non_finite: Callable[[M, Any], str | None]
 
 
@@ -165,8 +165,8 @@ class GraphDump(Generic[M]):
     """Graph dumps for inspection.
 
     Attributes:
-        dump_graph: model, path without suffix → the files written: in the framework's binary format, and
-            as text without large weights.
+        dump_graph: model, path without suffix → the files written: in the framework's binary
+            format, and as text without large weights.
     """
 
     dump_graph: Callable[[M, Path], tuple[Path, ...]]

@@ -49,7 +49,9 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     op_kinds = TYPES
     op_timing = optional.OpTiming(profiler.time_ops)
     kernel_trace = optional.KernelTrace(profiler.trace)
-    op_outputs = optional.OpOutputs(observe.results, observe.values, observe.first_non_finite)
+    op_outputs = optional.OpOutputs(
+        observe.observable_ops, observe.op_outputs, observe.first_non_finite
+    )
     corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_unsigned_weights

@@ -145,7 +145,7 @@ def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
     return None
 
 
-def results(model: OnnxModel) -> OpGraph:
+def observable_ops(model: OnnxModel) -> OpGraph:
     """Return the ops whose results a run can return; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
@@ -154,7 +154,7 @@ def results(model: OnnxModel) -> OpGraph:
     return results_graph(written, model.results, op_of)
 
 
-def values(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+def op_outputs(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the results of ops."""
     program = typed(model.program)
     can_be_had = visible(program, values_in(program))

@@ -44,7 +44,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     op_kinds = TYPES
     op_timing = optional.OpTiming(profiler.time_ops)
     kernel_trace = optional.KernelTrace(profiler.trace)
-    op_outputs = optional.OpOutputs(observe.results, observe.values, observe.first_non_finite)
+    op_outputs = optional.OpOutputs(
+        observe.observable_ops, observe.op_outputs, observe.first_non_finite
+    )
     corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
     hessian = optional.Hessian(hessian.hessian_traces)
     portability = optional.Portability(

@@ -40,7 +40,7 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.util.pytree import as_numpy
 
 
-def results(model: TorchModel) -> OpGraph:
+def observable_ops(model: TorchModel) -> OpGraph:
     """Return the ops whose outputs a run can return; see `OpOutputs`."""
     found = {
         place[0]
@@ -52,7 +52,7 @@ def results(model: TorchModel) -> OpGraph:
     return graph.with_only({op.name: op for op in graph if op.name in found})
 
 
-def values(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+def op_outputs(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the outputs of some ops.
 
     For an op that runs several times per run, the first result is returned.

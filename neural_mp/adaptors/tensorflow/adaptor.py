@@ -63,7 +63,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     op_kinds = TYPES
     op_timing = OpTiming(profiler.time_ops)
     kernel_trace = KernelTrace(profiler.trace)
-    op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
+    op_outputs = OpOutputs(observe.observable_ops, observe.op_outputs, observe.first_non_finite)
     corrections = Corrections(
         layer_params.layer_params,
         layer_params.with_layer_params,

@@ -239,7 +239,7 @@ def first_non_finite(model: TensorFlowModel, inputs: Any) -> str | None:
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)
 
 
-def results(model: TensorFlowModel) -> OpGraph:
+def observable_ops(model: TensorFlowModel) -> OpGraph:
     """Return the ops with observable results; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
@@ -247,7 +247,9 @@ def results(model: TensorFlowModel) -> OpGraph:
     return results_graph(written, model.results, {op.name: op.name for op in written})
 
 
-def values(model: TensorFlowModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+def op_outputs(
+    model: TensorFlowModel, ops: Collection[str]
+) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the results of some ops.
 
     Ops run as written in the graph, without fusion of float ops by the runtime.

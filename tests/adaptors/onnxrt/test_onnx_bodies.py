@@ -359,7 +359,7 @@ def test_what_ops_of_a_body_compute_can_be_compared():
     converted = Converted(scan(), {"steps": X})
     adaptor = converted.adaptor
     found, reference = (
-        adaptor.op_outputs.values(model, ["scan/next"])({"steps": X})["scan/next"]
+        adaptor.op_outputs.op_outputs(model, ["scan/next"])({"steps": X})["scan/next"]
         for model in (converted.model, converted.float)
     )
     states = elman(X).reshape(-1, HIDDEN)
