@@ -59,12 +59,12 @@ class OpOutputs(Generic[M]):
     """Results of single ops, for comparisons and to locate the origin of NaN.
 
     Attributes:
-        observable_ops: model → the ops whose results a run can return, by their unconverted names: for an
-            unconverted model, the ops of its graph; for a converted model, fused ops are omitted
-            and bypassed by edges.
-        op_outputs: model, some of its `observable_ops` → a function that runs one batch and returns the
-            results of these ops. Quantized results are dequantized; results that are not float, or
-            in a branch not taken, are omitted.
+        observable_ops: model → the ops whose results a run can return, by their unconverted names:
+            for an unconverted model, the ops of its graph; for a converted model, fused ops are
+            omitted and bypassed by edges.
+        op_outputs: model, some of its `observable_ops` → a function that runs one batch and returns
+            the results of these ops. Quantized results are dequantized; results that are not
+            float, or in a branch not taken, are omitted.
         first_non_finite: model, inputs → the first op whose result holds NaN or Inf; None if there
             is none.
     """
