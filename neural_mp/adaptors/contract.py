@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from neural_mp.adaptors.common import conversion, optional
 from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
-from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
@@ -191,7 +191,7 @@ class Adaptor(ABC, Generic[M]):
         """Let the framework use `count` threads within this context; None changes nothing."""
         return nullcontext()
 
-    def int8_accumulation(self, hardware: Hardware) -> Products:
+    def int8_accumulation(self, hardware: Hardware) -> KernelAccumulation:
         """Return the INT8 accumulation of each kind of integer kernel on the target machine.
 
         By default from the CPU flags; overridden by frameworks whose runtime can be probed.

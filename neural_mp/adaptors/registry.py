@@ -8,7 +8,7 @@ import logging
 from importlib import metadata
 from typing import Any
 
-from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
@@ -28,7 +28,7 @@ def framework_names() -> list[str]:
     return sorted({*FRAMEWORKS, *_third_party()})
 
 
-def installed_products(hardware: Hardware) -> dict[str, Products]:
+def installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumulation]:
     """Return installed framework → its INT8 accumulation, without importing the framework."""
     found = {}
     for name, entry in FRAMEWORKS.items():

@@ -21,7 +21,7 @@ from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, Int8Accumulation,
 
 logger = logging.getLogger(__name__)
 
-Products = Mapping[KernelKind, Int8Accumulation]
+KernelAccumulation = Mapping[KernelKind, Int8Accumulation]
 Shape = tuple[int, ...]
 #: The types of inputs and weights, and their largest values.
 _BYTES, _LARGEST = (np.uint8, np.int8), (255, 127)
@@ -38,7 +38,9 @@ ASKED_UNDER: Mapping[str, tuple[str | None, ...]] = {
 }
 
 
-def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> Products:
+def target_accumulation(
+    hardware: Hardware, ask: Callable[[str | None], KernelAccumulation]
+) -> KernelAccumulation:
     """Return the accumulation of every kind of kernel on the target machine.
 
     `ask` returns the accumulation of the runtime's kernels under a oneDNN limit. A kernel is exact
@@ -55,23 +57,23 @@ def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> P
     return found
 
 
-def tried_products(
+def probed_accumulation(
     hardware: Hardware, module: str, version: str, cases: Iterable[str], minds_onednn: bool = True
-) -> Products:
-    """Return the accumulation of every kind of kernel, probed by a module with `try_products`.
+) -> KernelAccumulation:
+    """Return the accumulation of every kind of kernel, probed by a module with `probe_accumulation`.
 
     `version` covers the runtime and the probe; `minds_onednn` states whether the kernels obey
     oneDNN's limit.
     """
 
-    def asked_under(onednn_limit: str | None) -> Products:
+    def asked_under(onednn_limit: str | None) -> KernelAccumulation:
         limit = onednn_limit if minds_onednn else None
-        return from_facts(probe_results(module, version, limit), cases)
+        return accumulation_of_cases(probe_results(module, version, limit), cases)
 
-    return products_for(hardware, asked_under)
+    return target_accumulation(hardware, asked_under)
 
 
-def from_facts(found: Iterable[str], cases: Iterable[str]) -> Products:
+def accumulation_of_cases(found: Iterable[str], cases: Iterable[str]) -> KernelAccumulation:
     """Return the accumulation per kind of kernel: exact if all of its cases are in `found`.
 
     The name of a case is the kind of kernel, a space and a label.
@@ -138,7 +140,7 @@ COMMON_CASES: Mapping[str, Case] = {
 }
 
 
-def try_products(
+def probe_accumulation(
     cases: Mapping[str, Case],
     multiply: Callable[[Case, Array, Array], Array],
     refusal: type[Exception],

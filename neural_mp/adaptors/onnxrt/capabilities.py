@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
-from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL
 from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
@@ -43,9 +43,9 @@ _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 _RUNS_GRAPHS = "it runs a graph of its own, whose ops are decided one by one"
 
 
-def kernels(model: OnnxModel, products: Products) -> dict[str, OpKernels]:
+def kernels(model: OnnxModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels on the model's provider, or the reason for a missing kernel."""
-    judge = _Judge(model, products)
+    judge = _Judge(model, accumulation)
     found = {name: judge.kernels(name, node) for name, node in model.structure.nodes.items()}
     part = OpKernels.none("it is a further result of an op, and has what that has")
     return {**found, **dict.fromkeys(model.structure.parts, part)}
@@ -54,7 +54,7 @@ def kernels(model: OnnxModel, products: Products) -> dict[str, OpKernels]:
 @dataclass(frozen=True)
 class _Judge:
     model: OnnxModel
-    products: Products
+    accumulation: KernelAccumulation
 
     @cached_property
     def confused(self) -> bool:
@@ -88,7 +88,7 @@ class _Judge:
         if is_table(node):
             return reasons.table_in_bytes()
         if is_recurrent(node):
-            weight = weight_quant_spec(self.products[KernelKind.DENSE])
+            weight = weight_quant_spec(self.accumulation[KernelKind.DENSE])
             return IntegerKernel(
                 weight, (CalibrationAlgorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,)
             )
@@ -96,7 +96,7 @@ class _Judge:
             return IntegerKernel(algorithms=ways)
         if node.op_type != "Conv" and self.model.provider == CPU:
             ways = (*ways, CalibrationAlgorithm.DYNAMIC)
-        weight = weight_quant_spec(self.products[kernel_of(node, node.inputs[1])])
+        weight = weight_quant_spec(self.accumulation[kernel_of(node, node.inputs[1])])
         return IntegerKernel(weight, ways, other_weights=(REDUCED_WEIGHT, _UNSIGNED))
 
     def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:

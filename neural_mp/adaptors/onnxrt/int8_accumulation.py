@@ -8,8 +8,8 @@ from neural_mp.adaptors.common.int8_accumulation import (
     COMMON_CASES,
     Case,
     Convolution,
-    Products,
-    tried_products,
+    KernelAccumulation,
+    probed_accumulation,
 )
 from neural_mp.adaptors.common.runtime_probe import version_of
 from neural_mp.core.hardware import Hardware
@@ -24,8 +24,8 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def int8_accumulation(hardware: Hardware) -> Products:
+def int8_accumulation(hardware: Hardware) -> KernelAccumulation:
     """Return the accumulation of each kind of kernel on the target machine."""
     module = "neural_mp.adaptors.onnxrt.int8_accumulation_probe"
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-    return tried_products(hardware, module, f"{_VERSION} {version}", CASES, minds_onednn=False)
+    return probed_accumulation(hardware, module, f"{_VERSION} {version}", CASES, minds_onednn=False)

@@ -52,13 +52,13 @@ _GROWTH_LIMIT = 2
 def simplify(module: GraphModule) -> None:
     """Canonicalize constants, contractions and padding of a functional graph in place."""
     _fold_constants(module)
-    products = _Products(module)
+    rewriter = _DenseRewriter(module)
     for node in list(module.graph.nodes):
         if node.target in _WORDED:
             _number_padding(node)
         elif node.target is aten.pad.default:
             _pad_with_constants(node)
-        products.rewrite(node)
+        rewriter.rewrite(node)
     for node in list(module.graph.nodes):
         if node.target in CONVOLUTIONS:
             _take_in_padding(node)
@@ -85,7 +85,7 @@ def _fold_constants(module: GraphModule) -> None:
         module.graph.erase_node(node)
 
 
-class _Products:
+class _DenseRewriter:
     """Rewriter of products with a constant matrix to dense layers; tied matrices stay tied."""
 
     def __init__(self, module: GraphModule) -> None:

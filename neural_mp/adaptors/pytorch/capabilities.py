@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
-from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
@@ -55,7 +55,9 @@ _MAX_FP16_SAFE_INTEGER = 60_000
 _BEYOND_16_BITS = "it works on numbers that float32 only has room for, as in a mask"
 
 
-def kernels(model: TorchModel, hardware: Hardware, products: Products) -> dict[str, OpKernels]:
+def kernels(
+    model: TorchModel, hardware: Hardware, accumulation: KernelAccumulation
+) -> dict[str, OpKernels]:
     """Return op → its kernels, or the reason for a missing kernel."""
     available = [precision for precision in DTYPES if hardware.support(precision).available]
     missing = missing_in_16_bits(model, available)
@@ -64,7 +66,7 @@ def kernels(model: TorchModel, hardware: Hardware, products: Products) -> dict[s
         fused = fused_layers(part.portable)
         for name, node in op_nodes(part.portable).items():
             obstacle = _obstacle(part.portable, node, name in fused)
-            int8 = obstacle or _integer_kernel(part.portable, node, products)
+            int8 = obstacle or _integer_kernel(part.portable, node, accumulation)
             found[name] = OpKernels(int8, missing.get(name, {}))
     return found
 
@@ -171,13 +173,15 @@ def _near_the_end(value: object) -> bool:
     return max(-float(ends.min), float(ends.max)) > torch.finfo(torch.bfloat16).max
 
 
-def _integer_kernel(module: GraphModule, node: Node, products: Products) -> IntegerKernel:
+def _integer_kernel(
+    module: GraphModule, node: Node, accumulation: KernelAccumulation
+) -> IntegerKernel:
     """Return the integer kernel of a layer with its quantization options, fastest first."""
     if node.target in RECURRENT_INT8:
         return IntegerKernel(
             weight_quant_spec(Int8Accumulation.EXACT), (CalibrationAlgorithm.DYNAMIC,)
         )
-    own = weight_quant_spec(products[kernel_kind(node)])
+    own = weight_quant_spec(accumulation[kernel_kind(node)])
     if node.target in CONVOLUTIONS:
         return IntegerKernel(own, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
     # Weight-only quantization accumulates no INT8 products, so the full range is exact; a tied

@@ -8,8 +8,8 @@ from neural_mp.adaptors.common.int8_accumulation import (
     COMMON_CASES,
     Case,
     Convolution,
-    Products,
-    tried_products,
+    KernelAccumulation,
+    probed_accumulation,
 )
 from neural_mp.adaptors.common.runtime_probe import version_of
 from neural_mp.core.hardware import Hardware
@@ -30,7 +30,7 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def int8_accumulation(hardware: Hardware) -> Products:
+def int8_accumulation(hardware: Hardware) -> KernelAccumulation:
     """Return the accumulation of each kind of kernel on the target machine."""
     module, version = "neural_mp.adaptors.pytorch.int8_accumulation_probe", version_of("torch")
-    return tried_products(hardware, module, f"{_VERSION} {version}", CASES)
+    return probed_accumulation(hardware, module, f"{_VERSION} {version}", CASES)

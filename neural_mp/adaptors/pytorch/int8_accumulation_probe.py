@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, try_products
+from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, probe_accumulation
 from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.pytorch.int8_accumulation import CASES
 from neural_mp.adaptors.pytorch.versions import integer_convolution
@@ -36,4 +36,4 @@ def _multiply(case: Case, x: Array, weight: Array) -> Array:
 
 if __name__ == "__main__":
     with torch.no_grad():
-        try_products(CASES, _multiply, RuntimeError)
+        probe_accumulation(CASES, _multiply, RuntimeError)

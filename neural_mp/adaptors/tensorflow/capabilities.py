@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import SIXTEEN_BITS, IntegerKernel, OpKernels
-from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.tensor_variants import FORM_OF
 from neural_mp.adaptors.tensorflow.control_flow import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
@@ -39,22 +39,22 @@ _BORDER = "it passes on what enters or leaves a loop or branch, as it is"
 _UNSEEN = "calibration sees nothing in a loop that lies in or behind a branch or loop within it"
 
 
-def kernels(model: TensorFlowModel, products: Products) -> dict[str, OpKernels]:
+def kernels(model: TensorFlowModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels, or the reason why it has none.
 
     Args:
         model: the model.
-        products: accumulation of the integer kernels, by kernel kind.
+        accumulation: accumulation of the integer kernels, by kernel kind.
     """
-    found = _Kernels(model, products)
+    found = _Kernels(model, accumulation)
     return {node.name: found.of(node) for node in model.op_nodes}
 
 
 class _Kernels:
     """Kernels of the ops of one model."""
 
-    def __init__(self, model: TensorFlowModel, products: Products) -> None:
-        self.model, self.structure, self.products = model, model.structure, products
+    def __init__(self, model: TensorFlowModel, accumulation: KernelAccumulation) -> None:
+        self.model, self.structure, self.accumulation = model, model.structure, accumulation
         self.loops, self.bodies = in_loops(model.graph), in_bodies(model.graph)
         self.members = model.structure.layer_of
         read = (t for node in model.graph.nodes.values() for t in data_inputs(node))
@@ -75,7 +75,7 @@ class _Kernels:
         kind = KINDS[node.op]
         if kind is KernelKind.DEPTHWISE and constant_shape(self.model.graph[node.input[1]])[3] > 1:
             kind = KernelKind.CONVOLUTION
-        spec = weight_quant_spec(self.products[kind])
+        spec = weight_quant_spec(self.accumulation[kind])
         return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
 
     def missing_16_bit(self, node: NodeDef, precision: Precision) -> str | None:
