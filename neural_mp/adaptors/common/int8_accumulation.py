@@ -60,7 +60,7 @@ def target_accumulation(
 def probed_accumulation(
     hardware: Hardware, module: str, version: str, cases: Iterable[str], minds_onednn: bool = True
 ) -> KernelAccumulation:
-    """Return the accumulation of every kind of kernel, probed by a module with `probe_accumulation`.
+    """Return the accumulation of every kind of kernel, probed by a module.
 
     `version` covers the runtime and the probe; `minds_onednn` states whether the kernels obey
     oneDNN's limit.
