@@ -32,15 +32,15 @@ _COARSE_STEP = 8
 _KL_BINS = 2048
 #: Minimum NSR and maximum number of tensors whose channels are kept: observations are stored in
 #: files, with thousands of numbers per tensor.
-_WORTH_REPAIR, _REPAIRED = 0.01, 32
+_MIN_CHANNEL_NSR, _MAX_CHANNEL_TENSORS = 0.01, 32
 #: Floor against the infinite logarithm of an empty level.
-_LEAST_SHARE = 1e-12
+_MIN_LEVEL_FRACTION = 1e-12
 
 Floats = NDArray[np.floating]
 
 
 @lru_cache(maxsize=1)
-def sample_shares() -> Floats:
+def sample_fractions() -> Floats:
     """Return sample positions as fractions of the length of a flattened tensor.
 
     One position per sample, jittered within equal parts of the tensor: small tensors are sampled
@@ -71,7 +71,7 @@ class BatchStats:
         high: the maximum, likewise.
         power: mean square of every channel, shape [channels].
         count: number of values per channel.
-        sample: at most `SAMPLES_PER_BATCH` values, at the positions of `sample_shares`.
+        sample: at most `SAMPLES_PER_BATCH` values, at the positions of `sample_fractions`.
         mean: mean of every channel, shape [channels]; corrections require the mean and the extremes
             of every channel.
     """
@@ -94,11 +94,11 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
     if not values.size:
         return None
     axis = channels % values.ndim if values.ndim > 1 else 0
-    places = (sample_shares() * values.size).astype(np.int64)
+    positions = (sample_fractions() * values.size).astype(np.int64)
     if values.flags.c_contiguous:
-        sample = values.reshape(-1)[places]
+        sample = values.reshape(-1)[positions]
     else:
-        sample = values[np.unravel_index(places, values.shape)]
+        sample = values[np.unravel_index(positions, values.shape)]
         moved = np.moveaxis(values, axis, -1)
         if moved.flags.c_contiguous:
             # Channels are last in memory: a view avoids the cost of a copy.
@@ -219,12 +219,12 @@ def summarize(statistics: dict[str, Observer], samples: int) -> Observations:
     for name, found in statistics.items():
         if not (np.isfinite(found.low) and np.isfinite(found.high)):
             raise ConversionError(
-                f"tensor {name!r} holds NaN or Inf on the calibration data; "
-                f"check the model and its inputs before quantizing it"
+                f"tensor {name!r} must be finite on the calibration data, got NaN or Inf; check the "
+                f"model and its inputs"
             )
     noise = {name: found.noise for name, found in statistics.items()}
-    worst = sorted((n for n in noise if noise[n] > _WORTH_REPAIR), key=lambda n: -noise[n])
-    channels = {name: statistics[name].channels for name in worst[:_REPAIRED]}
+    worst = sorted((n for n in noise if noise[n] > _MIN_CHANNEL_NSR), key=lambda n: -noise[n])
+    channels = {name: statistics[name].channels for name in worst[:_MAX_CHANNEL_TENSORS]}
     return Observations(
         {name: found.ranges() for name, found in statistics.items()},
         noise,
@@ -239,9 +239,9 @@ def _percentile(sample: Floats, tail: float = 0.01) -> Range:
     return min(float(low), 0.0), max(float(high), 0.0)
 
 
-def _clipped(full: Range, share: float) -> Range:
+def _clipped(full: Range, fraction: float) -> Range:
     """Return the range cut to a fraction of its largest magnitude on either side."""
-    limit = share * max(-full[0], full[1])
+    limit = fraction * max(-full[0], full[1])
     return max(full[0], -limit), min(full[1], limit)
 
 
@@ -276,7 +276,7 @@ def _kl(sample: Floats, full: Range) -> Range:
     sample = sample[sample != 0]
     counts, edges = np.histogram(sample, bins=_KL_BINS, range=full if full[0] < full[1] else None)
     centres = (edges[:-1] + edges[1:]) / 2
-    limits = np.array([_clipped(full, share) for share in _CLIP_FRACTIONS])
+    limits = np.array([_clipped(full, fraction) for fraction in _CLIP_FRACTIONS])
     start = np.searchsorted(centres, limits[:, 0], "left")
     stop = np.searchsorted(centres, limits[:, 1], "right")
     enough = stop - start > LEVELS
@@ -308,15 +308,15 @@ def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.in
     borders = start[:, None] + -(-np.arange(LEVELS + 2) * widths // (LEVELS + 1))
     kept = _sums(counts, borders[:, :-1], borders[:, 1:])
     filled = _sums(counts > 0, borders[:, :-1], borders[:, 1:])
-    share = kept / np.maximum(filled, 1) / np.maximum(kept.sum(axis=1, keepdims=True), 1e-12)
-    cost = np.log(np.maximum(share, _LEAST_SHARE))
+    fraction = kept / np.maximum(filled, 1) / np.maximum(kept.sum(axis=1, keepdims=True), 1e-12)
+    cost = np.log(np.maximum(fraction, _MIN_LEVEL_FRACTION))
     total = counts.sum()
     own = _sums(_x_log_x(counts), start, stop)
     own += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
     crossed = (kept * cost).sum(axis=1)
     # An edge bin that was empty before clipping is not part of its level.
-    crossed += below * np.where(first > 0, cost[:, 0], np.log(_LEAST_SHARE))
-    crossed += above * np.where(last > 0, cost[:, -1], np.log(_LEAST_SHARE))
+    crossed += below * np.where(first > 0, cost[:, 0], np.log(_MIN_LEVEL_FRACTION))
+    crossed += above * np.where(last > 0, cost[:, -1], np.log(_MIN_LEVEL_FRACTION))
     return np.asarray((own - crossed) / total - np.log(total))
 
 

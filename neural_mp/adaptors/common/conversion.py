@@ -105,9 +105,9 @@ def convert(
     """
     if not plan.has_low_precision:
         return model
-    mended, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
+    corrected, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, seen)
-    return adaptor.convert_graph(mended, plan, ranges)
+    return adaptor.convert_graph(corrected, plan, ranges)
 
 
 def observe(

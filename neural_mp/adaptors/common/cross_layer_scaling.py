@@ -144,7 +144,7 @@ class ScalingGroup:
     tensors: tuple[str, ...]
 
 
-def find_links(
+def find_scaling_groups(
     graph: OpGraph,
     kinds: Mapping[str, str],
     layers: Mapping[str, LayerParams],
@@ -152,12 +152,12 @@ def find_links(
 ) -> Iterator[ScalingGroup]:
     """Yield every scaling group of a graph; `preserving` leave every channel in place."""
     outputs = set(graph.outputs)
-    for writer, layer in layers.items():
+    for producer, layer in layers.items():
         tensors: dict[str, None] = {}
-        readers: dict[str, None] = {}
+        found: dict[str, None] = {}
         waiting = [layer.result]
-        only_bias = [op.name for op in graph.consumers(writer)] == [layer.result]
-        fits = layer.result == writer or only_bias
+        only_bias = [op.name for op in graph.consumers(producer)] == [layer.result]
+        fits = layer.result == producer or only_bias
         while waiting and fits:
             tensor = waiting.pop()
             tensors[tensor] = None
@@ -165,19 +165,19 @@ def find_links(
             fits = bool(consumers) and tensor not in outputs
             for op in consumers:
                 if _undoes(layers.get(op.name), layer) and op.inputs == (tensor,):
-                    readers[op.name] = None
+                    found[op.name] = None
                 elif op.name in preserving or is_homogeneous(op, kinds.get(op.type), layer.pooled):
                     waiting.append(op.name)
                     fits = fits and op.inputs == (tensor,)
                 else:
                     fits = False
-        if fits and readers:
-            yield ScalingGroup(writer, tuple(readers), tuple(tensors))
+        if fits and found:
+            yield ScalingGroup(producer, tuple(found), tuple(tensors))
 
 
-def _undoes(reader: LayerParams | None, writer: LayerParams) -> bool:
+def _undoes(consumer: LayerParams | None, producer: LayerParams) -> bool:
     """Whether the input channels of one layer are the output channels of another."""
-    return reader is not None and reader.inputs is not None and reader.axis == writer.axis
+    return consumer is not None and consumer.inputs is not None and consumer.axis == producer.axis
 
 
 def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:

@@ -57,8 +57,8 @@ def summed_traces(
     """
     traces = dict.fromkeys(ops, 0.0)
     for shapes, squares in batches:
-        for draw in range(DIRECTIONS if shapes else 0):
-            random = np.random.default_rng(draw)
+        for seed in range(DIRECTIONS if shapes else 0):
+            random = np.random.default_rng(seed)
             signs = [random.choice(_SIGNS, tuple(shape)) for shape in shapes]
             for op, square in squares(signs).items():
                 traces[op] += square / DIRECTIONS

@@ -41,8 +41,8 @@ def remove_identity(node: ir.Node) -> None:
     """Bypass and remove an identity."""
     if node.domain or node.op_type not in ("Identity", "Dropout") or node.inputs[0] is None:
         return
-    told = input_of(node, 2)
-    trains = np.array(0) if told is None else array_of(told)
+    mode = input_of(node, 2)
+    trains = np.array(0) if mode is None else array_of(mode)
     same = node.op_type == "Identity" or (
         len(used_outputs(node)) == 1 and trains is not None and not trains.any()
     )
@@ -78,11 +78,11 @@ def fold_constants(program: ir.Model, names: GraphNames, folder: Path | None) ->
 
 def fold_branch(node: ir.Node, names: GraphNames) -> None:
     """Replace an If with a constant condition by the chosen branch."""
-    told = array_of(input_of(node, 0)) if node.op_type == "If" and not node.domain else None
+    condition = array_of(input_of(node, 0)) if node.op_type == "If" and not node.domain else None
     graph = node.graph
-    if told is None or graph is None:
+    if condition is None or graph is None:
         return
-    branch = node.attributes["then_branch" if told.any() else "else_branch"].as_graph()
+    branch = node.attributes["then_branch" if condition.any() else "else_branch"].as_graph()
     results = list(branch.outputs)
     branch.outputs.clear()
     for inner in list(branch):

@@ -130,17 +130,17 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
         op = op_of(event, owners)
         if op is not None:
             found.setdefault(op, []).append(_kernel(event["args"]))
-    told = _told_to_run_in(model)
+    requested = _requested_precisions(model)
     graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
     reached = {model.program.graph, *(graphs.get(op) for op in found)}
     passed_by = (op for op, graph in graphs.items() if graph not in reached)
-    ran = {op: op_trace(kernels, told.get(op)) for op, kernels in found.items()}
+    ran = {op: op_trace(kernels, requested.get(op)) for op, kernels in found.items()}
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
-def _kernel(said: Mapping[str, Any]) -> TracedKernel:
-    name = str(said["op_name"])
-    types = [kind for tensor in said["input_type_shape"] for kind in tensor]
+def _kernel(details: Mapping[str, Any]) -> TracedKernel:
+    name = str(details["op_name"])
+    types = [kind for tensor in details["input_type_shape"] for kind in tensor]
     reads_bytes = any(kind in _BYTES for kind in types)
     if name.startswith(_INTEGER):
         return TracedKernel(name, Precision.INT8, True)
@@ -150,7 +150,7 @@ def _kernel(said: Mapping[str, Any]) -> TracedKernel:
     return TracedKernel(name, read, reads_bytes)
 
 
-def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
+def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
     """Return op → its 16-bit precision in the graph given to the runtime.
 
     For an op without a 16-bit kernel, the runtime uses FP32 and removes the casts around it; or the
@@ -169,8 +169,8 @@ def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
             read = [kind for v in node.inputs if v and (kind := held.get(v) or _stored_in(v))]
             if read:
                 held.update(dict.fromkeys(node.outputs, read[0]))
-    told = {**rounded, **held}
-    return {op: told[result] for op, result in working.items() if result in told}
+    requested = {**rounded, **held}
+    return {op: requested[result] for op, result in working.items() if result in requested}
 
 
 def _stored_in(value: ir.Value) -> Precision | None:

@@ -127,12 +127,12 @@ class Runner:
         Raises:
             ConversionError: a kernel fails.
         """
-        strange = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
+        extended = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
         try:
-            if strange or not self._plain.issuperset(fetches):
+            if extended or not self._plain.issuperset(fetches):
                 given = {name: _handed_over(value) for name, value in feeds.items()}
                 # The arrays of a sequence are not accessible through an OrtValue.
-                lists = [name for name in fetches if name in self._sequences and not strange]
+                lists = [name for name in fetches if name in self._sequences and not extended]
                 others = [name for name in fetches if name not in lists]
                 values = map(_taken, self.session.run_with_ort_values(others, given))
                 found = dict(zip(others, values, strict=True))

@@ -194,12 +194,12 @@ class _Recorder:
         self,
         op: str,
         inputs: list[ir.Value],
-        beside: ir.Node,
+        neighbor: ir.Node,
         attributes: dict[str, int] | None = None,
     ) -> ir.Value:
-        """Append a node to the graph that contains `beside` and return its result."""
-        assert isinstance(beside.graph, ir.Graph)
-        beside.graph.append(made := self._made(op, inputs, attributes))
+        """Append a node to the graph that contains `neighbor` and return its result."""
+        assert isinstance(neighbor.graph, ir.Graph)
+        neighbor.graph.append(made := self._made(op, inputs, attributes))
         return made.outputs[0]
 
     def _looped(

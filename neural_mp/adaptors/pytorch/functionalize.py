@@ -123,7 +123,7 @@ def make_functional(module: GraphModule) -> bool:
         sizes_from_inputs(module)
     except Exception:
         # torch's tracer raises unrelated types for ops that need more than an isolated trace.
-        logger.debug("the graph has to be traced anew", exc_info=True)
+        logger.debug("the graph has to be traced again", exc_info=True)
         return False
     module.graph.eliminate_dead_code()
     module.recompile()
@@ -242,7 +242,7 @@ def _without_updates(module: GraphModule) -> None:
             seen = any(order[user] >= order[node] for other in others for user in other.users)
             if seen or updated in views or memory[updated].op != "call_function":
                 raise _NeedsTraceError(f"{node.target} of what is seen elsewhere")
-            node = _computed_anew(node, order)
+            node = _recomputed(node, order)
         source = _shares_with(node)
         if source in views or (source is not None and node.target is not operator.getitem):
             views.add(node)
@@ -261,7 +261,7 @@ def _shares_with(node: Node) -> Node | None:
     return node.all_input_nodes[0] if places else None
 
 
-def _computed_anew(node: Node, order: dict[Node, int]) -> Node:
+def _recomputed(node: Node, order: dict[Node, int]) -> Node:
     """Replace one in-place op; earlier readers of its operand keep the old value."""
     updated: Any = node.args[0]
     dtype = updated.meta["val"].dtype

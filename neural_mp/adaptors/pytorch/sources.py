@@ -131,8 +131,8 @@ def read(path: Path) -> ExportedProgram | nn.Module:
 def _why_not(path: Path) -> str:
     if path.suffix == ".safetensors":
         words = "holds weights alone, without the model they belong to; give the nn.Module"
-        beside = path.with_name(CONFIG)
-        return f"{words}, or the folder with {CONFIG}" if beside.exists() else words
+        config = path.with_name(CONFIG)
+        return f"{words}, or the folder with {CONFIG}" if config.exists() else words
     if _is_torchscript(path):
         return (
             "is TorchScript, compiled code that cannot be taken apart; give the nn.Module it was "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats, sample_shares
+from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats, sample_fractions
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
 from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
@@ -142,7 +142,7 @@ def watch(
     """
     graph, weights = model.without_weights()
     with graph.as_default():
-        drawn = tf.constant(sample_shares())
+        drawn = tf.constant(sample_fractions())
         numbers = float_results(graph, model.graph, sorted(tensors))
         reduced = {name: _reduced(tensor, drawn) for name, tensor in numbers.items()}
         recorded = _recorded(graph, model.graph, sorted(tensors))
@@ -170,7 +170,7 @@ def _recorded(
     records, found = LoopRecords(imported, graph), {}
     for name, tensor in loop_results(imported, graph, tensors).items():
         with tf.control_dependencies([tensor.op]):  # ties the constants to the iteration
-            size, *rest = _reduced(tensor, tf.constant(sample_shares()))
+            size, *rest = _reduced(tensor, tf.constant(sample_fractions()))
             parts = [tf.raw_ops.Reshape(tensor=part, shape=[-1]) for part in rest]
             counted = tf.raw_ops.Cast(x=[size], DstT=tf.float32)
             record = tf.concat([counted, *parts], 0)
