@@ -51,7 +51,7 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
     if framework is not None:
         if framework not in known:
             raise UnknownFrameworkError(
-                f"there is no adaptor for framework {framework!r}{did_you_mean(framework, known)}"
+                f"framework {framework!r} has no adaptor{did_you_mean(framework, known)}"
             )
         return adaptor_named(framework)
     for name, entry in FRAMEWORKS.items():
@@ -62,12 +62,12 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
             return kind()
     if isinstance(source, type):
         raise UnknownFrameworkError(
-            f"{_qualified_name(source)} is a class; give an instance of it as the model"
+            f"the model must be an instance, got the class {_qualified_name(source)}"
         )
     what = repr(source) if isinstance(source, str) else with_article(_qualified_name(type(source)))
     raise UnknownFrameworkError(
-        f"{what} is not a model of any framework known here ({', '.join(known)}); "
-        f"give a model object, a path to one, or name its framework"
+        f"{what} is not a model of a supported framework ({', '.join(known)}); give a model "
+        f"object or its path, or name the framework"
     )
 
 

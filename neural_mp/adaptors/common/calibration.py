@@ -219,8 +219,8 @@ def summarize(statistics: dict[str, Observer], samples: int) -> Observations:
     for name, found in statistics.items():
         if not (np.isfinite(found.low) and np.isfinite(found.high)):
             raise ConversionError(
-                f"tensor {name!r} must be finite on the calibration data, got NaN or Inf; check the "
-                f"model and its inputs"
+                f"tensor {name!r} must be finite on the calibration data, got NaN or Inf; check "
+                f"the model and its inputs"
             )
     noise = {name: found.noise for name, found in statistics.items()}
     worst = sorted((n for n in noise if noise[n] > _MIN_CHANNEL_NSR), key=lambda n: -noise[n])

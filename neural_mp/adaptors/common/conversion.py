@@ -68,9 +68,8 @@ def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
     for op in graph.consumers(tensor):
         if op.fusion_group == tensor and op.name in plan:
             raise PlanError(
-                f"the plan has {tensor!r} in int8 and {op.name!r} in "
-                f"{plan[op.name].precision}, but one integer kernel runs both; put both into one "
-                f"precision"
+                f"ops {tensor!r} and {op.name!r} run in one integer kernel and must have the same "
+                f"precision, got int8 and {plan[op.name].precision}; set both to one precision"
             )
 
 
@@ -79,8 +78,8 @@ def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:
         return observations.ranges[tensor][algorithm]
     except KeyError:
         raise ConversionError(
-            f"tensor {tensor!r} must be quantized, but its {algorithm} range was never "
-            f"observed; calibrate first, or give a plan file that holds its observations"
+            f"quantized tensor {tensor!r} requires an observed {algorithm} range; calibrate first, "
+            f"or give a plan file with observations"
         ) from None
 
 

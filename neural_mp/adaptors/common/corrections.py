@@ -180,8 +180,8 @@ def apply_corrections(
         factors = network.factors(group, correction, channels)
         if factors is None or channels is None or len(factors) != len(channels.low):
             raise PlanError(
-                f"correction {correction!r} of op {group.consumers[0]!r} requires channel statistics "
-                f"that match the channels of {group.producer!r}; calibrate with the same model, or "
+                f"correction {correction!r} of op {group.consumers[0]!r} requires channel "
+                f"statistics that match {group.producer!r}; calibrate with the same model, or "
                 f"remove the correction"
             )
         _change(changes, group.producer, outputs=1 / factors)
@@ -226,7 +226,7 @@ def _rescaled(network: _Network, configs: Mapping[str, OpConfig]) -> dict[Scalin
         if op not in network.groups:
             raise PlanError(
                 f"correction {correction!r} ({CORRECTIONS[correction]}) requires an input from a "
-                f"layer without other consumers, which op {op!r} does not have; remove the correction"
+                f"layer without other consumers, unlike that of op {op!r}; remove the correction"
             )
         found.setdefault(network.groups[op], correction)
     return found

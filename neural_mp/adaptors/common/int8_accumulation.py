@@ -164,7 +164,7 @@ def probe_accumulation(
         try:
             found = multiply(case, x, weight)
         except refusal:
-            logger.info("%s is refused", name, exc_info=True)
+            logger.info("the runtime rejects the probe %s", name, exc_info=True)
             yield name  # a missing kernel cannot saturate
             return
         if np.allclose(np.float64(found), whole, rtol=_FLOAT32, atol=0.5):

@@ -49,7 +49,7 @@ def try_each(
             for fact in find(case):
                 print(f"{FOUND}{fact}", flush=True)
         except refusal:
-            logger.info("%s is refused", case, exc_info=True)
+            logger.info("the runtime rejects the probe %s", case, exc_info=True)
 
 
 def version_of(*distributions: str) -> str:
@@ -109,5 +109,5 @@ def _run(module: str, environment: dict[str, str]) -> frozenset[str]:
         tried |= started
         if done.returncode == 0 or not started:
             if done.returncode:
-                logger.warning("%s cannot be run: %s", module, done.stderr[-400:])
+                logger.warning("the probe %s failed: %s", module, done.stderr[-400:])
             return frozenset(found)

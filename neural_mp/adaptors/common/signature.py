@@ -123,11 +123,11 @@ class Signature:
         Raises:
             NeuralMPError: the data is malformed.
         """
-        said = _SIGNATURE(data)
-        for position in tree_leaves(said["returns"]):
-            if position is not None and position >= len(said["outputs"]):
-                raise invalid(f"the places of {len(said['outputs'])} outputs", position)
-        return cls(**said)
+        parsed = _SIGNATURE(data)
+        for position in tree_leaves(parsed["returns"]):
+            if position is not None and position >= len(parsed["outputs"]):
+                raise invalid(f"an index of one of {len(parsed['outputs'])} outputs", position)
+        return cls(**parsed)
 
     def bind(self, inputs: object) -> dict[str, Array]:
         """Return tensor → array for the inputs of one batch.
@@ -170,8 +170,8 @@ class Signature:
             values = [inputs]
         if len(values) != len(self.inputs):
             raise DataError(
-                f"a batch holds {counted(len(values), 'input')}, but the model takes "
-                f"{len(self.inputs)}: {', '.join(map(str, self.inputs))}"
+                f"a batch must hold {counted(len(self.inputs), 'input')} "
+                f"({', '.join(map(str, self.inputs))}), got {len(values)}"
             )
         return values
 
@@ -186,13 +186,12 @@ class Signature:
             if port is None:
                 names = [p.name for p in self.inputs]
                 raise DataError(
-                    f"a batch holds an input {key!r}, which the model does not take"
-                    f"{did_you_mean(key, names)}"
+                    f"the model has no input {key!r}, which a batch holds{did_you_mean(key, names)}"
                 )
             values[port.name] = value
         missing = [str(port) for port in self.inputs if port.name not in values]
         if missing:
-            raise DataError(f"a batch lacks the input {missing[0]}")
+            raise DataError(f"a batch must hold the input {missing[0]}, which is missing")
         return [values[port.name] for port in self.inputs]
 
     def in_order(
@@ -231,7 +230,7 @@ class Signature:
         left_out = [port.name for port in self.inputs if port not in chosen.inputs]
         if left_out:
             raise ConfigurationError(
-                f"inputs leaves out {left_out[0]!r}, without which the model cannot run"
+                f"inputs must name every input of the model, but {left_out[0]!r} is missing"
             )
         if not outputs:
             return chosen
@@ -252,7 +251,7 @@ def shape_of(value: object) -> Shape:
     """
     sizes = optional(list_of(optional(non_negative_integer)))(value)
     if math.prod(size or 1 for size in sizes or ()) > MAX_EXAMPLE_ELEMENTS:
-        raise InvalidValueError(f"expected sizes of at most {MAX_EXAMPLE_ELEMENTS} numbers in all")
+        raise InvalidValueError(f"expected sizes whose product is at most {MAX_EXAMPLE_ELEMENTS}")
     return sizes
 
 
@@ -261,9 +260,9 @@ def _dtype(value: object) -> np.dtype[Any]:
     try:
         found = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
-        raise invalid("the name of an element type, such as float32", value) from None
+        raise invalid("the name of an element type, e.g. float32", value) from None
     if found.name != name or found.itemsize > MAX_ELEMENT_BYTES:
-        raise invalid("the name of an element type, such as float32", value)
+        raise invalid("the name of an element type, e.g. float32", value)
     return found
 
 
@@ -330,7 +329,7 @@ def _chosen(
         port = next((port for port in ports if port.answers_to(name)), None)
         if port is None:
             raise ConfigurationError(
-                f"{option} names {name!r}, which is none of the model's {option}"
+                f"{option} must name {option} of the model, got {name!r}"
                 f"{did_you_mean(name, [port.name for port in ports])}"
             )
         found.append(port)
@@ -357,22 +356,28 @@ def _fitting(port: TensorSpec, value: Any) -> Array:
     if port.dtype is None:
         return value  # only the runtime can validate non-tensors, e.g. sequences
     if any(leaf is None for leaf in tree_leaves(value)):
-        raise DataError(f"a batch's inputs hold None; expected {port}")
+        raise DataError(f"the input {port} must be an array, got None")
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise DataError(f"a batch's inputs form no array for the input {port}: {error}") from error
+        raise DataError(f"the input {port} must be an array: {error}") from error
     wanted = port.dtype
     if array.dtype != wanted:
         if wanted.hasobject:
             if array.dtype.kind not in "OSU":
-                raise DataError(f"a batch holds an array of {array.dtype} for the input {port}")
+                raise DataError(
+                    f"expected matching inputs, got an array of {array.dtype} for the input {port}"
+                )
         elif array.dtype.kind not in "fiub" or not np.can_cast(array.dtype, wanted, "same_kind"):
-            raise DataError(f"a batch holds an array of {array.dtype} for the input {port}")
+            raise DataError(
+                f"expected matching inputs, got an array of {array.dtype} for the input {port}"
+            )
         else:
             array = array.astype(wanted)
     if not _agrees(array.shape, port.shape):
-        raise DataError(f"a batch holds an array of shape {list(array.shape)} for the input {port}")
+        raise DataError(
+            f"expected matching inputs, got an array of shape {list(array.shape)} for the input {port}"
+        )
     return array
 
 

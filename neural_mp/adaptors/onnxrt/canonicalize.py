@@ -60,8 +60,8 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     if 0 < before < LEAST_OPSET:
         raise_opset(program)
         notes.append(
-            f"the model's opset {before} was raised to {LEAST_OPSET}, the first that holds "
-            f"quantization per channel and bfloat16"
+            f"the model's opset {before} was raised to {LEAST_OPSET}, the first with quantization "
+            f"per channel and bfloat16"
         )
     elif not quantizes(before):
         _lower_opset(program)
@@ -115,8 +115,8 @@ def _lower_opset(program: ir.Model) -> None:
     for node in program.graph.all_nodes():
         if not same_but_for_types(node, before, newest):
             raise ConversionError(
-                f"ONNX Runtime has no kernels yet that quantize in opset {before}, and "
-                f"{node.op_type} is another op in opset {newest}"
+                f"ONNX Runtime has no quantization kernels for opset {before}, and opset {newest} "
+                f"defines {node.op_type} differently"
             )
     program.graph.opset_imports[""] = newest
 
@@ -130,7 +130,7 @@ def infer_shapes(program: ir.Model) -> None:
             value.type = kind
     except Exception:
         # The underlying checker raises its own types; shapes are optional.
-        logger.debug("no shapes", exc_info=True)
+        logger.debug("shape inference failed", exc_info=True)
 
 
 def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:

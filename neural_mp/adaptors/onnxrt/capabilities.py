@@ -40,14 +40,14 @@ from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
 _UNSIGNED = QuantSpec(QuantDType.UINT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL)
 _SCATTERS = ("ScatterElements", "ScatterND")
 _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-_RUNS_GRAPHS = "it runs a graph of its own, whose ops are decided one by one"
+_RUNS_GRAPHS = "it runs nested graphs, whose ops have precisions of their own"
 
 
 def kernels(model: OnnxModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels on the model's provider, or the reason for a missing kernel."""
     judge = _Judge(model, accumulation)
     found = {name: judge.kernels(name, node) for name, node in model.structure.nodes.items()}
-    part = OpKernels.none("it is a further result of an op, and has what that has")
+    part = OpKernels.none("it is a further output of an op and has the precision of that op")
     return {**found, **dict.fromkeys(model.structure.parts, part)}
 
 
@@ -103,23 +103,23 @@ class _Judge:
         """Return the reason why an op cannot run in 16 bits; None if it can."""
         opset = self.model.opset
         if not is_float32(node.outputs[0]):
-            return "its result is not known to be float32"
+            return "its output is not known to be float32"
         if len(used_outputs(node)) > 1:
             return reasons.SEVERAL_RESULTS
         if node.domain:
-            return f"{node.domain}.{node.op_type} is no op of ONNX's own"
+            return f"{node.domain}.{node.op_type} is not an op of the ai.onnx domain"
         if not typed_inputs(node, opset):
-            return "its result does not have the type of what it reads"
+            return "its output and input types differ"
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
         if node.op_type in _SCATTERS and "reduction" in node.attributes:
-            return "its kernels reduce in FP32 only"
+            return "its reduction has FP32 kernels only"
         if precision is Precision.FP16 and not takes(node, opset, "float16"):
             return f"ONNX has no FP16 {node.op_type} in opset {opset}"
         if precision is Precision.FP16 and self._loses_cast(node):
-            return "ONNX Runtime loses the cast of what it reads from around the body that it is in"
+            return "ONNX Runtime drops casts of outer tensors that a nested graph reads"
         if precision is Precision.FP16 and self._falls_apart(node):
-            return "ONNX Runtime has no FP16 kernel of it, and what it is made of takes FP32 only"
+            return "ONNX Runtime has no FP16 kernel for the op or for the ops that it expands to"
         return None
 
     def _loses_cast(self, node: ir.Node) -> bool:
@@ -165,7 +165,7 @@ class _Judge:
         if not has_kernel(provider, kernel, domain):
             return f"{provider} has no integer kernel for {node.op_type}"
         if not all(is_float32(v) for v in node.inputs if v is not None):
-            return "it reads what is not known to be float32"
+            return "an input is not known to be float32"
         return self._weight_obstacle(node) if node.op_type in LAYERS else None
 
     def _recurrent_obstacle(self, node: ir.Node) -> str | None:
@@ -173,10 +173,10 @@ class _Judge:
         if self.model.provider != CPU or not has_kernel(CPU, kernel, CONTRIB):
             return f"{self.model.provider} has no integer kernel for {node.op_type}"
         if node.attributes.get_int("layout", 0):
-            return "the integer kernel takes the steps of a sequence first"
+            return "its layout is batch first; the integer kernel requires sequences first"
         for value in (*node.inputs[:4], *node.inputs[5:]):
             if value is not None and not is_float32(value):
-                return "it reads what is not known to be float32"
+                return "an input is not known to be float32"
         for value in node.inputs[1:3]:
             weight = array_of(value)
             if weight is None:
@@ -194,7 +194,7 @@ class _Judge:
         if not reasons.is_usable(weight):
             return reasons.UNUSABLE_WEIGHT
         if node.op_type == "MatMul":
-            return None if weight.ndim == 2 else "its weight is no matrix"
+            return None if weight.ndim == 2 else "its weight is not a matrix"
         added = input_of(node, 2)
         bias = array_of(added)
         if added is not None and bias is None:
@@ -202,18 +202,18 @@ class _Judge:
         if node.op_type == "Gemm":
             return _gemm_obstacle(node, weight, bias)
         if self.confused:
-            return "the model has an op that ONNX Runtime runs wrongly near integer convolutions"
+            return "the model has an op that ONNX Runtime miscompiles next to integer convolutions"
         return None
 
     def _no_kernel(self, name: str, node: ir.Node) -> str:
         if name in self.model.structure.layer_of:
-            return reasons.RUNS_ALONG
+            return reasons.FUSED
         if name in self.model.structure.agnostic_ops:
             return reasons.AGNOSTIC
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
         if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
-            return "its result is not known to be float32, or one of its inputs is constant"
+            return "its output is not known to be float32, or an input is constant"
         return reasons.NO_INTEGER_KERNEL
 
 
@@ -224,5 +224,5 @@ def _gemm_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -
         return None
     columns = weight.shape[0 if node.attributes.get_int("transB", 0) else 1]
     if bias.size not in (1, columns) or (bias.ndim and bias.shape[-1] != bias.size):
-        return "what it adds differs from row to row"
+        return "its bias differs between rows"
     return None

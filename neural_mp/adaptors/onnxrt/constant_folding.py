@@ -68,7 +68,7 @@ def fold_constants(program: ir.Model, names: GraphNames, folder: Path | None) ->
         small = _alone(program, nodes, results)
         values = Runner(small, folder, level=PLAIN)({}, [str(value.name) for value in results])
     except ConversionError:
-        logger.debug("constants are left as they are", exc_info=True)
+        logger.debug("constant folding failed; constants are kept", exc_info=True)
         return
     room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
     for value, array in zip(results, values, strict=True):

@@ -32,9 +32,9 @@ def gru_obstacle(node: ir.Node) -> str | None:
     given = tuple(word.lower() for word in numbers.get_strings("activations", []))
     usual = tuple(word.lower() for word in _DEFAULT_ACTIVATIONS)
     if given not in ((), usual, usual * 2):
-        return "it has other activations than Sigmoid and Tanh"
+        return "its activations are not Sigmoid and Tanh"
     if "clip" in numbers:
-        return "it clips what its activations read"
+        return "it clips the inputs of its activations"
     bias = input_of(node, 3)
     if bias is not None and array_of(bias) is None:
         return "its bias is computed, not constant"

@@ -50,7 +50,7 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
     try:
         asked = Runner(with_outputs(program, unknown), folder, provider, level=PLAIN)
     except (ConversionError, ValueError):
-        logger.debug("ONNX Runtime does not say the types", exc_info=True)
+        logger.debug("ONNX Runtime reports no types", exc_info=True)
         return
     for found in asked.session.get_outputs():
         kind = _TENSOR.fullmatch(found.type)
@@ -107,13 +107,13 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
         warnings = _prepared(program, given, signature, feeds, folder, provider)
         warnings += left_alone(program)
         if opset_of(program) < LEAST_OPSET:
-            obstacle = "it uses no operators of ai.onnx"
+            obstacle = "it has no operators of the ai.onnx domain"
     except ConversionError as error:
         obstacle, warnings, program = str(error), [], program_of(read)
         name_nodes(program)
         _keep_outputs(program, signature)
     if obstacle is not None:
-        warnings.append(f"nothing of the model can be converted: {obstacle}")
+        warnings.append(f"no op of the model can be converted: {obstacle}")
     return OnnxModel(
         program,
         signature,
@@ -170,12 +170,12 @@ def _prepared(
         raise
     except Exception as error:
         # The exceptions of onnx-ir passes vary.
-        logger.debug("a graph cannot be prepared", exc_info=True)
-        raise ConversionError(f"its graph cannot be prepared for it: {one_line(error)}") from error
+        logger.debug("canonicalization failed", exc_info=True)
+        raise ConversionError(f"its graph cannot be canonicalized: {one_line(error)}") from error
     try:
         prepared = Runner(program, folder, provider, level=PLAIN)
     except ConversionError as error:
-        raise ConversionError(f"prepared for it, {error}") from error
+        raise ConversionError(f"its canonicalized graph is invalid: {error}") from error
     note_runtime_types(program, folder, provider)
     if opset_of(program) == opset_of(given):
         return warnings
@@ -190,7 +190,7 @@ def _prepared(
     except ConversionError as error:
         raise ConversionError(f"{changed}: {error}") from error
     if not all(_close(one, other) for one, other in zip(found, expected, strict=True)):
-        raise ConversionError(f"{changed}: the changed model computes something else")
+        raise ConversionError(f"{changed}: the outputs differ")
     return warnings
 
 
@@ -209,19 +209,19 @@ def _read(source: object) -> _Read:
         try:
             proto.ParseFromString(bytes(source))
         except DecodeError as error:
-            raise ModelLoadError(f"the bytes given are no ONNX model: {error}") from error
+            raise ModelLoadError(f"the model must be a serialized ONNX model: {error}") from error
     elif isinstance(source, ir.Model):
         return _put_aside(source)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelLoadError(
-            f"{with_article(type(source).__name__)} is no ONNX model; give a path, "
-            f"a ModelProto, or its bytes"
+            f"the model must be a path, a ModelProto or its bytes, got "
+            f"{with_article(type(source).__name__)}"
         )
     _require_graph(proto, "the model given")
     if any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):
         raise ModelLoadError(
-            "the model given keeps weights in files, but not where those are; give its path, or "
-            "load them with onnx.external_data_helper.load_external_data_for_model"
+            "the model given has external weights in an unknown folder; give the path of the model "
+            "or load the weights with onnx.external_data_helper.load_external_data_for_model"
         )
     if proto.ByteSize() < _SPILL_MIN_BYTES:
         return _Read(proto, Path())
@@ -243,12 +243,12 @@ def read_file(path: Path) -> _Read:
         ModelLoadError: the file is missing, truncated or not an ONNX model.
     """
     if not path.is_file():
-        raise ModelLoadError(f"there is no model file {str(path)!r}")
+        raise ModelLoadError(f"model file {str(path)!r} does not exist")
     try:
         proto = read_without_weights(path)
     except (DecodeError, OSError, UnicodeDecodeError) as error:
         raise ModelLoadError(
-            f"{str(path)!r} is no ONNX model, or is damaged: {one_line(error)}"
+            f"{str(path)!r} is not an ONNX model, or is damaged: {one_line(error)}"
         ) from error
     _require_graph(proto, repr(str(path)))
     check_model(proto, path)
@@ -257,7 +257,7 @@ def read_file(path: Path) -> _Read:
 
 def _require_graph(proto: onnx.ModelProto, what: str) -> None:
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
-        raise ModelLoadError(f"{what} is no ONNX model: it holds no graph")
+        raise ModelLoadError(f"{what} is not an ONNX model: the graph is missing")
     if not proto.graph.output:
         raise ModelLoadError(f"{what} has no outputs")
 
@@ -272,8 +272,8 @@ def program_of(read: _Read) -> ir.Model:
         program = ir.from_proto(proto)
     except Exception as error:
         # Its exceptions vary.
-        logger.debug("no graph", exc_info=True)
-        raise ModelLoadError(f"the model's graph is broken: {one_line(error)}") from error
+        logger.debug("the graph is invalid", exc_info=True)
+        raise ModelLoadError(f"the graph of the model is invalid: {one_line(error)}") from error
     for tensor in tensors_in(program):
         if isinstance(tensor, ir.ExternalTensor):
             tensor.base_dir = read.folder

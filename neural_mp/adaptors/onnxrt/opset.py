@@ -152,7 +152,7 @@ def raise_opset(program: ir.Model) -> None:
         logger.debug("the opset cannot be raised", exc_info=True)
         raise ConversionError(f"{refused}: {one_line(error)}") from error
     if opset_of(program) != LEAST_OPSET:
-        raise ConversionError(f"{refused}: the model uses what changed")
+        raise ConversionError(f"{refused}: an op has no equivalent in the newer opset")
     program.ir_version = max(program.ir_version, _LEAST_IR_VERSION)
     if before <= _UNSHIFTED:
         for node in program.graph.all_nodes():

@@ -106,8 +106,8 @@ class Runner:
             self.session = ort.InferenceSession(source, options, providers=[provider])
         except Exception as error:
             # The bindings, and the serialization of a broken graph, raise their own types.
-            logger.debug("no session", exc_info=True)
-            raise ConversionError(f"ONNX Runtime refuses the model: {one_line(error)}") from error
+            logger.debug("session creation failed", exc_info=True)
+            raise ConversionError(f"ONNX Runtime rejects the model: {one_line(error)}") from error
 
         # numpy lacks e.g. bfloat16, and ONNX Runtime does not support ml_dtypes.
         self._plain = {

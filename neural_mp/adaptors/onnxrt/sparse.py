@@ -46,8 +46,8 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     size = math.prod(sparse.dims)
     if min(sparse.dims, default=0) < 0 or size * values.itemsize > RATIO_EXEMPT_ARRAY_BYTES:
         raise ModelLoadError(
-            f"the sparse constant {name!r} must take at most {RATIO_EXEMPT_ARRAY_BYTES} bytes in "
-            f"full, got the sizes {list(sparse.dims)}; store it as a dense tensor in a file"
+            f"sparse constant {name!r} must have at most {RATIO_EXEMPT_ARRAY_BYTES} bytes when "
+            f"dense, got the sizes {list(sparse.dims)}; store a dense tensor"
         )
     dense = np.zeros(size, values.dtype)
     try:

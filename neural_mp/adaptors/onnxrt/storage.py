@@ -120,7 +120,7 @@ def _write(program: ir.Model, path: Path) -> None:
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
-        raise ConversionError(f"ONNX's checker refuses the model: {one_line(error)}") from error
+        raise ConversionError(f"ONNX's checker rejects the model: {one_line(error)}") from error
 
 
 def whole(model: OnnxModel) -> onnx.ModelProto:

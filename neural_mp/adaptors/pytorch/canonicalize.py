@@ -226,8 +226,8 @@ def drop_updates(module: GraphModule) -> list[str]:
             target = node.args[0]
             if target.op == "get_attr":
                 warnings.append(
-                    f"the model updates its buffer {target.target!r} as it runs; "
-                    f"here it stays fixed"
+                    f"buffer {target.target!r}, which the model updates in every run, keeps its "
+                    f"value in converted models"
                 )
             node.replace_all_uses_with(node.args[1])
             module.graph.erase_node(node)

@@ -52,7 +52,7 @@ _KERNELS = {
 }
 #: Larger integers may overflow FP16; smaller integers are sizes and axes.
 _MAX_FP16_SAFE_INTEGER = 60_000
-_BEYOND_16_BITS = "it works on numbers that float32 only has room for, as in a mask"
+_BEYOND_16_BITS = "its values exceed the range of 16 bits, e.g. in a mask"
 
 
 def kernels(
@@ -157,10 +157,10 @@ def _refusal(
         result = target(*low_args, *kept, **pytree.tree_map(low, kwargs))
     except (RuntimeError, TypeError, NotImplementedError) as error:
         logger.debug("%s does not run in %s", target, dtype, exc_info=True)
-        return f"the runtime refuses: {str(error).splitlines()[0]}"
+        return f"the runtime rejects the call: {str(error).splitlines()[0]}"
     computed = result[:1] if statistics and isinstance(result, tuple) else result
     floats = filter(is_float, pytree.tree_leaves(computed))
-    return "" if all(value.dtype == dtype for value in floats) else f"its result is not {dtype}"
+    return "" if all(value.dtype == dtype for value in floats) else f"its output is not {dtype}"
 
 
 def _near_the_end(value: object) -> bool:
@@ -206,7 +206,7 @@ def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
         return recurrent_obstacle(module, node)
     if node.target not in WEIGHTED:
         if fused:
-            return reasons.RUNS_ALONG
+            return reasons.FUSED
         return reasons.AGNOSTIC if quantize_agnostic(node) else _no_kernel(node)
     weight = constant(module, arguments(node)["weight"])
     if weight is None:
@@ -214,7 +214,7 @@ def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     if not weight.numel():
         return reasons.UNUSABLE_WEIGHT
     if weight.dtype not in (torch.float32, *DTYPES.values()):
-        return f"its weight is {weight.dtype}; integers are made of float32 and 16-bit floats"
+        return f"its weight is {weight.dtype}; INT8 requires float32 or a 16-bit float"
     if node.target is EMBEDDING:
         return None
     if not _is_registered(_KERNELS[node.target]):
@@ -223,9 +223,9 @@ def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
         return reasons.CONSTANT_INPUT
     axes = CONVOLUTIONS.get(node.target)
     if axes is not None and node.args[0].meta["val"].ndim != axes + 2:
-        return f"the integer kernel takes batches ({axes + 2} axes), not single samples"
+        return f"the integer kernel requires batches ({axes + 2} axes)"
     if axes is not None and _pads_beyond_its_window(node):
-        return "its padding is as wide as its window, where the integer kernel gives wrong numbers"
+        return "its padding is as wide as its window; the integer kernel returns wrong results"
     return None
 
 
@@ -255,7 +255,7 @@ def _no_kernel(node: Node) -> str:
     if "transpose" in name and "conv" in name:
         return "no integer kernel for transposed convolutions"
     if "conv" in name:
-        return "integer kernels exist for convolutions with numeric padding only"
+        return "integer kernels require numeric padding"
     if any(word in name for word in ("matmul", "bmm", "attention")):
         return reasons.BOTH_FACTORS_COMPUTED
     return reasons.NO_INTEGER_KERNEL

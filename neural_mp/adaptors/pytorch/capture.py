@@ -116,7 +116,7 @@ def _try_out(module: nn.Module, call: CallArgs) -> None:
         try:
             run_once(module, resized(call, _PROBE_BATCH_SIZE))
         except DataError:
-            logger.debug("%d samples are too few", _PROBE_BATCH_SIZE, exc_info=True)
+            logger.debug("the model fails on %d samples", _PROBE_BATCH_SIZE, exc_info=True)
         else:
             return
     run_once(module, call)
@@ -129,7 +129,8 @@ def _given_whole(module: nn.Module, call: CallArgs) -> str:
     taken = ", ".join(inspect.signature(module.forward).parameters)
     keys = ", ".join(map(str, call.args[0]))
     return (
-        f". No key of the batch ({keys}) is a parameter of forward ({taken}), so it went in whole"
+        f". The batch was passed as one argument, as none of its keys ({keys}) is a parameter of "
+        f"forward ({taken})"
     )
 
 
@@ -160,11 +161,11 @@ def guess_call(module: nn.Module) -> CallArgs:
                 module(torch.zeros(shape, dtype=dtype))
             except Exception:
                 # A model may raise any exception for an unsupported size.
-                logger.debug("shape %s does not fit", shape, exc_info=True)
+                logger.debug("the model fails on the shape %s", shape, exc_info=True)
                 continue
         return CallArgs((torch.zeros(shape, dtype=dtype),))
     raise DataError(
-        f"{type(module).__name__} was given without data, and no example input for its parameters "
+        f"{type(module).__name__} requires data: no example input for its parameters "
         f"({', '.join(inspect.signature(module.forward).parameters)}) could be inferred; set "
         f"calib_dataloader or eval_dataloader, or set inputs to example tensors"
     )
@@ -264,12 +265,12 @@ def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
     where = next((line for line in lines if ".py" in line and "line" in line), "")
     offer = ""
     if any(True for _ in module.children()):
-        offer = ", or convert its modules one by one: capture = 'modules'"
+        offer = ", or convert the modules separately: capture = 'modules'"
     return CaptureError(
         f"the graph of {type(module).__name__} cannot be captured by torch.export: "
         f"{type(error).__name__}: {' '.join(lines[:2])}{f' (at {where})' if where else ''}. "
-        f"A branch on a tensor's value is the usual cause; write it with torch.where or "
-        f"torch.cond, or give the part without it as the model{offer}"
+        f"The usual cause is a branch on a tensor's value; use torch.where or torch.cond, or give "
+        f"the part without the branch as the model{offer}"
     )
 
 
@@ -283,8 +284,8 @@ def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> 
     if got is None or expected is None or _same(got, expected):
         return []
     return [
-        "for a batch of one the model's code does something else than for larger batches; what "
-        "was captured is what it does for those"
+        "the model's code takes another path for a batch of one; the path for larger batches was "
+        "captured"
     ]
 
 
@@ -295,7 +296,7 @@ def result_of(module: nn.Module, call: CallArgs) -> list[Any] | None:
             return list(pytree.tree_leaves(module(*call.args, **call.kwargs)))
     except Exception:
         # A graph may raise any exception for unsupported sizes or values.
-        logger.debug("the graph does not run on %s", call, exc_info=True)
+        logger.debug("the graph fails on %s", call, exc_info=True)
         return None
 
 

@@ -63,8 +63,8 @@ class ConvertedModule(nn.Module):
 
     def __reduce__(self) -> Any:
         raise pickle.PicklingError(
-            "a converted model is not pickled: its kernels hold packed weights; keep it with "
-            "OptimizedModel.save and bring it back with neural_mp.load"
+            "a converted model cannot be pickled, as its kernels hold packed weights; use "
+            "OptimizedModel.save and neural_mp.load"
         )
 
 

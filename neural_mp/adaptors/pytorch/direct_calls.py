@@ -257,7 +257,7 @@ def _own_module(model: TorchModel) -> nn.Module | None:
             module(*call.args, **call.kwargs)
     except Exception:
         # User code may refuse to be copied or run, with any exception type.
-        logger.debug("the user's own module is not called", exc_info=True)
+        logger.debug("the user's own module cannot be called directly", exc_info=True)
         return None
     return module if [*_marks(module), *_versions(call)] == before else None
 

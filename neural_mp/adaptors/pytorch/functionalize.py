@@ -123,7 +123,7 @@ def make_functional(module: GraphModule) -> bool:
         sizes_from_inputs(module)
     except Exception:
         # torch's tracer raises unrelated types for ops that need more than an isolated trace.
-        logger.debug("the graph has to be traced again", exc_info=True)
+        logger.debug("the graph requires another trace", exc_info=True)
         return False
     module.graph.eliminate_dead_code()
     module.recompile()
@@ -241,7 +241,7 @@ def _without_updates(module: GraphModule) -> None:
             others = (o for o in sharing[memory[updated]] if o is not updated)
             seen = any(order[user] >= order[node] for other in others for user in other.users)
             if seen or updated in views or memory[updated].op != "call_function":
-                raise _NeedsTraceError(f"{node.target} of what is seen elsewhere")
+                raise _NeedsTraceError(f"{node.target} of a tensor with other readers")
             node = _recomputed(node, order)
         source = _shares_with(node)
         if source in views or (source is not None and node.target is not operator.getitem):

@@ -46,7 +46,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
 #: Reason why an op that runs nested graphs stays in FP32.
-RUNS_BODIES = "it runs graphs of its own, which stay as they are"
+RUNS_BODIES = "it runs nested graphs, which are not converted"
 
 
 def runs_bodies(node: Node) -> bool:
@@ -62,7 +62,7 @@ def left_in_bodies(module: GraphModule) -> list[str]:
             said += stays_in_fp32(
                 (op_type(inner) for inner in _inner(module, node) if _is_heavy(inner)),
                 f"within the op {str(node.meta.get(OP_NAME, node.name))!r}",
-                "only what lies in the main graph is converted",
+                "only the main graph is converted",
             )
     return said
 
@@ -96,8 +96,8 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
     unknown = [name for name in wanted.names if name not in convention.parameters]
     if unknown:
         raise ConfigurationError(
-            f"inputs names {unknown[0]!r}, which {type(source).__name__}.forward does not take; "
-            f"it takes {', '.join(convention.parameters)}"
+            f"inputs must name parameters of {type(source).__name__}.forward "
+            f"({', '.join(convention.parameters)}), got {unknown[0]!r}"
         )
     call, inferred = _example_call(source, convention, wanted.example)
     if how == Capture.MODULES:
@@ -115,17 +115,17 @@ def _example_call(
         return convention.call(example), ()
     call = capture.guess_call(source)
     words = (
-        f"no data was given, so the model was captured with an inferred input, {call}; "
-        f"set inputs to an example tensor to be sure"
+        f"without data, the model was captured with an inferred input, {call}; set inputs to an "
+        f"example tensor for other inputs"
     )
     return call, (words,)
 
 
 def _refuse_unsuitable(source: object) -> None:
     if isinstance(source, torch.jit.ScriptModule):
-        raise ModelLoadError("TorchScript is not taken; give the nn.Module it was made from")
+        raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
     if isinstance(source, ConvertedModule):
-        raise ModelLoadError("this model was already converted; give the original one")
+        raise ModelLoadError("the model must not be converted already; give the original model")
 
 
 def _in_modules(source: nn.Module, call: CallArgs, convention: CallSignature) -> TorchModel:
@@ -136,8 +136,8 @@ def _in_modules(source: nn.Module, call: CallArgs, convention: CallSignature) ->
         parts[path] = Part(module, module, example)
         warnings += dropped
     warnings.append(
-        f"{type(source).__name__} is converted module by module ({', '.join(parts)}); what runs "
-        f"between them stays as it is"
+        f"{type(source).__name__} is converted module by module ({', '.join(parts)}); ops between "
+        f"these modules are not converted"
     )
     return TorchModel(parts, call, convention, shell, source, tuple(warnings))
 

@@ -99,7 +99,7 @@ def run_call(model: TorchModel, module: nn.Module, call: CallArgs) -> Any:
             return module(*call.args, **call.kwargs)
         except DataError as error:
             raise DataError(
-                f"the model was captured for inputs like {model.example} and cannot take {call}: "
+                f"the model was captured for inputs like {model.example}, got {call}: "
                 f"{error}{_said_by_original(model, call)}"
             ) from None
 
@@ -112,8 +112,8 @@ def _said_by_original(model: TorchModel, call: CallArgs) -> str:
         try:
             capture.run_once(model.original, call)
         except DataError:
-            return "; the module itself does not run on them either"
-    return "; the module itself runs on them, but its graph as torch.export captured it does not"
+            return "; the module itself fails on these inputs, too"
+    return "; the module itself accepts these inputs, but not its graph from torch.export"
 
 
 @dataclass
@@ -141,7 +141,7 @@ def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMo
     taker.descend(shell, "")
     if not taker.found:
         raise CaptureError(
-            f"no module of {type(shell).__name__} that holds layers can be captured by itself"
+            f"no module of {type(shell).__name__} with layers can be captured separately"
         )
     return taker.found
 
@@ -217,6 +217,6 @@ class _Taker:
             capture.run_once(stand_in, self.call)
         except NeuralMPError:
             # The user's code may do more than call the module, e.g. iterate over its layers.
-            logger.debug("%s cannot be a part", path, exc_info=True)
+            logger.debug("the module %s cannot be captured", path, exc_info=True)
             return None
         return graph, seen.call

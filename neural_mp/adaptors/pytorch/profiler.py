@@ -189,8 +189,8 @@ def verbose() -> Iterator[None]:
     """
     backend = torch.backends.mkldnn
     if not backend.is_available():
-        raise KernelLogError("this PyTorch is built without oneDNN, so that there is no log of it")
+        raise KernelLogError("kernel logs require oneDNN, which this build of PyTorch lacks")
     if not backend.enabled:
-        raise KernelLogError("oneDNN is off; set torch.backends.mkldnn.enabled = True")
+        raise KernelLogError("kernel logs require oneDNN; set torch.backends.mkldnn.enabled = True")
     with backend.verbose(backend.VERBOSE_ON):
         yield

@@ -87,7 +87,7 @@ _PER_CELL = {True: 4, False: 2}
 def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
     """Return the reason why a recurrent layer cannot run in INT8; None if it can."""
     if node.target in _PACKED:
-        return "its sequences are packed; the integer kernel takes padded ones"
+        return "its sequences are packed; the integer kernel requires padded sequences"
     if node.target in _PLAIN:
         return "integer kernels exist for LSTM and GRU only"
     said = arguments(node)
@@ -97,7 +97,7 @@ def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
     if any(weight is not None and weight.dtype != torch.float32 for weight in weights):
         return "its weight is not float32"
     if len(weights) != _cells(said) * _PER_CELL[said["has_biases"]]:
-        return "its outputs are projected (proj_size); the integer kernel has no projection"
+        return "its outputs are projected (proj_size), which the integer kernel does not support"
     return kernel_obstacle()
 
 
@@ -117,7 +117,7 @@ def kernel_obstacle() -> str | None:
         with torch.no_grad():
             _run(LSTM, torch.ones(1, 1, 1), [state, state], [cell], 1, False, False)
     except Exception as error:  # noqa: BLE001 (whatever a build that lacks a part of it raises)
-        return f"torch does not run its integer kernel here: {str(error).splitlines()[0]}"
+        return f"torch's integer kernel fails on this machine: {str(error).splitlines()[0]}"
     return None
 
 

@@ -45,15 +45,15 @@ def save(model: TorchModel, folder: Path) -> None:
     """
     if model.shell is not None:
         raise ConversionError(
-            "a model that was converted module by module still runs its own code, which is never "
-            "saved; keep its plan with save_plan and convert the model with that again"
+            "a model converted module by module cannot be saved, as its own code runs between the "
+            "modules; save the plan with save_plan and convert the model again"
         )
     output = next(node for node in model.portable.graph.nodes if node.op == "output")
     words = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, str)]
     if words:
         raise ConversionError(
-            f"the model returns the text {words[0]!r} beside its tensors, which torch.export's "
-            f"format cannot hold; return it elsewhere"
+            f"outputs must be tensors in torch.export's format, got the text {words[0]!r}; do not "
+            f"return texts"
         )
     # The format stores the example inputs, which must not be user data.
     example = model.example.map(
@@ -154,7 +154,9 @@ def example_of(program: ExportedProgram) -> CallArgs:
         ModelLoadError: if the program has no example inputs.
     """
     if program.example_inputs is None:
-        raise ModelLoadError("the exported program holds no example inputs; export it with them")
+        raise ModelLoadError(
+            "the exported program must hold example inputs; export the model with example inputs"
+        )
     args, kwargs = program.example_inputs
     return CallArgs(tuple(args), dict(kwargs))
 
@@ -167,7 +169,7 @@ def load_program(path: Path) -> ExportedProgram:
     """
     assert ops.quantize is not None  # The file may use the custom ops, which must be registered.
     if not path.is_file():
-        raise ModelLoadError(f"there is no model file {str(path)!r}")
+        raise ModelLoadError(f"model file {str(path)!r} does not exist")
     with taken_from(path), quiet_export():
         return read_program(path)
 

@@ -145,7 +145,7 @@ class _Kernels:
 
     def _no_layer(self, node: NodeDef) -> str:
         if node.name in self.members:
-            return reasons.RUNS_ALONG
+            return reasons.FUSED
         if node.name in self.structure.agnostic_ops:
             return reasons.AGNOSTIC
         if node.op in ("BatchMatMul", "BatchMatMulV2", "Einsum"):

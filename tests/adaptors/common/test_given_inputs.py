@@ -53,7 +53,7 @@ def test_made_up_inputs_come_with_the_first_size_that_is_not_known():
     feeds, warnings = InputSpec().feeds(PAIR)
     assert {name: array.shape for name, array in feeds.items()} == {"a": (1, 3), "b": (1, 1)}
     (warning,) = warnings
-    assert "unknown sizes of the input b: float32[?, ?] were taken to be 1" in warning
+    assert "unknown sizes of the input b: float32[?, ?] are assumed to be 1" in warning
     known = Signature((port("a", None, 3),), ())
     assert InputSpec().feeds(known)[1] == []
 
@@ -114,7 +114,7 @@ def test_damaged_details_are_refused_by_name(content, tmp_path):
 def test_an_example_is_not_made_up_of_sizes_that_fill_the_memory():
     said = PAIR.to_dict()
     said["inputs"][0]["shape"] = [None, 10**6, 10**6]
-    with pytest.raises(NeuralMPError, match="expected sizes of at most"):
+    with pytest.raises(NeuralMPError, match="expected sizes whose product is at most"):
         Signature.from_dict(said)
 
 

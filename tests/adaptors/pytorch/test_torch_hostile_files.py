@@ -232,7 +232,7 @@ def test_ops_of_exported_models_are_called(target):
 )
 def test_a_nesting_imports_nothing(kind, context):
     tree = {"type": kind, "context": context, "children_spec": []}
-    with pytest.raises(ValueError, match="stands where|takes or returns"):
+    with pytest.raises(ValueError, match="expected .*, got|takes or returns"):
         checked_tree(json.dumps([1, tree]))
 
 
@@ -339,7 +339,7 @@ def test_extra_files_that_are_libraries_are_refused(tmp_path):
     with zipfile.ZipFile(path, "a") as archive:
         root = archive.namelist()[0].partition("/")[0]
         archive.writestr(f"{root}/extra/notes.txt", b"\x7fELF")
-    with pytest.raises(ModelLoadError, match="carries code"):
+    with pytest.raises(ModelLoadError, match="contains code"):
         adaptor_for(str(path)).load(str(path))
 
 
@@ -351,7 +351,7 @@ def test_a_class_of_transformers_is_a_class_of_models(tmp_path: Path):
     transformers.BertModel(config).save_pretrained(tmp_path)
     text = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**text, "architectures": ["pipeline"]}))
-    with pytest.raises(ModelLoadError, match="'pipeline', which is no class of models"):
+    with pytest.raises(ModelLoadError, match="must name a model class, got 'pipeline'"):
         adaptor_for(str(tmp_path)).load(str(tmp_path))
 
 

@@ -94,10 +94,10 @@ def one_form(forms: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any]]:
 
     def copied(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) != 1:
-            raise invalid("a value of one of several forms", value)
+            raise invalid("a value with a single key for its kind", value)
         ((key, item),) = value.items()
         if key not in forms:
-            raise InvalidValueError(f"the form {preview(key)} of a value is never loaded")
+            raise InvalidValueError(f"values of the kind {preview(key)} are never loaded")
         return {key: validate_at(key, forms[key], item)}
 
     return copied

@@ -71,14 +71,14 @@ def rendered(text: str) -> str:
         ValueError: if the text is not such an expression, or exceeds the size limits.
     """
     if len(text) > MAX_EXPRESSION_CHARS or _depth(text) > MAX_DEPTH or not text.isascii():
-        raise ValueError(f"the expression {text[:100]!r} is too long, or no expression of sizes")
+        raise ValueError(f"{text[:100]!r} is too long, or not an expression of sizes")
     try:
         tree = ast.parse(text.strip(), mode="eval")
         found = _rendered(tree.body, 1, 0)
         _terms(tree.body)
         return found
     except (SyntaxError, RecursionError, MemoryError, _NotOneError) as error:
-        raise ValueError(f"{text[:100]!r} is no expression of sizes") from error
+        raise ValueError(f"{text[:100]!r} is not an expression of sizes") from error
 
 
 class _NotOneError(Exception):
