@@ -53,11 +53,7 @@ class OutputLocation:
 
     @classmethod
     def from_list(cls, data: object) -> OutputLocation:
-        """Read back the result of `to_list`.
-
-        Raises:
-            NeuralMPError: the data is malformed.
-        """
+        """Read back the result of `to_list`; raise `NeuralMPError` if the data is malformed."""
         bare = isinstance(data, list) and len(data) == len(_BARE)
         tensor, kind, *stored = tuple_of(*_BARE, *(() if bare else (non_negative_float, integer)))(
             data

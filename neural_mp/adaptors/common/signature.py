@@ -118,11 +118,7 @@ class Signature:
 
     @classmethod
     def from_dict(cls: type[_S], data: object) -> _S:
-        """Read back the result of `to_dict`.
-
-        Raises:
-            NeuralMPError: the data is malformed.
-        """
+        """Read back the result of `to_dict`; raise `NeuralMPError` if the data is malformed."""
         parsed = _SIGNATURE(data)
         for position in tree_leaves(parsed["returns"]):
             if position is not None and position >= len(parsed["outputs"]):

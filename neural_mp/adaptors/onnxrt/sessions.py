@@ -122,11 +122,7 @@ class Runner:
         }
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
-        """Return the named outputs for these inputs.
-
-        Raises:
-            ConversionError: a kernel fails.
-        """
+        """Return the named outputs for these inputs; raise `ConversionError` if a kernel fails."""
         extended = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
         try:
             if extended or not self._plain.issuperset(fetches):
