@@ -359,20 +359,18 @@ def _fitting(port: TensorSpec, value: Any) -> Array:
         raise DataError(f"the input {port} must be an array: {error}") from error
     wanted = port.dtype
     if array.dtype != wanted:
-        if wanted.hasobject:
-            if array.dtype.kind not in "OSU":
-                raise DataError(
-                    f"expected matching inputs, got an array of {array.dtype} for the input {port}"
-                )
-        elif array.dtype.kind not in "fiub" or not np.can_cast(array.dtype, wanted, "same_kind"):
+        kinds = "OSU" if wanted.hasobject else "fiub"
+        fits = wanted.hasobject or np.can_cast(array.dtype, wanted, "same_kind")
+        if array.dtype.kind not in kinds or not fits:
             raise DataError(
-                f"expected matching inputs, got an array of {array.dtype} for the input {port}"
+                f"expected another dtype, got an array of {array.dtype} for the input {port}"
             )
-        else:
+        if not wanted.hasobject:
             array = array.astype(wanted)
     if not _agrees(array.shape, port.shape):
         raise DataError(
-            f"expected matching inputs, got an array of shape {list(array.shape)} for the input {port}"
+            f"expected matching sizes, got an array of shape {list(array.shape)} "
+            f"for the input {port}"
         )
     return array
 

@@ -12,21 +12,9 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.common.naming import reserve_name
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.capture import ENCLOSED, Enclosed
-from neural_mp.adaptors.pytorch.model import (
-    INPUT_NAME,
-    OP_NAME,
-    WHOLE,
-    add_constant,
-    arguments,
-    constant,
-    finish,
-    has_tensors,
-    op_type,
-    put_constant,
-    read_constant,
-    set_arguments,
-)
+from neural_mp.adaptors.pytorch.model import WHOLE
 from neural_mp.adaptors.pytorch.quantizable_ops import (
     CONVOLUTIONS,
     INTEGER_LAYERS,
@@ -70,7 +58,7 @@ def _fold_constants(module: GraphModule) -> None:
         sources = node.all_input_nodes
         if node.op != "call_function" or not sources or not hasattr(node.target, "tags"):
             continue
-        values = {source: constant(module, source) for source in sources}
+        values = {source: fx.constant(module, source) for source in sources}
         if torch.Tag.nondeterministic_seeded in node.target.tags or None in values.values():
             continue
         if not isinstance(node.meta.get("val"), torch.Tensor):
@@ -80,7 +68,7 @@ def _fold_constants(module: GraphModule) -> None:
         size = sum(value.numel() for value in values.values() if value is not None)
         if result.numel() > _GROWTH_LIMIT * size:
             continue
-        folded = add_constant(module, f"{node.name}_constant", result.contiguous(), node)
+        folded = fx.add_constant(module, f"{node.name}_constant", result.contiguous(), node)
         node.replace_all_uses_with(folded)
         module.graph.erase_node(node)
 
@@ -103,8 +91,8 @@ class _DenseRewriter:
             left, right = node.args
         else:
             return
-        factor = constant(self.module, right)
-        if factor is None or factor.ndim != 2 or constant(self.module, left) is not None:
+        factor = fx.constant(self.module, right)
+        if factor is None or factor.ndim != 2 or fx.constant(self.module, left) is not None:
             return
         weight = self._transposed(right, factor, node)
         node.target = LINEAR
@@ -113,21 +101,21 @@ class _DenseRewriter:
     def _transposed(self, source: Node, factor: torch.Tensor, before: Node) -> Node:
         name = str(source.target)
         if name in self.transposed:
-            return read_constant(self.module, self.transposed[name], before)
+            return fx.read_constant(self.module, self.transposed[name], before)
         values = factor.t().contiguous()
-        weight = add_constant(self.module, f"{source.name}_transposed", values, before)
+        weight = fx.add_constant(self.module, f"{source.name}_transposed", values, before)
         self.transposed[name] = str(weight.target)
         return weight
 
 
 def _is_bias(module: GraphModule, bias: object, product: Node) -> bool:
-    value = constant(module, bias)
+    value = fx.constant(module, bias)
     return value is not None and value.shape == product.meta["val"].shape[-1:]
 
 
 def _pad_with_constants(pad: Node) -> None:
     """Canonicalize constant padding; remove padding of zero width."""
-    image, sides, mode, value = arguments(pad).values()
+    image, sides, mode, value = fx.arguments(pad).values()
     if mode != "constant":
         return
     if not any(sides) and not any(user.op == "output" for user in pad.users):
@@ -140,7 +128,7 @@ def _pad_with_constants(pad: Node) -> None:
 
 def _number_padding(conv: Node) -> None:
     """Make `same` and `valid` padding numeric; pad before the layer if the two sides differ."""
-    said, axes = arguments(conv), CONVOLUTIONS[_WORDED[conv.target]]
+    said, axes = fx.arguments(conv), CONVOLUTIONS[_WORDED[conv.target]]
     source, total = said["input"], [0] * axes
     if said["padding"] == "same":
         kernel = said["weight"].meta["val"].shape[2:]
@@ -154,15 +142,15 @@ def _number_padding(conv: Node) -> None:
         source.meta = {**conv.meta, "val": padded}
         total = [0] * axes
     conv.target = _WORDED[conv.target]
-    set_arguments(conv, input=source, padding=[size // 2 for size in total])
+    fx.set_arguments(conv, input=source, padding=[size // 2 for size in total])
 
 
 def _take_in_padding(conv: Node) -> None:
     """Merge symmetric zero padding into the convolution."""
-    said, axes = arguments(conv), CONVOLUTIONS[conv.target]
+    said, axes = fx.arguments(conv), CONVOLUTIONS[conv.target]
     if not isinstance(said["input"], Node) or said["input"].target is not PADDING:
         return
-    image, sides, value = arguments(said["input"]).values()
+    image, sides, value = fx.arguments(said["input"]).values()
     if value != 0 or len(sides) > 2 * axes:
         return
     sides = [*sides, *[0] * (2 * axes - len(sides))]
@@ -171,7 +159,7 @@ def _take_in_padding(conv: Node) -> None:
         return
     own = per_axis(said["padding"], axes)
     padding = [mine + added for mine, added in zip(own, reversed(low), strict=True)]
-    set_arguments(conv, input=image, padding=padding)
+    fx.set_arguments(conv, input=image, padding=padding)
 
 
 aten = torch.ops.aten
@@ -192,7 +180,7 @@ def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
     views_to_reshapes(module)
     simplify(module)
     _fold_batch_norms(module)
-    finish(module)
+    fx.finish(module)
     name_ops(module, path)
     return module
 
@@ -258,7 +246,9 @@ def _fold_batch_norms(module: GraphModule) -> None:
             layer.target in INTEGER_LAYERS
             and len(layer.users) == 1
             and all(r.target is operator.getitem and r.args[1] == 0 for r in results)
-            and all(part is None or constant(module, part) is not None for part in layer.args[1:3])
+            and all(
+                part is None or fx.constant(module, part) is not None for part in layer.args[1:3]
+            )
             and (layer.target is not LINEAR or norm.meta["val"][0].ndim == 2)
         ):
             _fold(module, layer, norm)
@@ -269,8 +259,8 @@ def _fold_batch_norms(module: GraphModule) -> None:
 
 
 def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
-    normed = (constant(module, argument) for argument in norm.args[1:5])
-    weight, bias = (constant(module, arguments(layer)[word]) for word in ("weight", "bias"))
+    normed = (fx.constant(module, argument) for argument in norm.args[1:5])
+    weight, bias = (fx.constant(module, fx.arguments(layer)[word]) for word in ("weight", "bias"))
     assert weight is not None
     affine = Affine.identity(len(weight))
     if bias is not None:
@@ -282,14 +272,14 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     # Rounding once suffices for float32; scaling in float64 would double the memory.
     scaled = np.empty_like(values) if weight.dtype == torch.float32 else None
     scaled = np.multiply(values, scale, out=scaled, casting="same_kind")
-    put_constant(module, layer, "weight", scaled)
-    put_constant(module, layer, "bias", affine.shift)
+    fx.put_constant(module, layer, "weight", scaled)
+    fx.put_constant(module, layer, "bias", affine.shift)
     layer.meta[TAKEN_IN] = (*layer.meta.get(TAKEN_IN, ()), norm.meta.get("nn_module_stack") or {})
 
 
 def name_ops(module: GraphModule, path: str = WHOLE) -> None:
     """Name every op after its module: `layer1.0.conv1`, or `layer1.0.add`."""
-    nodes = [n for n in module.graph.nodes if n.op == "call_function" and has_tensors(n)]
+    nodes = [n for n in module.graph.nodes if n.op == "call_function" and fx.has_tensors(n)]
     paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
     alone = Counter(path for path in paths.values())
     # An op that is alone in its module takes precedence for the module's name.
@@ -297,15 +287,17 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
     for node in nodes:
         place = paths[node]
         if place and alone[place] == 1:
-            node.meta[OP_NAME] = place
+            node.meta[fx.OP_NAME] = place
         else:
-            node.meta[OP_NAME] = reserve_name(f"{place}.{op_type(node)}".lstrip("."), taken, 2)
+            node.meta[fx.OP_NAME] = reserve_name(
+                f"{place}.{fx.op_type(node)}".lstrip("."), taken, 2
+            )
     for node in module.graph.nodes:
         if node.op == "placeholder":
             own = f"{path}.{node.name}" if path else node.name
             if own in taken:
                 own = reserve_name(f"{own}.input", taken, 2)
-            node.meta[INPUT_NAME] = own
+            node.meta[fx.INPUT_NAME] = own
 
 
 def _module_path(node: Node) -> str:

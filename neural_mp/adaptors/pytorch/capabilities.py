@@ -14,18 +14,11 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    TorchModel,
-    arguments,
-    constant,
-    is_float,
-    op_nodes,
-    op_type,
-)
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import (
     CONVOLUTIONS,
     EMBEDDING,
@@ -64,7 +57,7 @@ def kernels(
     found = {}
     for part in model.parts.values():
         fused = fused_layers(part.portable)
-        for name, node in op_nodes(part.portable).items():
+        for name, node in fx.op_nodes(part.portable).items():
             obstacle = _obstacle(part.portable, node, name in fused)
             int8 = obstacle or _integer_kernel(part.portable, node, accumulation)
             found[name] = OpKernels(int8, missing.get(name, {}))
@@ -105,9 +98,9 @@ class _TriedIn16Bits(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if OP_NAME in n.meta:
+        if fx.OP_NAME in n.meta:
             refused = {each: self._refusal(n, result, each) for each in self.precisions}
-            self.missing[n.meta[OP_NAME]] = {each: why for each, why in refused.items() if why}
+            self.missing[n.meta[fx.OP_NAME]] = {each: why for each, why in refused.items() if why}
         return result
 
     def _refusal(self, node: Node, result: object, precision: Precision) -> str:
@@ -135,7 +128,7 @@ def _kind_of_call(node: Node) -> Any:
 
 
 def _holds_floats(value: object) -> bool:
-    return any(map(is_float, pytree.tree_leaves(value)))
+    return any(map(fx.is_float, pytree.tree_leaves(value)))
 
 
 def _refusal(
@@ -147,7 +140,7 @@ def _refusal(
     """Return the reason why a call does not run in a dtype; empty if it runs."""
 
     def low(leaf: object) -> Any:
-        return narrowed(leaf, dtype) if is_float(leaf) else leaf
+        return narrowed(leaf, dtype) if fx.is_float(leaf) else leaf
 
     # Statistics are read and returned in float32.
     statistics = target in STATISTICS
@@ -159,7 +152,7 @@ def _refusal(
         logger.debug("%s does not run in %s", target, dtype, exc_info=True)
         return f"the runtime rejects the call: {str(error).splitlines()[0]}"
     computed = result[:1] if statistics and isinstance(result, tuple) else result
-    floats = filter(is_float, pytree.tree_leaves(computed))
+    floats = filter(fx.is_float, pytree.tree_leaves(computed))
     return "" if all(value.dtype == dtype for value in floats) else f"its output is not {dtype}"
 
 
@@ -195,20 +188,20 @@ def _is_tied(module: GraphModule, node: Node) -> bool:
     """Whether an embedding shares its weight with a layer that multiplies in INT8."""
     if node.target is not EMBEDDING:
         return False
-    source = str(arguments(node)["weight"].target)
+    source = str(fx.arguments(node)["weight"].target)
     same = (n for n in module.graph.nodes if n.op == "get_attr" and n.target == source)
     return any(user.target in INTEGER_LAYERS for n in same for user in n.users)
 
 
 def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     """Return the reason why an op cannot run in INT8 itself; None if it can."""
-    if op_type(node) in RECURRENT_TYPES:
+    if fx.op_type(node) in RECURRENT_TYPES:
         return recurrent_obstacle(module, node)
     if node.target not in WEIGHTED:
         if fused:
             return reasons.FUSED
         return reasons.AGNOSTIC if quantize_agnostic(node) else _no_kernel(node)
-    weight = constant(module, arguments(node)["weight"])
+    weight = fx.constant(module, fx.arguments(node)["weight"])
     if weight is None:
         return reasons.COMPUTED_WEIGHT
     if not weight.numel():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, is_float, tensor_name
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 
@@ -57,8 +57,8 @@ class _Caster:
             if node.op == "output":
                 for source in node.all_input_nodes:
                     self.read(node, source, _traced_dtype(source))
-            elif node.op == "call_function" and OP_NAME in node.meta:
-                op = node.meta[OP_NAME]
+            elif node.op == "call_function" and fx.OP_NAME in node.meta:
+                op = node.meta[fx.OP_NAME]
                 if node.target is operator.getitem:
                     self.take_along(node)
                     continue
@@ -68,7 +68,7 @@ class _Caster:
                 if wanted is not None and node.target in STATISTICS:
                     sources = sources[:1]  # the kernel takes the others in float32
                 for source in sources:
-                    if tensor_name(source) in quantized:
+                    if fx.tensor_name(source) in quantized:
                         continue  # quantize accepts any float dtype
                     self.read(node, source, wanted or self.wide(op, flow, source))
                 written = wanted or self.wide(op, flow, node)
@@ -97,10 +97,10 @@ class _Caster:
         node.replace_input_with(source, self.casts[source, wanted])
 
     def cast(self, source: Node, wanted: torch.dtype, before: Node) -> Node:
-        weight = constant(self.module, source)
+        weight = fx.constant(self.module, source)
         if weight is not None:
             stored = narrowed(weight, wanted)
-            return add_constant(self.module, f"{source.name}_cast", stored, before)
+            return fx.add_constant(self.module, f"{source.name}_cast", stored, before)
         with self.module.graph.inserting_before(before):
             cast: Node = self.module.graph.call_function(CAST, (source,), {"dtype": wanted})
         cast.meta["val"] = source.meta["val"].to(wanted)
@@ -112,7 +112,7 @@ def _traced_dtype(node: Node) -> torch.dtype | None:
     value: Any = node.meta.get("val")
     if isinstance(value, tuple | list) and value:
         value = value[0]
-    return value.dtype if is_float(value) else None
+    return value.dtype if fx.is_float(value) else None
 
 
 def insert_casts(module: GraphModule, flow: QuantizationFlow, dtype: torch.dtype) -> None:

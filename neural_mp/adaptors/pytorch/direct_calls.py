@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, is_array, to_arrays
 from neural_mp.adaptors.pytorch.dynamic_shapes import keywords
-from neural_mp.adaptors.pytorch.model import TorchModel, attribute
+from neural_mp.adaptors.pytorch.graph_edit import attribute
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import private, run_call
 
 logger = logging.getLogger(__name__)

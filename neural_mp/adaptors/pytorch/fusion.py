@@ -15,8 +15,8 @@ from neural_mp.adaptors.common.fusion import (
     find_fusion_groups,
     fused_into,
 )
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
-from neural_mp.adaptors.pytorch.model import OP_NAME, op_nodes, sizes_of_result
 from neural_mp.adaptors.pytorch.quantizable_ops import (
     ADD,
     CONVOLUTION,
@@ -73,7 +73,7 @@ class _FloatLayers(FusionRules[Node, Node]):
         first, second = addition.args
         if not is_computed(first) or not is_computed(second) or first is second:
             return None
-        if sizes_of_result(first) != sizes_of_result(second):
+        if fx.sizes_of_result(first) != fx.sizes_of_result(second):
             return None
         return Step(SUM, (addition,), second if first is group.tail else first)
 
@@ -123,9 +123,9 @@ class _IntegerLayers(_FloatLayers):
 
 def fused_layers(module: GraphModule) -> dict[str, str]:
     """Return op → layer whose integer kernel can run it: residual sum, then activation."""
-    layers = [node for node in op_nodes(module).values() if has_integer_kernel(module, node)]
+    layers = [node for node in fx.op_nodes(module).values() if has_integer_kernel(module, node)]
     heads = fused_into(find_fusion_groups(layers, _FloatLayers()).values())
-    return {op.meta[OP_NAME]: head.meta[OP_NAME] for op, head in heads.items()}
+    return {op.meta[fx.OP_NAME]: head.meta[fx.OP_NAME] for op, head in heads.items()}
 
 
 def match(layer: Node) -> Group:

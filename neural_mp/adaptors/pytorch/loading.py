@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.pytorch import capture, sources, storage
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.call_signature import (
     CallArgs,
     CallSignature,
@@ -30,15 +31,7 @@ from neural_mp.adaptors.pytorch.dynamic_shapes import (
     how_to_export_open,
     watch_sizes,
 )
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    WHOLE,
-    Part,
-    TorchModel,
-    attribute,
-    op_nodes,
-    op_type,
-)
+from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
@@ -60,21 +53,21 @@ def left_in_bodies(module: GraphModule) -> list[str]:
     for node in module.graph.nodes:
         if runs_bodies(node):
             said += stays_in_fp32(
-                (op_type(inner) for inner in _inner(module, node) if _is_heavy(inner)),
-                f"within the op {str(node.meta.get(OP_NAME, node.name))!r}",
+                (fx.op_type(inner) for inner in _inner(module, node) if _is_heavy(inner)),
+                f"within the op {str(node.meta.get(fx.OP_NAME, node.name))!r}",
                 "only the main graph is converted",
             )
     return said
 
 
 def _is_heavy(node: Node) -> bool:
-    return node.target in INTEGER_LAYERS or op_type(node) in RECURRENT_TYPES
+    return node.target in INTEGER_LAYERS or fx.op_type(node) in RECURRENT_TYPES
 
 
 def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
     """Yield the nodes of the graphs that an op runs, nested ones included."""
     for source in node.all_input_nodes:
-        body = attribute(module, str(source.target)) if source.op == "get_attr" else None
+        body = fx.attribute(module, str(source.target)) if source.op == "get_attr" else None
         if isinstance(body, GraphModule):
             for inner in body.graph.nodes:
                 yield inner
@@ -150,10 +143,10 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
     said = list(drop_updates(module))
     prepared = prepare(module, path)
     kept: dict[str, list[str]] = {}
-    for node in op_nodes(prepared).values():
-        why = recurrent_obstacle(prepared, node) if op_type(node) in RECURRENT_TYPES else None
+    for node in fx.op_nodes(prepared).values():
+        why = recurrent_obstacle(prepared, node) if fx.op_type(node) in RECURRENT_TYPES else None
         if why is not None:
-            kept.setdefault(why, []).append(op_type(node))
+            kept.setdefault(why, []).append(fx.op_type(node))
     for why, kinds in kept.items():
         said += stays_in_fp32(kinds, "", why)
     return prepared, [*said, *left_in_bodies(prepared)]

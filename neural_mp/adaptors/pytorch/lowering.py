@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.fusion import Step
 from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
@@ -23,19 +24,7 @@ from neural_mp.adaptors.pytorch.fusion import (
     only_user,
     quantizer,
 )
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    RESULT,
-    Part,
-    TorchModel,
-    add_constant,
-    arguments,
-    attribute,
-    finish,
-    likely_size,
-    shallow_copy,
-    tensor_name,
-)
+from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import (
     CONCATENATION,
     CONVOLUTIONS,
@@ -65,15 +54,15 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
     """Return the model with the portable form of every graph rewritten; keep the original."""
     parts = {}
     for path, part in model.parts.items():
-        portable = shallow_copy(part.portable)
+        portable = fx.shallow_copy(part.portable)
         rewrite(portable)
-        parts[path] = Part(finish(portable), runnable_form(portable), part.example)
+        parts[path] = Part(fx.finish(portable), runnable_form(portable), part.example)
     return replace(model, parts=parts, original=None)
 
 
 def runnable_form(portable: GraphModule) -> GraphModule:
     """Lower a portable graph to integer kernels, as a separate module."""
-    module = shallow_copy(portable)
+    module = fx.shallow_copy(portable)
     with torch.no_grad():
         # Ops that move values first: their results may be views, which a sum must not overwrite.
         for node in list(module.graph.nodes):
@@ -91,7 +80,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)
-    return finish(module)
+    return fx.finish(module)
 
 
 def _lower_layer(module: GraphModule, layer: Node) -> None:
@@ -132,8 +121,8 @@ def _replace(module: GraphModule, group: Group) -> None:
     encoding = QuantParams(*behind[:2]) if behind[2] is torch.uint8 else None
     result.meta = {
         "val": replaced.meta["val"],
-        OP_NAME: layer.meta.get(OP_NAME, layer.name),
-        RESULT: (tensor_name(group.tail), encoding),
+        fx.OP_NAME: layer.meta.get(fx.OP_NAME, layer.name),
+        fx.RESULT: (fx.tensor_name(group.tail), encoding),
     }
     replaced.replace_all_uses_with(result)
 
@@ -194,9 +183,9 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
 def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node, Node]:
     """Return the packed weight, its scales and its zero points (all zero) as graph nodes."""
     integers_node, scales_node = layer.args[1].args
-    integers = attribute(module, integers_node.target)
-    scales = attribute(module, scales_node.target)
-    shape = [likely_size(size) for size in layer.args[0].meta["val"].shape]
+    integers = fx.attribute(module, integers_node.target)
+    scales = fx.attribute(module, scales_node.target)
+    shape = [fx.likely_size(size) for size in layer.args[0].meta["val"].shape]
     if layer.target is LINEAR:
         packed = onednn.qlinear_prepack(integers, [math.prod(shape[:-1]), shape[-1]])
     else:
@@ -204,14 +193,14 @@ def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node
         packed = onednn.qconv_prepack(integers, scales, scale, zero_point, *geometry(layer), shape)
     zeros = torch.zeros(scales.numel(), dtype=torch.long)
     return (
-        add_constant(module, f"{layer.name}_packed", packed, before),
+        fx.add_constant(module, f"{layer.name}_packed", packed, before),
         scales_node,
-        add_constant(module, f"{layer.name}_zero_points", zeros, before),
+        fx.add_constant(module, f"{layer.name}_zero_points", zeros, before),
     )
 
 
 def _bias(layer: Node) -> Node | None:
-    bias = arguments(layer)["bias"]
+    bias = fx.arguments(layer)["bias"]
     return bias if isinstance(bias, Node) else None
 
 
@@ -219,7 +208,7 @@ def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str
     """Return oneDNN's name of an activation, its scalars and its algorithm."""
     if activation is None:
         return "none", [], ""
-    said = arguments(activation.ops[0])
+    said = fx.arguments(activation.ops[0])
     bounds = [float(said[word]) for word in ("min_val", "max_val") if word in said]
     return activation.kind, bounds, str(said.get("approximate", ""))
 
@@ -243,9 +232,9 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
         (integers,) = integers
     with module.graph.inserting_before(behind):
         moved = module.graph.call_function(target, (integers, *rest), node.kwargs)
-    name = node.meta.get(OP_NAME, node.name)
+    name = node.meta.get(fx.OP_NAME, node.name)
     encoding = QuantParams(scale, zero_point)
-    moved.meta = {"val": behind.meta["val"], OP_NAME: name, RESULT: (name, encoding)}
+    moved.meta = {"val": behind.meta["val"], fx.OP_NAME: name, fx.RESULT: (name, encoding)}
     behind.replace_all_uses_with(moved)
 
 
@@ -253,7 +242,7 @@ def _call_conversion(module: GraphModule, node: Node) -> None:
     """Make a remaining conversion read its zero point from a precomputed tensor."""
 
     def stored(value: float) -> Node:
-        return add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
+        return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
 
     if node.target is ops.quantize:
         x, scale, zero_point = node.args

@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.model import shallow_copy
+from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
 
 #: Containers of the standard library, available in every process.
 _PLAIN = (dict, OrderedDict)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from neural_mp.adaptors.pytorch.model import CONVERSIONS, OP_NAME, TorchModel, op_nodes
+from neural_mp.adaptors.pytorch.graph_edit import OP_NAME, op_nodes
+from neural_mp.adaptors.pytorch.model import CONVERSIONS, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.recurrent import KERNELS as RECURRENT_KERNELS
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.model import arguments, constant
+from neural_mp.adaptors.pytorch.graph_edit import arguments, constant
 from neural_mp.core.int8_accumulation import KernelKind
 
 aten = torch.ops.aten

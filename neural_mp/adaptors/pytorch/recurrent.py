@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.fusion import is_node
-from neural_mp.adaptors.pytorch.model import arguments, attribute, constant
 
 aten = torch.ops.aten
 
@@ -90,8 +90,8 @@ def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
         return "its sequences are packed; the integer kernel requires padded sequences"
     if node.target in _PLAIN:
         return "integer kernels exist for LSTM and GRU only"
-    said = arguments(node)
-    weights = [constant(module, value) for value in said["params"]]
+    said = fx.arguments(node)
+    weights = [fx.constant(module, value) for value in said["params"]]
     if any(weight is None for weight in weights):
         return "its weight is computed, not constant"
     if any(weight is not None and weight.dtype != torch.float32 for weight in weights):
@@ -185,7 +185,7 @@ def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Ten
 
 def lower_recurrent(module: GraphModule, node: Node) -> None:
     """Call the integer kernel instead of a recurrent layer with quantized weights."""
-    said = arguments(node)
+    said = fx.arguments(node)
     if kernel_obstacle() is not None or not is_stored_as_integers(node):
         return
     per_cell = _PER_CELL[said["has_biases"]]
@@ -193,7 +193,7 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
     for first in range(0, len(said["params"]), per_cell):
         tensors = said["params"][first : first + per_cell]
         weight, recurrent = (_stored(module, part) for part in tensors[:2])
-        biases = [attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
+        biases = [fx.attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
         zeros = torch.zeros(len(weight[1]))
         bias, recurrent_bias = biases or (zeros, zeros)
         cells.append(_cell(weight, recurrent, bias, recurrent_bias))
@@ -212,17 +212,17 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
 
 def is_stored_as_integers(node: Node) -> bool:
     """Whether a recurrent layer has quantized weights."""
-    return any(is_node(part, ops.dequantize_weight) for part in arguments(node)["params"])
+    return any(is_node(part, ops.dequantize_weight) for part in fx.arguments(node)["params"])
 
 
 def weights_of(module: GraphModule, node: Node) -> Iterator[Node]:
     """Yield the weights of a recurrent layer, without its biases."""
-    for part in arguments(node)["params"]:
-        value = constant(module, part)
+    for part in fx.arguments(node)["params"]:
+        value = fx.constant(module, part)
         if value is not None and value.ndim > 1:
             yield part
 
 
 def _stored(module: GraphModule, weight: Node) -> tuple[torch.Tensor, torch.Tensor]:
-    integers, scales = (attribute(module, str(part.target)) for part in weight.args)
+    integers, scales = (fx.attribute(module, str(part.target)) for part in weight.args)
     return integers, scales

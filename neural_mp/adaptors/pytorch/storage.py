@@ -16,13 +16,14 @@ from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.canonicalize import views_to_reshapes
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, from_plain, to_plain, watch_sizes
 from neural_mp.adaptors.pytorch.lowering import runnable_form
-from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel, has_tensors, op_type
+from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
 from neural_mp.adaptors.pytorch.versions import unguarded_module
@@ -84,11 +85,13 @@ def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
     arithmetic.
     """
     before, after = ([n for n in g.nodes if n.op == "call_function"] for g in (graph, exported))
-    before, after = ([n for n in nodes if has_tensors(n)] for nodes in (before, after))
-    kinds, others = ([_RESHAPED.get(op_type(n), op_type(n)) for n in ns] for ns in (before, after))
+    before, after = ([n for n in nodes if fx.has_tensors(n)] for nodes in (before, after))
+    kinds, others = (
+        [_RESHAPED.get(fx.op_type(n), fx.op_type(n)) for n in ns] for ns in (before, after)
+    )
     blocks = SequenceMatcher(None, kinds, others, autojunk=False).get_matching_blocks()
     pairs = ((before[b.a + i], after[b.b + i]) for b in blocks for i in range(b.size))
-    return {found.name: node.meta[OP_NAME] for node, found in pairs if OP_NAME in node.meta}
+    return {found.name: node.meta[fx.OP_NAME] for node, found in pairs if fx.OP_NAME in node.meta}
 
 
 def dump_graph(model: TorchModel, path: Path) -> tuple[Path, ...]:
@@ -115,7 +118,7 @@ def restore(folder: Path) -> TorchModel:
         watch_sizes(portable, details["sizes"])
         for node in portable.graph.nodes:
             if node.name in names:
-                node.meta[OP_NAME] = names[node.name]
+                node.meta[fx.OP_NAME] = names[node.name]
         views_to_reshapes(portable)  # Export turns reshapes back into views.
         portable.recompile()
         if details.get("named_outputs"):
