@@ -18,7 +18,7 @@ from neural_mp.adaptors.common.tensor_variants import FP32
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.quant_params import store_weight
-from neural_mp.adaptors.onnxrt.tensor_variants import Forms
+from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.precision import QuantSpec
 
 #: ONNX Runtime's INT8 matrix product with float output.
@@ -41,30 +41,30 @@ def gru_obstacle(node: ir.Node) -> str | None:
     return None
 
 
-def write_gru(forms: Forms, node: ir.Node, spec: QuantSpec) -> None:
+def write_gru(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
     """Convert a GRU to INT8 products and a Scan for every direction."""
     for position, value in enumerate(node.inputs):
         if value is not None and value.const_value is None:
-            node.replace_input_with(position, forms.real(value))
+            node.replace_input_with(position, variants.real(value))
     name = str(node.name)
-    node.name = forms.names.new(f"{name}/{FP32}")
-    forms.names.give_up(name)
-    writer = _Writer(forms, node, name, spec)
+    node.name = variants.names.new(f"{name}/{FP32}")
+    variants.names.give_up(name)
+    writer = _Writer(variants, node, name, spec)
     towards = node.attributes.get_string("direction", "forward")
     backwards = {"forward": [0], "reverse": [1], "bidirectional": [0, 1]}[towards]
     found = [writer.direction(index, reverse) for index, reverse in enumerate(backwards)]
     for result, axis, parts in zip(node.outputs, (1, 0), zip(*found, strict=True), strict=False):
-        axes = forms.names.constant(f"{name}/axis", np.array([axis]))
+        axes = variants.names.constant(f"{name}/axis", np.array([axis]))
         stacked = [writer.put("Unsqueeze", [part, axes]) for part in parts]
         whole = stacked[0]
         if len(stacked) > 1:
             whole = writer.put("Concat", stacked, {"axis": axis})
-        forms.put(result, FP32, whole)
+        variants.put(result, FP32, whole)
 
 
 @dataclass
 class _Writer:
-    forms: Forms
+    variants: Variants
     node: ir.Node
     name: str
     spec: QuantSpec
@@ -74,7 +74,7 @@ class _Writer:
 
     def direction(self, index: int, reverse: int) -> tuple[ir.Value, ir.Value]:
         """Return the states of all steps of a direction, [steps, batch, hidden], and the last."""
-        node, names = self.node, self.forms.names
+        node, names = self.node, self.variants.names
         data = node.inputs[0]
         assert data is not None
         weight, recurrent = (known_array(value)[index] for value in node.inputs[1:3])
@@ -87,7 +87,7 @@ class _Writer:
         added = 2 * hidden if after else 3 * hidden
         given[:added] += kept[:added]
         kept[:added] = 0
-        read = self.product("input", self.forms.dynamic(data), weight, given, index)
+        read = self.product("input", self.variants.dynamic(data), weight, given, index)
         step = _Step(hidden, after, recurrent, kept, index)
         body = self.step(step)
         runs: dict[str, Any] = {"body": body, "num_scan_inputs": len(body.inputs) - 1}
@@ -98,12 +98,12 @@ class _Writer:
             runs[word] = [reverse] * (len(inputs) - 1 if "input" in word else 1)
         last, states = (ir.val(names.new(f"{self.name}/{part}")) for part in ("last", "states"))
         scan = ir.node("Scan", inputs, runs, outputs=[last, states])
-        self.forms.insert(scan, self.name)
+        self.variants.insert(scan, self.name)
         return states, last
 
     def start(self, index: int, hidden: int) -> ir.Value:
         """Return the state before the first step, [batch, hidden]."""
-        names, given = self.forms.names, input_of(self.node, 5)
+        names, given = self.variants.names, input_of(self.node, 5)
         if given is not None:
             bounds = [
                 names.constant(f"{self.name}/bound", np.array([place]))
@@ -122,7 +122,7 @@ class _Writer:
 
     def reaches(self) -> ir.Value:
         """Return whether each step lies within the length of its sequence, [steps, batch, 1]."""
-        names = self.forms.names
+        names = self.variants.names
         if "reaches" not in self._lasting:
             shape = self.put("Shape", [self.node.inputs[0]])
             first = names.constant(f"{self.name}/first", np.array(0))
@@ -139,7 +139,7 @@ class _Writer:
 
     def step(self, step: _Step) -> ir.Graph:
         """Return the body of the Scan: state, input (and mask) → next state, twice."""
-        names = self.forms.names
+        names = self.variants.names
         limited = input_of(self.node, 4) is not None
         words = ("state", "read", "within") if limited else ("state", "read")
         kinds = (ir.DataType.FLOAT, ir.DataType.FLOAT, ir.DataType.BOOL)
@@ -165,7 +165,7 @@ class _Writer:
     def _gates(self, step: _Step, state: ir.Value, read: ir.Value) -> ir.Value:
         """Return the state after a step (ONNX's definition of GRU)."""
         hidden, matrix = step.hidden, step.matrix
-        cut = self.forms.names.constant(f"{self.name}/gates", np.array([2 * hidden, hidden]))
+        cut = self.variants.names.constant(f"{self.name}/gates", np.array([2 * hidden, hidden]))
         read_gates, read_candidate = self.split(read, cut)
         if step.after:
             own = self.product("state", self.dynamic(state), matrix, step.bias, step.index)
@@ -174,7 +174,7 @@ class _Writer:
             taken = self.dynamic(state)
             own_gates = self.product("gates", taken, matrix[: 2 * hidden], None, step.index)
         gates = self.put("Sigmoid", [self.put("Add", [read_gates, own_gates])])
-        halves = self.forms.names.constant(f"{self.name}/halves", np.array([hidden, hidden]))
+        halves = self.variants.names.constant(f"{self.name}/halves", np.array([hidden, hidden]))
         update, reset = self.split(gates, halves)
         if step.after:
             own_candidate = self.put("Mul", [reset, own_candidate])
@@ -198,22 +198,22 @@ class _Writer:
         stem = f"{self.name}.{word}_{index}"
         stored = store_weight(np.ascontiguousarray(matrix.T), 1, self.spec)
         values, scale, zero = read
-        integers, steps, zeros = self.forms.constants(stem, stored)
+        integers, steps, zeros = self.variants.constants(stem, stored)
         inputs = [values, integers, scale, steps, zero, zeros]
         if bias is not None and bias.any():
-            inputs.append(self.forms.names.constant(f"{stem}/bias", bias.astype(np.float32)))
+            inputs.append(self.variants.names.constant(f"{stem}/bias", bias.astype(np.float32)))
         return self.put(PRODUCT, inputs, domain=CONTRIB)
 
     def dynamic(self, value: ir.Value) -> tuple[ir.Value, ...]:
         """Return a value, dynamically quantized: uint8, scale, zero point."""
-        parts = [ir.val(self.forms.names.new(f"{self.name}/stored_{part}")) for part in range(3)]
+        parts = [ir.val(self.variants.names.new(f"{self.name}/stored_{part}")) for part in range(3)]
         self._add(ir.node("DynamicQuantizeLinear", [value], outputs=parts))
-        self.forms.count("quantize")
+        self.variants.count("quantize")
         return tuple(parts)
 
     def split(self, value: ir.Value, sizes: ir.Value) -> list[ir.Value]:
         """Split a value in two along its last axis."""
-        parts = [ir.val(self.forms.names.new(f"{self.name}/part")) for _ in range(2)]
+        parts = [ir.val(self.variants.names.new(f"{self.name}/part")) for _ in range(2)]
         self._add(ir.node("Split", [value, sizes], {"axis": -1}, outputs=parts))
         return parts
 
@@ -225,17 +225,17 @@ class _Writer:
         domain: str = "",
     ) -> ir.Value:
         """Return the result of a new node, in the current body or in the graph."""
-        result = ir.val(self.forms.names.new(f"{self.name}/{op.lower()}"))
+        result = ir.val(self.variants.names.new(f"{self.name}/{op.lower()}"))
         self._add(ir.node(op, inputs, attributes, domain=domain, outputs=[result]))
         return result
 
     def _add(self, node: ir.Node) -> None:
         name = f"{self.name}/{node.op_type}"
         if self.body is None:
-            self.forms.insert(node, name)
+            self.variants.insert(node, name)
             return
-        node.name = self.forms.names.new(name)
-        self.forms.owners[node.name] = self.forms.owner
+        node.name = self.variants.names.new(name)
+        self.variants.owners[node.name] = self.variants.owner
         self.body.append(node)
 
 

@@ -30,7 +30,7 @@ _WIDENED = "widened"
 _DEQUANTIZED = "dequantized"
 
 
-class Forms(TensorVariants[ir.Value]):
+class Variants(TensorVariants[ir.Value]):
     """The variants of tensors, and the nodes inserted for them.
 
     Attributes:
@@ -67,18 +67,18 @@ class Forms(TensorVariants[ir.Value]):
         """Return the value of an initializer."""
         return array_of(tensor)
 
-    def constant_in(self, tensor: ir.Value, form: str, values: Array) -> ir.Value:
+    def constant_in(self, tensor: ir.Value, variant: str, values: Array) -> ir.Value:
         """Add an initializer."""
-        return self.names.constant(f"{tensor.name}/{form}", values, DTYPES[form])
+        return self.names.constant(f"{tensor.name}/{variant}", values, DTYPES[variant])
 
-    def cast(self, tensor: ir.Value, source: str, form: str) -> ir.Value:
+    def cast(self, tensor: ir.Value, source: str, variant: str) -> ir.Value:
         """Insert a Cast, or reuse one back to FP32."""
-        if form == FP32:
+        if variant == FP32:
             return self.widened(tensor, source)
         self.count("casts")
         real = self.real(tensor, source)
         with self._beside(tensor):
-            return self._cast(real, f"{tensor.name}/{form}", form)
+            return self._cast(real, f"{tensor.name}/{variant}", variant)
 
     def quantized(self, tensor: ir.Value, real: ir.Value) -> ir.Value:
         """Insert a QuantizeLinear that runs as such."""
@@ -86,29 +86,29 @@ class Forms(TensorVariants[ir.Value]):
         with self._beside(tensor):
             return self.quantize(tensor, real)
 
-    def dequantized(self, tensor: ir.Value, form: str) -> ir.Value:
+    def dequantized(self, tensor: ir.Value, variant: str) -> ir.Value:
         """Insert the DequantizeLinear that kernels fuse, too."""
         with self._beside(tensor):
             return self.for_kernel(tensor)
 
-    def real(self, tensor: ir.Value, form: str = FP32) -> ir.Value:
+    def real(self, tensor: ir.Value, variant: str = FP32) -> ir.Value:
         """Return a tensor in FP32, BF16 or FP16."""
-        value = super().real(tensor, form)
+        value = super().real(tensor, variant)
         if value is self.found(tensor).get(_DEQUANTIZED):
             # ONNX Runtime dequantizes once per consumer.
             self.count("dequantize")
         return value
 
-    def widened(self, tensor: ir.Value, form: str) -> ir.Value:
+    def widened(self, tensor: ir.Value, variant: str) -> ir.Value:
         """Return a tensor rounded to 16 bits and cast back to FP32."""
         found = self.found(tensor)
-        if (key := f"{form} {_WIDENED}") not in found:
-            narrow = self.real(tensor, form)
+        if (key := f"{variant} {_WIDENED}") not in found:
+            narrow = self.real(tensor, variant)
             if self.value_of(tensor) is None:
                 # ONNX Runtime folds the cast of a constant on load.
                 self.count("casts")
             with self._beside(tensor):
-                found[key] = self._cast(narrow, f"{tensor.name}/{form}/{FP32}", FP32)
+                found[key] = self._cast(narrow, f"{tensor.name}/{variant}/{FP32}", FP32)
         return found[key]
 
     def for_kernel(self, tensor: ir.Value) -> ir.Value:
@@ -230,11 +230,11 @@ class Forms(TensorVariants[ir.Value]):
         value.name = self.names.new(f"{name}/before")
         return name
 
-    def put_rounded(self, result: ir.Value, form: str) -> None:
+    def put_rounded(self, result: ir.Value, variant: str) -> None:
         """Set a tensor to the result of an FP32 op, rounded to 16 bits."""
         self.count("casts")
-        rounded = self._cast(result, f"{result.name}/{form}", form, behind=result.producer())
-        self.put(result, form, rounded)
+        rounded = self._cast(result, f"{result.name}/{variant}", variant, behind=result.producer())
+        self.put(result, variant, rounded)
 
     def insert(self, node: ir.Node, name: str, behind: ir.Node | None = None) -> None:
         """Insert a new node at its place, or directly after another."""
@@ -263,7 +263,7 @@ class Forms(TensorVariants[ir.Value]):
         return result
 
     def _cast(
-        self, value: ir.Value, name: str, form: str, behind: ir.Node | None = None
+        self, value: ir.Value, name: str, variant: str, behind: ir.Node | None = None
     ) -> ir.Value:
-        dtype = DTYPES[form]
+        dtype = DTYPES[variant]
         return self.add("Cast", [value], name, dtype, {"to": int(dtype)}, behind)

@@ -128,11 +128,11 @@ def _pad_with_constants(pad: Node) -> None:
 
 def _number_padding(conv: Node) -> None:
     """Make `same` and `valid` padding numeric; pad before the layer if the two sides differ."""
-    said, axes = fx.arguments(conv), CONVOLUTIONS[_WORDED[conv.target]]
-    source, total = said["input"], [0] * axes
-    if said["padding"] == "same":
-        kernel = said["weight"].meta["val"].shape[2:]
-        dilation = per_axis(said["dilation"], axes)
+    args, axes = fx.arguments(conv), CONVOLUTIONS[_WORDED[conv.target]]
+    source, total = args["input"], [0] * axes
+    if args["padding"] == "same":
+        kernel = args["weight"].meta["val"].shape[2:]
+        dilation = per_axis(args["dilation"], axes)
         total = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=True)]
     if any(size % 2 for size in total):
         sides = [side for size in reversed(total) for side in (size // 2, size - size // 2)]
@@ -147,17 +147,17 @@ def _number_padding(conv: Node) -> None:
 
 def _take_in_padding(conv: Node) -> None:
     """Merge symmetric zero padding into the convolution."""
-    said, axes = fx.arguments(conv), CONVOLUTIONS[conv.target]
-    if not isinstance(said["input"], Node) or said["input"].target is not PADDING:
+    args, axes = fx.arguments(conv), CONVOLUTIONS[conv.target]
+    if not isinstance(args["input"], Node) or args["input"].target is not PADDING:
         return
-    image, sides, value = fx.arguments(said["input"]).values()
+    image, sides, value = fx.arguments(args["input"]).values()
     if value != 0 or len(sides) > 2 * axes:
         return
     sides = [*sides, *[0] * (2 * axes - len(sides))]
     low, high = sides[::2], sides[1::2]
     if low != high or not all(isinstance(side, int) and side >= 0 for side in sides):
         return
-    own = per_axis(said["padding"], axes)
+    own = per_axis(args["padding"], axes)
     padding = [mine + added for mine, added in zip(own, reversed(low), strict=True)]
     fx.set_arguments(conv, input=image, padding=padding)
 

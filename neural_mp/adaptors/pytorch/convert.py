@@ -141,7 +141,7 @@ def write(model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) ->
     """Return the model converted according to a plan; see `Adaptor.convert_graph`."""
 
     def write_into(module: GraphModule) -> None:
-        insert_casts(module, plan.flow, model.convention.dtype)
+        insert_casts(module, plan.flow, model.signature.dtype)
         insert_quantization(module, plan, ranges)
 
     return rewritten(model, write_into)

@@ -32,9 +32,9 @@ def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
     known = has_integer_kernel(module, node)
     if not known and node.target is not _LAYER_NORM:
         return None
-    said = fx.arguments(node)
-    weight = fx.constant(module, said["weight"])
-    if weight is None or (said["bias"] is not None and fx.constant(module, said["bias"]) is None):
+    args = fx.arguments(node)
+    weight = fx.constant(module, args["weight"])
+    if weight is None or (args["bias"] is not None and fx.constant(module, args["bias"]) is None):
         return None
 
     def read() -> Array:
@@ -45,7 +45,7 @@ def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
         groups = geometry(node)[3] if axes else 1
         # Pooling is assumed over two axes; a 1-D convolution leaves the first unpooled.
         return LayerParams(name, read, 0, 1, groups, axis=-1 - axes, pooled=axes > 1)
-    return LayerParams(name, read) if len(said["normalized_shape"]) == 1 else None
+    return LayerParams(name, read) if len(args["normalized_shape"]) == 1 else None
 
 
 def with_layer_params(model: TorchModel, changes: Mapping[str, LayerRescale]) -> TorchModel:

@@ -49,15 +49,15 @@ def runs_bodies(node: Node) -> bool:
 
 def left_in_bodies(module: GraphModule) -> list[str]:
     """Return a warning for every op whose nested graphs hold layers."""
-    said: list[str] = []
+    warnings: list[str] = []
     for node in module.graph.nodes:
         if runs_bodies(node):
-            said += stays_in_fp32(
+            warnings += stays_in_fp32(
                 (fx.op_type(inner) for inner in _inner(module, node) if _is_heavy(inner)),
                 f"within the op {str(node.meta.get(fx.OP_NAME, node.name))!r}",
                 "only the main graph is converted",
             )
-    return said
+    return warnings
 
 
 def _is_heavy(node: Node) -> bool:
@@ -85,27 +85,27 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
     if isinstance(source, ExportedProgram):
         return _from_program(source, wanted.example)
     _refuse_unsuitable(source)
-    convention = call_signature(source, wanted.names)
-    unknown = [name for name in wanted.names if name not in convention.parameters]
+    signature = call_signature(source, wanted.names)
+    unknown = [name for name in wanted.names if name not in signature.parameters]
     if unknown:
         raise ConfigurationError(
             f"inputs must name parameters of {type(source).__name__}.forward "
-            f"({', '.join(convention.parameters)}), got {unknown[0]!r}"
+            f"({', '.join(signature.parameters)}), got {unknown[0]!r}"
         )
-    call, inferred = _example_call(source, convention, wanted.example)
+    call, inferred = _example_call(source, signature, wanted.example)
     if how == Capture.MODULES:
-        model = _in_modules(source, call, convention)
+        model = _in_modules(source, call, signature)
     else:
-        model = _assemble(capture.capture(source, call), call, convention, source)
+        model = _assemble(capture.capture(source, call), call, signature, source)
     return replace(model, warnings=(*inferred, *model.warnings))
 
 
 def _example_call(
-    source: nn.Module, convention: CallSignature, example: object
+    source: nn.Module, signature: CallSignature, example: object
 ) -> tuple[CallArgs, tuple[str, ...]]:
     """Return the call to capture with, and a warning if its inputs were inferred."""
     if example is not None:
-        return convention.call(example), ()
+        return signature.call(example), ()
     call = capture.guess_call(source)
     words = (
         f"without data, the model was captured with an inferred input, {call}; set inputs to an "
@@ -121,7 +121,7 @@ def _refuse_unsuitable(source: object) -> None:
         raise ModelLoadError("the model must not be converted already; give the original model")
 
 
-def _in_modules(source: nn.Module, call: CallArgs, convention: CallSignature) -> TorchModel:
+def _in_modules(source: nn.Module, call: CallArgs, signature: CallSignature) -> TorchModel:
     call = capture.at_least_two(call)
     shell, parts, warnings = private(source), {}, []
     for path, (graph, example) in capture_modules(shell, call).items():
@@ -132,7 +132,7 @@ def _in_modules(source: nn.Module, call: CallArgs, convention: CallSignature) ->
         f"{type(source).__name__} is converted module by module ({', '.join(parts)}); ops between "
         f"these modules are not converted"
     )
-    return TorchModel(parts, call, convention, shell, source, tuple(warnings))
+    return TorchModel(parts, call, signature, shell, source, tuple(warnings))
 
 
 def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
@@ -140,7 +140,7 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
 
     Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
     """
-    said = list(drop_updates(module))
+    warnings = list(drop_updates(module))
     prepared = prepare(module, path)
     kept: dict[str, list[str]] = {}
     for node in fx.op_nodes(prepared).values():
@@ -148,14 +148,14 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
         if why is not None:
             kept.setdefault(why, []).append(fx.op_type(node))
     for why, kinds in kept.items():
-        said += stays_in_fp32(kinds, "", why)
-    return prepared, [*said, *left_in_bodies(prepared)]
+        warnings += stays_in_fp32(kinds, "", why)
+    return prepared, [*warnings, *left_in_bodies(prepared)]
 
 
 def _assemble(
     module: GraphModule,
     call: CallArgs,
-    convention: CallSignature,
+    signature: CallSignature,
     original: nn.Module | None,
 ) -> TorchModel:
     module, warnings = _prepared(module)
@@ -165,7 +165,7 @@ def _assemble(
     if fixed:
         sizes = ", ".join(map(str, fixed))
         if original is None:
-            first = convention.parameters[0] if convention.parameters else "x"
+            first = signature.parameters[0] if signature.parameters else "x"
             warnings.append(
                 f"the program was exported with a fixed batch size of {sizes}; for batches of any "
                 f"size, {how_to_export_open(0, first)}"
@@ -181,13 +181,13 @@ def _assemble(
     if original is not None:
         warnings.extend(other_ways(original, alone, got))
     whole = Part(module, module, call)
-    return TorchModel({WHOLE: whole}, call, convention, original=original, warnings=tuple(warnings))
+    return TorchModel({WHOLE: whole}, call, signature, original=original, warnings=tuple(warnings))
 
 
 def _from_program(program: ExportedProgram, example: object) -> TorchModel:
     call = storage.example_of(program)
     module = capture.graph_of(program)
-    convention = call_signature(module)
+    signature = call_signature(module)
     if example is not None:
-        convention.check(convention.call(example, like=call), call)
-    return _assemble(module, call, convention, None)
+        signature.check(signature.call(example, like=call), call)
+    return _assemble(module, call, signature, None)

@@ -208,9 +208,9 @@ def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str
     """Return oneDNN's name of an activation, its scalars and its algorithm."""
     if activation is None:
         return "none", [], ""
-    said = fx.arguments(activation.ops[0])
-    bounds = [float(said[word]) for word in ("min_val", "max_val") if word in said]
-    return activation.kind, bounds, str(said.get("approximate", ""))
+    args = fx.arguments(activation.ops[0])
+    bounds = [float(args[word]) for word in ("min_val", "max_val") if word in args]
+    return activation.kind, bounds, str(args.get("approximate", ""))
 
 
 def _run_on_integers(module: GraphModule, node: Node) -> None:

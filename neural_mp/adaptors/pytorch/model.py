@@ -53,7 +53,7 @@ class TorchModel:
     Attributes:
         parts: path of a module → its graph; only `WHOLE` if the whole model is one graph.
         example: example inputs of the model.
-        convention: call signature of the model.
+        signature: call signature of the model.
         shell: user's module whose code calls the parts; None if the whole model is one graph.
         original: the user's own module; None for a converted or restored model.
         warnings: capture warnings for the user.
@@ -61,7 +61,7 @@ class TorchModel:
 
     parts: Mapping[str, Part]
     example: CallArgs
-    convention: CallSignature
+    signature: CallSignature
     shell: nn.Module | None = None
     original: nn.Module | None = None
     warnings: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class TorchModel:
         Raises:
             DataError: if a value is not numeric, or the inputs do not fit the model.
         """
-        return self.convention.call(inputs, like=self.example)
+        return self.signature.call(inputs, like=self.example)
 
     @cached_property
     def module(self) -> nn.Module:
@@ -114,9 +114,9 @@ class TorchModel:
         module = self.built(lambda part: part.portable)
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
-    def built(self, form: Callable[[Part], nn.Module]) -> nn.Module:
-        """Assemble the model from `form` of every part."""
-        return assembled(self.shell, {path: form(part) for path, part in self.parts.items()})
+    def built(self, make: Callable[[Part], nn.Module]) -> nn.Module:
+        """Assemble the model from `make` of every part."""
+        return assembled(self.shell, {path: make(part) for path, part in self.parts.items()})
 
 
 def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:

@@ -77,10 +77,10 @@ def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable
         portable: whether to run the portable graphs instead of the runnable ones.
     """
 
-    def form(part: Part) -> nn.Module:
+    def interpreted(part: Part) -> nn.Module:
         return _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
 
-    module = model.built(form)
+    module = model.built(interpreted)
     return lambda call: run_call(model, module, call)
 
 
@@ -93,7 +93,7 @@ def run_call(model: TorchModel, module: nn.Module, call: CallArgs) -> Any:
     if model.shell is not None:
         call = call.copied()  # user code may write to its inputs
     else:
-        model.convention.check(call, model.example)
+        model.signature.check(call, model.example)
     with torch.no_grad():
         try:
             return module(*call.args, **call.kwargs)
@@ -153,7 +153,7 @@ def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _Seen]:
         given = CallArgs(args, kwargs)
         if part not in seen:
             seen[part] = _Seen(given.copied())
-        elif _form(given) != _form(seen[part].call):
+        elif _fixed_properties(given) != _fixed_properties(seen[part].call):
             seen[part].alike = False
 
     hooks = [
@@ -169,7 +169,7 @@ def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _Seen]:
     return seen
 
 
-def _form(call: CallArgs) -> Any:
+def _fixed_properties(call: CallArgs) -> Any:
     """Return all properties of a call that a graph fixes: everything but tensor sizes."""
     leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
     kinds = [(x.dtype, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]

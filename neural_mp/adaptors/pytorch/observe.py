@@ -123,8 +123,8 @@ def _quick(module: GraphModule) -> GraphModule:
 
 
 def _pack(module: GraphModule, layer: Node) -> None:
-    said = fx.arguments(layer)
-    weight, image = fx.constant(module, said["weight"]), said["input"].meta.get("val")
+    args = fx.arguments(layer)
+    weight, image = fx.constant(module, args["weight"]), args["input"].meta.get("val")
     if weight is None or not fx.is_float(image) or image.ndim != weight.ndim:
         return
     if _PACKED is None or {weight.dtype, image.dtype} != {torch.float32}:
@@ -135,7 +135,7 @@ def _pack(module: GraphModule, layer: Node) -> None:
     packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *order, likely)
     read = fx.add_constant(module, f"{layer.name}_packed", packed, layer)
     layer.target = _PACKED
-    layer.args = (said["input"], read, said["bias"], *order, "none", [], "")
+    layer.args = (args["input"], read, args["bias"], *order, "none", [], "")
     layer.kwargs = {}
 
 
@@ -182,7 +182,7 @@ def watch(
 
 
 def _channel_axis(node: Node, axes: int) -> int:
-    """Return the channel axis of a result: as read by a layer, else by convention."""
+    """Return the channel axis of a result: as read by a layer, else by signature."""
     for reader in node.users:
         if reader.target in INTEGER_LAYERS and reader.args[0] is node:
             return axes - 1 - CONVOLUTIONS.get(reader.target, 0)

@@ -90,20 +90,20 @@ def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
         return "its sequences are packed; the integer kernel requires padded sequences"
     if node.target in _PLAIN:
         return "integer kernels exist for LSTM and GRU only"
-    said = fx.arguments(node)
-    weights = [fx.constant(module, value) for value in said["params"]]
+    args = fx.arguments(node)
+    weights = [fx.constant(module, value) for value in args["params"]]
     if any(weight is None for weight in weights):
         return "its weight is computed, not constant"
     if any(weight is not None and weight.dtype != torch.float32 for weight in weights):
         return "its weight is not float32"
-    if len(weights) != _cells(said) * _PER_CELL[said["has_biases"]]:
+    if len(weights) != _cells(args) * _PER_CELL[args["has_biases"]]:
         return "its outputs are projected (proj_size), which the integer kernel does not support"
     return kernel_obstacle()
 
 
-def _cells(said: dict[str, Any]) -> int:
+def _cells(args: dict[str, Any]) -> int:
     """Return the number of cells: one per direction of every stacked layer."""
-    return int(said["num_layers"]) * (2 if said["bidirectional"] else 1)
+    return int(args["num_layers"]) * (2 if args["bidirectional"] else 1)
 
 
 @lru_cache(maxsize=1)
@@ -166,16 +166,16 @@ class QuantizedRecurrent(nn.Module):
     ) -> None:
         super().__init__()
         self._kind, self._cells = kind, cells
-        self._form = (layers, bidirectional, batch_first)
+        self._layout = (layers, bidirectional, batch_first)
 
     def forward(self, x: torch.Tensor, *states: torch.Tensor) -> Any:
         """Return the outputs of all steps and the last states, as float32."""
         floats = [state.float() for state in states]
-        return _run(self._kind, x.float(), floats, self._cells, *self._form)
+        return _run(self._kind, x.float(), floats, self._cells, *self._layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedRecurrent:
         # Packed cells cannot be copied, and are never written to.
-        return QuantizedRecurrent(self._kind, self._cells, *self._form)
+        return QuantizedRecurrent(self._kind, self._cells, *self._layout)
 
 
 def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Tensor) -> Any:
@@ -185,25 +185,25 @@ def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Ten
 
 def lower_recurrent(module: GraphModule, node: Node) -> None:
     """Call the integer kernel instead of a recurrent layer with quantized weights."""
-    said = fx.arguments(node)
+    args = fx.arguments(node)
     if kernel_obstacle() is not None or not is_stored_as_integers(node):
         return
-    per_cell = _PER_CELL[said["has_biases"]]
+    per_cell = _PER_CELL[args["has_biases"]]
     cells = []
-    for first in range(0, len(said["params"]), per_cell):
-        tensors = said["params"][first : first + per_cell]
+    for first in range(0, len(args["params"]), per_cell):
+        tensors = args["params"][first : first + per_cell]
         weight, recurrent = (_stored(module, part) for part in tensors[:2])
         biases = [fx.attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
         zeros = torch.zeros(len(weight[1]))
         bias, recurrent_bias = biases or (zeros, zeros)
         cells.append(_cell(weight, recurrent, bias, recurrent_bias))
-    form = (int(said["num_layers"]), bool(said["bidirectional"]), bool(said["batch_first"]))
+    layout = (int(args["num_layers"]), bool(args["bidirectional"]), bool(args["batch_first"]))
     name = f"{node.name}_int8"
-    module.add_module(name, QuantizedRecurrent(node.target, cells, *form))
-    states = said["hx"] if node.target is LSTM else [said["hx"]]
+    module.add_module(name, QuantizedRecurrent(node.target, cells, *layout))
+    states = args["hx"] if node.target is LSTM else [args["hx"]]
     with module.graph.inserting_before(node):
         layer = module.graph.get_attr(name)
-        result = module.graph.call_function(run_recurrent, (layer, said["input"], *states))
+        result = module.graph.call_function(run_recurrent, (layer, args["input"], *states))
     result.meta = dict(node.meta)
     node.replace_all_uses_with(result)
     # Dead-code elimination keeps ops that may draw random numbers.

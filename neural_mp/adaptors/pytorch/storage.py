@@ -69,11 +69,11 @@ def save(model: TorchModel, folder: Path) -> None:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
     details = {
         "ops": _op_names(model.portable.graph, program.graph),
-        "inputs": model.convention.names,
-        "parameters": model.convention.parameters,
+        "inputs": model.signature.names,
+        "parameters": model.signature.parameters,
         "named_outputs": named,
         "sizes": to_plain(model.portable.meta[SIZES]),
-        "dtype": str(model.convention.dtype).removeprefix("torch."),
+        "dtype": str(model.signature.dtype).removeprefix("torch."),
     }
     write_details(folder / DETAILS_FILE, details)
 
@@ -125,10 +125,10 @@ def restore(folder: Path) -> TorchModel:
             portable = with_named_outputs(portable)
         known = call_signature(portable, details["inputs"])
         parameters = details.get("parameters") or known.parameters
-        convention = replace(known, dtype=details["dtype"], parameters=parameters)
+        signature = replace(known, dtype=details["dtype"], parameters=parameters)
         example = example_of(program)
         whole = Part(portable, runnable_form(portable), example)
-    return TorchModel({WHOLE: whole}, example, convention)
+    return TorchModel({WHOLE: whole}, example, signature)
 
 
 def _dtype(value: object) -> torch.dtype:

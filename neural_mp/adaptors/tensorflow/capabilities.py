@@ -7,7 +7,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import SIXTEEN_BITS, IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.common.tensor_variants import FORM_OF
+from neural_mp.adaptors.common.tensor_variants import VARIANT_OF
 from neural_mp.adaptors.tensorflow.control_flow import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
 from neural_mp.adaptors.tensorflow.int8_accumulation import KINDS, bf16_obstacle, forms_that_work
@@ -92,7 +92,7 @@ class _Kernels:
             return reasons.SEVERAL_RESULTS
         if precision is Precision.FP16 and "..." in text_attribute(node, "equation"):
             return "TensorFlow's FP16 kernel gives wrong numbers for an equation with an ellipsis"
-        if DTYPES[FORM_OF[precision]] not in kernel_dtypes(node.op):
+        if DTYPES[VARIANT_OF[precision]] not in kernel_dtypes(node.op):
             return f"TensorFlow has no {precision} kernel for {node.op} on the CPU"
         return None
 
