@@ -85,11 +85,9 @@ class BatchStats:
 
 
 def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
-    """Return the statistics of a numpy array; None for an empty one.
+    """Return the statistics of an array with the channel axis `channels`; None if empty.
 
-    Args:
-        values: the tensor, of any shape.
-        channels: the channel axis; a tensor with fewer than two axes has one channel.
+    A tensor with fewer than two axes has one channel.
     """
     if not values.size:
         return None
@@ -292,13 +290,7 @@ def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.in
     Clipped values count in the first and last kept bin. A level is the average of its non-empty
     bins, computed from the kept bins only.
 
-    Args:
-        counts: shape [bins].
-        start: the first bin kept, shape [cuts].
-        stop: the bin after the last one kept, shape [cuts]; at least 256 bins are kept.
-
-    Returns:
-        Σ p·ln(p / q) over the kept bins, shape [cuts].
+    At least 256 bins must be kept. The divergence is Σ p·ln(p / q) over the kept bins.
     """
     counts = counts.astype(np.float64)
     first, last = counts[start], counts[stop - 1]

@@ -138,10 +138,7 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
 def stays_in_fp32(layers: Iterable[str], where: str, why: str) -> tuple[str, ...]:
     """Return one sentence for the user, e.g. `2 LSTM within the op 'a' stay in FP32: …`.
 
-    Args:
-        layers: the type of every layer that stays; no sentence if empty.
-        where: the location, placed after the types; may be empty.
-        why: the reason.
+    No sentence without layers, which are given by their types.
     """
     counts = Counter(layers)
     if not counts:

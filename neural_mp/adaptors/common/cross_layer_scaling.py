@@ -119,12 +119,7 @@ class LayerRescale:
 
 
 def rounded_weight(matrix: Array, limit: int) -> Array:
-    """Return a weight rounded to symmetric INT8, one scale per output channel, as float.
-
-    Args:
-        matrix: shape [groups, outputs, inputs, taps].
-        limit: the largest integer, 127 or 63.
-    """
+    """Return the result of `LayerParams.matrix` rounded to INT8 per output channel, as float."""
     scales = weight_scales(matrix, (2, 3), limit)
     return np.asarray(round_to_int8(matrix, scales, limit) * scales.astype(np.float64))
 

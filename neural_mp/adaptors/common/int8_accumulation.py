@@ -149,11 +149,8 @@ def probe_accumulation(
 
     With the largest 8-bit values, kernels saturate if any sum of two products can.
 
-    Args:
-        cases: kind of kernel and label → case.
-        multiply: runs a kernel on a case, with uint8 input and int8 weight, without padding, and
-            returns the sums of products as floats.
-        refusal: the exception of the runtime for a missing kernel.
+    `multiply` runs a kernel on a case, with uint8 input and int8 weight, without padding, and
+    returns the sums of products as floats; `refusal` is raised for a missing kernel.
     """
 
     def exact(name: str) -> Iterator[str]:

@@ -82,10 +82,7 @@ def results_graph(
 ) -> OpGraph:
     """Return the ops whose results a converted model has, by their unconverted names.
 
-    Args:
-        written: the graph of the converted model.
-        results: op of the unconverted model → location of its result in the converted model.
-        op_of: tensor of the converted model → the op of `written` that computes it.
+    `op_of` maps tensors of the converted model to the ops of its graph, `written`.
     """
     kept = {
         op_of[result.tensor]: Op(name, result.type)

@@ -74,10 +74,6 @@ class OpOutputs(Generic[M]):
     first_non_finite: Callable[[M, Any], str | None]
 
 
-def _no_ops(model: Any) -> Collection[str]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Corrections(Generic[M]):
     """The constants of layers and normalizations, for corrections and second derivatives.
@@ -93,7 +89,7 @@ class Corrections(Generic[M]):
 
     layer_params: Callable[[M], Mapping[str, LayerParams]]
     with_layer_params: Callable[[M, Mapping[str, LayerRescale]], M]
-    channel_preserving_ops: Callable[[M], Collection[str]] = _no_ops
+    channel_preserving_ops: Callable[[M], Collection[str]] = lambda model: ()
 
 
 @dataclass(frozen=True)

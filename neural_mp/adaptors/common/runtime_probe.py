@@ -66,14 +66,9 @@ def version_of(*distributions: str) -> str:
 def probe_results(module: str, version: str, onednn_limit: str | None = None) -> frozenset[str]:
     """Return the results of a module that runs as a child process.
 
-    Args:
-        module: the module.
-        version: cache key besides processor and environment; must change with the version of the
-            runtime or the module.
-        onednn_limit: the value of `ONEDNN_MAX_CPU_ISA` for the child; inherited by default.
-
-    Returns:
-        The results; empty if the child cannot run, which is not cached.
+    Empty if the child cannot run, which is not cached. `version` is a cache key besides processor
+    and environment and must change with the runtime or the module. `onednn_limit` is the value of
+    `ONEDNN_MAX_CPU_ISA` for the child, inherited by default.
     """
     environment = dict(os.environ)
     if onednn_limit is not None:

@@ -362,9 +362,7 @@ def _fitting(port: TensorSpec, value: Any) -> Array:
         kinds = "OSU" if wanted.hasobject else "fiub"
         fits = wanted.hasobject or np.can_cast(array.dtype, wanted, "same_kind")
         if array.dtype.kind not in kinds or not fits:
-            raise DataError(
-                f"expected another dtype, got an array of {array.dtype} for the input {port}"
-            )
+            raise DataError(f"got an array of {array.dtype} for the input {port}")
         if not wanted.hasobject:
             array = array.astype(wanted)
     if not _agrees(array.shape, port.shape):

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.constant_folding import (
     fold_batch_norm,
     fold_branch,
@@ -17,13 +18,6 @@ from neural_mp.adaptors.onnxrt.constant_folding import (
     remove_identity,
 )
 from neural_mp.adaptors.onnxrt.conv_framing import frame_convolutions
-from neural_mp.adaptors.onnxrt.graph_edit import (
-    GraphNames,
-    array_of,
-    input_of,
-    is_tensor,
-    name_nodes,
-)
 from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
 from neural_mp.adaptors.onnxrt.opset import (
     LEAST_OPSET,
@@ -70,11 +64,11 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
             f"ONNX Runtime quantizes tensors"
         )
     lift_constants(program)
-    name_nodes(program)
+    edit.name_nodes(program)
     for node in list(in_order(program.graph)):
         remove_identity(node)
     infer_shapes(program)
-    names = GraphNames(program.graph)
+    names = edit.GraphNames(program.graph)
     for node in in_order(program.graph):
         write_out_type(node)
     fold_constants(program, names, folder)
@@ -87,7 +81,7 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
         infer_shapes(program)
     common.RemoveUnusedNodesPass()(program)
     sink_constants(program)
-    name_nodes(program)
+    edit.name_nodes(program)
     return notes
 
 
@@ -139,7 +133,7 @@ def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
     The pass of onnx-ir treats every value as a tensor of its element type.
     """
     opset = opset_of(program)
-    lists = any(value.type and not is_tensor(value) for value in program.graph.inputs)
+    lists = any(value.type and not edit.is_tensor(value) for value in program.graph.inputs)
     if not lists and not any(gives_list(node, opset) for node in program.graph.all_nodes()):
         return []
     inferred = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(program)))
@@ -148,7 +142,7 @@ def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
         known = ir.convenience.create_value_mapping(other)
         for name, value in ir.convenience.create_value_mapping(graph).items():
             kind = known[name].type if name in known else None
-            if kind is not None and not is_tensor(known[name]):
+            if kind is not None and not edit.is_tensor(known[name]):
                 found.append((value, kind))
     return found
 
@@ -168,7 +162,7 @@ def write_out_type(node: ir.Node) -> None:
     node.attributes["to"] = ir.AttrInt64("to", int(dtype))
 
 
-def write_out_axes(node: ir.Node, names: GraphNames) -> None:
+def write_out_axes(node: ir.Node, names: edit.GraphNames) -> None:
     """Pad or resize explicitly on all axes, with no effect on the unnamed axes.
 
     ONNX Runtime runs integer convolutions with channels last; when moving the transposition past
@@ -179,7 +173,7 @@ def write_out_axes(node: ir.Node, names: GraphNames) -> None:
         return
     rank = len(shape)
     if node.op_type == "Pad":
-        axes, amounts = array_of(node.inputs[3]), array_of(node.inputs[1])
+        axes, amounts = edit.array_of(node.inputs[3]), edit.array_of(node.inputs[1])
         if axes is None or amounts is None:
             return
         whole = np.zeros((2, rank), np.int64)
@@ -187,7 +181,7 @@ def write_out_axes(node: ir.Node, names: GraphNames) -> None:
         node.replace_input_with(1, names.constant(f"{node.name}.pads", whole.reshape(-1)))
         node.resize_inputs(3)
         return
-    scales = array_of(input_of(node, 2))
+    scales = edit.array_of(edit.input_of(node, 2))
     if scales is None or not scales.size:
         return
     every = np.ones(rank, np.float32)
@@ -199,5 +193,5 @@ def write_out_axes(node: ir.Node, names: GraphNames) -> None:
 def has_axes(node: ir.Node) -> bool:
     """Whether an op pads or resizes only the axes in its `axes`."""
     if node.op_type == "Pad":
-        return input_of(node, 3) is not None
+        return edit.input_of(node, 3) is not None
     return node.op_type == "Resize" and "axes" in node.attributes

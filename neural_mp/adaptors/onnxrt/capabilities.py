@@ -11,16 +11,10 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL
 from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
-from neural_mp.adaptors.onnxrt.graph_edit import (
-    array_of,
-    input_of,
-    is_float32,
-    known_array,
-    used_outputs,
-)
 from neural_mp.adaptors.onnxrt.kernel_registry import (
     CONTRIB,
     has_kernel,
@@ -102,9 +96,9 @@ class _Judge:
     def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:
         """Return the reason why an op cannot run in 16 bits; None if it can."""
         opset = self.model.opset
-        if not is_float32(node.outputs[0]):
+        if not edit.is_float32(node.outputs[0]):
             return "its output is not known to be float32"
-        if len(used_outputs(node)) > 1:
+        if len(edit.used_outputs(node)) > 1:
             return reasons.SEVERAL_RESULTS
         if node.domain:
             return f"{node.domain}.{node.op_type} is not an op of the ai.onnx domain"
@@ -149,13 +143,13 @@ class _Judge:
         others = [v for i, v in enumerate(node.inputs) if v is not None and i not in typed]
         known = any(node.op_type in types for types in TYPES.values())
         has_own = has_kernel_of(self.model.provider, node, opset, "float16")
-        return any(map(is_float32, others)) or not (known or has_own)
+        return any(map(edit.is_float32, others)) or not (known or has_own)
 
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
         """Return the reason why an op has no integer kernel; None if it has one."""
         if name in self.model.structure.alone:
             if is_table(node):
-                return reasons.table_obstacle(known_array(node.inputs[0]))
+                return reasons.table_obstacle(edit.known_array(node.inputs[0]))
             return self._recurrent_obstacle(node)
         if name not in self.model.structure.fusion_groups:
             return self._no_kernel(name, node)
@@ -164,7 +158,7 @@ class _Judge:
         kernel = PRODUCT if node.op_type in ("MatMul", "Gemm") else f"QLinear{node.op_type}"
         if not has_kernel(provider, kernel, domain):
             return f"{provider} has no integer kernel for {node.op_type}"
-        if not all(is_float32(v) for v in node.inputs if v is not None):
+        if not all(edit.is_float32(v) for v in node.inputs if v is not None):
             return "an input is not known to be float32"
         return self._weight_obstacle(node) if node.op_type in LAYERS else None
 
@@ -175,10 +169,10 @@ class _Judge:
         if node.attributes.get_int("layout", 0):
             return "its layout is batch first; the integer kernel requires sequences first"
         for value in (*node.inputs[:4], *node.inputs[5:]):
-            if value is not None and not is_float32(value):
+            if value is not None and not edit.is_float32(value):
                 return "an input is not known to be float32"
         for value in node.inputs[1:3]:
-            weight = array_of(value)
+            weight = edit.array_of(value)
             if weight is None:
                 return reasons.COMPUTED_WEIGHT
             if not reasons.is_usable(weight):
@@ -186,7 +180,7 @@ class _Judge:
         return gru_obstacle(node) if node.op_type == "GRU" else None
 
     def _weight_obstacle(self, node: ir.Node) -> str | None:
-        weight = array_of(node.inputs[1])
+        weight = edit.array_of(node.inputs[1])
         if weight is None:
             return reasons.COMPUTED_WEIGHT
         if node.inputs[0] is None or node.inputs[0].const_value is not None:
@@ -195,8 +189,8 @@ class _Judge:
             return reasons.UNUSABLE_WEIGHT
         if node.op_type == "MatMul":
             return None if weight.ndim == 2 else "its weight is not a matrix"
-        added = input_of(node, 2)
-        bias = array_of(added)
+        added = edit.input_of(node, 2)
+        bias = edit.array_of(added)
         if added is not None and bias is None:
             return "its bias is computed, not constant"
         if node.op_type == "Gemm":

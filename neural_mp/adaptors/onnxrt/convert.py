@@ -16,16 +16,10 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8, VARIANT_OF
+from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.convert_gru import write_gru
 from neural_mp.adaptors.onnxrt.convert_int8 import write_kernel, write_mover, write_product
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup, GraphStructure, is_table, structure
-from neural_mp.adaptors.onnxrt.graph_edit import (
-    forget_types,
-    known_array,
-    put_input,
-    read_by,
-    redirect,
-)
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.opset import typed_inputs
@@ -51,7 +45,7 @@ def write_table(variants: Variants, node: ir.Node, config: OpConfig) -> None:
     assert config.weight is not None
     rows = node.inputs[1]
     assert rows is not None
-    stored = store_weight(known_array(node.inputs[0]), 0, config.weight)
+    stored = store_weight(edit.known_array(node.inputs[0]), 0, config.weight)
     stem = str(node.name)
     table = variants.names.constant(f"{stem}.table/{stored.integers.dtype}", stored.integers)
     scales = variants.names.constant(f"{stem}.table/scale", stored.scales.reshape(-1, 1))
@@ -78,17 +72,19 @@ def write_recurrent(variants: Variants, node: ir.Node, config: OpConfig) -> None
     for position, zero in RECURRENT_WEIGHTS:
         word = f"{stem}.weight_{position}"
         # The kernel expects the last two axes of [directions, rows, inputs] transposed.
-        turned = np.ascontiguousarray(known_array(node.inputs[position]).transpose(0, 2, 1))
+        turned = np.ascontiguousarray(edit.known_array(node.inputs[position]).transpose(0, 2, 1))
         directions, _, columns = turned.shape
         stored = [store_weight(matrix, 1, config.weight) for matrix in turned]
         integers = np.stack([one.integers for one in stored])
-        put_input(node, position, variants.names.constant(f"{word}/{integers.dtype}", integers))
+        edit.put_input(
+            node, position, variants.names.constant(f"{word}/{integers.dtype}", integers)
+        )
         for place, name, parts in (
             (zero - 1, "scale", [one.scales for one in stored]),
             (zero, "zero_point", [one.zero_points for one in stored]),
         ):
             values = np.stack(parts).reshape(directions, columns)
-            put_input(node, place, variants.names.constant(f"{word}/{name}", values))
+            edit.put_input(node, place, variants.names.constant(f"{word}/{name}", values))
     node.op_type, node.domain, node.version = RECURRENT_KERNEL, CONTRIB, None
     node.attributes.pop("layout", None)
 
@@ -170,9 +166,9 @@ class _Writer:
         elif precision.is_16_bit:
             self._write_16_bit(node, VARIANT_OF[precision])
         else:
-            for value in dict.fromkeys(read_by(node)):
+            for value in dict.fromkeys(edit.read_by(node)):
                 if value in self.structure.names:
-                    redirect(node, value, self._real(node, value))
+                    edit.redirect(node, value, self._real(node, value))
 
     def _real(self, node: ir.Node, value: ir.Value) -> ir.Value:
         """Return the input of an FP32 op for a tensor."""
@@ -200,9 +196,9 @@ class _Writer:
         fusion_group = fusion_group.reduced(
             lambda op: effective.get(str(op.name)) is Precision.INT8
         )
-        self.done.update(str(op.name) for op in fusion_group.members)
-        kernel = [name, *(str(op.name) for op in fusion_group.members)]
-        self.within.update(kernel[:-1])
+        fused = [str(op.name) for op in fusion_group.members]
+        self.done.update(fused)
+        self.within.update([name, *fused][:-1])
         config = self.plan.plan[name]
         if node.op_type in ("MatMul", "Gemm"):
             write_product(self.variants, fusion_group, config)
@@ -242,7 +238,7 @@ class _Writer:
         # Many types have changed. And if ONNX Runtime can infer that both summands before a layer
         # norm have equal shapes, it fuses sum and norm into a slower kernel: a BERT-base in INT8 at
         # 2.2 times the speed of FP32 instead of 2.8.
-        forget_types(graph)
+        edit.forget_types(graph)
 
     def results(self) -> dict[str, OutputLocation]:
         """Return op of the unconverted graph → location of its result."""

@@ -103,35 +103,31 @@ class _Writer:
 
     def start(self, index: int, hidden: int) -> ir.Value:
         """Return the state before the first step, [batch, hidden]."""
-        names, given = self.variants.names, input_of(self.node, 5)
+        given = input_of(self.node, 5)
         if given is not None:
-            bounds = [
-                names.constant(f"{self.name}/bound", np.array([place]))
-                for place in (index, index + 1)
-            ]
-            every = names.constant(f"{self.name}/states", np.array([-1, hidden]))
+            bounds = [self.integers("bound", [place]) for place in (index, index + 1)]
+            every = self.integers("states", [-1, hidden])
             return self.put("Reshape", [self.put("Slice", [given, *bounds]), every])
         if "start" not in self._lasting:
             shape = self.put("Shape", [self.node.inputs[0]])
-            batch = names.constant(f"{self.name}/batch", np.array([1]))
+            batch = self.integers("batch", [1])
             size = self.put("Gather", [shape, batch], {"axis": 0})
-            width = names.constant(f"{self.name}/hidden", np.array([hidden]))
+            width = self.integers("hidden", [hidden])
             shape = self.put("Concat", [size, width], {"axis": 0})
             self._lasting["start"] = self.put("ConstantOfShape", [shape])
         return self._lasting["start"]
 
     def reaches(self) -> ir.Value:
         """Return whether each step lies within the length of its sequence, [steps, batch, 1]."""
-        names = self.variants.names
         if "reaches" not in self._lasting:
             shape = self.put("Shape", [self.node.inputs[0]])
-            first = names.constant(f"{self.name}/first", np.array(0))
-            one = names.constant(f"{self.name}/one", np.array(1))
+            first = self.integers("first", 0)
+            one = self.integers("one", 1)
             count = self.put("Gather", [shape, first], {"axis": 0})
             steps = self.put("Range", [first, count, one])
-            axes = names.constant(f"{self.name}/axes", np.array([1, 2]))
+            axes = self.integers("axes", [1, 2])
             lengths = self.put("Cast", [self.node.inputs[4]], {"to": int(ir.DataType.INT64)})
-            column = names.constant(f"{self.name}/column", np.array([1]))
+            column = self.integers("column", [1])
             lengths = self.put("Unsqueeze", [lengths, column])
             steps = self.put("Unsqueeze", [steps, axes])
             self._lasting["reaches"] = self.put("Less", [steps, lengths])
@@ -165,7 +161,7 @@ class _Writer:
     def _gates(self, step: _Step, state: ir.Value, read: ir.Value) -> ir.Value:
         """Return the state after a step (ONNX's definition of GRU)."""
         hidden, matrix = step.hidden, step.matrix
-        cut = self.variants.names.constant(f"{self.name}/gates", np.array([2 * hidden, hidden]))
+        cut = self.integers("gates", [2 * hidden, hidden])
         read_gates, read_candidate = self.split(read, cut)
         if step.after:
             own = self.product("state", self.dynamic(state), matrix, step.bias, step.index)
@@ -174,7 +170,7 @@ class _Writer:
             taken = self.dynamic(state)
             own_gates = self.product("gates", taken, matrix[: 2 * hidden], None, step.index)
         gates = self.put("Sigmoid", [self.put("Add", [read_gates, own_gates])])
-        halves = self.variants.names.constant(f"{self.name}/halves", np.array([hidden, hidden]))
+        halves = self.integers("halves", [hidden, hidden])
         update, reset = self.split(gates, halves)
         if step.after:
             own_candidate = self.put("Mul", [reset, own_candidate])
@@ -185,6 +181,10 @@ class _Writer:
         # (1 − update) · candidate + update · state, with one multiplication.
         kept = self.put("Mul", [update, self.put("Sub", [state, candidate])])
         return self.put("Add", [candidate, kept])
+
+    def integers(self, word: str, values: int | list[int]) -> ir.Value:
+        """Return integers as a constant."""
+        return self.variants.names.constant(f"{self.name}/{word}", np.array(values))
 
     def product(
         self,

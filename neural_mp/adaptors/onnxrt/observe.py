@@ -49,7 +49,9 @@ def watch(
     known = values_in(program)
     asked = {name: known[str(model.structure.values[name].name)] for name in sorted(tensors)}
     watched = {
-        name: value for name, value in visible(program, asked).items() if _may_be_floating(value)
+        name: value
+        for name, value in visible(program, asked).items()
+        if is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
     }
     channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
     values = {name: str(value.name) for name, value in watched.items()}
@@ -74,11 +76,6 @@ def watch(
             if 0 < most < _WHOLE:
                 size = sum(array.nbytes for several in arrays.values() for array in several)
                 most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
-
-
-def _may_be_floating(value: ir.Value) -> bool:
-    """Whether a value may be a floating-point tensor; unknown types may."""
-    return is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
 
 
 def _floats(found: object) -> list[Array]:
@@ -158,7 +155,8 @@ def op_outputs(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[s
     """Return a function that runs one batch and returns the results of ops."""
     program = typed(model.program)
     can_be_had = visible(program, values_in(program))
-    places = {op: _place(model, op) for op in ops}
+    named = {op: str(model.structure.values[op].name) for op in ops if op not in model.results}
+    places = {op: model.results.get(op) or OutputLocation(named[op], "") for op in ops}
     places = {op: place for op, place in places.items() if place.tensor in can_be_had}
     fed = model.signature.input_tensors
     fetched = list(dict.fromkeys(r.tensor for r in places.values() if r.tensor not in fed))
@@ -182,8 +180,3 @@ def _as_stored(found: Array, value: ir.Value) -> Array:
     """Return the values of a body, recorded in float32, in their own type."""
     kind = value.dtype.numpy() if value.dtype is not None else found.dtype
     return found.astype(kind, copy=False)
-
-
-def _place(model: OnnxModel, op: str) -> OutputLocation:
-    found = model.results.get(op)
-    return found or OutputLocation(str(model.structure.values[op].name), "")

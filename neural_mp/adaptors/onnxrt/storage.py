@@ -6,7 +6,6 @@ import hashlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -47,7 +46,9 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     """
     read = read_file(folder / MODEL_FILE)
     program = program_of(read)
-    signature, details = read_details(folder / DETAILS_FILE, _details)
+    signature, details = read_details(
+        folder / DETAILS_FILE, lambda value: (Signature.from_dict(value), _DETAILS(value))
+    )
     origin = Origin.of(read.folder, program)
     try:
         Runner(program, read.folder, provider, level=PLAIN)
@@ -65,10 +66,6 @@ def restore(folder: Path, provider: str) -> OnnxModel:
         opset=details["opset"],
         provider=provider,
     )
-
-
-def _details(value: object) -> tuple[Signature, dict[str, Any]]:
-    return Signature.from_dict(value), _DETAILS(value)
 
 
 _DETAILS = record({**CONVERTED, "opset": non_negative_integer, "converted": boolean}, LATER)

@@ -13,15 +13,9 @@ from torch.fx import GraphModule, Node
 from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.capture import ENCLOSED, Enclosed
 from neural_mp.adaptors.pytorch.model import WHOLE
-from neural_mp.adaptors.pytorch.quantizable_ops import (
-    CONVOLUTIONS,
-    INTEGER_LAYERS,
-    LINEAR,
-    PADDING,
-    per_axis,
-)
 from neural_mp.core.graph import Layer
 from neural_mp.util.pytree import as_numpy
 
@@ -48,7 +42,7 @@ def simplify(module: GraphModule) -> None:
             _pad_with_constants(node)
         rewriter.rewrite(node)
     for node in list(module.graph.nodes):
-        if node.target in CONVOLUTIONS:
+        if node.target in layers.CONVOLUTIONS:
             _take_in_padding(node)
 
 
@@ -95,7 +89,7 @@ class _DenseRewriter:
         if factor is None or factor.ndim != 2 or fx.constant(self.module, left) is not None:
             return
         weight = self._transposed(right, factor, node)
-        node.target = LINEAR
+        node.target = layers.LINEAR
         node.args = (left, weight, bias) if bias is not None else (left, weight)
 
     def _transposed(self, source: Node, factor: torch.Tensor, before: Node) -> Node:
@@ -122,23 +116,23 @@ def _pad_with_constants(pad: Node) -> None:
         pad.replace_all_uses_with(image)
         pad.graph.erase_node(pad)
         return
-    pad.target = PADDING
+    pad.target = layers.PADDING
     pad.args, pad.kwargs = (image, sides, 0.0 if value is None else value), {}
 
 
 def _number_padding(conv: Node) -> None:
     """Make `same` and `valid` padding numeric; pad before the layer if the two sides differ."""
-    args, axes = fx.arguments(conv), CONVOLUTIONS[_WORDED[conv.target]]
+    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[_WORDED[conv.target]]
     source, total = args["input"], [0] * axes
     if args["padding"] == "same":
         kernel = args["weight"].meta["val"].shape[2:]
-        dilation = per_axis(args["dilation"], axes)
+        dilation = layers.per_axis(args["dilation"], axes)
         total = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=True)]
     if any(size % 2 for size in total):
         sides = [side for size in reversed(total) for side in (size // 2, size - size // 2)]
         padded = aten.constant_pad_nd(source.meta["val"], sides)
         with conv.graph.inserting_before(conv):
-            source = conv.graph.call_function(PADDING, (source, sides, 0.0))
+            source = conv.graph.call_function(layers.PADDING, (source, sides, 0.0))
         source.meta = {**conv.meta, "val": padded}
         total = [0] * axes
     conv.target = _WORDED[conv.target]
@@ -147,8 +141,8 @@ def _number_padding(conv: Node) -> None:
 
 def _take_in_padding(conv: Node) -> None:
     """Merge symmetric zero padding into the convolution."""
-    args, axes = fx.arguments(conv), CONVOLUTIONS[conv.target]
-    if not isinstance(args["input"], Node) or args["input"].target is not PADDING:
+    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[conv.target]
+    if not isinstance(args["input"], Node) or args["input"].target is not layers.PADDING:
         return
     image, sides, value = fx.arguments(args["input"]).values()
     if value != 0 or len(sides) > 2 * axes:
@@ -157,12 +151,10 @@ def _take_in_padding(conv: Node) -> None:
     low, high = sides[::2], sides[1::2]
     if low != high or not all(isinstance(side, int) and side >= 0 for side in sides):
         return
-    own = per_axis(args["padding"], axes)
+    own = layers.per_axis(args["padding"], axes)
     padding = [mine + added for mine, added in zip(own, reversed(low), strict=True)]
     fx.set_arguments(conv, input=image, padding=padding)
 
-
-aten = torch.ops.aten
 
 #: Key of `Node.meta` for the module stacks of ops folded into a node.
 TAKEN_IN = "neural_mp_taken_in"
@@ -243,13 +235,13 @@ def _fold_batch_norms(module: GraphModule) -> None:
         layer = norm.args[0]
         results = list(norm.users)
         if (
-            layer.target in INTEGER_LAYERS
+            layer.target in layers.INTEGER_LAYERS
             and len(layer.users) == 1
             and all(r.target is operator.getitem and r.args[1] == 0 for r in results)
             and all(
                 part is None or fx.constant(module, part) is not None for part in layer.args[1:3]
             )
-            and (layer.target is not LINEAR or norm.meta["val"][0].ndim == 2)
+            and (layer.target is not layers.LINEAR or norm.meta["val"][0].ndim == 2)
         ):
             _fold(module, layer, norm)
             for result in results:
@@ -281,7 +273,7 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
     """Name every op after its module: `layer1.0.conv1`, or `layer1.0.add`."""
     nodes = [n for n in module.graph.nodes if n.op == "call_function" and fx.has_tensors(n)]
     paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
-    alone = Counter(path for path in paths.values())
+    alone = Counter(paths.values())
     # An op that is alone in its module takes precedence for the module's name.
     taken = {place for place, count in alone.items() if place and count == 1}
     for node in nodes:

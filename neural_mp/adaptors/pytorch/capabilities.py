@@ -15,21 +15,11 @@ from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.quantizable_ops import (
-    CONVOLUTIONS,
-    EMBEDDING,
-    INTEGER_LAYERS,
-    LINEAR,
-    WEIGHTED,
-    geometry,
-    has_integer_kernel,
-    kernel_kind,
-    quantize_agnostic,
-)
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.enums import CalibrationAlgorithm
@@ -40,8 +30,8 @@ from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 logger = logging.getLogger(__name__)
 
 _KERNELS = {
-    **{layer: integer_convolution(axes).name() for layer, axes in CONVOLUTIONS.items()},
-    LINEAR: "onednn::qlinear_pointwise",
+    **{layer: integer_convolution(axes).name() for layer, axes in layers.CONVOLUTIONS.items()},
+    layers.LINEAR: "onednn::qlinear_pointwise",
 }
 #: Larger integers may overflow FP16; smaller integers are sizes and axes.
 _MAX_FP16_SAFE_INTEGER = 60_000
@@ -174,33 +164,35 @@ def _integer_kernel(
         return IntegerKernel(
             weight_quant_spec(Int8Accumulation.EXACT), (CalibrationAlgorithm.DYNAMIC,)
         )
-    own = weight_quant_spec(accumulation[kernel_kind(node)])
-    if node.target in CONVOLUTIONS:
+    own = weight_quant_spec(accumulation[layers.kernel_kind(node)])
+    if node.target in layers.CONVOLUTIONS:
         return IntegerKernel(own, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
     # Weight-only quantization accumulates no INT8 products, so the full range is exact; a tied
     # weight is stored once and follows the layer that multiplies it.
     alone = own if _is_tied(module, node) else weight_quant_spec(Int8Accumulation.EXACT)
-    algorithms = (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is LINEAR else ()
+    algorithms = (
+        (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is layers.LINEAR else ()
+    )
     return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,))
 
 
 def _is_tied(module: GraphModule, node: Node) -> bool:
     """Whether an embedding shares its weight with a layer that multiplies in INT8."""
-    if node.target is not EMBEDDING:
+    if node.target is not layers.EMBEDDING:
         return False
     source = str(fx.arguments(node)["weight"].target)
     same = (n for n in module.graph.nodes if n.op == "get_attr" and n.target == source)
-    return any(user.target in INTEGER_LAYERS for n in same for user in n.users)
+    return any(user.target in layers.INTEGER_LAYERS for n in same for user in n.users)
 
 
 def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     """Return the reason why an op cannot run in INT8 itself; None if it can."""
     if fx.op_type(node) in RECURRENT_TYPES:
         return recurrent_obstacle(module, node)
-    if node.target not in WEIGHTED:
+    if node.target not in layers.WEIGHTED:
         if fused:
             return reasons.FUSED
-        return reasons.AGNOSTIC if quantize_agnostic(node) else _no_kernel(node)
+        return reasons.AGNOSTIC if layers.quantize_agnostic(node) else _no_kernel(node)
     weight = fx.constant(module, fx.arguments(node)["weight"])
     if weight is None:
         return reasons.COMPUTED_WEIGHT
@@ -208,13 +200,13 @@ def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
         return reasons.UNUSABLE_WEIGHT
     if weight.dtype not in (torch.float32, *DTYPES.values()):
         return f"its weight is {weight.dtype}; INT8 requires float32 or a 16-bit float"
-    if node.target is EMBEDDING:
+    if node.target is layers.EMBEDDING:
         return None
     if not _is_registered(_KERNELS[node.target]):
         return "this build of torch has no oneDNN integer kernels"
-    if not has_integer_kernel(module, node):
+    if not layers.has_integer_kernel(module, node):
         return reasons.CONSTANT_INPUT
-    axes = CONVOLUTIONS.get(node.target)
+    axes = layers.CONVOLUTIONS.get(node.target)
     if axes is not None and node.args[0].meta["val"].ndim != axes + 2:
         return f"the integer kernel requires batches ({axes + 2} axes)"
     if axes is not None and _pads_beyond_its_window(node):
@@ -234,7 +226,7 @@ def _pads_beyond_its_window(node: Node) -> bool:
 
     oneDNN leaves some of these outputs unwritten if the zero point is not 0.
     """
-    _, padding, dilation, _ = geometry(node)
+    _, padding, dilation, _ = layers.geometry(node)
     window = node.args[1].meta["val"].shape[2:]
     return any(
         pad > gap * (size - 1) for pad, gap, size in zip(padding, dilation, window, strict=True)

@@ -281,7 +281,9 @@ def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> 
     are the outputs of the graph for `single`; None if the graph does not run.
     """
     expected = None if got is None else _expected(original, single)
-    if got is None or expected is None or _same(got, expected):
+    if got is None or expected is None:
+        return []
+    if len(got) == len(expected) and all(map(_alike, got, expected)):
         return []
     return [
         "the model's code takes another path for a batch of one; the path for larger batches was "
@@ -306,10 +308,6 @@ def _expected(original: nn.Module, call: CallArgs) -> list[Any] | None:
             return list(pytree.tree_leaves(run_once(original, call)))
         except DataError:
             return None
-
-
-def _same(got: list[Any], expected: list[Any]) -> bool:
-    return len(got) == len(expected) and all(map(_alike, got, expected))
 
 
 def _alike(mine: Any, theirs: object) -> bool:

@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.casts import cast_dtype
 from neural_mp.adaptors.pytorch.fusion import (
     OVERWRITABLE,
@@ -25,16 +26,6 @@ from neural_mp.adaptors.pytorch.fusion import (
     quantizer,
 )
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
-from neural_mp.adaptors.pytorch.quantizable_ops import (
-    CONCATENATION,
-    CONVOLUTIONS,
-    EMBEDDING,
-    LINEAR,
-    MAX_POOLING,
-    PADDING,
-    geometry,
-    quantize_agnostic,
-)
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 
@@ -43,8 +34,8 @@ onednn = torch.ops.onednn
 
 #: Float dtypes that the kernels can write directly.
 _FLOAT_OUTPUTS = {
-    **dict.fromkeys(CONVOLUTIONS, (torch.float32, torch.bfloat16)),
-    LINEAR: (torch.float32, torch.bfloat16, torch.float16),
+    **dict.fromkeys(layers.CONVOLUTIONS, (torch.float32, torch.bfloat16)),
+    layers.LINEAR: (torch.float32, torch.bfloat16, torch.float16),
 }
 #: Scale, zero point and dtype of a kernel's output.
 _Behind = tuple[float, int, torch.dtype]
@@ -66,13 +57,13 @@ def runnable_form(portable: GraphModule) -> GraphModule:
     with torch.no_grad():
         # Ops that move values first: their results may be views, which a sum must not overwrite.
         for node in list(module.graph.nodes):
-            if quantize_agnostic(node):
+            if layers.quantize_agnostic(node):
                 _run_on_integers(module, node)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             if node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
                 _lower_layer(module, node)
-            elif node.target is EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
+            elif node.target is layers.EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
                 values = (*node.args[0].args, node.args[1])
                 _call_instead(node, kernels.weight_only_embedding, values)
             elif node.target in RECURRENT_INT8:
@@ -86,7 +77,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
 def _lower_layer(module: GraphModule, layer: Node) -> None:
     if is_node(layer.args[0], ops.dequantize, ops.dequantize_dynamic):
         _replace(module, match(layer))
-    elif layer.target is LINEAR:
+    elif layer.target is layers.LINEAR:
         _call_instead(
             layer, kernels.weight_only_linear, (layer.args[0], *layer.args[1].args, _bias(layer))
         )
@@ -137,7 +128,7 @@ def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, 
     """
     layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation)
     bias = _bias(layer)
-    if layer.target is LINEAR:
+    if layer.target is layers.LINEAR:
         product = onednn.qlinear_pointwise
         if summed is not None:
             # The kernel ignores the strides of the summand, so make it contiguous.
@@ -146,9 +137,9 @@ def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, 
             return product.binary, (*before, *added, *post_op)
         target = product.tensor if isinstance(before[1], Node) else product.default
         return target, (*before, bias, *behind, *post_op)
-    inside = (bias, *geometry(layer), *behind)
+    inside = (bias, *layers.geometry(layer), *behind)
     if summed is None:
-        kernel = integer_convolution(CONVOLUTIONS[layer.target])
+        kernel = integer_convolution(layers.CONVOLUTIONS[layer.target])
         return kernel, (*before, *inside, *post_op)
     accumulator: Any = summed.operand
     stored = [1.0, 0]
@@ -175,7 +166,7 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
     for user in summand.users:
         readers.update(user.users if user.target is ops.dequantize else (user,))
     return all(
-        order[reader] < order[addition] and not quantize_agnostic(reader)
+        order[reader] < order[addition] and not layers.quantize_agnostic(reader)
         for reader in readers - {addition}
     )
 
@@ -186,11 +177,13 @@ def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node
     integers = fx.attribute(module, integers_node.target)
     scales = fx.attribute(module, scales_node.target)
     shape = [fx.likely_size(size) for size in layer.args[0].meta["val"].shape]
-    if layer.target is LINEAR:
+    if layer.target is layers.LINEAR:
         packed = onednn.qlinear_prepack(integers, [math.prod(shape[:-1]), shape[-1]])
     else:
         _, scale, zero_point, _ = layer.args[0].args
-        packed = onednn.qconv_prepack(integers, scales, scale, zero_point, *geometry(layer), shape)
+        packed = onednn.qconv_prepack(
+            integers, scales, scale, zero_point, *layers.geometry(layer), shape
+        )
     zeros = torch.zeros(scales.numel(), dtype=torch.long)
     return (
         fx.add_constant(module, f"{layer.name}_packed", packed, before),
@@ -216,7 +209,7 @@ def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str
 def _run_on_integers(module: GraphModule, node: Node) -> None:
     """Run a value-moving op on integers if its inputs and output share quantization parameters."""
     behind = quantizer(node)
-    sources = node.args[0] if node.target is CONCATENATION else [node.args[0]]
+    sources = node.args[0] if node.target is layers.CONCATENATION else [node.args[0]]
     if behind is None or not all(is_node(source, ops.dequantize) for source in sources):
         return
     scale, zero_point = behind.args[1:3]
@@ -224,11 +217,11 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
         return
     integers: Any = [source.args[0] for source in sources]
     rest, target = node.args[1:], node.target
-    if node.target is MAX_POOLING:
+    if node.target is layers.MAX_POOLING:
         target = kernels.max_pool2d_uint8
-    elif node.target is PADDING:
+    elif node.target is layers.PADDING:
         rest = (rest[0], zero_point)
-    if node.target is not CONCATENATION:
+    if node.target is not layers.CONCATENATION:
         (integers,) = integers
     with module.graph.inserting_before(behind):
         moved = module.graph.call_function(target, (integers, *rest), node.kwargs)

@@ -120,11 +120,9 @@ class TorchModel:
 
 
 def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:
-    """Return the user's module with some modules replaced; other weights stay shared.
+    """Return the user's module with some modules replaced, by path; other weights stay shared.
 
-    Args:
-        shell: the user's module; None if the only part is the whole model.
-        parts: path of a module → its replacement.
+    Without a shell, the only part is the whole model.
     """
     if shell is None:
         (whole,) = parts.values()

@@ -69,13 +69,7 @@ class _Interpreted(nn.Module):
 
 
 def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[CallArgs], Any]:
-    """Return the model as a function of its call, run node by node.
-
-    Args:
-        model: the model.
-        visit: called with every node and a function that runs the node; returns its result.
-        portable: whether to run the portable graphs instead of the runnable ones.
-    """
+    """Return the model, or its portable graphs, as a function of its call, run node by node."""
 
     def interpreted(part: Part) -> nn.Module:
         return _Interpreted(_Visited(part.portable if portable else part.runnable, visit))

@@ -14,17 +14,11 @@ from neural_mp.adaptors.common.calibration import BatchStats, summarized
 from neural_mp.adaptors.common.op_outputs import OpOutput, op_value
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.functionalize import OUT_OF_PLACE
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
-from neural_mp.adaptors.pytorch.quantizable_ops import (
-    ADD,
-    CONVOLUTION,
-    CONVOLUTIONS,
-    INTEGER_LAYERS,
-    geometry,
-)
 from neural_mp.core.graph import OpGraph
 from neural_mp.util.pytree import as_numpy
 
@@ -96,7 +90,7 @@ _PACKED: Any = (
 #: Op → in-place equivalent that overwrites its first operand.
 _IN_PLACE = {op: in_place for in_place, op in OUT_OF_PLACE.items()}
 #: Ops whose result is freshly allocated memory.
-_FRESH = INTEGER_LAYERS.union((_PACKED,), _IN_PLACE, OUT_OF_PLACE)
+_FRESH = layers.INTEGER_LAYERS.union((_PACKED,), _IN_PLACE, OUT_OF_PLACE)
 
 
 def calibration_graph(model: TorchModel) -> TorchModel:
@@ -114,7 +108,7 @@ def calibration_graph(model: TorchModel) -> TorchModel:
 def _quick(module: GraphModule) -> GraphModule:
     module = fx.shallow_copy(module)
     for node in list(module.graph.nodes):
-        if node.target is CONVOLUTION:
+        if node.target is layers.CONVOLUTION:
             _pack(module, node)
         elif node.target in _IN_PLACE:
             _save_memory(node)
@@ -129,7 +123,7 @@ def _pack(module: GraphModule, layer: Node) -> None:
         return
     if _PACKED is None or {weight.dtype, image.dtype} != {torch.float32}:
         return
-    stride, padding, dilation, groups = geometry(layer)
+    stride, padding, dilation, groups = layers.geometry(layer)
     order = (padding, stride, dilation, groups)
     likely = [fx.likely_size(size) for size in image.shape]
     packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *order, likely)
@@ -140,7 +134,7 @@ def _pack(module: GraphModule, layer: Node) -> None:
 
 
 def _save_memory(node: Node) -> None:
-    if node.target is ADD and not node.kwargs and not _may_overwrite(node.args[0], node):
+    if node.target is layers.ADD and not node.kwargs and not _may_overwrite(node.args[0], node):
         node.args = (node.args[1], node.args[0])
     if _may_overwrite(node.args[0], node):
         node.target = _IN_PLACE[node.target]
@@ -184,8 +178,8 @@ def watch(
 def _channel_axis(node: Node, axes: int) -> int:
     """Return the channel axis of a result: as read by a layer, else by signature."""
     for reader in node.users:
-        if reader.target in INTEGER_LAYERS and reader.args[0] is node:
-            return axes - 1 - CONVOLUTIONS.get(reader.target, 0)
+        if reader.target in layers.INTEGER_LAYERS and reader.args[0] is node:
+            return axes - 1 - layers.CONVOLUTIONS.get(reader.target, 0)
     return 1 if axes >= 4 else axes - 1
 
 

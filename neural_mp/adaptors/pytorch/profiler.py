@@ -103,7 +103,7 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
     for root in _nested(events):
         op = root.name.removeprefix(_MARK)
         found.setdefault(op, []).extend(map(_kernel, _working(root)))
-        if any(map(_bytes, root.everything())):
+        if any(kind in _BYTES for event in root.everything() for kind in event.types):
             bytes_read.add(op)
     ran = {
         op: replace(op_trace(kernels), reads_int8=op in bytes_read)
@@ -147,10 +147,6 @@ def _kernel(event: _Event) -> TracedKernel:
     if _is_integer(event.name):
         return TracedKernel(event.name, Precision.INT8)
     return TracedKernel(event.name, next(filter(None, map(_PRECISIONS.get, event.types)), None))
-
-
-def _bytes(event: _Event) -> bool:
-    return any(kind in _BYTES for kind in event.types)
 
 
 def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]]:

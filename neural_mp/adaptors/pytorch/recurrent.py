@@ -186,7 +186,8 @@ def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Ten
 def lower_recurrent(module: GraphModule, node: Node) -> None:
     """Call the integer kernel instead of a recurrent layer with quantized weights."""
     args = fx.arguments(node)
-    if kernel_obstacle() is not None or not is_stored_as_integers(node):
+    quantized = any(is_node(part, ops.dequantize_weight) for part in args["params"])
+    if kernel_obstacle() is not None or not quantized:
         return
     per_cell = _PER_CELL[args["has_biases"]]
     cells = []
@@ -208,11 +209,6 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
     node.replace_all_uses_with(result)
     # Dead-code elimination keeps ops that may draw random numbers.
     module.graph.erase_node(node)
-
-
-def is_stored_as_integers(node: Node) -> bool:
-    """Whether a recurrent layer has quantized weights."""
-    return any(is_node(part, ops.dequantize_weight) for part in fx.arguments(node)["params"])
 
 
 def weights_of(module: GraphModule, node: Node) -> Iterator[Node]:

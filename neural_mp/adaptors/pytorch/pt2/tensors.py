@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +80,7 @@ def viewed(values: torch.Tensor, view: View) -> torch.Tensor:
     if min((view.offset, *view.size, *view.stride)) < 0:
         raise ValueError(f"sizes and strides must be at least 0, got {view.size} and {view.stride}")
     item = view.dtype.itemsize
-    count = 1
-    for length in view.size:
-        count *= length
+    count = math.prod(view.size)
     last = sum((n - 1) * step for n, step in zip(view.size, view.stride, strict=True))
     needed = view.offset + (last + 1 if count else 0)
     if needed * item > values.numel():
@@ -106,11 +104,8 @@ def view_of(meta: dict[str, Any]) -> View:
     dtype = getattr(torch, _DTYPES.get(meta["dtype"], ""), None)
     if dtype is None or meta["layout"] != _STRIDED:
         raise ValueError(f"unsupported tensor: data type {meta['dtype']}, layout {meta['layout']}")
-    return View(dtype, _ints(meta["sizes"]), _ints(meta["strides"]), _int(meta["storage_offset"]))
-
-
-def _ints(sizes: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(map(_int, sizes))
+    sizes, strides = (tuple(map(_int, meta[key])) for key in ("sizes", "strides"))
+    return View(dtype, sizes, strides, _int(meta["storage_offset"]))
 
 
 def _int(size: object) -> int:
