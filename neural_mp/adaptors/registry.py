@@ -81,7 +81,8 @@ def adaptor_named(name: str) -> AnyAdaptor:
     if ours is None:
         return _third_party()[name]()
     require_framework(name, f"models of {name}")
-    return _loaded(f"{ours.home}.adaptor:{ours.adaptor}")()
+    made: AnyAdaptor = getattr(importlib.import_module(f"{ours.home}.adaptor"), ours.adaptor)()
+    return made
 
 
 def require_framework(name: str, what: str) -> None:
@@ -105,17 +106,11 @@ def _third_party() -> dict[str, type[AnyAdaptor]]:
         if entry.name in FRAMEWORKS:
             continue
         try:
-            found[entry.name] = _loaded(entry.value)
+            found[entry.name] = entry.load()
         except Exception:
             # A broken plug-in must not disable the others.
             logger.warning("the adaptor %r cannot be loaded", entry.value, exc_info=True)
     return found
-
-
-def _loaded(path: str) -> type[AnyAdaptor]:
-    module, _, attribute = path.partition(":")
-    loaded: type[AnyAdaptor] = getattr(importlib.import_module(module), attribute)
-    return loaded
 
 
 def _qualified_name(kind: type) -> str:

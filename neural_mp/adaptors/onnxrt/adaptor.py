@@ -66,6 +66,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     convert_graph = staticmethod(write)
     native = staticmethod(storage.whole)
     save = staticmethod(storage.save)
+    fingerprint = staticmethod(storage.fingerprint)
     threads = staticmethod(limited_threads)
 
     def __init__(self, provider: str | None = None) -> None:
@@ -107,10 +108,6 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     def weight_bytes(self, model: OnnxModel) -> int:
         """Return the size of the constants in bytes."""
         return sum(map(tensor_bytes, tensors_in(model.runs)))
-
-    def fingerprint(self, model: OnnxModel) -> str:
-        """Return a digest of all nodes and weights."""
-        return storage.digest(model.runs)
 
     def restore(self, folder: Path) -> OnnxModel:
         """Read back the files of `save`."""

@@ -10,22 +10,11 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from neural_mp.adaptors.onnxrt import constant_folding
 from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt.constant_folding import (
-    fold_batch_norm,
-    fold_branch,
-    fold_constants,
-    remove_identity,
-)
+from neural_mp.adaptors.onnxrt import opset as opsets
 from neural_mp.adaptors.onnxrt.conv_framing import frame_convolutions
 from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
-from neural_mp.adaptors.onnxrt.opset import (
-    LEAST_OPSET,
-    gives_list,
-    opset_of,
-    raise_opset,
-    same_but_for_types,
-)
 from neural_mp.adaptors.onnxrt.subgraphs import in_order, lift_constants, sink_constants
 from neural_mp.errors import ConversionError
 
@@ -50,32 +39,32 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
         common.InlinePass()(program)
     common.RemoveInitializersFromInputsPass()(program)
     notes: list[str] = []
-    before = opset_of(program)
-    if 0 < before < LEAST_OPSET:
-        raise_opset(program)
+    before = opsets.opset_of(program)
+    if 0 < before < opsets.LEAST_OPSET:
+        opsets.raise_opset(program)
         notes.append(
-            f"the model's opset {before} was raised to {LEAST_OPSET}, the first with quantization "
+            f"the model's opset {before} was raised to {opsets.LEAST_OPSET}, the first with quantization "
             f"per channel and bfloat16"
         )
     elif not quantizes(before):
         _lower_opset(program)
         notes.append(
-            f"the model's opset {before} was lowered to {opset_of(program)}, the newest in which "
+            f"the model's opset {before} was lowered to {opsets.opset_of(program)}, the newest in which "
             f"ONNX Runtime quantizes tensors"
         )
     lift_constants(program)
     edit.name_nodes(program)
     for node in list(in_order(program.graph)):
-        remove_identity(node)
+        constant_folding.remove_identity(node)
     infer_shapes(program)
     names = edit.GraphNames(program.graph)
     for node in in_order(program.graph):
         write_out_type(node)
-    fold_constants(program, names, folder)
+    constant_folding.fold_constants(program, names, folder)
     for node in [node for node in in_order(program.graph) if node.op_type == "If"]:
-        fold_branch(node, names)
+        constant_folding.fold_branch(node, names)
     for node in list(in_order(program.graph)):
-        fold_batch_norm(node, names)
+        constant_folding.fold_batch_norm(node, names)
         write_out_axes(node, names)
     if frame_convolutions(program, names):
         infer_shapes(program)
@@ -103,11 +92,11 @@ def _lower_opset(program: ir.Model) -> None:
     Raises:
         ConversionError: an op has another definition in the older opset.
     """
-    before = opset_of(program)
-    fitting = (opset for opset in range(before, LEAST_OPSET - 1, -1) if quantizes(opset))
-    newest = next(fitting, LEAST_OPSET)
+    before = opsets.opset_of(program)
+    fitting = (opset for opset in range(before, opsets.LEAST_OPSET - 1, -1) if quantizes(opset))
+    newest = next(fitting, opsets.LEAST_OPSET)
     for node in program.graph.all_nodes():
-        if not same_but_for_types(node, before, newest):
+        if not opsets.same_but_for_types(node, before, newest):
             raise ConversionError(
                 f"ONNX Runtime has no quantization kernels for opset {before}, and opset {newest} "
                 f"defines {node.op_type} differently"
@@ -132,9 +121,9 @@ def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
 
     The pass of onnx-ir treats every value as a tensor of its element type.
     """
-    opset = opset_of(program)
+    opset = opsets.opset_of(program)
     lists = any(value.type and not edit.is_tensor(value) for value in program.graph.inputs)
-    if not lists and not any(gives_list(node, opset) for node in program.graph.all_nodes()):
+    if not lists and not any(opsets.gives_list(node, opset) for node in program.graph.all_nodes()):
         return []
     inferred = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(program)))
     found = []

@@ -133,8 +133,9 @@ def whole(model: OnnxModel) -> onnx.ModelProto:
     return message
 
 
-def digest(program: ir.Model) -> str:
+def fingerprint(model: OnnxModel) -> str:
     """Return a digest of all nodes and weights, independent of the weights' files."""
+    program = model.runs
     bare = ir.to_proto(program)
     del bare.graph.initializer[:]
     running = hashlib.sha256(bare.SerializeToString(deterministic=True))

@@ -263,9 +263,8 @@ def at_least_two(call: CallArgs) -> CallArgs:
 def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where = next((line for line in lines if ".py" in line and "line" in line), "")
-    offer = ""
-    if any(True for _ in module.children()):
-        offer = ", or convert the modules separately: capture = 'modules'"
+    parts = any(True for _ in module.children())
+    offer = ", or convert the modules separately: capture = 'modules'" if parts else ""
     return CaptureError(
         f"the graph of {type(module).__name__} cannot be captured by torch.export: "
         f"{type(error).__name__}: {' '.join(lines[:2])}{f' (at {where})' if where else ''}. "

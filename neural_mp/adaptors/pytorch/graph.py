@@ -24,22 +24,17 @@ def build_graph(model: TorchModel) -> OpGraph:
         module = part.portable
         heads = fused_layers(module)
         for name, node in fx.op_nodes(module).items():
-            agnostic = quantize_agnostic(node)
-            weights = sum(tensor.numel() for tensor in fx.constants_of(module, node))
-            layers = layers_of(node, path)
-            sources, head = _sources(node), heads.get(name)
-            ops.append(
-                Op(
-                    name,
-                    fx.op_type(node),
-                    sources,
-                    head,
-                    agnostic,
-                    weights=weights,
-                    layers=layers,
-                    source_precision=_source_precision(node),
-                )
+            op = Op(
+                name,
+                fx.op_type(node),
+                _sources(node),
+                heads.get(name),
+                quantize_agnostic(node),
+                weights=sum(tensor.numel() for tensor in fx.constants_of(module, node)),
+                layers=layers_of(node, path),
+                source_precision=_source_precision(node),
             )
+            ops.append(op)
         for node in module.graph.nodes:
             if node.op == "placeholder" and fx.has_tensors(node):
                 inputs.append(fx.tensor_name(node))

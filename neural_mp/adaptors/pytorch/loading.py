@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.pytorch import capture, sources, storage
+from neural_mp.adaptors.pytorch import capture, dynamic_shapes, sources, storage
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.call_signature import (
     CallArgs,
@@ -24,13 +24,6 @@ from neural_mp.adaptors.pytorch.call_signature import (
 from neural_mp.adaptors.pytorch.canonicalize import drop_updates, prepare
 from neural_mp.adaptors.pytorch.capture import other_ways, result_of
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
-from neural_mp.adaptors.pytorch.dynamic_shapes import (
-    SIZES,
-    as_exported,
-    fixed_batch_sizes,
-    how_to_export_open,
-    watch_sizes,
-)
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
@@ -160,15 +153,17 @@ def _assemble(
 ) -> TorchModel:
     module, warnings = _prepared(module)
     if original is None:
-        watch_sizes(module, as_exported(module.meta[SIZES]))
-    fixed = fixed_batch_sizes(module.meta[SIZES])
+        dynamic_shapes.watch_sizes(
+            module, dynamic_shapes.as_exported(module.meta[dynamic_shapes.SIZES])
+        )
+    fixed = dynamic_shapes.fixed_batch_sizes(module.meta[dynamic_shapes.SIZES])
     if fixed:
         sizes = ", ".join(map(str, fixed))
         if original is None:
             first = signature.parameters[0] if signature.parameters else "x"
             warnings.append(
                 f"the program was exported with a fixed batch size of {sizes}; for batches of any "
-                f"size, {how_to_export_open(0, first)}"
+                f"size, {dynamic_shapes.how_to_export_open(0, first)}"
             )
         else:
             warnings.append(f"the batch size is fixed to {sizes}, as torch.export captured it")

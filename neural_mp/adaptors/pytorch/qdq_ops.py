@@ -39,10 +39,6 @@ def _dequantize(q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dty
     return (q.float() - zero_point).mul_(scale).to(dtype)
 
 
-def _dequantize_weight(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return q.float() * scales.reshape(-1, *[1] * (q.ndim - 1))
-
-
 def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     low, high = (end.item() for end in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
     scale, zero_point = affine_parameters(low, high)
@@ -71,7 +67,7 @@ dequantize = _registered(
 #: int8 weights to float32, one scale per index of the first axis.
 dequantize_weight = _registered(
     "dequantize_weight(Tensor q, Tensor scales) -> Tensor",
-    _dequantize_weight,
+    lambda q, scales: q.float() * scales.reshape(-1, *[1] * (q.ndim - 1)),
     lambda q, scales: torch.empty_like(q, dtype=torch.float32),
 )
 #: Float to uint8 over the tensor's range, extended to hold 0; also returns scale, zero point.

@@ -80,6 +80,8 @@ _PACKED = (aten.lstm.data, aten.gru.data)
 _PLAIN = (aten.rnn_tanh.input, aten.rnn_relu.input, aten.rnn_tanh.data, aten.rnn_relu.data)
 #: Names of the executed kernels in the profiler's trace.
 KERNELS = ("aten::quantized_lstm", "aten::quantized_gru")
+#: Number of stacked layers, whether each has two directions, whether the batch is the first axis.
+_Layout = tuple[int, bool, bool]
 #: Number of tensors per cell, with and without biases: two weights, two biases.
 _PER_CELL = {True: 4, False: 2}
 
@@ -115,7 +117,7 @@ def kernel_obstacle() -> str | None:
         cell = _cell(weight, recurrent, bias, bias)
         state = torch.zeros(1, 1, 1)
         with torch.no_grad():
-            _run(LSTM, torch.ones(1, 1, 1), [state, state], [cell], 1, False, False)
+            _run(LSTM, torch.ones(1, 1, 1), [state, state], [cell], (1, False, False))
     except Exception as error:  # noqa: BLE001 (whatever a build that lacks a part of it raises)
         return f"torch's integer kernel fails on this machine: {str(error).splitlines()[0]}"
     return None
@@ -146,10 +148,9 @@ def _run(
     x: torch.Tensor,
     states: Sequence[torch.Tensor],
     cells: list[Any],
-    layers: int,
-    bidirectional: bool,
-    batch_first: bool,
+    layout: _Layout,
 ) -> Any:
+    layers, bidirectional, batch_first = layout
     shape = (True, layers, 0.0, False, bidirectional, batch_first)
     if kind is LSTM:
         return aten.quantized_lstm.input(
@@ -161,21 +162,18 @@ def _run(
 class QuantizedRecurrent(nn.Module):
     """Packed cells of one LSTM or GRU: one per direction of every stacked layer."""
 
-    def __init__(
-        self, kind: object, cells: list[Any], layers: int, bidirectional: bool, batch_first: bool
-    ) -> None:
+    def __init__(self, kind: object, cells: list[Any], layout: _Layout) -> None:
         super().__init__()
-        self._kind, self._cells = kind, cells
-        self._layout = (layers, bidirectional, batch_first)
+        self._kind, self._cells, self._layout = kind, cells, layout
 
     def forward(self, x: torch.Tensor, *states: torch.Tensor) -> Any:
         """Return the outputs of all steps and the last states, as float32."""
         floats = [state.float() for state in states]
-        return _run(self._kind, x.float(), floats, self._cells, *self._layout)
+        return _run(self._kind, x.float(), floats, self._cells, self._layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedRecurrent:
         # Packed cells cannot be copied, and are never written to.
-        return QuantizedRecurrent(self._kind, self._cells, *self._layout)
+        return QuantizedRecurrent(self._kind, self._cells, self._layout)
 
 
 def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Tensor) -> Any:
@@ -200,7 +198,7 @@ def lower_recurrent(module: GraphModule, node: Node) -> None:
         cells.append(_cell(weight, recurrent, bias, recurrent_bias))
     layout = (int(args["num_layers"]), bool(args["bidirectional"]), bool(args["batch_first"]))
     name = f"{node.name}_int8"
-    module.add_module(name, QuantizedRecurrent(node.target, cells, *layout))
+    module.add_module(name, QuantizedRecurrent(node.target, cells, layout))
     states = args["hx"] if node.target is LSTM else [args["hx"]]
     with module.graph.inserting_before(node):
         layer = module.graph.get_attr(name)
