@@ -22,14 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(program: ir.Model, folder: Path | None) -> list[str]:
-    """Canonicalize a graph, in place.
+    """Canonicalize a graph, in place, and return notes to the user.
 
     Functions are inlined, unsupported opsets changed, constants collected, names made unique,
     shapes inferred, identities removed, batch norms folded, and long convolutions of one channel
     become matrix products.
-
-    Returns:
-        Notes to the user.
 
     Raises:
         ConversionError: the opset cannot be converted.
@@ -43,14 +40,14 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     if 0 < before < opsets.LEAST_OPSET:
         opsets.raise_opset(program)
         notes.append(
-            f"the model's opset {before} was raised to {opsets.LEAST_OPSET}, the first with quantization "
-            f"per channel and bfloat16"
+            f"the model's opset {before} was raised to {opsets.LEAST_OPSET}, the first with "
+            f"quantization per channel and bfloat16"
         )
     elif not quantizes(before):
         _lower_opset(program)
         notes.append(
-            f"the model's opset {before} was lowered to {opsets.opset_of(program)}, the newest in which "
-            f"ONNX Runtime quantizes tensors"
+            f"the model's opset {before} was lowered to {opsets.opset_of(program)}, the newest in "
+            f"which ONNX Runtime quantizes tensors"
         )
     lift_constants(program)
     edit.name_nodes(program)

@@ -156,10 +156,7 @@ def _prepared(
     folder: Path | None,
     provider: str,
 ) -> list[str]:
-    """Canonicalize a graph, in place, and check that results stay equal.
-
-    Returns:
-        Notes to the user.
+    """Canonicalize a graph, in place; check that results stay equal; return notes to the user.
 
     Raises:
         ConversionError: the graph cannot be converted.

@@ -13,6 +13,8 @@ from onnxscript import version_converter
 
 from neural_mp.errors import ConversionError, one_line
 
+logger = logging.getLogger(__name__)
+
 
 @lru_cache(maxsize=1024)
 def _schema(op: str, opset: int) -> onnx.defs.OpSchema | None:
@@ -119,8 +121,6 @@ def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
     variable = _element_type(schema)
     return known if variable is None else {**known, variable: f"tensor({dtype})"}
 
-
-logger = logging.getLogger(__name__)
 
 #: The first opset with per-channel quantization and bfloat16.
 LEAST_OPSET = 13

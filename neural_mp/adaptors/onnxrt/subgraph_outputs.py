@@ -25,11 +25,8 @@ def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
     """Return the part of a graph that computes some tensors.
 
     A tensor of a body is returned as a float32 sequence: one array per step of a loop, empty if the
-    run did not reach the body (see `arrays_in`).
-
-    Args:
-        program: the graph, with known types in bodies (see `typed`).
-        names: the tensors, all of them `visible`.
+    run did not reach the body (see `arrays_in`). Types in bodies must be known (see `typed`), and
+    the tensors `visible`.
     """
     wanted = list(dict.fromkeys(names))
     program = _with_results_of_bodies(program, wanted)

@@ -41,8 +41,7 @@ _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
 def capture(module: nn.Module, call: CallArgs) -> GraphModule:
     """Export a module in inference mode, with as many dynamic axes as possible.
 
-    Returns:
-        The graph, with functional ops only, which checks the sizes of its inputs.
+    The graph has functional ops only and checks the sizes of its inputs.
 
     Raises:
         DataError: if the module does not run on these inputs.

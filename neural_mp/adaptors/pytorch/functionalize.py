@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+logger = logging.getLogger(__name__)
 aten = torch.ops.aten
 
 _ASKED = (aten.sym_size.int, aten.sym_numel.default)
@@ -77,9 +78,6 @@ def _worked_out(node: Node, expression: Any, known: dict[Any, Node]) -> Node:
     return result
 
 
-logger = logging.getLogger(__name__)
-
-
 #: In-place op → equivalent op; both keep the dtype of their operands if all operands share a dtype.
 OUT_OF_PLACE = {
     aten.relu_.default: aten.relu.default,
@@ -111,9 +109,7 @@ class _NeedsTraceError(Exception):
 def make_functional(module: GraphModule) -> bool:
     """Rewrite a captured graph in place without in-place ops, as torch would.
 
-    Returns:
-        Whether the rewrite succeeded. If not, the graph is unusable, and its program has to be
-            traced again.
+    Return False on failure: the graph is then unusable, and its program has to be traced again.
     """
     try:
         for node in list(module.graph.nodes):

@@ -119,12 +119,9 @@ def _replace(module: GraphModule, group: Group) -> None:
 
 
 def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, tuple[Any, ...]]:
-    """Return the integer kernel of a layer and its arguments.
+    """Return the integer kernel of a fusion group and its arguments.
 
-    Args:
-        group: ops that the kernel runs.
-        before: integers, scale and zero point of the input, then those of the weight.
-        behind: scale, zero point and dtype of the result.
+    `before` are integers, scale and zero point of the input, then those of the weight.
     """
     layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation)
     bias = _bias(layer)
