@@ -55,7 +55,7 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
             )
         return adaptor_named(framework)
     for name, entry in FRAMEWORKS.items():
-        if entry.marks.fit(source):
+        if entry.rule.fit(source):
             return adaptor_named(name)
     for kind in _third_party().values():
         if kind.accepts(source):

@@ -164,7 +164,7 @@ def op_outputs(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[s
             for op, place in places.items()
         }
         given = {
-            op: op_value(_as_stored(arrays[op][0], can_be_had[place.tensor]), place.encoding)
+            op: op_value(_in_own_type(arrays[op][0], can_be_had[place.tensor]), place.encoding)
             for op, place in places.items()
             if len(arrays[op]) == 1
         }
@@ -173,7 +173,6 @@ def op_outputs(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[s
     return called
 
 
-def _as_stored(found: Array, value: ir.Value) -> Array:
+def _in_own_type(found: Array, value: ir.Value) -> Array:
     """Return the values of a body, recorded in float32, in their own type."""
-    kind = value.dtype.numpy() if value.dtype is not None else found.dtype
-    return found.astype(kind, copy=False)
+    return found if value.dtype is None else found.astype(value.dtype.numpy(), copy=False)

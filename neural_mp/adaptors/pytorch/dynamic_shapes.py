@@ -109,9 +109,11 @@ def check_inputs(
         for number, (size, axis) in enumerate(zip(leaf.shape, axes, strict=True)):
             expected = _complaint(size, axis, seen)
             if expected:
+                if axis.exported:
+                    open_axis = how_to_export_open(number)
+                    expected += f", as in the exported program; for a dynamic axis, {open_axis}"
                 raise DataError(
                     f"axis {number} of input {position} has {counted(size, 'value')}; {expected}"
-                    f"{_as_exported(axis, number)}"
                 )
 
 
@@ -125,13 +127,6 @@ def _complaint(size: int, axis: Axis, seen: dict[str, int]) -> str:
     if axis.symbol and seen.setdefault(axis.symbol, size) != size:
         return f"expected {seen[axis.symbol]}, the size of another axis"
     return ""
-
-
-def _as_exported(axis: Axis, number: int) -> str:
-    """Return a hint if the user's own export fixed the axis."""
-    if not axis.exported:
-        return ""
-    return f", as in the exported program; for a dynamic axis, {how_to_export_open(number)}"
 
 
 def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:

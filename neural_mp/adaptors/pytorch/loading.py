@@ -77,7 +77,10 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
                 return _from_program(source, wanted.example)
     if isinstance(source, ExportedProgram):
         return _from_program(source, wanted.example)
-    _refuse_unsuitable(source)
+    if isinstance(source, torch.jit.ScriptModule):
+        raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
+    if isinstance(source, ConvertedModule):
+        raise ModelLoadError("the model must not be converted already; give the original model")
     signature = call_signature(source, wanted.names)
     unknown = [name for name in wanted.names if name not in signature.parameters]
     if unknown:
@@ -105,13 +108,6 @@ def _example_call(
         f"example tensor for other inputs"
     )
     return call, (words,)
-
-
-def _refuse_unsuitable(source: object) -> None:
-    if isinstance(source, torch.jit.ScriptModule):
-        raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
-    if isinstance(source, ConvertedModule):
-        raise ModelLoadError("the model must not be converted already; give the original model")
 
 
 def _in_modules(source: nn.Module, call: CallArgs, signature: CallSignature) -> TorchModel:

@@ -102,7 +102,9 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
     bytes_read: set[str] = set()
     for root in _nested(events):
         op = root.name.removeprefix(_MARK)
-        found.setdefault(op, []).extend(map(_kernel, _working(root)))
+        # The events that did the work; if there are none, conversions and copies, then views.
+        tried = (root.kernels(idle) for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset()))
+        found.setdefault(op, []).extend(map(_kernel, next(filter(None, tried), [])))
         if any(kind in _BYTES for event in root.everything() for kind in event.types):
             bytes_read.add(op)
     ran = {
@@ -131,12 +133,6 @@ def _nested(events: Iterable[Mapping[str, Any]]) -> list[_Event]:
             stack[-1].children.append(found)
         stack.append(found)
     return roots
-
-
-def _working(root: _Event) -> list[_Event]:
-    """Return the events that did the work of an op; if none, its conversions, copies or views."""
-    tried = (root.kernels(idle) for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset()))
-    return next((found for found in tried if found), [])
 
 
 def _is_integer(name: str) -> bool:

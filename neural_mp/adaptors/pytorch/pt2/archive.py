@@ -185,10 +185,6 @@ def _inputs(content: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     match _plain(content) if content else None:
         case None:
             return None
-        case (tuple() | list() as args, dict() as named) if all(map(_is_text, named)):
+        case (tuple() | list() as args, dict() as named) if all(type(n) is str for n in named):
             return tuple(args), named
     raise ValueError("the example inputs must be the arguments of a call")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
