@@ -50,7 +50,7 @@ def training_home(model: object) -> str:
     """
     for name in TRAINING_FRAMEWORKS:
         framework = FRAMEWORKS[name]
-        if not isinstance(model, str) and framework.marks.fit(model):
+        if not isinstance(model, str) and framework.rule.fit(model):
             registry.require_framework(name, f"models of {name}")
             return f"{framework.home}.training"
     raise UnknownFrameworkError(

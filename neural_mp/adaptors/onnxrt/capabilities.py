@@ -59,7 +59,7 @@ class _Judge:
         """Return the kernels of an op."""
         if self.model.obstacle is not None:
             return OpKernels.none(self.model.obstacle)
-        reasons = {precision: self.obstacle_16_bit(node, precision) for precision in _SIXTEEN}
+        obstacles = {precision: self.obstacle_16_bit(node, precision) for precision in _SIXTEEN}
         native = (
             precision
             for precision, dtype in _SIXTEEN.items()
@@ -67,7 +67,7 @@ class _Judge:
         )
         return OpKernels(
             self.int8_obstacle(name, node) or self.integer_kernel(node),
-            {precision: reason for precision, reason in reasons.items() if reason is not None},
+            {precision: reason for precision, reason in obstacles.items() if reason is not None},
             frozenset(_SIXTEEN) - frozenset(native),
         )
 
