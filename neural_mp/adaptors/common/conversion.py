@@ -78,8 +78,8 @@ def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:
         return observations.ranges[tensor][algorithm]
     except KeyError:
         raise ConversionError(
-            f"quantized tensor {tensor!r} requires an observed {algorithm} range; calibrate first, "
-            f"or give a plan file with observations"
+            f"tensor {tensor!r} must be quantized, which requires an observed {algorithm} range; "
+            f"calibrate first, or give a plan file with observations"
         ) from None
 
 

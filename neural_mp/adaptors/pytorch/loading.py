@@ -80,7 +80,7 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
     if isinstance(source, torch.jit.ScriptModule):
         raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
     if isinstance(source, ConvertedModule):
-        raise ModelLoadError("the model must not be converted already; give the original model")
+        raise ModelLoadError("the model is already converted; give the original model")
     signature = call_signature(source, wanted.names)
     unknown = [name for name in wanted.names if name not in signature.parameters]
     if unknown:
