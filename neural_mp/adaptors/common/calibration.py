@@ -127,7 +127,7 @@ class Observer:
     _stride: int = 1
     _batches: int = 0
 
-    def take(self, seen: BatchStats) -> None:
+    def update(self, seen: BatchStats) -> None:
         """Update with the statistics of a part of a batch."""
         low, high, channel_power, mean = seen.low, seen.high, seen.power, seen.mean
         count, sample = seen.count, seen.sample

@@ -128,7 +128,7 @@ def observe(
     tensors = observable_tensors(space.graph, space.int8_ops)
     found: defaultdict[str, Observer] = defaultdict(Observer)
     for name, summary in adaptor.observe_tensors(model, counted(), tensors):
-        found[name].take(summary)
+        found[name].update(summary)
     return summarize(found, samples)
 
 

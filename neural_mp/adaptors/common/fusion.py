@@ -69,9 +69,9 @@ class FusionGroup(Generic[N, T]):
         """The op whose result the kernel writes."""
         return (self.head, *self.members)[-1]
 
-    def reduced(self, runs_along: Callable[[N], bool]) -> FusionGroup[N, T]:
+    def reduced(self, is_fused: Callable[[N], bool]) -> FusionGroup[N, T]:
         """Return the group up to the first step with an op that is not fused under a plan."""
-        kept = takewhile(lambda step: all(map(runs_along, step.ops)), self.steps)
+        kept = takewhile(lambda step: all(map(is_fused, step.ops)), self.steps)
         return FusionGroup(self.head, tuple(kept))
 
 

@@ -30,7 +30,7 @@ _FLOAT32 = 2.0**-22
 
 #: Target → oneDNN limits to probe under: none, or those of the CPUs on which the result must be
 #: correct.
-ASKED_UNDER: Mapping[str, tuple[str | None, ...]] = {
+PROBED_LIMITS: Mapping[str, tuple[str | None, ...]] = {
     HOST_TARGET: (None,),
     "avx2": ("AVX2",),
     "avx512": ("AVX512_CORE",),
@@ -47,7 +47,7 @@ def target_accumulation(
     if the runtime is exact under every limit and the CPU can be; kinds that accumulate in 32 bits
     on every CPU depend on the runtime only.
     """
-    answers = [ask(limit) for limit in ASKED_UNDER.get(hardware.target, ())]
+    answers = [ask(limit) for limit in PROBED_LIMITS.get(hardware.target, ())]
     found = {}
     for kernel in KernelKind:
         exact = all(answer[kernel] is Int8Accumulation.EXACT for answer in answers)
@@ -58,19 +58,23 @@ def target_accumulation(
 
 
 def probed_accumulation(
-    hardware: Hardware, module: str, version: str, cases: Iterable[str], minds_onednn: bool = True
+    hardware: Hardware,
+    module: str,
+    version: str,
+    cases: Iterable[str],
+    obeys_onednn_limit: bool = True,
 ) -> KernelAccumulation:
     """Return the accumulation of every kind of kernel, probed by a module.
 
-    `version` covers the runtime and the probe; `minds_onednn` states whether the kernels obey
+    `version` covers the runtime and the probe; `obeys_onednn_limit` states whether the kernels obey
     oneDNN's limit.
     """
 
-    def asked_under(onednn_limit: str | None) -> KernelAccumulation:
-        limit = onednn_limit if minds_onednn else None
+    def under_limit(onednn_limit: str | None) -> KernelAccumulation:
+        limit = onednn_limit if obeys_onednn_limit else None
         return accumulation_of_cases(probe_results(module, version, limit), cases)
 
-    return target_accumulation(hardware, asked_under)
+    return target_accumulation(hardware, under_limit)
 
 
 def accumulation_of_cases(found: Iterable[str], cases: Iterable[str]) -> KernelAccumulation:

@@ -39,14 +39,14 @@ _RUNS_GRAPHS = "it runs nested graphs, whose ops have precisions of their own"
 
 def kernels(model: OnnxModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels on the model's provider, or the reason for a missing kernel."""
-    judge = _Judge(model, accumulation)
-    found = {name: judge.kernels(name, node) for name, node in model.structure.nodes.items()}
+    finder = _KernelFinder(model, accumulation)
+    found = {name: finder.kernels(name, node) for name, node in model.structure.nodes.items()}
     part = OpKernels.none("it is a further output of an op and has the precision of that op")
     return {**found, **dict.fromkeys(model.structure.parts, part)}
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _KernelFinder:
     model: OnnxModel
     accumulation: KernelAccumulation
 

@@ -93,16 +93,16 @@ def fold_branch(node: ir.Node, names: edit.GraphNames) -> None:
             result.name = names.new(f"{name}/branch")
             value.name = name
         result.replace_all_uses_with(value, replace_graph_outputs=True)
-    _take_apart(node)
+    _clear_bodies(node)
     graph.remove(node, safe=True)
 
 
-def _take_apart(node: ir.Node) -> None:
+def _clear_bodies(node: ir.Node) -> None:
     """Remove the nodes from all bodies of a node, so that they have no inputs."""
     for body in bodies_of(node):
         body.outputs.clear()
         for inner in reversed(list(body)):
-            _take_apart(inner)
+            _clear_bodies(inner)
             body.remove(inner, safe=True)
 
 

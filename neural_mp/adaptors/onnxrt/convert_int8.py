@@ -34,7 +34,7 @@ def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig
     kept_within = limits(fusion_group.tail) if fusion_group.activation is not None else None
     if kept_within is not None and not variants.encoding_of(tail).clamps(*kept_within):
         result, last = tail, fusion_group.tail
-    variants.put(tail, UINT8, variants.quantize(tail, result, behind=last))
+    variants.put(tail, UINT8, variants.quantize(tail, result, after=last))
 
 
 def _quantize_parameters(variants: Variants, head: ir.Node, config: OpConfig) -> None:

@@ -23,5 +23,5 @@ def int8_accumulation(hardware: Hardware) -> common.KernelAccumulation:
     module = "neural_mp.adaptors.onnxrt.int8_accumulation_probe"
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
     return common.probed_accumulation(
-        hardware, module, f"{_VERSION} {version}", CASES, minds_onednn=False
+        hardware, module, f"{_VERSION} {version}", CASES, obeys_onednn_limit=False
     )

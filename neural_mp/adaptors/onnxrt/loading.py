@@ -208,7 +208,7 @@ def _read(source: object) -> _Read:
         except DecodeError as error:
             raise ModelLoadError(f"the model must be a serialized ONNX model: {error}") from error
     elif isinstance(source, ir.Model):
-        return _put_aside(source)
+        return _spill(source)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelLoadError(
             f"the model must be a path, a ModelProto or its bytes, got "
@@ -222,10 +222,10 @@ def _read(source: object) -> _Read:
         )
     if proto.ByteSize() < _SPILL_MIN_BYTES:
         return _Read(proto, Path())
-    return _put_aside(ir.from_proto(proto))
+    return _spill(ir.from_proto(proto))
 
 
-def _put_aside(program: ir.Model) -> _Read:
+def _spill(program: ir.Model) -> _Read:
     """Write a graph with its weights to temporary files."""
     held = tempfile.TemporaryDirectory()
     path = Path(held.name) / "model.onnx"

@@ -115,11 +115,11 @@ class Runner:
         extended = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
         try:
             if extended or not self._plain.issuperset(fetches):
-                given = {name: _handed_over(value) for name, value in feeds.items()}
+                given = {name: _to_ort_value(value) for name, value in feeds.items()}
                 # The arrays of a sequence are not accessible through an OrtValue.
                 lists = [name for name in fetches if name in self._sequences and not extended]
                 others = [name for name in fetches if name not in lists]
-                values = map(_taken, self.session.run_with_ort_values(others, given))
+                values = map(_from_ort_value, self.session.run_with_ort_values(others, given))
                 found = dict(zip(others, values, strict=True))
                 if lists:
                     found.update(zip(lists, self.session.run(lists, dict(feeds)), strict=True))
@@ -133,14 +133,14 @@ class Runner:
             ) from error
 
 
-def _handed_over(value: Array) -> ort.OrtValue:
+def _to_ort_value(value: Array) -> ort.OrtValue:
     if value.dtype.kind != "V":
         return ort.OrtValue.ortvalue_from_numpy(value)
     kind = ir.DataType.from_numpy(value.dtype)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, int(kind))
 
 
-def _taken(value: ort.OrtValue) -> Any:
+def _from_ort_value(value: ort.OrtValue) -> Any:
     if not value.is_tensor():
         return value
     kind = ir.DataType(value.element_type())

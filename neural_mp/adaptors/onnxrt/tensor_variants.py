@@ -26,7 +26,7 @@ DTYPES = {
 }
 #: Rounded to 16 bits and cast back to FP32, for kernels without 16-bit support.
 _WIDENED = "widened"
-#: uint8 behind a DequantizeLinear that is fused into a kernel.
+#: uint8 after a DequantizeLinear that is fused into a kernel.
 _DEQUANTIZED = "dequantized"
 
 
@@ -112,7 +112,7 @@ class Variants(TensorVariants[ir.Value]):
         return found[key]
 
     def for_kernel(self, tensor: ir.Value) -> ir.Value:
-        """Return a uint8 tensor behind a DequantizeLinear that an integer kernel fuses.
+        """Return a uint8 tensor after a DequantizeLinear that an integer kernel fuses.
 
         Fusion requires both in one graph.
         """
@@ -167,11 +167,11 @@ class Variants(TensorVariants[ir.Value]):
         self.count("dequantize")
         return self.add("DequantizeLinear", inputs, stem, DTYPES[FP32], {"axis": axis})
 
-    def quantize(self, tensor: ir.Value, real: ir.Value, behind: ir.Node | None = None) -> ir.Value:
+    def quantize(self, tensor: ir.Value, real: ir.Value, after: ir.Node | None = None) -> ir.Value:
         """Quantize a float value with the scale of a tensor."""
         inputs = [real, *self.parameters(tensor)]
         return self.add(
-            "QuantizeLinear", inputs, f"{tensor.name}/{UINT8}", DTYPES[UINT8], behind=behind
+            "QuantizeLinear", inputs, f"{tensor.name}/{UINT8}", DTYPES[UINT8], after=after
         )
 
     def dynamic(self, tensor: ir.Value) -> tuple[ir.Value, ...]:
@@ -209,7 +209,7 @@ class Variants(TensorVariants[ir.Value]):
         ]
 
     def weight(self, stem: str, stored: StoredWeight) -> ir.Value:
-        """Return a quantized weight or bias behind a DequantizeLinear that kernels fuse."""
+        """Return a quantized weight or bias after a DequantizeLinear that kernels fuse."""
         inputs, name = self.constants(stem, stored), f"{stem}/{_DEQUANTIZED}"
         return self.add("DequantizeLinear", inputs, name, DTYPES[FP32], {"axis": stored.axis})
 
@@ -233,16 +233,16 @@ class Variants(TensorVariants[ir.Value]):
     def put_rounded(self, result: ir.Value, variant: str) -> None:
         """Set a tensor to the result of an FP32 op, rounded to 16 bits."""
         self.count("casts")
-        rounded = self._cast(result, f"{result.name}/{variant}", variant, behind=result.producer())
+        rounded = self._cast(result, f"{result.name}/{variant}", variant, after=result.producer())
         self.put(result, variant, rounded)
 
-    def insert(self, node: ir.Node, name: str, behind: ir.Node | None = None) -> None:
+    def insert(self, node: ir.Node, name: str, after: ir.Node | None = None) -> None:
         """Insert a new node at its place, or directly after another."""
         node.name = self.names.new(name)
         if node.name != self.owner:
             self.owners[node.name] = self.owner
-        if behind is not None:
-            self._graph_of(behind.outputs[0]).insert_after(behind, node)
+        if after is not None:
+            self._graph_of(after.outputs[0]).insert_after(after, node)
         elif self.place is None:
             self._end.append(node)
         else:
@@ -255,15 +255,15 @@ class Variants(TensorVariants[ir.Value]):
         name: str,
         dtype: ir.DataType,
         attributes: Mapping[str, int] | None = None,
-        behind: ir.Node | None = None,
+        after: ir.Node | None = None,
     ) -> ir.Value:
         """Insert a new node with one result (see `insert`) and return the result."""
         result = ir.val(self.names.new(name), dtype)
-        self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", behind)
+        self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", after)
         return result
 
     def _cast(
-        self, value: ir.Value, name: str, variant: str, behind: ir.Node | None = None
+        self, value: ir.Value, name: str, variant: str, after: ir.Node | None = None
     ) -> ir.Value:
         dtype = DTYPES[variant]
-        return self.add("Cast", [value], name, dtype, {"to": int(dtype)}, behind)
+        return self.add("Cast", [value], name, dtype, {"to": int(dtype)}, after)

@@ -22,7 +22,7 @@ from neural_mp.util.pytree import as_numpy
 aten = torch.ops.aten
 
 #: Convolution with a named padding → convolution with numeric padding.
-_WORDED = {
+_NAMED_PADDING = {
     aten.conv1d.padding: aten.conv1d.default,
     aten.conv2d.padding: aten.conv2d.default,
     aten.conv3d.padding: aten.conv3d.default,
@@ -36,14 +36,14 @@ def simplify(module: GraphModule) -> None:
     _fold_constants(module)
     rewriter = _DenseRewriter(module)
     for node in list(module.graph.nodes):
-        if node.target in _WORDED:
-            _number_padding(node)
+        if node.target in _NAMED_PADDING:
+            _make_padding_numeric(node)
         elif node.target is aten.pad.default:
             _pad_with_constants(node)
         rewriter.rewrite(node)
     for node in list(module.graph.nodes):
         if node.target in layers.CONVOLUTIONS:
-            _take_in_padding(node)
+            _fold_padding(node)
 
 
 def _fold_constants(module: GraphModule) -> None:
@@ -120,9 +120,9 @@ def _pad_with_constants(pad: Node) -> None:
     pad.args, pad.kwargs = (image, sides, 0.0 if value is None else value), {}
 
 
-def _number_padding(conv: Node) -> None:
+def _make_padding_numeric(conv: Node) -> None:
     """Make `same` and `valid` padding numeric; pad before the layer if the two sides differ."""
-    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[_WORDED[conv.target]]
+    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[_NAMED_PADDING[conv.target]]
     source, total = args["input"], [0] * axes
     if args["padding"] == "same":
         kernel = args["weight"].meta["val"].shape[2:]
@@ -135,11 +135,11 @@ def _number_padding(conv: Node) -> None:
             source = conv.graph.call_function(layers.PADDING, (source, sides, 0.0))
         source.meta = {**conv.meta, "val": padded}
         total = [0] * axes
-    conv.target = _WORDED[conv.target]
+    conv.target = _NAMED_PADDING[conv.target]
     fx.set_arguments(conv, input=source, padding=[size // 2 for size in total])
 
 
-def _take_in_padding(conv: Node) -> None:
+def _fold_padding(conv: Node) -> None:
     """Merge symmetric zero padding into the convolution."""
     args, axes = fx.arguments(conv), layers.CONVOLUTIONS[conv.target]
     if not isinstance(args["input"], Node) or args["input"].target is not layers.PADDING:
@@ -157,7 +157,7 @@ def _take_in_padding(conv: Node) -> None:
 
 
 #: Key of `Node.meta` for the module stacks of ops folded into a node.
-TAKEN_IN = "neural_mp_taken_in"
+FOLDED_STACKS = "neural_mp_folded_stacks"
 #: Ops whose result depends on the memory layout of their input.
 _OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
 
@@ -266,7 +266,10 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     scaled = np.multiply(values, scale, out=scaled, casting="same_kind")
     fx.put_constant(module, layer, "weight", scaled)
     fx.put_constant(module, layer, "bias", affine.shift)
-    layer.meta[TAKEN_IN] = (*layer.meta.get(TAKEN_IN, ()), norm.meta.get("nn_module_stack") or {})
+    layer.meta[FOLDED_STACKS] = (
+        *layer.meta.get(FOLDED_STACKS, ()),
+        norm.meta.get("nn_module_stack") or {},
+    )
 
 
 def name_ops(module: GraphModule, path: str = WHOLE) -> None:
@@ -304,7 +307,7 @@ def _own_path(path: object) -> str:
 
 def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
     """Return the modules of an op and of ops folded into it, outer modules first."""
-    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(TAKEN_IN, ()))
+    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
     found: dict[Layer, None] = {}
     for stack in stacks:
         for place, kind in stack.values():

@@ -60,7 +60,7 @@ class _Caster:
             elif node.op == "call_function" and fx.OP_NAME in node.meta:
                 op = node.meta[fx.OP_NAME]
                 if node.target is operator.getitem:
-                    self.take_along(node)
+                    self.inherit_dtype(node)
                     continue
                 wanted = DTYPES.get(flow.effective[op])
                 quantized = flow.int8_reads.get(op, frozenset())
@@ -75,7 +75,7 @@ class _Caster:
                 if written is not None and "dtype" not in node.kwargs:
                     self.dtype[node] = written
 
-    def take_along(self, node: Node) -> None:
+    def inherit_dtype(self, node: Node) -> None:
         """Give one of several results the dtype of the op that produces all of them."""
         source = node.all_input_nodes[0]
         if source in self.dtype and _traced_dtype(node) is not None:

@@ -13,7 +13,7 @@ from neural_mp.adaptors.pytorch.versions import integer_convolution
 
 onednn = torch.ops.onednn
 
-_NOTHING_BEHIND: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+_NO_EPILOGUE: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
 
 
 def _multiply(case: Case, x: Array, weight: Array) -> Array:
@@ -30,7 +30,7 @@ def _multiply(case: Case, x: Array, weight: Array) -> Array:
     else:
         packed = onednn.qlinear_prepack(integers, list(x.shape))
         kernel, shape = onednn.qlinear_pointwise.default, ()
-    found = kernel(stored, 1.0, 0, packed, scales, zeros, None, *shape, *_NOTHING_BEHIND)
+    found = kernel(stored, 1.0, 0, packed, scales, zeros, None, *shape, *_NO_EPILOGUE)
     return found.numpy()
 
 

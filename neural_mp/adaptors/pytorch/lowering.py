@@ -38,7 +38,7 @@ _FLOAT_OUTPUTS = {
     layers.LINEAR: (torch.float32, torch.bfloat16, torch.float16),
 }
 #: Scale, zero point and dtype of a kernel's output.
-_Behind = tuple[float, int, torch.dtype]
+_Output = tuple[float, int, torch.dtype]
 
 
 def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
@@ -97,7 +97,7 @@ def _replace(module: GraphModule, group: Group) -> None:
     """Call an integer kernel instead of a layer and the ops fused into it."""
     layer, replaced = group.head, quantizer(group.tail)
     if replaced is not None:
-        behind: _Behind = (replaced.args[1], replaced.args[2], torch.uint8)
+        output: _Output = (replaced.args[1], replaced.args[2], torch.uint8)
     else:
         replaced, dtype = group.tail, torch.float32
         cast = only_user(replaced)
@@ -105,11 +105,11 @@ def _replace(module: GraphModule, group: Group) -> None:
         floats = _FLOAT_OUTPUTS[layer.target] if group.residual_sum is None else ()
         if cast is not None and wanted in floats:
             replaced, dtype = cast, wanted
-        behind = (1.0, 0, dtype)
+        output = (1.0, 0, dtype)
     before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
     with module.graph.inserting_before(replaced):
-        result = module.graph.call_function(*_call(group, before, behind))
-    encoding = QuantParams(*behind[:2]) if behind[2] is torch.uint8 else None
+        result = module.graph.call_function(*_call(group, before, output))
+    encoding = QuantParams(*output[:2]) if output[2] is torch.uint8 else None
     result.meta = {
         "val": replaced.meta["val"],
         fx.OP_NAME: layer.meta.get(fx.OP_NAME, layer.name),
@@ -118,7 +118,7 @@ def _replace(module: GraphModule, group: Group) -> None:
     replaced.replace_all_uses_with(result)
 
 
-def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, tuple[Any, ...]]:
+def _call(group: Group, before: tuple[Any, ...], output: _Output) -> tuple[Any, tuple[Any, ...]]:
     """Return the integer kernel of a fusion group and its arguments.
 
     `before` are integers, scale and zero point of the input, then those of the weight.
@@ -130,17 +130,17 @@ def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, 
         if summed is not None:
             # The kernel ignores the strides of the summand, so make it contiguous.
             summand = layer.graph.call_function(aten.contiguous.default, (summed.operand,))
-            added = (summand, bias, *behind, 1.0, 0, "add", 1.0)
+            added = (summand, bias, *output, 1.0, 0, "add", 1.0)
             return product.binary, (*before, *added, *post_op)
         target = product.tensor if isinstance(before[1], Node) else product.default
-        return target, (*before, bias, *behind, *post_op)
-    inside = (bias, *layers.geometry(layer), *behind)
+        return target, (*before, bias, *output, *post_op)
+    inside = (bias, *layers.geometry(layer), *output)
     if summed is None:
         kernel = integer_convolution(layers.CONVOLUTIONS[layer.target])
         return kernel, (*before, *inside, *post_op)
     accumulator: Any = summed.operand
     stored = [1.0, 0]
-    if behind[2] is torch.uint8:
+    if output[2] is torch.uint8:
         accumulator, *stored = accumulator.args[:3]
         if not _may_overwrite(accumulator, summed.ops[0], before[0]):
             accumulator = layer.graph.call_function(
@@ -205,11 +205,11 @@ def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str
 
 def _run_on_integers(module: GraphModule, node: Node) -> None:
     """Run a value-moving op on integers if its inputs and output share quantization parameters."""
-    behind = quantizer(node)
+    output = quantizer(node)
     sources = node.args[0] if node.target is layers.CONCATENATION else [node.args[0]]
-    if behind is None or not all(is_node(source, ops.dequantize) for source in sources):
+    if output is None or not all(is_node(source, ops.dequantize) for source in sources):
         return
-    scale, zero_point = behind.args[1:3]
+    scale, zero_point = output.args[1:3]
     if any(source.args[1:3] != (scale, zero_point) for source in sources):
         return
     integers: Any = [source.args[0] for source in sources]
@@ -220,12 +220,12 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
         rest = (rest[0], zero_point)
     if node.target is not layers.CONCATENATION:
         (integers,) = integers
-    with module.graph.inserting_before(behind):
+    with module.graph.inserting_before(output):
         moved = module.graph.call_function(target, (integers, *rest), node.kwargs)
     name = node.meta.get(fx.OP_NAME, node.name)
     encoding = QuantParams(scale, zero_point)
-    moved.meta = {"val": behind.meta["val"], fx.OP_NAME: name, fx.RESULT: (name, encoding)}
-    behind.replace_all_uses_with(moved)
+    moved.meta = {"val": output.meta["val"], fx.OP_NAME: name, fx.RESULT: (name, encoding)}
+    output.replace_all_uses_with(moved)
 
 
 def _call_conversion(module: GraphModule, node: Node) -> None:

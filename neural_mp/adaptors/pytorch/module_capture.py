@@ -111,7 +111,7 @@ def _said_by_original(model: TorchModel, call: CallArgs) -> str:
 
 
 @dataclass
-class _Seen:
+class _RecordedCall:
     """Call of a module recorded while its model ran; `alike` if all its calls match."""
 
     call: CallArgs
@@ -131,22 +131,22 @@ def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMo
     Raises:
         CaptureError: if no module can be captured.
     """
-    taker = _Taker(shell, call, _watch(shell, call))
-    taker.descend(shell, "")
-    if not taker.found:
+    capturer = _ModuleCapturer(shell, call, _watch(shell, call))
+    capturer.descend(shell, "")
+    if not capturer.found:
         raise CaptureError(
             f"no module of {type(shell).__name__} with layers can be captured separately"
         )
-    return taker.found
+    return capturer.found
 
 
-def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _Seen]:
-    seen: dict[nn.Module, _Seen] = {}
+def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _RecordedCall]:
+    seen: dict[nn.Module, _RecordedCall] = {}
 
     def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         given = CallArgs(args, kwargs)
         if part not in seen:
-            seen[part] = _Seen(given.copied())
+            seen[part] = _RecordedCall(given.copied())
         elif _fixed_properties(given) != _fixed_properties(seen[part].call):
             seen[part].alike = False
 
@@ -178,12 +178,12 @@ def _is_packed(call: CallArgs) -> bool:
 
 
 @dataclass
-class _Taker:
+class _ModuleCapturer:
     """Recursive capture of the modules of a model."""
 
     shell: nn.Module
     call: CallArgs
-    seen: Mapping[nn.Module, _Seen]
+    seen: Mapping[nn.Module, _RecordedCall]
     found: dict[str, tuple[GraphModule, CallArgs]] = field(default_factory=dict)
     known: set[nn.Module] = field(default_factory=set)
 

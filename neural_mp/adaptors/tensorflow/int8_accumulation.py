@@ -69,13 +69,13 @@ def bf16_obstacle() -> str | None:
 def int8_accumulation(hardware: Hardware) -> KernelAccumulation:
     """Return the accumulation of each kernel kind on the target machine."""
 
-    def asked_under(onednn_limit: str | None) -> KernelAccumulation:
+    def under_limit(onednn_limit: str | None) -> KernelAccumulation:
         found = _facts(onednn_limit)
         working = [form for form in FORMS if f"{WORKS}{form}" in found]
         exact = [_case(form) for form in working if f"{EXACT}{form}" in found]
         return accumulation_of_cases(exact, map(_case, working))
 
-    return target_accumulation(hardware, asked_under)
+    return target_accumulation(hardware, under_limit)
 
 
 def _case(form: str) -> str:

@@ -24,7 +24,7 @@ def observed(*batches: np.ndarray) -> Observer:
     for batch in batches:
         seen = summarized(batch)
         assert seen is not None
-        statistics.take(seen)
+        statistics.update(seen)
     return statistics
 
 
