@@ -81,4 +81,4 @@ def test_a_folder_without_transformers_says_what_to_install(folder, monkeypatch)
 def test_a_folder_without_weights_says_so(folder):
     path, _ = folder
     (path / "model.safetensors").unlink()
-    refused(path, r"config\.json but no weights")
+    refused(path, r"must contain weights")
