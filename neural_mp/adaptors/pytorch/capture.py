@@ -51,7 +51,9 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
     errors: list[Exception] = []
     with inference_mode(module):
         _try_out(module, call)
-        shown = Enclosed(module) if _hides_graph(module) else module
+        # An attribute of the module, e.g. `code`, may shadow one of `GraphModule`.
+        names = {*module._modules, *module._parameters, *module._buffers}
+        shown = Enclosed(module) if any(hasattr(GraphModule, name) for name in names) else module
         for axes, strict in _ATTEMPTS:
             try:
                 return graph_of(export(shown, call, axes, strict))
@@ -72,12 +74,6 @@ class Enclosed(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the wrapped module."""
         return getattr(self, ENCLOSED)(*args, **kwargs)
-
-
-def _hides_graph(module: nn.Module) -> bool:
-    """Whether an attribute of the module, e.g. `code`, shadows one of `GraphModule`."""
-    names = {*module._modules, *module._parameters, *module._buffers}
-    return any(hasattr(GraphModule, name) for name in names)
 
 
 def run_once(module: nn.Module, call: CallArgs) -> Any:

@@ -46,12 +46,6 @@ def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
     return _quantize(x, scale, zero_point), *stored
 
 
-def _dequantize_dynamic(
-    q: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    return _dequantize(q, scale.item(), int(zero_point.item()), dtype)
-
-
 #: Float to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
 quantize = _registered(
     "quantize(Tensor x, float scale, int zero_point) -> Tensor",
@@ -83,7 +77,7 @@ quantize_dynamic = _registered(
 #: Inverse of `quantize_dynamic`, computed like `dequantize`.
 dequantize_dynamic = _registered(
     "dequantize_dynamic(Tensor q, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor",
-    _dequantize_dynamic,
+    lambda q, scale, zero, dtype: _dequantize(q, scale.item(), int(zero.item()), dtype),
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
 )
 
