@@ -50,7 +50,8 @@ def typed_inputs(node: ir.Node, opset: int) -> set[int]:
 def is_function(node: ir.Node, opset: int) -> bool:
     """Whether ONNX defines an op as a function of other ops."""
     schema = _schema_of(node, opset)
-    return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
+    words = ("has_function", "has_context_dependent_function")  # absent from onnx's type stubs
+    return schema is not None and any(getattr(schema, word) for word in words)
 
 
 def gives_list(node: ir.Node, opset: int) -> bool:
