@@ -37,7 +37,7 @@ def test_inputs_that_are_arrays_are_the_example_before_that_of_the_data():
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, None), (["a", A], None), (None, 3)])
 def test_anything_else_is_refused(inputs, outputs):
-    with pytest.raises(ConfigurationError, match="must be names"):
+    with pytest.raises(ConfigurationError, match="must be (a name|names)"):
         InputSpec.read(inputs, outputs, None)
 
 
@@ -61,7 +61,7 @@ def test_made_up_inputs_come_with_the_first_size_that_is_not_known():
 def test_asking_for_modules_of_a_graph_is_said_to_be_in_vain():
     assert unused_capture("ONNX", Capture.WHOLE) == ()
     (warning,) = unused_capture("ONNX", Capture.MODULES)
-    assert warning == "capture = 'modules' is not used for ONNX: every model is one graph"
+    assert warning == "capture = 'modules' is ignored for ONNX, where every model is one graph"
 
 
 @pytest.mark.parametrize(
