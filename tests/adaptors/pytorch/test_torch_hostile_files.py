@@ -201,7 +201,7 @@ def test_what_is_no_size_is_refused(text):
     ],
 )
 def test_only_ops_are_called(target):
-    with pytest.raises(ValueError, match="it calls"):
+    with pytest.raises(ValueError, match="the program calls"):
         checked_target(target)
 
 
@@ -292,7 +292,7 @@ def test_a_pickle_that_goes_round_in_circles_is_refused():
         circle = [circle, circle]
     written = io.BytesIO()
     torch.save(circle, written)
-    with pytest.raises(ValueError, match="too many"):
+    with pytest.raises(ValueError, match="exceed the limit"):
         read_plain(written)
 
 
@@ -320,7 +320,7 @@ def _pickle(code: bytes) -> io.BytesIO:
     ids=["key", "keys", "pairs", "argument", "storage", "function"],
 )
 def test_a_pickle_without_end_is_refused_at_once(code):
-    with pytest.raises(ValueError, match="it holds"):
+    with pytest.raises(ValueError, match="the pickle is damaged|the pickle contains"):
         read_plain(_pickle(code))
 
 
