@@ -175,7 +175,7 @@ def contenders(
         yield "BF16, no compiler", bf16.adaptor.native(bf16.held)
     if compiler:
         yield "FP32 compiled", frozen(net)
-        yield "INT8 compiled", int8.adaptor.compiler.compiled(int8.held)
+        yield "INT8 compiled", int8.adaptor.compiler.compile(int8.held)
     if compiler and find_spec("torchao"):
         yield "torchao PT2E compiled", frozen(theirs(NETS[name], batch))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
-from neural_mp.adaptors.registry import installed_products
+from neural_mp.adaptors.registry import installed_accumulation
 from neural_mp.core.int8_accumulation import (
     FULL_RANGE,
     REDUCED_RANGE,
@@ -38,7 +38,7 @@ def examples(count: int) -> int:
 
 def products_here(framework: str, kernel: KernelKind) -> Int8Accumulation:
     """How the runtime of a framework multiplies bytes here, by its own account."""
-    return installed_products(machine())[framework][kernel]
+    return installed_accumulation(machine())[framework][kernel]
 
 
 def weight_limit_here(framework: str, kernel: KernelKind) -> int:

@@ -48,7 +48,7 @@ def test_a_model_is_recognised_without_importing_its_framework():
     report = run(
         "from neural_mp.adaptors.detect import FRAMEWORKS\n"
         "from neural_mp.adaptors.registry import framework_names\n"
-        "assert [n for n, f in FRAMEWORKS.items() if f.marks.fit('net.onnx')] == ['onnxrt']\n"
+        "assert [n for n, f in FRAMEWORKS.items() if f.rule.fit('net.onnx')] == ['onnxrt']\n"
         "assert set(framework_names()) >= set(FRAMEWORKS)"
     )
     assert not imported(report) & set(FRAMEWORKS)

@@ -10,23 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from neural_mp.adaptors.common import conversion
+from neural_mp.adaptors.common import conversion, optional
 from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
-from neural_mp.adaptors.common.int8_accumulation import Products
-from neural_mp.adaptors.common.optional import (
-    Compiler,
-    Corrections,
-    Drawing,
-    Hessian,
-    KernelTrace,
-    OnnxExport,
-    OpOutputs,
-    OpTiming,
-    Portability,
-    SingleFile,
-    Training,
-)
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
@@ -79,19 +66,19 @@ class Adaptor(ABC, Generic[M]):
     op_kinds: ClassVar[Mapping[str, Collection[str]]] = {}
 
     # Optional parts; None if not offered
-    op_timing: OpTiming[M] | None = None
-    kernel_trace: KernelTrace[M] | None = None
-    op_outputs: OpOutputs[M] | None = None
-    corrections: Corrections[M] | None = None
-    hessian: Hessian[M] | None = None
-    portability: Portability[M] | None = None
-    single_file: SingleFile[M] | None = None
-    onnx_export: OnnxExport[M] | None = None
-    compiler: Compiler[M] | None = None
-    drawing: Drawing[M] | None = None
+    op_timing: optional.OpTiming[M] | None = None
+    kernel_trace: optional.KernelTrace[M] | None = None
+    op_outputs: optional.OpOutputs[M] | None = None
+    corrections: optional.Corrections[M] | None = None
+    hessian: optional.Hessian[M] | None = None
+    portability: optional.Portability[M] | None = None
+    single_file: optional.SingleFile[M] | None = None
+    onnx_export: optional.OnnxExport[M] | None = None
+    compiler: optional.Compiler[M] | None = None
+    graph_dump: optional.GraphDump[M] | None = None
 
     @property
-    def training(self) -> Training | None:
+    def training(self) -> optional.Training | None:
         """Training, if offered: a property, so that adaptors can import its code on first use."""
         return None
 
@@ -134,9 +121,7 @@ class Adaptor(ABC, Generic[M]):
     def example_inputs(self, model: M, batch_size: int | None = None) -> Any:
         """Return the inputs that the model was captured with, in the form that `predict` accepts.
 
-        Args:
-            model: the model.
-            batch_size: repeat or cut the first axis to this length.
+        With `batch_size`, the first axis is repeated or cut to this length.
         """
 
     @abstractmethod
@@ -153,12 +138,7 @@ class Adaptor(ABC, Generic[M]):
 
     @abstractmethod
     def kernels(self, model: M, hardware: Hardware) -> Mapping[str, OpKernels]:
-        """Return the kernels of every op, or the reason for a missing kernel, from the runtime.
-
-        Args:
-            model: the model.
-            hardware: the target machine.
-        """
+        """Return the kernels of every op, or the reason for a missing kernel, from the runtime."""
 
     @abstractmethod
     def observe_tensors(
@@ -166,11 +146,8 @@ class Adaptor(ABC, Generic[M]):
     ) -> Iterator[tuple[str, BatchStats]]:
         """Run batches and yield the statistics of the named tensors for every part of a batch.
 
-        Args:
-            model: the model.
-            batches: inputs, in the form that `predict` accepts.
-            tensors: names of ops and graph inputs; values are reduced immediately, so memory does
-                not grow with the data.
+        Tensors are named like ops and graph inputs. Values are reduced immediately, so memory does
+        not grow with the data.
         """
 
     @abstractmethod
@@ -208,7 +185,7 @@ class Adaptor(ABC, Generic[M]):
         """
         return False
 
-    def copied(self, model: M) -> M | None:
+    def to_picklable(self, model: M) -> M | None:
         """Return a picklable copy for another process; None if the model is reloaded there.
 
         For frameworks that do not name ops identically on every load.
@@ -219,7 +196,7 @@ class Adaptor(ABC, Generic[M]):
         """Let the framework use `count` threads within this context; None changes nothing."""
         return nullcontext()
 
-    def int8_accumulation(self, hardware: Hardware) -> Products:
+    def int8_accumulation(self, hardware: Hardware) -> KernelAccumulation:
         """Return the INT8 accumulation of each kind of integer kernel on the target machine.
 
         By default from the CPU flags; overridden by frameworks whose runtime can be probed.
@@ -244,10 +221,7 @@ class Adaptor(ABC, Generic[M]):
     ) -> TuningSpace:
         """Return the graph with the capabilities of every op.
 
-        Args:
-            model: the model.
-            hardware: the target machine.
-            lists: the four lists of the 16-bit precisions; the framework's own by default.
+        `lists` are the four lists of the 16-bit precisions, by default the framework's own.
         """
         if lists is None:
             lists = {p: self.amp_lists(p) for p in Precision if p.is_16_bit}

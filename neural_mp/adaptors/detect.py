@@ -45,7 +45,7 @@ class FrameworkEntry:
     Attributes:
         adaptor: class name of the adaptor, in the module `adaptor` of `home`.
         home: the package with all code specific to the framework.
-        marks: features that identify the models.
+        rule: features that identify the models.
         package: the package that must be installed.
         extra: the extra of neural-mp that installs the package.
         trains: whether the adaptor offers training, as known before the framework is imported.
@@ -53,7 +53,7 @@ class FrameworkEntry:
 
     adaptor: str
     home: str
-    marks: DetectionRule
+    rule: DetectionRule
     package: str
     extra: str
     trains: bool = False

@@ -74,27 +74,27 @@ class LoadedModel(Generic[M]):
         return None if offered is None else offered.first_non_finite(self.held, inputs)
 
     @property
-    def _op_outputs(self) -> OpOutputs[M]:
+    def _op_output_part(self) -> OpOutputs[M]:
         return needed(self.adaptor.op_outputs, self.adaptor.framework, "results of single ops")
 
     @cached_property
-    def results(self) -> OpGraph:
+    def observable_ops(self) -> OpGraph:
         """The ops whose results a run can return; see `OpOutputs`.
 
         Raises:
             ConversionError: the framework does not expose results of single ops.
         """
-        return self._op_outputs.results(self.held)
+        return self._op_output_part.observable_ops(self.held)
 
-    def values(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpOutput]]:
+    def op_outputs(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpOutput]]:
         """Return a function from a batch to the results of ops; see `OpOutputs`."""
-        return self._op_outputs.values(self.held, ops)
+        return self._op_output_part.op_outputs(self.held, ops)
 
     @property
-    def wide_kernels(self) -> frozenset[KernelKind]:
+    def full_range_kernels(self) -> frozenset[KernelKind]:
         """The kinds of integer kernels that are correct only with exact accumulation."""
         offered = self.adaptor.portability
-        return frozenset() if offered is None else offered.wide_kernels(self.held)
+        return frozenset() if offered is None else offered.full_range_kernels(self.held)
 
     def rescaled_by(self, plan: PrecisionPlan) -> frozenset[str]:
         """Return the ops whose channel scales change under the corrections of a plan."""

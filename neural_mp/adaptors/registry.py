@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.optional import Training
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
@@ -31,12 +31,8 @@ def framework_names() -> list[str]:
     return sorted({*FRAMEWORKS, *_third_party()})
 
 
-def installed_products(hardware: Hardware) -> dict[str, Products]:
-    """Return installed framework → its INT8 accumulation, without importing the framework.
-
-    Args:
-        hardware: the target machine.
-    """
+def installed_accumulation(hardware: Hardware) -> dict[str, KernelAccumulation]:
+    """Return installed framework → its INT8 accumulation, without importing the framework."""
     found = {}
     for name, entry in FRAMEWORKS.items():
         if importlib.util.find_spec(entry.package) is not None:
@@ -48,11 +44,7 @@ def installed_products(hardware: Hardware) -> dict[str, Products]:
 
 
 def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
-    """Return the adaptor for a model.
-
-    Args:
-        source: the model object or path.
-        framework: name of the framework, if given by the user.
+    """Return the adaptor for a model object or path.
 
     Raises:
         UnknownFrameworkError: no adaptor has that name, or none accepts the model.
@@ -62,7 +54,7 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
     if framework is not None:
         if framework not in FRAMEWORKS and framework not in (known := framework_names()):
             raise UnknownFrameworkError(
-                f"there is no adaptor for framework {framework!r}{did_you_mean(framework, known)}"
+                f"framework {framework!r} has no adaptor{did_you_mean(framework, known)}"
             )
         return adaptor_named(framework)
     found = _detected(source)
@@ -70,18 +62,18 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         return found
     if isinstance(source, type):
         raise UnknownFrameworkError(
-            f"{_qualified_name(source)} is a class; give an instance of it as the model"
+            f"the model must be an instance, got the class {_qualified_name(source)}"
         )
     what = repr(source) if isinstance(source, str) else with_article(_qualified_name(type(source)))
     raise UnknownFrameworkError(
-        f"{what} is not a model of any framework known here ({', '.join(framework_names())}); "
-        f"give a model object, a path to one, or name its framework"
+        f"{what} is not a model of a supported framework ({', '.join(framework_names())}); give a "
+        f"model object or its path, or name the framework"
     )
 
 
 def _detected(source: object) -> AnyAdaptor | None:
     for name, entry in FRAMEWORKS.items():
-        if entry.marks.fit(source):
+        if entry.rule.fit(source):
             return adaptor_named(name)
     return next((kind() for kind in _third_party().values() if kind.accepts(source)), None)
 
@@ -126,15 +118,12 @@ def adaptor_named(name: str) -> AnyAdaptor:
     if ours is None:
         return _third_party()[name]()
     require_framework(name, f"models of {name}")
-    return _loaded(f"{ours.home}.adaptor:{ours.adaptor}")()
+    made: AnyAdaptor = getattr(importlib.import_module(f"{ours.home}.adaptor"), ours.adaptor)()
+    return made
 
 
 def require_framework(name: str, what: str) -> None:
-    """Raise unless a built-in framework is installed.
-
-    Args:
-        name: the framework.
-        what: what needs the framework, as a plural for the message.
+    """Raise unless a built-in framework is installed, which `what` (a plural) needs.
 
     Raises:
         MissingFrameworkError: the framework is not installed.
@@ -154,7 +143,7 @@ def _third_party() -> dict[str, type[AnyAdaptor]]:
         if entry.name in FRAMEWORKS:
             continue
         try:
-            found[entry.name] = _loaded(entry.value)
+            found[entry.name] = entry.load()
         except Exception:
             # A broken plug-in must not disable the others.
             logger.warning("the adaptor %r cannot be loaded", entry.value, exc_info=True)

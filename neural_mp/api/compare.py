@@ -124,6 +124,6 @@ def _rescaled(one: _Taken, other: _Taken) -> frozenset[str]:
     if untouched is not None:
         return frozenset().union(*map(untouched.rescaled_by, plans))
     # Converted models lack the ops between two layers, so the inputs of the second layer decide.
-    graph = one[0].results
+    graph = one[0].observable_ops
     asked = [op for found in repairs for op in found if op in graph]
     return frozenset(source for op in asked for source in graph[op].inputs)

@@ -35,8 +35,8 @@ def write_log(
     warnings = []
     for name, model in (("before", before), ("after", after)):
         try:
-            drawing = needed(model.adaptor.drawing, model.adaptor.framework, "drawing of a graph")
-            drawing.draw(model.held, folder / name)
+            dump = needed(model.adaptor.graph_dump, model.adaptor.framework, "dump of a graph")
+            dump.dump_graph(model.held, folder / name)
         except (OSError, NeuralMPError) as error:
             warnings.append(f"the graph {name} was not written to {str(folder)!r}: {error}")
     space, resolved = before.space, before.space.resolve(plan)

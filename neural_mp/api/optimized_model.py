@@ -167,7 +167,7 @@ class OptimizedModel:
         Raises:
             ConversionError: the framework has no compiler.
         """
-        return needed(self.adaptor.compiler, self.framework, "compiler").compiled(self.held)
+        return needed(self.adaptor.compiler, self.framework, "compiler").compile(self.held)
 
     def export_onnx(self, path: str | Path) -> None:
         """Write the model to an ONNX file, with the plan in the file's metadata.

@@ -55,7 +55,7 @@ def hardware_for(
 
 def exact_targets(model: AnyModel) -> str:
     """Return the CPUs on which INT8 accumulation of a model is exact, as text."""
-    minding = model.wide_kernels - EXACT_EVERYWHERE
+    minding = model.full_range_kernels - EXACT_EVERYWHERE
     return f"{_EXACT} only; {_MEND}" if minding else EVERYWHERE
 
 
@@ -69,7 +69,7 @@ def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]
     Raises:
         ModelLoadError: results would be wrong here and cannot be corrected.
     """
-    wide = model.wide_kernels
+    wide = model.full_range_kernels
     if not wide:
         return model, ()
     products = model.adaptor.int8_accumulation(detect())
@@ -82,7 +82,7 @@ def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]
     )
     try:
         offered = needed(model.adaptor.portability, model.adaptor.framework, "portable weights")
-        right = replace(model, held=offered.right_everywhere(model.held))
+        right = replace(model, held=offered.with_reduced_range(model.held))
     except ConversionError as error:
         raise ModelLoadError(
             f"{reason}, and the weights cannot be corrected: {error}; {_MEND}"

@@ -10,14 +10,14 @@ EPILOG = epilog("hardware", "hardware --json | jq .cpu.bf16.native")
 
 def hardware(*, out: Output) -> None:
     """Show the precisions that run natively, and whether INT8 kernels are exact."""
-    from neural_mp.adaptors.registry import installed_products
+    from neural_mp.adaptors.registry import installed_accumulation
     from neural_mp.core import hardware as machine
     from neural_mp.core.precision import Precision
     from neural_mp.reporting import hardware_table
 
     found = machine.detect()
     with out.working("Reading the kernels of the installed frameworks"):
-        products = installed_products(found)
+        products = installed_accumulation(found)
     out.show(hardware_table(found, products))
     if out.as_json:
         supports = {p.value: vars(found.support(p)) for p in Precision}

@@ -67,7 +67,7 @@ def inspect(
         out.show(summary_table(counts))
     else:
         out.show(capability_table(space, ops, each=each))
-        if loaded.wide_kernels:
+        if loaded.full_range_kernels:
             out.line(f"exact on {exact_targets(loaded)}")
     if out.as_json:
         out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.detect import FRAMEWORKS
-from neural_mp.adaptors.registry import installed_products
+from neural_mp.adaptors.registry import installed_accumulation
 from neural_mp.core import hardware
 from neural_mp.jobs.local_worker import JobRunner
 from neural_mp.jobs.worker_pool import WorkerLostError
@@ -88,7 +88,7 @@ class _RayPlace:
 
 def _traits() -> NumericalTraits:
     """Return the numerical traits of the calling machine for all installed frameworks."""
-    by_framework = installed_products(hardware.detect())
+    by_framework = installed_accumulation(hardware.detect())
     products = {f"{name} {kind}": by[kind] for name, by in by_framework.items() for kind in by}
     return NumericalTraits.of(products, [entry.package for entry in FRAMEWORKS.values()])
 

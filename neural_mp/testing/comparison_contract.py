@@ -157,7 +157,7 @@ class ComparisonContract(OnDigits):
         whole = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
         limit = 1 << 19  # bytes of one result: 32 channels, 64 pixels, 64 images
         monkeypatch.setattr(op_outputs, "HELD_BYTES", limit)
-        values, sizes = LoadedModel.values, list[list[int]]()
+        values, sizes = LoadedModel.op_outputs, list[list[int]]()
 
         def watched(model, ops):
             run = values(model, ops)
@@ -169,7 +169,7 @@ class ComparisonContract(OnDigits):
 
             return called
 
-        monkeypatch.setattr(LoadedModel, "values", watched)
+        monkeypatch.setattr(LoadedModel, "op_outputs", watched)
         parts = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
         # The sizes of the first results of both models are not known in advance.
         assert len(sizes) > 12
@@ -187,7 +187,7 @@ class Made:
         self.adaptor = adaptor_for(source)
         self.images, self._planted = images, planted
         self.float = LoadedModel(self.adaptor, self.adaptor.load(source, example=images))
-        self.graph = self.float.results
+        self.graph = self.float.observable_ops
         self.convolutions = [op.name for op in self.graph if op.type == contract.convolution]
         self.relus = [op.name for op in self.graph if op.type.lower() == "relu"]
         readers = (self.graph.consumer_names(name)[0] for name in self.convolutions)

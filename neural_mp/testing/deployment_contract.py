@@ -168,7 +168,7 @@ class DeploymentContract(OnDigits):
             raise ConversionError("its weights are not known")
 
         monkeypatch.setattr(kind, "int8_accumulation", saturating)
-        offered = replace(kind.portability, right_everywhere=refused)
+        offered = replace(kind.portability, with_reduced_range=refused)
         monkeypatch.setattr(kind, "portability", offered)
         with pytest.raises(ModelLoadError, match=r"saturate.*weights are not known.*'portable'"):
             neural_mp.load(tmp_path / "saved")

@@ -172,14 +172,14 @@ class AccumulationContract:
         source = self.source(case, weight_for(case, True))
         adaptor, model, wide, limit = self.converted(source, x, "static", other)
         assert limit == 127
-        assert adaptor.portability.wide_kernels(wide) == {"dense"}
+        assert adaptor.portability.full_range_kernels(wide) == {"dense"}
         _, _, right, _ = self.converted(copy.deepcopy(source), x, "static")
         reference = adaptor.predict(model, (x,))
         off = np.abs(adaptor.predict(wide, (x,)) - reference).max() / np.abs(reference).max()
         exact = adaptor.int8_accumulation(machine())["dense"] == "exact"
         assert (off < 0.02) == exact
-        mended = adaptor.portability.right_everywhere(wide)
-        assert not adaptor.portability.wide_kernels(mended)
+        mended = adaptor.portability.with_reduced_range(wide)
+        assert not adaptor.portability.full_range_kernels(mended)
         for model_here in (right, mended):
             result = adaptor.predict(model_here, (x,))
             assert np.abs(result - reference).max() < 0.02 * np.abs(reference).max()

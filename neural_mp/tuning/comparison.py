@@ -223,7 +223,7 @@ class _Run:
                 f"both models must be of one framework, got {a.adaptor.framework} (A) and "
                 f"{b.adaptor.framework} (B); {_SAME_ORIGIN}"
             )
-        one, other = a.results, b.results
+        one, other = a.observable_ops, b.observable_ops
         both = [op for op in one if op.name in other]
         if 2 * len(both) < min(len(one), len(other)) or not both:
             raise ComparisonError(

@@ -90,5 +90,5 @@ class ChunkedOutputs:
             if (len(self._made) + 1) * weights > KEPT_BYTES or not self._groups:
                 self._made.clear()
             a, b = self._models
-            self._made[group] = a.values(group), b.values(group)
+            self._made[group] = a.op_outputs(group), b.op_outputs(group)
         return self._made[group]

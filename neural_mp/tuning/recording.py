@@ -67,7 +67,7 @@ def _fan_in(model: AnyTunableModel) -> dict[str, int]:
     offered = model.adaptor.corrections
     shapes = {
         op: (np.shape(layer.weight()), layer.outputs)
-        for op, layer in (offered.layers(model.held) if offered else {}).items()
+        for op, layer in (offered.layer_params(model.held) if offered else {}).items()
         if layer.inputs is not None
     }
     return {

@@ -106,15 +106,15 @@ def _with_a_float_dense_layer(case: Case, held: Any) -> Any:
 
 
 def _swap_torch(dense: str, held: Any) -> Any:
-    from neural_mp.adaptors.pytorch import model as torch_models
+    from neural_mp.adaptors.pytorch import graph_edit
     from neural_mp.adaptors.pytorch.lowering import rewritten
 
     def with_float_weight(module: torch.fx.GraphModule) -> None:
-        layer = torch_models.op_nodes(module)[dense]
-        stored = torch_models.arguments(layer)["weight"]
-        weight = stored.target(*(torch_models.constant(module, part) for part in stored.args))
-        added = torch_models.add_constant(module, "float_weight", weight, layer)
-        torch_models.set_arguments(layer, weight=added)
+        layer = graph_edit.op_nodes(module)[dense]
+        stored = graph_edit.arguments(layer)["weight"]
+        weight = stored.target(*(graph_edit.constant(module, part) for part in stored.args))
+        added = graph_edit.add_constant(module, "float_weight", weight, layer)
+        graph_edit.set_arguments(layer, weight=added)
 
     return rewritten(held, with_float_weight)
 

@@ -32,12 +32,7 @@ class Affine:
         self.shift = self.shift + value
 
     def then_normalize(self, parameters: Sequence[Array | None], epsilon: float) -> None:
-        """Apply a batch norm in inference mode.
-
-        Args:
-            parameters: scale, shift, mean and variance; None for a missing scale or shift.
-            epsilon: the constant added to the variance.
-        """
+        """Apply a batch norm in inference mode: `parameters` are scale, shift, mean, variance."""
         scale, shift, mean, variance = (
             None if value is None else value.astype(np.float64) for value in parameters
         )

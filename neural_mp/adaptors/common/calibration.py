@@ -32,15 +32,15 @@ _COARSE_STEP = 8
 _KL_BINS = 2048
 #: Minimum NSR and maximum number of tensors whose channels are kept: observations are stored in
 #: files, with thousands of numbers per tensor.
-_WORTH_REPAIR, _REPAIRED = 0.01, 32
+_MIN_CHANNEL_NSR, _MAX_CHANNEL_TENSORS = 0.01, 32
 #: Floor against the infinite logarithm of an empty level.
-_LEAST_SHARE = 1e-12
+_MIN_LEVEL_FRACTION = 1e-12
 
 Floats = NDArray[np.floating]
 
 
 @lru_cache(maxsize=1)
-def sample_shares() -> Floats:
+def sample_fractions() -> Floats:
     """Return sample positions as fractions of the length of a flattened tensor.
 
     One position per sample, jittered within equal parts of the tensor: small tensors are sampled
@@ -71,7 +71,7 @@ class BatchStats:
         high: the maximum, likewise.
         power: mean square of every channel, shape [channels].
         count: number of values per channel.
-        sample: at most `SAMPLES_PER_BATCH` values, at the positions of `sample_shares`.
+        sample: at most `SAMPLES_PER_BATCH` values, at the positions of `sample_fractions`.
         mean: mean of every channel, shape [channels]; corrections require the mean and the extremes
             of every channel.
     """
@@ -85,23 +85,19 @@ class BatchStats:
 
 
 def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
-    """Return the statistics of a numpy array; None for an empty one.
+    """Return the statistics of an array with the channel axis `channels`; None if empty.
 
-    Args:
-        values: the tensor, of any shape.
-        channels: the channel axis; a tensor with fewer than two axes has one channel.
+    A tensor with fewer than two axes has one channel.
     """
     if not values.size:
         return None
     axis = channels % values.ndim if values.ndim > 1 else 0
-    places = (sample_shares() * values.size).astype(np.int64)
+    positions = (sample_fractions() * values.size).astype(np.int64)
     if values.flags.c_contiguous:
-        sample = values.reshape(-1)[places]
+        sample = values.reshape(-1)[positions]
     else:
-        sample, moved = (
-            values[np.unravel_index(places, values.shape)],
-            np.moveaxis(values, axis, -1),
-        )
+        sample = values[np.unravel_index(positions, values.shape)]
+        moved = np.moveaxis(values, axis, -1)
         if moved.flags.c_contiguous:
             # Channels are last in memory: a view avoids the cost of a copy.
             values, axis = moved, values.ndim - 1
@@ -131,7 +127,7 @@ class Observer:
     _stride: int = 1
     _batches: int = 0
 
-    def take(self, seen: BatchStats) -> None:
+    def update(self, seen: BatchStats) -> None:
         """Update with the statistics of a part of a batch."""
         low, high, channel_power, mean = seen.low, seen.high, seen.power, seen.mean
         count, sample = seen.count, seen.sample
@@ -198,10 +194,7 @@ class Observer:
 def channel_nsr(low: float, high: float, power: Floats) -> float:
     """Return the NSR of 8-bit quantization over [low, high], averaged over channels.
 
-    Args:
-        low: lower bound of the range.
-        high: upper bound of the range.
-        power: mean square of every channel, shape [channels].
+    `power` is the mean square of every channel.
     """
     live = power[power > 0]
     if not live.size:
@@ -224,12 +217,12 @@ def summarize(statistics: dict[str, Observer], samples: int) -> Observations:
     for name, found in statistics.items():
         if not (np.isfinite(found.low) and np.isfinite(found.high)):
             raise ConversionError(
-                f"tensor {name!r} holds NaN or Inf on the calibration data; "
-                f"check the model and its inputs before quantizing it"
+                f"tensor {name!r} must be finite on the calibration data, got NaN or Inf; check "
+                f"the model and its inputs"
             )
     noise = {name: found.noise for name, found in statistics.items()}
-    worst = sorted((n for n in noise if noise[n] > _WORTH_REPAIR), key=lambda n: -noise[n])
-    channels = {name: statistics[name].channels for name in worst[:_REPAIRED]}
+    worst = sorted((n for n in noise if noise[n] > _MIN_CHANNEL_NSR), key=lambda n: -noise[n])
+    channels = {name: statistics[name].channels for name in worst[:_MAX_CHANNEL_TENSORS]}
     return Observations(
         {name: found.ranges() for name, found in statistics.items()},
         noise,
@@ -244,9 +237,9 @@ def _percentile(sample: Floats, tail: float = 0.01) -> Range:
     return min(float(low), 0.0), max(float(high), 0.0)
 
 
-def _clipped(full: Range, share: float) -> Range:
+def _clipped(full: Range, fraction: float) -> Range:
     """Return the range cut to a fraction of its largest magnitude on either side."""
-    limit = share * max(-full[0], full[1])
+    limit = fraction * max(-full[0], full[1])
     return max(full[0], -limit), min(full[1], limit)
 
 
@@ -281,7 +274,7 @@ def _kl(sample: Floats, full: Range) -> Range:
     sample = sample[sample != 0]
     counts, edges = np.histogram(sample, bins=_KL_BINS, range=full if full[0] < full[1] else None)
     centres = (edges[:-1] + edges[1:]) / 2
-    limits = np.array([_clipped(full, share) for share in _CLIP_FRACTIONS])
+    limits = np.array([_clipped(full, fraction) for fraction in _CLIP_FRACTIONS])
     start = np.searchsorted(centres, limits[:, 0], "left")
     stop = np.searchsorted(centres, limits[:, 1], "right")
     enough = stop - start > LEVELS
@@ -297,13 +290,7 @@ def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.in
     Clipped values count in the first and last kept bin. A level is the average of its non-empty
     bins, computed from the kept bins only.
 
-    Args:
-        counts: shape [bins].
-        start: the first bin kept, shape [cuts].
-        stop: the bin after the last one kept, shape [cuts]; at least 256 bins are kept.
-
-    Returns:
-        Σ p·ln(p / q) over the kept bins, shape [cuts].
+    At least 256 bins must be kept. The divergence is Σ p·ln(p / q) over the kept bins.
     """
     counts = counts.astype(np.float64)
     first, last = counts[start], counts[stop - 1]
@@ -313,15 +300,15 @@ def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.in
     borders = start[:, None] + -(-np.arange(LEVELS + 2) * widths // (LEVELS + 1))
     kept = _sums(counts, borders[:, :-1], borders[:, 1:])
     filled = _sums(counts > 0, borders[:, :-1], borders[:, 1:])
-    share = kept / np.maximum(filled, 1) / np.maximum(kept.sum(axis=1, keepdims=True), 1e-12)
-    cost = np.log(np.maximum(share, _LEAST_SHARE))
+    fraction = kept / np.maximum(filled, 1) / np.maximum(kept.sum(axis=1, keepdims=True), 1e-12)
+    cost = np.log(np.maximum(fraction, _MIN_LEVEL_FRACTION))
     total = counts.sum()
     own = _sums(_x_log_x(counts), start, stop)
     own += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
     crossed = (kept * cost).sum(axis=1)
     # An edge bin that was empty before clipping is not part of its level.
-    crossed += below * np.where(first > 0, cost[:, 0], np.log(_LEAST_SHARE))
-    crossed += above * np.where(last > 0, cost[:, -1], np.log(_LEAST_SHARE))
+    crossed += below * np.where(first > 0, cost[:, 0], np.log(_MIN_LEVEL_FRACTION))
+    crossed += above * np.where(last > 0, cost[:, -1], np.log(_MIN_LEVEL_FRACTION))
     return np.asarray((own - crossed) / total - np.log(total))
 
 

@@ -20,12 +20,12 @@ NO_INTEGER_KERNEL = "no integer kernel"
 BOTH_FACTORS_COMPUTED = "both factors are computed; no integer kernel"
 COMPUTED_WEIGHT = "its weight is computed, not constant"
 UNUSABLE_WEIGHT = "its weight is empty, or holds NaN or Inf"
-CONSTANT_INPUT = "what it reads is constant, not computed"
-TRANSPOSED_INPUT = "it reads its input transposed, which the integer kernel does not"
-RUNS_ALONG = "runs in the INT8 kernel of the layer before it, not by itself"
-AGNOSTIC = "moves INT8 values where the ops around it run in INT8, computes nothing itself"
-NO_FLOATS = "its result holds no floating-point numbers"
-SEVERAL_RESULTS = "it has several results"
+CONSTANT_INPUT = "its input is constant, not computed"
+TRANSPOSED_INPUT = "its input is transposed; the integer kernel requires an untransposed input"
+FUSED = "fused into the INT8 kernel of the preceding layer"
+AGNOSTIC = "quantize-agnostic: passes INT8 values on between ops in INT8"
+NO_FLOATS = "its output is not floating point"
+SEVERAL_RESULTS = "it has more than one output"
 
 #: The 16-bit precisions; frameworks give a reason for each missing kernel.
 SIXTEEN_BITS = tuple(precision for precision in Precision if precision.is_16_bit)
@@ -44,7 +44,9 @@ def table_obstacle(table: Array) -> str | None:
     """Return the reason why the rows of a table cannot be stored in INT8; None if they can."""
     if not is_usable(table):
         return UNUSABLE_WEIGHT
-    return "its rows are so short that it would grow" if table.shape[1] < _MIN_ROW_LENGTH else None
+    if table.shape[1] >= _MIN_ROW_LENGTH:
+        return None
+    return f"its rows have fewer than {_MIN_ROW_LENGTH} values, so INT8 would increase its size"
 
 
 def activation_spec(algorithm: CalibrationAlgorithm) -> QuantSpec:
@@ -136,10 +138,7 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
 def stays_in_fp32(layers: Iterable[str], where: str, why: str) -> tuple[str, ...]:
     """Return one sentence for the user, e.g. `2 LSTM within the op 'a' stay in FP32: …`.
 
-    Args:
-        layers: the type of every layer that stays; no sentence if empty.
-        where: the location, placed after the types; may be empty.
-        why: the reason.
+    No sentence without layers, which are given by their types.
     """
     counts = Counter(layers)
     if not counts:

@@ -52,7 +52,9 @@ def quantized_ranges(
     found = {}
     for root in dict.fromkeys(flow.scale_owner.values()):
         _refuse_split(graph, root, plan.plan)
-        config = readers.get(root) or _writer(graph, root, plan.plan)
+        config = readers.get(root)
+        if config is None and root in graph:
+            config = plan.plan.get(graph[root].fusion_group or root)
         asked = config.activation.algorithm if config and config.activation else "minmax"
         ranges = [_observed(tensor, asked, observations) for tensor in flow.scale_members[root]]
         found[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
@@ -66,16 +68,9 @@ def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
     for op in graph.consumers(tensor):
         if op.fusion_group == tensor and op.name in plan:
             raise PlanError(
-                f"the plan has {tensor!r} in int8 and {op.name!r} in "
-                f"{plan[op.name].precision}, but one integer kernel runs both; put both into one "
-                f"precision"
+                f"ops {tensor!r} and {op.name!r} run in one integer kernel and must have the same "
+                f"precision, got int8 and {plan[op.name].precision}; set both to one precision"
             )
-
-
-def _writer(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> OpConfig | None:
-    if tensor not in graph:
-        return None
-    return plan.get(graph[tensor].fusion_group or tensor)
 
 
 def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:
@@ -83,8 +78,8 @@ def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:
         return observations.ranges[tensor][algorithm]
     except KeyError:
         raise ConversionError(
-            f"tensor {tensor!r} must be quantized, but its {algorithm} range was never "
-            f"observed; calibrate first, or give a plan file that holds its observations"
+            f"tensor {tensor!r} must be quantized, which requires an observed {algorithm} range; "
+            f"calibrate first, or give a plan file with observations"
         ) from None
 
 
@@ -109,9 +104,9 @@ def convert(
     """
     if not plan.has_low_precision:
         return model
-    mended, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
+    corrected, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, seen)
-    return adaptor.convert_graph(mended, plan, ranges)
+    return adaptor.convert_graph(corrected, plan, ranges)
 
 
 def observe(
@@ -133,7 +128,7 @@ def observe(
     tensors = observable_tensors(space.graph, space.int8_ops)
     found: defaultdict[str, Observer] = defaultdict(Observer)
     for name, summary in adaptor.observe_tensors(model, counted(), tensors):
-        found[name].take(summary)
+        found[name].update(summary)
     return summarize(found, samples)
 
 

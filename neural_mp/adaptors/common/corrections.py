@@ -19,7 +19,7 @@ from neural_mp.adaptors.common.cross_layer_scaling import (
     LayerParams,
     LayerRescale,
     ScalingGroup,
-    find_links,
+    find_scaling_groups,
     is_homogeneous,
     rounded_weight,
 )
@@ -51,26 +51,27 @@ class _Network:
 
     Attributes:
         layers: op → its constants.
-        links: consumer → its scaling group.
+        groups: consumer → its scaling group.
         passing: the ops that keep channels separate and in place.
     """
 
     layers: Mapping[str, LayerParams]
-    links: Mapping[str, ScalingGroup]
+    groups: Mapping[str, ScalingGroup]
     passing: frozenset[str]
 
     @classmethod
     def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
         kinds = {name: kind for kind, names in adaptor.op_kinds.items() for name in names}
         offered = adaptor.corrections or _NONE
-        layers, keepers = offered.layers(model), frozenset(offered.channel_keepers(model))
-        found = find_links(graph, kinds, layers, keepers)
+        layers = offered.layer_params(model)
+        preserving = frozenset(offered.channel_preserving_ops(model))
+        found = find_scaling_groups(graph, kinds, layers, preserving)
         passing = (op.name for op in graph if is_homogeneous(op, kinds.get(op.type), True))
-        links = {reader: link for link in found for reader in link.consumers}
-        return cls(layers, links, keepers.union(passing))
+        groups = {consumer: group for group in found for consumer in group.consumers}
+        return cls(layers, groups, preserving.union(passing))
 
     def factors(
-        self, link: ScalingGroup, repair: str, channels: ChannelStats | None
+        self, group: ScalingGroup, correction: str, channels: ChannelStats | None
     ) -> Array | None:
         """Return the factors of the consumers' input channels; None if they cannot be derived.
 
@@ -78,27 +79,24 @@ class _Network:
         Correction", 2019, equation 11. `smooth`: Xiao et al., "SmoothQuant", 2023, equation 4; with
         depthwise consumers only, alpha is 1, as their weights have one scale per channel.
         """
-        writer = self.layers[link.producer]
-        read = [self.layers[name].input_limits() for name in link.consumers]
-        written = writer.output_limits()
-        if any(limits.shape != written.shape for limits in read):
+        producer = self.layers[group.producer]
+        input_limits = [self.layers[name].input_limits() for name in group.consumers]
+        output_limits = producer.output_limits()
+        if any(limits.shape != output_limits.shape for limits in input_limits):
             return None
-        weights = np.max(read, axis=0).astype(np.float64)
-        if repair == "equalize":
-            if writer.inputs is None:
+        weights = np.max(input_limits, axis=0).astype(np.float64)
+        if correction == "equalize":
+            if producer.inputs is None:
                 return None
-            sizes = written.astype(np.float64)
+            sizes = output_limits.astype(np.float64)
         else:
             if channels is None or len(channels.low) != len(weights):
                 return None
             sizes = np.maximum(np.abs(channels.low), np.abs(channels.high))
-        moved = (
-            1.0
-            if all(self.layers[name].depthwise for name in link.consumers)
-            else _SMOOTHQUANT_ALPHA
-        )
+        depthwise = all(self.layers[name].depthwise for name in group.consumers)
+        moved = 1.0 if depthwise else _SMOOTHQUANT_ALPHA
         found = sizes**moved / np.maximum(weights, _LEAST) ** (1 - moved)
-        dead = (written == 0) | (weights == 0) | (found == 0) | ~np.isfinite(found)
+        dead = (output_limits == 0) | (weights == 0) | (found == 0) | ~np.isfinite(found)
         if dead.all():
             return None
         # A zero or unread channel defines no factor; the median is neutral.
@@ -113,31 +111,27 @@ def score_corrections(
     if not observations.channels:
         return observations
     network = _Network.of(adaptor, model, space.graph)
-    repaired: dict[str, dict[str, float]] = {}
+    corrected: dict[str, dict[str, float]] = {}
     for tensor in space.tensors:
         channels = observations.channels.get(tensor.name)
-        link = next((network.links[op] for op in tensor.consumers if op in network.links), None)
-        if channels is None or link is None or not set(tensor.consumers) <= set(link.consumers):
+        group = next((network.groups[op] for op in tensor.consumers if op in network.groups), None)
+        if channels is None or group is None or not set(tensor.consumers) <= set(group.consumers):
             continue
-        for repair in _RESCALING:
-            factors = network.factors(link, repair, _seen(link, observations))
+        for correction in _RESCALING:
+            factors = network.factors(group, correction, _channel_stats(group, observations))
             if factors is not None and len(factors) == len(channels.low):
-                readers = {name: weight_limit_of(space, name) for name in link.consumers}
-                found = _noise(network, readers, factors, channels)
-                repaired.setdefault(tensor.name, {})[repair] = found
-    return replace(observations, corrected_nsr=repaired)
+                consumers = {name: weight_limit_of(space, name) for name in group.consumers}
+                found = _noise(network, consumers, factors, channels)
+                corrected.setdefault(tensor.name, {})[correction] = found
+    return replace(observations, corrected_nsr=corrected)
 
 
 def _noise(
-    network: _Network, readers: Mapping[str, int], factors: Array, channels: ChannelStats
+    network: _Network, consumers: Mapping[str, int], factors: Array, channels: ChannelStats
 ) -> float:
     """Return the NSR of a rescaled tensor plus that of the weights that compensate for it.
 
-    Args:
-        network: the model.
-        readers: the layers that consume the tensor → the largest integer of their weights.
-        factors: divisors of the channels.
-        channels: their statistics from calibration.
+    `consumers` are the consumers of the tensor with the largest integer of their weights.
     """
     low, high, power = (
         np.asarray(values) for values in (channels.low, channels.high, channels.power)
@@ -145,7 +139,7 @@ def _noise(
     own = channel_nsr((low / factors).min(), (high / factors).max(), power / factors**2)
     return own + max(
         _weight_noise(network.layers[name], factors, power, limit)
-        for name, limit in readers.items()
+        for name, limit in consumers.items()
     )
 
 
@@ -176,24 +170,25 @@ def apply_corrections(
     Raises:
         PlanError: a correction in the plan cannot be applied.
     """
-    asked = {op: config for op, config in plan.items() if config.corrections}
-    if not asked:
+    configs = {op: config for op, config in plan.items() if config.corrections}
+    if not configs:
         return model, observations
     network = _Network.of(adaptor, model, space.graph)
     changes: dict[str, LayerRescale] = {}
-    for link, repair in _rescaled(network, asked).items():
-        channels = _seen(link, observations)
-        factors = network.factors(link, repair, channels)
+    for group, correction in _rescaled(network, configs).items():
+        channels = _channel_stats(group, observations)
+        factors = network.factors(group, correction, channels)
         if factors is None or channels is None or len(factors) != len(channels.low):
             raise PlanError(
-                f"correction {repair!r} cannot be applied to {link.consumers[0]!r}: its channels "
-                f"are unknown from calibration, or differ from those of {link.producer!r}"
+                f"correction {correction!r} of op {group.consumers[0]!r} requires channel "
+                f"statistics that match {group.producer!r}; calibrate with the same model, or "
+                f"remove the correction"
             )
-        _change(changes, link.producer, outputs=1 / factors)
-        for reader in link.consumers:
-            _change(changes, reader, inputs=factors)
-        observations = _rescaled_observations(observations, link, factors, channels)
-    for op, config in asked.items():
+        _change(changes, group.producer, outputs=1 / factors)
+        for consumer in group.consumers:
+            _change(changes, consumer, inputs=factors)
+        observations = _rescaled_observations(observations, group, factors, channels)
+    for op, config in configs.items():
         if "bias_correction" in config.corrections:
             layer = network.layers.get(op)
             mean = _mean_read(network, space.graph, op, observations)
@@ -202,51 +197,44 @@ def apply_corrections(
                 shift = _correction(layer, changes.get(op), mean, weight_qmax(config.weight))
             if shift is None:
                 raise PlanError(
-                    f"the bias of {op!r} cannot be corrected: the channels of what it reads are "
-                    f"not known from calibration"
+                    f"correction 'bias_correction' of op {op!r} requires channel statistics of its "
+                    f"input; calibrate again, or remove the correction"
                 )
             _change(changes, op, shift=shift)
-    return (adaptor.corrections or _NONE).with_layers(model, changes), observations
+    return (adaptor.corrections or _NONE).with_layer_params(model, changes), observations
 
 
 def rescaled_ops(
     adaptor: Framework[M], model: M, plan: PrecisionPlan, graph: OpGraph
 ) -> frozenset[str]:
-    """Return the ops whose per-channel result scales change under the corrections of a plan.
-
-    Args:
-        adaptor: the framework.
-        model: the unconverted model.
-        plan: a plan for the model.
-        graph: the graph of the model.
-    """
-    asked = {op: config for op, config in plan.items() if config.corrections}
-    if not asked:
+    """Return the ops whose per-channel result scales change under the corrections of a plan."""
+    configs = {op: config for op, config in plan.items() if config.corrections}
+    if not configs:
         return frozenset()
     network = _Network.of(adaptor, model, graph)
-    links = _rescaled(network, {op: asked[op] for op in asked if op in network.links})
-    return frozenset(name for link in links for name in (link.producer, *link.tensors))
+    groups = _rescaled(network, {op: configs[op] for op in configs if op in network.groups})
+    return frozenset(name for group in groups for name in (group.producer, *group.tensors))
 
 
-def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[ScalingGroup, str]:
+def _rescaled(network: _Network, configs: Mapping[str, OpConfig]) -> dict[ScalingGroup, str]:
     """Return scaling group → its correction: the first in the configs of its consumers."""
     found: dict[ScalingGroup, str] = {}
-    for op, config in asked.items():
-        repair = next((name for name in config.corrections if name in _RESCALING), None)
-        if repair is None:
+    for op, config in configs.items():
+        correction = next((name for name in config.corrections if name in _RESCALING), None)
+        if correction is None:
             continue
-        if op not in network.links:
+        if op not in network.groups:
             raise PlanError(
-                f"correction {repair!r} ({CORRECTIONS[repair]}) cannot be applied to {op!r}: its "
-                f"input is not written by a layer whose channels only {op!r} reads"
+                f"correction {correction!r} ({CORRECTIONS[correction]}) requires an input from a "
+                f"layer without other consumers, unlike that of op {op!r}; remove the correction"
             )
-        found.setdefault(network.links[op], repair)
+        found.setdefault(network.groups[op], correction)
     return found
 
 
-def _seen(link: ScalingGroup, observations: Observations) -> ChannelStats | None:
+def _channel_stats(group: ScalingGroup, observations: Observations) -> ChannelStats | None:
     """Return the channel statistics of the consumers' input, merged over recorded tensors."""
-    kept = [observations.channels[name] for name in link.tensors if name in observations.channels]
+    kept = [observations.channels[name] for name in group.tensors if name in observations.channels]
     if not kept or len({len(channels.low) for channels in kept}) > 1:
         return None
     low, high, power = (
@@ -262,14 +250,14 @@ def _change(changes: dict[str, LayerRescale], op: str, **parts: Array) -> None:
 
 
 def _rescaled_observations(
-    observations: Observations, link: ScalingGroup, factors: Array, seen: ChannelStats
+    observations: Observations, group: ScalingGroup, factors: Array, seen: ChannelStats
 ) -> Observations:
     """Return the observations of the rescaled model: exact, except that no range is clipped.
 
     A tensor without channel statistics gets the smallest range that is guaranteed to cover it.
     """
     ranges, channels = dict(observations.ranges), dict(observations.channels)
-    for name in link.tensors:
+    for name in group.tensors:
         if name not in ranges:
             continue
         known = channels.get(name, seen)

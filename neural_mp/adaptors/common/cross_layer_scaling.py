@@ -95,20 +95,18 @@ class LayerRescale:
         """Return the changed weight, in its original shape."""
         weight = np.asarray(layer.weight())
         changed = weight.astype(np.float64)
+        # Views of `changed`
         if self.outputs is not None:
-            changed *= _along(self.outputs, layer.outputs, weight.ndim)
+            by_output = np.moveaxis(changed, layer.outputs, -1)
+            by_output *= self.outputs
         if self.inputs is not None:
             assert layer.inputs is not None
-            changed = self._inputs_scaled(changed, layer.outputs, layer.inputs, layer.groups)
+            by_pair = np.moveaxis(changed, (layer.outputs, layer.inputs), (0, 1))
+            # Row g of the factors applies to the outputs of group g.
+            rows = self.inputs.reshape(layer.groups, -1)
+            rows = rows.repeat(len(by_pair) // layer.groups, axis=0)
+            by_pair *= rows.reshape(*rows.shape, *[1] * (weight.ndim - 2))
         return changed.astype(weight.dtype)
-
-    def _inputs_scaled(self, weight: Array, outputs: int, inputs: int, groups: int) -> Array:
-        assert self.inputs is not None
-        moved = np.moveaxis(weight, (outputs, inputs), (0, 1))
-        # Row g of the factors applies to the outputs of group g.
-        rows = self.inputs.reshape(groups, -1).repeat(moved.shape[0] // groups, axis=0)
-        scaled = moved * rows.reshape(*rows.shape, *[1] * (weight.ndim - 2))
-        return np.moveaxis(scaled, (0, 1), (outputs, inputs))
 
     def bias(self, bias: Array | None, channels: int) -> Array:
         """Return the changed bias; for a layer without bias, the new bias."""
@@ -120,17 +118,8 @@ class LayerRescale:
         return changed.astype(np.float32 if bias is None else bias.dtype)
 
 
-def _along(factors: Array, axis: int, ndim: int) -> Array:
-    return factors.reshape([-1 if index == axis else 1 for index in range(ndim)])
-
-
 def rounded_weight(matrix: Array, limit: int) -> Array:
-    """Return a weight rounded to symmetric INT8, one scale per output channel, as float.
-
-    Args:
-        matrix: shape [groups, outputs, inputs, taps].
-        limit: the largest integer, 127 or 63.
-    """
+    """Return the result of `LayerParams.matrix` rounded to INT8 per output channel, as float."""
     scales = weight_scales(matrix, (2, 3), limit)
     return np.asarray(round_to_int8(matrix, scales, limit) * scales.astype(np.float64))
 
@@ -150,60 +139,46 @@ class ScalingGroup:
     tensors: tuple[str, ...]
 
 
-def find_links(
+def find_scaling_groups(
     graph: OpGraph,
     kinds: Mapping[str, str],
     layers: Mapping[str, LayerParams],
-    keepers: Collection[str] = (),
+    preserving: Collection[str] = (),
 ) -> Iterator[ScalingGroup]:
-    """Yield every scaling group of a graph.
-
-    Args:
-        graph: the model.
-        kinds: op type → kind (`neural_mp.amp.KINDS`).
-        layers: op → its constants.
-        keepers: ops that only move values and leave every channel in place.
-    """
+    """Yield every scaling group of a graph; `preserving` leave every channel in place."""
     outputs = set(graph.outputs)
-    for writer, layer in layers.items():
+    for producer, layer in layers.items():
         tensors: dict[str, None] = {}
-        readers: dict[str, None] = {}
-        waiting, fits = [layer.result], layer.result == writer or _leads_to(graph, writer, layer)
+        found: dict[str, None] = {}
+        waiting = [layer.result]
+        only_bias = [op.name for op in graph.consumers(producer)] == [layer.result]
+        fits = layer.result == producer or only_bias
         while waiting and fits:
             tensor = waiting.pop()
             tensors[tensor] = None
             consumers = graph.consumers(tensor)
             fits = bool(consumers) and tensor not in outputs
             for op in consumers:
-                reads = layers.get(op.name)
-                if reads is not None and _undoes(reads, layer) and op.inputs == (tensor,):
-                    readers[op.name] = None
-                elif op.name in keepers or is_homogeneous(op, kinds.get(op.type), layer.pooled):
+                if _undoes(layers.get(op.name), layer) and op.inputs == (tensor,):
+                    found[op.name] = None
+                elif op.name in preserving or is_homogeneous(op, kinds.get(op.type), layer.pooled):
                     waiting.append(op.name)
                     fits = fits and op.inputs == (tensor,)
                 else:
                     fits = False
-        if fits and readers:
-            yield ScalingGroup(writer, tuple(readers), tuple(tensors))
+        if fits and found:
+            yield ScalingGroup(producer, tuple(found), tuple(tensors))
 
 
-def _leads_to(graph: OpGraph, writer: str, layer: LayerParams) -> bool:
-    """Whether a layer is consumed by its bias only."""
-    return [op.name for op in graph.consumers(writer)] == [layer.result]
-
-
-def _undoes(reader: LayerParams, writer: LayerParams) -> bool:
+def _undoes(consumer: LayerParams | None, producer: LayerParams) -> bool:
     """Whether the input channels of one layer are the output channels of another."""
-    return reader.inputs is not None and reader.axis == writer.axis
+    return consumer is not None and consumer.inputs is not None and consumer.axis == producer.axis
 
 
 def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:
     """Whether op(f·x) = f·op(x) for any f > 0, channel by channel.
 
-    Args:
-        op: the op.
-        kind: its kind.
-        pooled: whether pooling keeps channels separate.
+    `pooled` states whether pooling keeps channels separate.
     """
     pools = kind in _POOLING and pooled and (op.quantize_agnostic or op.joins_int8)
     return pools or (kind in HOMOGENEOUS and op.type not in _THRESHOLDS)

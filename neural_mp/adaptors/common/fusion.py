@@ -69,9 +69,9 @@ class FusionGroup(Generic[N, T]):
         """The op whose result the kernel writes."""
         return (self.head, *self.members)[-1]
 
-    def reduced(self, runs_along: Callable[[N], bool]) -> FusionGroup[N, T]:
+    def reduced(self, is_fused: Callable[[N], bool]) -> FusionGroup[N, T]:
         """Return the group up to the first step with an op that is not fused under a plan."""
-        kept = takewhile(lambda step: all(map(runs_along, step.ops)), self.steps)
+        kept = takewhile(lambda step: all(map(is_fused, step.ops)), self.steps)
         return FusionGroup(self.head, tuple(kept))
 
 
@@ -96,13 +96,9 @@ class FusionRules(ABC, Generic[N, T]):
 
 
 def find_fusion_groups(layers: Sequence[N], rules: FusionRules[N, T]) -> dict[N, FusionGroup[N, T]]:
-    """Return layer → its fusion group.
+    """Return layer → its fusion group, for layers with an integer kernel in execution order.
 
     If two layers meet in a sum, the later one fuses it: the other result is ready by then.
-
-    Args:
-        layers: the layers that have an integer kernel, in execution order.
-        rules: the epilogues of these kernels.
     """
     taken: set[N] = set()
     found: dict[N, FusionGroup[N, T]] = {}

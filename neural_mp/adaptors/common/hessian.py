@@ -37,7 +37,7 @@ def weight_sensitivity(
     """
     without = "gradients, which hawq_v2 needs; choose another strategy"
     hessian = needed(adaptor.hessian, adaptor.framework, without)
-    layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layers(model)
+    layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layer_params(model)
     wanted = [op for op in space.tunable_ops if op in layers and op in space.int8_ops]
     found = {}
     for op, trace in hessian.hessian_traces(model, batches, wanted).items():
@@ -53,15 +53,12 @@ def summed_traces(
 ) -> dict[str, float]:
     """Return op → trace of JᵀJ by its weight, summed over batches (Hutchinson's estimator).
 
-    Args:
-        ops: the ops.
-        batches: for every batch, the shapes of the outputs and a function of directions at the
-            outputs.
+    A batch is the shapes of its outputs and a function of directions at the outputs.
     """
     traces = dict.fromkeys(ops, 0.0)
     for shapes, squares in batches:
-        for draw in range(DIRECTIONS if shapes else 0):
-            random = np.random.default_rng(draw)
+        for seed in range(DIRECTIONS if shapes else 0):
+            random = np.random.default_rng(seed)
             signs = [random.choice(_SIGNS, tuple(shape)) for shape in shapes]
             for op, square in squares(signs).items():
                 traces[op] += square / DIRECTIONS

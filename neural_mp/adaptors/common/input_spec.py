@@ -43,10 +43,7 @@ class InputSpec:
         return cls(names, outputs, example if shown is None else shown, shapes)
 
     def without_shapes(self, what: str) -> InputSpec:
-        """Return the spec unchanged, for models that do not support shapes.
-
-        Args:
-            what: the type of model without support for shapes, e.g. "a SavedModel".
+        """Return the spec unchanged, for models (`what`) that do not support shapes.
 
         Raises:
             ConfigurationError: shapes were given.
@@ -55,7 +52,7 @@ class InputSpec:
             return self
         raise ConfigurationError(
             f"inputs must be names or example tensors for {what}, got the shapes {self.shapes}; "
-            f"shapes free the axes of Keras models and tf.functions, which are traced"
+            f"shapes apply to Keras models and tf.functions, which are traced"
         )
 
     def feeds(self, signature: Signature) -> tuple[dict[str, Array], list[str]]:
@@ -68,8 +65,8 @@ class InputSpec:
             return signature.bind(self.example), []
         unknown = [port for port in signature.inputs if port.has_unknown_sizes]
         warnings = [
-            f"no data was given, so unknown sizes of the input {port} were taken to be 1; "
-            f"set inputs to an example array to be sure"
+            f"without data, unknown sizes of the input {port} are assumed to be 1; set inputs to "
+            f"an example array for other sizes"
             for port in unknown[:1]
         ]
         return example_for(signature), warnings
@@ -79,7 +76,9 @@ def unused_capture(framework: str, capture: Capture) -> tuple[str, ...]:
     """Return a warning if capture by modules is requested for a graph framework."""
     if capture is Capture.WHOLE:
         return ()
-    return (f"capture = {str(capture)!r} is not used for {framework}: every model is one graph",)
+    return (
+        f"capture = {str(capture)!r} is ignored for {framework}, where every model is one graph",
+    )
 
 
 def _names_in(value: object, option: str) -> tuple[str, ...]:
@@ -92,7 +91,7 @@ def _names_in(value: object, option: str) -> tuple[str, ...]:
         listed = list(value)
         if all(isinstance(name, str) for name in listed):
             return tuple(listed)
-    raise ConfigurationError(f"{option} must be names, got {value!r}")
+    raise ConfigurationError(f"{option} must be a name or a list of names, got {value!r}")
 
 
 def _names_or_example(inputs: object) -> tuple[tuple[str, ...], Any]:

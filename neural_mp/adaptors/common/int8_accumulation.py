@@ -21,7 +21,7 @@ from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, Int8Accumulation,
 
 logger = logging.getLogger(__name__)
 
-Products = Mapping[KernelKind, Int8Accumulation]
+KernelAccumulation = Mapping[KernelKind, Int8Accumulation]
 Shape = tuple[int, ...]
 #: The types of inputs and weights, and their largest values.
 _BYTES, _LARGEST = (np.uint8, np.int8), (255, 127)
@@ -30,7 +30,7 @@ _FLOAT32 = 2.0**-22
 
 #: Target → oneDNN limits to probe under: none, or those of the CPUs on which the result must be
 #: correct.
-ASKED_UNDER: Mapping[str, tuple[str | None, ...]] = {
+PROBED_LIMITS: Mapping[str, tuple[str | None, ...]] = {
     HOST_TARGET: (None,),
     "avx2": ("AVX2",),
     "avx512": ("AVX512_CORE",),
@@ -38,17 +38,16 @@ ASKED_UNDER: Mapping[str, tuple[str | None, ...]] = {
 }
 
 
-def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> Products:
+def target_accumulation(
+    hardware: Hardware, ask: Callable[[str | None], KernelAccumulation]
+) -> KernelAccumulation:
     """Return the accumulation of every kind of kernel on the target machine.
 
-    A kernel is exact if the runtime is exact under every limit and the CPU can be; kinds that
-    accumulate in 32 bits on every CPU depend on the runtime only.
-
-    Args:
-        hardware: the target machine.
-        ask: oneDNN limit → accumulation of the runtime's kernels under the limit.
+    `ask` returns the accumulation of the runtime's kernels under a oneDNN limit. A kernel is exact
+    if the runtime is exact under every limit and the CPU can be; kinds that accumulate in 32 bits
+    on every CPU depend on the runtime only.
     """
-    answers = [ask(limit) for limit in ASKED_UNDER.get(hardware.target, ())]
+    answers = [ask(limit) for limit in PROBED_LIMITS.get(hardware.target, ())]
     found = {}
     for kernel in KernelKind:
         exact = all(answer[kernel] is Int8Accumulation.EXACT for answer in answers)
@@ -58,33 +57,30 @@ def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> P
     return found
 
 
-def tried_products(
-    hardware: Hardware, module: str, version: str, cases: Iterable[str], minds_onednn: bool = True
-) -> Products:
-    """Return the accumulation of every kind of kernel, probed by a module with `try_products`.
+def probed_accumulation(
+    hardware: Hardware,
+    module: str,
+    version: str,
+    cases: Iterable[str],
+    obeys_onednn_limit: bool = True,
+) -> KernelAccumulation:
+    """Return the accumulation of every kind of kernel, probed by a module.
 
-    Args:
-        hardware: the target machine.
-        module: the module to run as a child process.
-        version: version of the runtime and of the probe.
-        cases: the names of the cases.
-        minds_onednn: whether the kernels are oneDNN's and obey its limit.
+    `version` covers the runtime and the probe; `obeys_onednn_limit` states whether the kernels obey
+    oneDNN's limit.
     """
 
-    def asked_under(onednn_limit: str | None) -> Products:
-        return from_facts(
-            probe_results(module, version, onednn_limit if minds_onednn else None), cases
-        )
+    def under_limit(onednn_limit: str | None) -> KernelAccumulation:
+        limit = onednn_limit if obeys_onednn_limit else None
+        return accumulation_of_cases(probe_results(module, version, limit), cases)
 
-    return products_for(hardware, asked_under)
+    return target_accumulation(hardware, under_limit)
 
 
-def from_facts(found: Iterable[str], cases: Iterable[str]) -> Products:
-    """Return the accumulation per kind of kernel: exact if exact in all of its cases.
+def accumulation_of_cases(found: Iterable[str], cases: Iterable[str]) -> KernelAccumulation:
+    """Return the accumulation per kind of kernel: exact if all of its cases are in `found`.
 
-    Args:
-        found: the cases that were exact.
-        cases: all cases: the kind of kernel, a space and a label.
+    The name of a case is the kind of kernel, a space and a label.
     """
     exact = frozenset(found)
     kinds: dict[KernelKind, bool] = dict.fromkeys(KernelKind, True)
@@ -112,12 +108,8 @@ class Convolution:
     @property
     def shapes(self) -> tuple[Shape, Shape]:
         """Shapes of input [batch, channels, …] and weight [outputs, inputs, …]."""
-        window = (self.window,) * self.axes
-        return (2, self.inputs, *[11] * self.axes), (
-            self.outputs,
-            self.inputs // self.groups,
-            *window,
-        )
+        weight = (self.outputs, self.inputs // self.groups, *[self.window] * self.axes)
+        return (2, self.inputs, *[11] * self.axes), weight
 
 
 @dataclass(frozen=True)
@@ -152,7 +144,7 @@ COMMON_CASES: Mapping[str, Case] = {
 }
 
 
-def try_products(
+def probe_accumulation(
     cases: Mapping[str, Case],
     multiply: Callable[[Case, Array, Array], Array],
     refusal: type[Exception],
@@ -161,11 +153,8 @@ def try_products(
 
     With the largest 8-bit values, kernels saturate if any sum of two products can.
 
-    Args:
-        cases: kind of kernel and label → case.
-        multiply: runs a kernel on a case, with uint8 input and int8 weight, without padding, and
-            returns the sums of products as floats.
-        refusal: the exception of the runtime for a missing kernel.
+    `multiply` runs a kernel on a case, with uint8 input and int8 weight, without padding, and
+    returns the sums of products as floats; `refusal` is raised for a missing kernel.
     """
 
     def exact(name: str) -> Iterator[str]:
@@ -176,7 +165,7 @@ def try_products(
         try:
             found = multiply(case, x, weight)
         except refusal:
-            logger.info("%s is refused", name, exc_info=True)
+            logger.info("the runtime rejects the probe %s", name, exc_info=True)
             yield name  # a missing kernel cannot saturate
             return
         if np.allclose(np.float64(found), whole, rtol=_FLOAT32, atol=0.5):

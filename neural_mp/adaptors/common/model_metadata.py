@@ -29,14 +29,6 @@ def write_details(file: Path, details: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(details, indent=1), encoding="utf-8")
 
 
-def read_details(file: Path, kind: Validator[T]) -> T:
-    """Return the metadata in a file.
-
-    Args:
-        file: the metadata file.
-        kind: the validator of its content.
-
-    Raises:
-        ModelLoadError: the file is missing or invalid.
-    """
-    return read_json(file, kind, ModelLoadError)
+def read_details(file: Path, schema: Validator[T]) -> T:
+    """Return the metadata in a file; raise `ModelLoadError` if missing or invalid."""
+    return read_json(file, schema, ModelLoadError)

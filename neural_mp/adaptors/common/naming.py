@@ -7,15 +7,23 @@ from itertools import chain, count
 
 
 def in_camel_case(kinds: str) -> dict[str, tuple[str, ...]]:
-    """Return kind → op type in camel case: `log_softmax` → `LogSoftmax`.
-
-    Args:
-        kinds: the kinds, separated by spaces.
-    """
+    """Return kind → op type (`log_softmax` → `LogSoftmax`) for kinds separated by spaces."""
     return {kind: ("".join(map(str.capitalize, kind.split("_"))),) for kind in kinds.split()}
+
+
+def same_name(kinds: str) -> dict[str, tuple[str, ...]]:
+    """Return kind → op type of the same name, for kinds separated by spaces."""
+    return {kind: (kind,) for kind in kinds.split()}
 
 
 def unique_name(name: str, taken: Container[str], first: int = 1) -> str:
     """Return the name, or its first numbered variant from `first` on, that is not taken."""
-    forms = chain([name], (f"{name}_{number}" for number in count(first)))
-    return next(form for form in forms if form not in taken)
+    variants = chain([name], (f"{name}_{number}" for number in count(first)))
+    return next(variant for variant in variants if variant not in taken)
+
+
+def reserve_name(name: str, taken: set[str], first: int = 1) -> str:
+    """Return the result of `unique_name`, and add it to the names that are taken."""
+    found = unique_name(name, taken, first)
+    taken.add(found)
+    return found

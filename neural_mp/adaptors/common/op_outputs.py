@@ -53,11 +53,7 @@ class OutputLocation:
 
     @classmethod
     def from_list(cls, data: object) -> OutputLocation:
-        """Read back the result of `to_list`.
-
-        Raises:
-            NeuralMPError: the data is malformed.
-        """
+        """Read back the result of `to_list`; raise `NeuralMPError` if the data is malformed."""
         bare = isinstance(data, list) and len(data) == len(_BARE)
         tensor, kind, *stored = tuple_of(*_BARE, *(() if bare else (non_negative_float, integer)))(
             data
@@ -69,12 +65,7 @@ _BARE = (string, string)
 
 
 def op_value(found: Array, encoding: QuantParams | None) -> OpOutput | None:
-    """Return a tensor's value as float32; None if the tensor is empty or not float.
-
-    Args:
-        found: the value in the model.
-        encoding: its quantization parameters if quantized.
-    """
+    """Return a tensor's value as float32; None if the tensor is empty or not float."""
     name = found.dtype.name
     if not found.size:
         return None
@@ -91,10 +82,7 @@ def results_graph(
 ) -> OpGraph:
     """Return the ops whose results a converted model has, by their unconverted names.
 
-    Args:
-        written: the graph of the converted model.
-        results: op of the unconverted model → location of its result in the converted model.
-        op_of: tensor of the converted model → the op of `written` that computes it.
+    `op_of` maps tensors of the converted model to the ops of its graph, `written`.
     """
     kept = {
         op_of[result.tensor]: Op(name, result.type)

@@ -24,12 +24,7 @@ P = TypeVar("P")
 
 
 def needed(part: P | None, framework: str, what: str) -> P:
-    """Return a required part.
-
-    Args:
-        part: the part of the adaptor, or None.
-        framework: its framework.
-        what: the part as text.
+    """Return a required part of an adaptor; `what` names the part in the error.
 
     Raises:
         ConversionError: the adaptor does not offer the part.
@@ -69,23 +64,19 @@ class OpOutputs(Generic[M]):
     """Results of single ops, for comparisons and to locate the origin of NaN.
 
     Attributes:
-        results: model → the ops whose results a run can return, by their unconverted names: for an
-            unconverted model, the ops of its graph; for a converted model, fused ops are omitted
-            and bypassed by edges.
-        values: model, some of its `results` → a function that runs one batch and returns the
-            results of these ops. Quantized results are dequantized; results that are not float, or
-            in a branch not taken, are omitted.
+        observable_ops: model → the ops whose results a run can return, by their unconverted names:
+            for an unconverted model, the ops of its graph; for a converted model, fused ops are
+            omitted and bypassed by edges.
+        op_outputs: model, some of its `observable_ops` → a function that runs one batch and returns
+            the results of these ops. Quantized results are dequantized; results that are not
+            float, or in a branch not taken, are omitted.
         first_non_finite: model, inputs → the first op whose result holds NaN or Inf; None if there
             is none.
     """
 
-    results: Callable[[M], OpGraph]
-    values: Callable[[M, Collection[str]], Callable[[Any], Mapping[str, OpOutput]]]
+    observable_ops: Callable[[M], OpGraph]
+    op_outputs: Callable[[M, Collection[str]], Callable[[Any], Mapping[str, OpOutput]]]
     first_non_finite: Callable[[M, Any], str | None]
-
-
-def _no_ops(model: Any) -> Collection[str]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -93,16 +84,17 @@ class Corrections(Generic[M]):
     """The constants of layers and normalizations, for corrections and second derivatives.
 
     Attributes:
-        layers: model → op → its constants. Layers are ops with an INT8 kernel and a weight; weights
+        layer_params: model → op → its constants, for ops with an INT8 kernel and a weight; weights
             are read lazily.
-        with_layers: model, op → change → a model with changed constants in some of its `layers`;
-            the given model stays unchanged.
-        channel_keepers: model → the ops that only move values and leave every channel in place.
+        with_layer_params: model, op → change → a model with changed constants in some of these
+            ops; the given model stays unchanged.
+        channel_preserving_ops: model → the ops that only move values and leave every channel in
+            place.
     """
 
-    layers: Callable[[M], Mapping[str, LayerParams]]
-    with_layers: Callable[[M, Mapping[str, LayerRescale]], M]
-    channel_keepers: Callable[[M], Collection[str]] = _no_ops
+    layer_params: Callable[[M], Mapping[str, LayerParams]]
+    with_layer_params: Callable[[M, Mapping[str, LayerRescale]], M]
+    channel_preserving_ops: Callable[[M], Collection[str]] = lambda model: ()
 
 
 @dataclass(frozen=True)
@@ -122,14 +114,14 @@ class Portability(Generic[M]):
     """Integer weights for CPUs with saturating accumulation.
 
     Attributes:
-        wide_kernels: model → the kinds of its integer kernels that are correct only with exact
-            accumulation: those with weights beyond ±63.
-        right_everywhere: converted model → the model with weights that are correct on every CPU;
+        full_range_kernels: model → the kinds of its integer kernels that are correct only with
+            exact accumulation: those with weights beyond ±63.
+        with_reduced_range: converted model → the model with weights that are correct on every CPU;
             `ConversionError` if impossible.
     """
 
-    wide_kernels: Callable[[M], frozenset[KernelKind]]
-    right_everywhere: Callable[[M], M]
+    full_range_kernels: Callable[[M], frozenset[KernelKind]]
+    with_reduced_range: Callable[[M], M]
 
 
 @dataclass(frozen=True)
@@ -163,22 +155,22 @@ class Compiler(Generic[M]):
     """Compilation of models.
 
     Attributes:
-        compiled: model → the framework's own object, compiled.
+        compile: model → the framework's own object, compiled.
     """
 
-    compiled: Callable[[M], Any]
+    compile: Callable[[M], Any]
 
 
 @dataclass(frozen=True)
-class Drawing(Generic[M]):
+class GraphDump(Generic[M]):
     """Graph dumps for inspection.
 
     Attributes:
-        draw: model, path without suffix → the files written: in the framework's binary format, and
-            as text without large weights.
+        dump_graph: model, path without suffix → the files written: in the framework's binary
+            format, and as text without large weights.
     """
 
-    draw: Callable[[M, Path], tuple[Path, ...]]
+    dump_graph: Callable[[M, Path], tuple[Path, ...]]
 
 
 def _no_devices() -> Sequence[Device]:

@@ -59,14 +59,8 @@ def exceeds_reduced_range(integers: Array) -> bool:
 def weight_scales(weight: Array, axes: tuple[int, ...], limit: int) -> Array:
     """Return the symmetric scale of every output channel: largest magnitude / `limit`.
 
-    Args:
-        weight: the weight.
-        axes: its axes other than those of the output channels.
-        limit: the largest integer, 127 or 63.
-
-    Returns:
-        Float32 with the axes of the weight, of length 1 for those in `axes`. The scale of an
-            all-zero channel is arbitrary: 1.
+    Float32 with the axes of the weight, of length 1 for `axes`, all except those of the output
+    channels. The scale of an all-zero channel is arbitrary: 1.
     """
     # No copy of all magnitudes, as weights can have hundreds of megabytes.
     highest = weight.max(axis=axes, keepdims=True, initial=0)

@@ -39,10 +39,7 @@ def try_each(
 ) -> None:
     """Run the cases that no earlier child started, and print the results; for a child.
 
-    Args:
-        cases: the names of the cases.
-        find: runs a case and yields the results.
-        refusal: raised by the runtime if it refuses a case, which ends the case.
+    A `refusal` of the runtime ends a case.
     """
     for case in cases:
         if case in sys.argv[1:]:
@@ -52,16 +49,12 @@ def try_each(
             for fact in find(case):
                 print(f"{FOUND}{fact}", flush=True)
         except refusal:
-            logger.info("%s is refused", case, exc_info=True)
+            logger.info("the runtime rejects the probe %s", case, exc_info=True)
 
 
 @lru_cache(maxsize=32)
 def version_of(*distributions: str) -> str:
-    """Return the version of the first installed distribution, without importing it.
-
-    Args:
-        distributions: alternative names of a package.
-    """
+    """Return the version of the first installed of some packages, without importing it."""
     for name in distributions:
         try:
             return f"{name} {metadata.version(name)}"
@@ -74,14 +67,9 @@ def version_of(*distributions: str) -> str:
 def probe_results(module: str, version: str, onednn_limit: str | None = None) -> frozenset[str]:
     """Return the results of a module that runs as a child process.
 
-    Args:
-        module: the module.
-        version: cache key besides processor and environment; must change with the version of the
-            runtime or the module.
-        onednn_limit: the value of `ONEDNN_MAX_CPU_ISA` for the child; inherited by default.
-
-    Returns:
-        The results; empty if the child cannot run, which is not cached.
+    Empty if the child cannot run, which is not cached. `version` is a cache key besides processor
+    and environment and must change with the runtime or the module. `onednn_limit` is the value of
+    `ONEDNN_MAX_CPU_ISA` for the child, inherited by default.
     """
     environment = dict(os.environ)
     if onednn_limit is not None:
@@ -117,5 +105,5 @@ def _run(module: str, environment: dict[str, str]) -> frozenset[str]:
         tried |= started
         if done.returncode == 0 or not started:
             if done.returncode:
-                logger.warning("%s cannot be run: %s", module, done.stderr[-400:])
+                logger.warning("the probe %s failed: %s", module, done.stderr[-400:])
             return frozenset(found)

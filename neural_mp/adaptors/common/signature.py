@@ -75,11 +75,9 @@ class TensorSpec:
         return name in (self.name, self.alias, self.tensor, f"{self.tensor}:0")
 
     def __str__(self) -> str:
-        sizes = (
-            "?"
-            if self.shape is None
-            else ", ".join("?" if s is None else str(s) for s in self.shape)
-        )
+        sizes = "?"
+        if self.shape is not None:
+            sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
         if self.dtype is None:
             return f"{self.name}: no tensor"
         kind = "string" if self.dtype.hasobject else self.dtype.name
@@ -120,16 +118,12 @@ class Signature:
 
     @classmethod
     def from_dict(cls: type[_S], data: object) -> _S:
-        """Read back the result of `to_dict`.
-
-        Raises:
-            NeuralMPError: the data is malformed.
-        """
-        said = _SIGNATURE(data)
-        for position in tree_leaves(said["returns"]):
-            if position is not None and position >= len(said["outputs"]):
-                raise invalid(f"the places of {len(said['outputs'])} outputs", position)
-        return cls(**said)
+        """Read back the result of `to_dict`; raise `NeuralMPError` if the data is malformed."""
+        parsed = _SIGNATURE(data)
+        for position in tree_leaves(parsed["returns"]):
+            if position is not None and position >= len(parsed["outputs"]):
+                raise invalid(f"an index of one of {len(parsed['outputs'])} outputs", position)
+        return cls(**parsed)
 
     def bind(self, inputs: object) -> dict[str, Array]:
         """Return tensor → array for the inputs of one batch.
@@ -172,8 +166,8 @@ class Signature:
             values = [inputs]
         if len(values) != len(self.inputs):
             raise DataError(
-                f"a batch holds {counted(len(values), 'input')}, but the model takes "
-                f"{len(self.inputs)}: {', '.join(map(str, self.inputs))}"
+                f"a batch must hold {counted(len(self.inputs), 'input')} "
+                f"({', '.join(map(str, self.inputs))}), got {len(values)}"
             )
         return values
 
@@ -188,13 +182,12 @@ class Signature:
             if port is None:
                 names = [p.name for p in self.inputs]
                 raise DataError(
-                    f"a batch holds an input {key!r}, which the model does not take"
-                    f"{did_you_mean(key, names)}"
+                    f"the model has no input {key!r}, which a batch holds{did_you_mean(key, names)}"
                 )
             values[port.name] = value
         missing = [str(port) for port in self.inputs if port.name not in values]
         if missing:
-            raise DataError(f"a batch lacks the input {missing[0]}")
+            raise DataError(f"a batch must hold the input {missing[0]}, which is missing")
         return [values[port.name] for port in self.inputs]
 
     def in_order(
@@ -233,7 +226,7 @@ class Signature:
         left_out = [port.name for port in self.inputs if port not in chosen.inputs]
         if left_out:
             raise ConfigurationError(
-                f"inputs leaves out {left_out[0]!r}, without which the model cannot run"
+                f"inputs must name every input of the model, but {left_out[0]!r} is missing"
             )
         if not outputs:
             return chosen
@@ -254,7 +247,7 @@ def shape_of(value: object) -> Shape:
     """
     sizes = optional(list_of(optional(non_negative_integer)))(value)
     if math.prod(size or 1 for size in sizes or ()) > MAX_EXAMPLE_ELEMENTS:
-        raise InvalidValueError(f"expected sizes of at most {MAX_EXAMPLE_ELEMENTS} numbers in all")
+        raise InvalidValueError(f"expected sizes whose product is at most {MAX_EXAMPLE_ELEMENTS}")
     return sizes
 
 
@@ -263,9 +256,9 @@ def _dtype(value: object) -> np.dtype[Any]:
     try:
         found = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
-        raise invalid("the name of an element type, such as float32", value) from None
+        raise invalid("the name of an element type, e.g. float32", value) from None
     if found.name != name or found.itemsize > MAX_ELEMENT_BYTES:
-        raise invalid("the name of an element type, such as float32", value)
+        raise invalid("the name of an element type, e.g. float32", value)
     return found
 
 
@@ -316,13 +309,7 @@ def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
 
 
 def in_parts(feeds: dict[str, Array], samples: int, most: int) -> Iterator[dict[str, Array]]:
-    """Yield a batch in parts of at most `most` samples.
-
-    Args:
-        feeds: the result of `bind`.
-        samples: the number of samples (`Signature.samples`).
-        most: the maximum size of a part.
-    """
+    """Yield the result of `bind`, of `samples` samples, in parts of at most `most` samples."""
     if samples <= most:
         yield feeds
         return
@@ -338,7 +325,7 @@ def _chosen(
         port = next((port for port in ports if port.answers_to(name)), None)
         if port is None:
             raise ConfigurationError(
-                f"{option} names {name!r}, which is none of the model's {option}"
+                f"{option} must name {option} of the model, got {name!r}"
                 f"{did_you_mean(name, [port.name for port in ports])}"
             )
         found.append(port)
@@ -365,22 +352,24 @@ def _fitting(port: TensorSpec, value: Any) -> Array:
     if port.dtype is None:
         return value  # only the runtime can validate non-tensors, e.g. sequences
     if any(leaf is None for leaf in tree_leaves(value)):
-        raise DataError(f"a batch's inputs hold None; expected {port}")
+        raise DataError(f"the input {port} must be an array, got None")
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise DataError(f"a batch's inputs form no array for the input {port}: {error}") from error
+        raise DataError(f"the input {port} must be an array: {error}") from error
     wanted = port.dtype
     if array.dtype != wanted:
-        if wanted.hasobject:
-            if array.dtype.kind not in "OSU":
-                raise DataError(f"a batch holds an array of {array.dtype} for the input {port}")
-        elif array.dtype.kind not in "fiub" or not np.can_cast(array.dtype, wanted, "same_kind"):
-            raise DataError(f"a batch holds an array of {array.dtype} for the input {port}")
-        else:
+        kinds = "OSU" if wanted.hasobject else "fiub"
+        fits = wanted.hasobject or np.can_cast(array.dtype, wanted, "same_kind")
+        if array.dtype.kind not in kinds or not fits:
+            raise DataError(f"got an array of {array.dtype} for the input {port}")
+        if not wanted.hasobject:
             array = array.astype(wanted)
     if not _agrees(array.shape, port.shape):
-        raise DataError(f"a batch holds an array of shape {list(array.shape)} for the input {port}")
+        raise DataError(
+            f"expected matching sizes, got an array of shape {list(array.shape)} "
+            f"for the input {port}"
+        )
     return array
 
 

@@ -38,7 +38,7 @@ def cast_saturating(values: Array, dtype: np.dtype[Any]) -> Array:
 
 #: The variants of a tensor, also used as name suffixes.
 FP32, BF16, FP16, UINT8 = "fp32", "bf16", "fp16", "uint8"
-FORM_OF: Mapping[Precision, str] = {Precision.BF16: BF16, Precision.FP16: FP16}
+VARIANT_OF: Mapping[Precision, str] = {Precision.BF16: BF16, Precision.FP16: FP16}
 #: The dtypes of constants.
 _NARROW = {BF16: ml_dtypes.bfloat16, FP16: np.float16}
 #: A framework's tensor: its name, or an object.
@@ -83,25 +83,25 @@ class TensorVariants(ABC, Generic[T]):
         """Return the existing variants of a tensor."""
         return self._found.setdefault(tensor, {FP32: tensor})
 
-    def put(self, tensor: T, form: str, value: T) -> None:
+    def put(self, tensor: T, variant: str, value: T) -> None:
         """Set a variant as the only one of a tensor."""
-        self._found[tensor] = {form: value}
+        self._found[tensor] = {variant: value}
 
     def result_of(self, tensor: T) -> tuple[T, QuantParams | None]:
         """Return a tensor as computed, and its quantization parameters if in uint8."""
-        form, value = next(iter(self.found(tensor).items()))
-        return value, self.encoding_of(tensor) if form == UINT8 else None
+        variant, value = next(iter(self.found(tensor).items()))
+        return value, self.encoding_of(tensor) if variant == UINT8 else None
 
     def is_stored(self, tensor: T) -> bool:
         """Whether the uint8 variant of a tensor exists."""
         return UINT8 in self.found(tensor)
 
-    def real(self, tensor: T, form: str = FP32) -> T:
+    def real(self, tensor: T, variant: str = FP32) -> T:
         """Return a tensor in FP32, BF16 or FP16."""
         found = self.found(tensor)
-        if form not in found:
-            found[form] = self._made(tensor, form, found)
-        return found[form]
+        if variant not in found:
+            found[variant] = self._made(tensor, variant, found)
+        return found[variant]
 
     def stored(self, tensor: T) -> T:
         """Return a tensor in uint8."""
@@ -110,14 +110,14 @@ class TensorVariants(ABC, Generic[T]):
             found[UINT8] = self.quantized(tensor, self.real(tensor))
         return found[UINT8]
 
-    def _made(self, tensor: T, form: str, found: Mapping[str, T]) -> T:
+    def _made(self, tensor: T, variant: str, found: Mapping[str, T]) -> T:
         array = self.value_of(tensor)
         if array is not None:
-            return self.constant_in(tensor, form, cast_saturating(array, _NARROW[form]))
+            return self.constant_in(tensor, variant, cast_saturating(array, _NARROW[variant]))
         source = next((known for known in (FP32, BF16, FP16) if known in found), None)
-        if source is None and form in self.dequantized_to:
-            return self.dequantized(tensor, form)
-        return self.cast(tensor, source or FP32, form)
+        if source is None and variant in self.dequantized_to:
+            return self.dequantized(tensor, variant)
+        return self.cast(tensor, source or FP32, variant)
 
     @abstractmethod
     def name_of(self, tensor: T) -> str:
@@ -128,11 +128,11 @@ class TensorVariants(ABC, Generic[T]):
         """Return the value of a constant; None for a computed tensor."""
 
     @abstractmethod
-    def constant_in(self, tensor: T, form: str, values: Array) -> T:
+    def constant_in(self, tensor: T, variant: str, values: Array) -> T:
         """Insert a 16-bit copy of a constant."""
 
     @abstractmethod
-    def cast(self, tensor: T, source: str, form: str) -> T:
+    def cast(self, tensor: T, source: str, variant: str) -> T:
         """Insert a cast of a tensor from one float variant to another."""
 
     @abstractmethod
@@ -140,5 +140,5 @@ class TensorVariants(ABC, Generic[T]):
         """Insert a quantization of a tensor's FP32 variant."""
 
     @abstractmethod
-    def dequantized(self, tensor: T, form: str) -> T:
+    def dequantized(self, tensor: T, variant: str) -> T:
         """Insert a dequantization of a uint8 tensor to one of `dequantized_to`."""

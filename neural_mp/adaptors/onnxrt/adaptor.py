@@ -8,18 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
-from neural_mp.adaptors.common.optional import (
-    Corrections,
-    Drawing,
-    KernelTrace,
-    OnnxExport,
-    OpOutputs,
-    OpTiming,
-    Portability,
-    SingleFile,
-)
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.onnxrt import (
     layer_params,
@@ -56,14 +47,18 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     framework = "onnxrt"
     packages = ("onnxruntime", "onnx")
     op_kinds = TYPES
-    op_timing = OpTiming(profiler.time_ops)
-    kernel_trace = KernelTrace(profiler.trace)
-    op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
-    corrections = Corrections(layer_params.layers, layer_params.with_layers)
-    portability = Portability(reduce_range.wide_kernels, reduce_range.with_unsigned_weights)
-    single_file = SingleFile((".onnx",), storage.save_file)
-    onnx_export = OnnxExport(storage.save_file)
-    drawing = Drawing(storage.draw)
+    op_timing = optional.OpTiming(profiler.time_ops)
+    kernel_trace = optional.KernelTrace(profiler.trace)
+    op_outputs = optional.OpOutputs(
+        observe.observable_ops, observe.op_outputs, observe.first_non_finite
+    )
+    corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
+    portability = optional.Portability(
+        reduce_range.full_range_kernels, reduce_range.with_unsigned_weights
+    )
+    single_file = optional.SingleFile((".onnx",), storage.save_file)
+    onnx_export = optional.OnnxExport(storage.save_file)
+    graph_dump = optional.GraphDump(storage.dump_graph)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
@@ -71,6 +66,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     convert_graph = staticmethod(write)
     native = staticmethod(storage.whole)
     save = staticmethod(storage.save)
+    fingerprint = staticmethod(storage.fingerprint)
     threads = staticmethod(limited_threads)
 
     def __init__(self, provider: str | None = None) -> None:
@@ -112,10 +108,6 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     def weight_bytes(self, model: OnnxModel) -> int:
         """Return the size of the constants in bytes."""
         return sum(map(tensor_bytes, tensors_in(model.runs)))
-
-    def fingerprint(self, model: OnnxModel) -> str:
-        """Return a digest of all nodes and weights."""
-        return storage.digest(model.runs)
 
     def restore(self, folder: Path) -> OnnxModel:
         """Read back the files of `save`."""

@@ -10,28 +10,11 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.onnxrt.constant_folding import (
-    fold_batch_norm,
-    fold_branch,
-    fold_constants,
-    remove_identity,
-)
+from neural_mp.adaptors.onnxrt import constant_folding
+from neural_mp.adaptors.onnxrt import graph_edit as edit
+from neural_mp.adaptors.onnxrt import opset as opsets
 from neural_mp.adaptors.onnxrt.conv_framing import frame_convolutions
-from neural_mp.adaptors.onnxrt.graph_edit import (
-    GraphNames,
-    array_of,
-    input_of,
-    is_tensor,
-    name_nodes,
-)
 from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
-from neural_mp.adaptors.onnxrt.opset import (
-    LEAST_OPSET,
-    gives_list,
-    opset_of,
-    raise_opset,
-    same_but_for_types,
-)
 from neural_mp.adaptors.onnxrt.subgraphs import in_order, lift_constants, sink_constants
 from neural_mp.errors import ConversionError
 
@@ -39,18 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(program: ir.Model, folder: Path | None) -> list[str]:
-    """Canonicalize a graph, in place.
+    """Canonicalize a graph, in place, and return notes to the user.
 
     Functions are inlined, unsupported opsets changed, constants collected, names made unique,
     shapes inferred, identities removed, batch norms folded, and long convolutions of one channel
     become matrix products.
-
-    Args:
-        program: the graph.
-        folder: the folder of its external data.
-
-    Returns:
-        Notes to the user.
 
     Raises:
         ConversionError: the opset cannot be converted.
@@ -60,38 +36,38 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
         common.InlinePass()(program)
     common.RemoveInitializersFromInputsPass()(program)
     notes: list[str] = []
-    before = opset_of(program)
-    if 0 < before < LEAST_OPSET:
-        raise_opset(program)
+    before = opsets.opset_of(program)
+    if 0 < before < opsets.LEAST_OPSET:
+        opsets.raise_opset(program)
         notes.append(
-            f"the model's opset {before} was raised to {LEAST_OPSET}, the first that holds "
+            f"the model's opset {before} was raised to {opsets.LEAST_OPSET}, the first with "
             f"quantization per channel and bfloat16"
         )
     elif not quantizes(before):
         _lower_opset(program)
         notes.append(
-            f"the model's opset {before} was lowered to {opset_of(program)}, the newest in which "
-            f"ONNX Runtime quantizes tensors"
+            f"the model's opset {before} was lowered to {opsets.opset_of(program)}, the newest in "
+            f"which ONNX Runtime quantizes tensors"
         )
     lift_constants(program)
-    name_nodes(program)
+    edit.name_nodes(program)
     for node in list(in_order(program.graph)):
-        remove_identity(node)
+        constant_folding.remove_identity(node)
     infer_shapes(program)
-    names = GraphNames(program.graph)
+    names = edit.GraphNames(program.graph)
     for node in in_order(program.graph):
         write_out_type(node)
-    fold_constants(program, names, folder)
+    constant_folding.fold_constants(program, names, folder)
     for node in [node for node in in_order(program.graph) if node.op_type == "If"]:
-        fold_branch(node, names)
+        constant_folding.fold_branch(node, names)
     for node in list(in_order(program.graph)):
-        fold_batch_norm(node, names)
+        constant_folding.fold_batch_norm(node, names)
         write_out_axes(node, names)
     if frame_convolutions(program, names):
         infer_shapes(program)
     common.RemoveUnusedNodesPass()(program)
     sink_constants(program)
-    name_nodes(program)
+    edit.name_nodes(program)
     return notes
 
 
@@ -113,14 +89,14 @@ def _lower_opset(program: ir.Model) -> None:
     Raises:
         ConversionError: an op has another definition in the older opset.
     """
-    before = opset_of(program)
-    fitting = (opset for opset in range(before, LEAST_OPSET - 1, -1) if quantizes(opset))
-    newest = next(fitting, LEAST_OPSET)
+    before = opsets.opset_of(program)
+    fitting = (opset for opset in range(before, opsets.LEAST_OPSET - 1, -1) if quantizes(opset))
+    newest = next(fitting, opsets.LEAST_OPSET)
     for node in program.graph.all_nodes():
-        if not same_but_for_types(node, before, newest):
+        if not opsets.same_but_for_types(node, before, newest):
             raise ConversionError(
-                f"ONNX Runtime has no kernels yet that quantize in opset {before}, and "
-                f"{node.op_type} is another op in opset {newest}"
+                f"ONNX Runtime has no quantization kernels for opset {before}, and opset {newest} "
+                f"defines {node.op_type} differently"
             )
     program.graph.opset_imports[""] = newest
 
@@ -134,7 +110,7 @@ def infer_shapes(program: ir.Model) -> None:
             value.type = kind
     except Exception:
         # The underlying checker raises its own types; shapes are optional.
-        logger.debug("no shapes", exc_info=True)
+        logger.debug("shape inference failed", exc_info=True)
 
 
 def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
@@ -142,9 +118,9 @@ def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
 
     The pass of onnx-ir treats every value as a tensor of its element type.
     """
-    opset = opset_of(program)
-    lists = any(value.type and not is_tensor(value) for value in program.graph.inputs)
-    if not lists and not any(gives_list(node, opset) for node in program.graph.all_nodes()):
+    opset = opsets.opset_of(program)
+    lists = any(value.type and not edit.is_tensor(value) for value in program.graph.inputs)
+    if not lists and not any(opsets.gives_list(node, opset) for node in program.graph.all_nodes()):
         return []
     inferred = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(program)))
     found = []
@@ -152,7 +128,7 @@ def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
         known = ir.convenience.create_value_mapping(other)
         for name, value in ir.convenience.create_value_mapping(graph).items():
             kind = known[name].type if name in known else None
-            if kind is not None and not is_tensor(known[name]):
+            if kind is not None and not edit.is_tensor(known[name]):
                 found.append((value, kind))
     return found
 
@@ -172,7 +148,7 @@ def write_out_type(node: ir.Node) -> None:
     node.attributes["to"] = ir.AttrInt64("to", int(dtype))
 
 
-def write_out_axes(node: ir.Node, names: GraphNames) -> None:
+def write_out_axes(node: ir.Node, names: edit.GraphNames) -> None:
     """Pad or resize explicitly on all axes, with no effect on the unnamed axes.
 
     ONNX Runtime runs integer convolutions with channels last; when moving the transposition past
@@ -183,7 +159,7 @@ def write_out_axes(node: ir.Node, names: GraphNames) -> None:
         return
     rank = len(shape)
     if node.op_type == "Pad":
-        axes, amounts = array_of(node.inputs[3]), array_of(node.inputs[1])
+        axes, amounts = edit.array_of(node.inputs[3]), edit.array_of(node.inputs[1])
         if axes is None or amounts is None:
             return
         whole = np.zeros((2, rank), np.int64)
@@ -191,7 +167,7 @@ def write_out_axes(node: ir.Node, names: GraphNames) -> None:
         node.replace_input_with(1, names.constant(f"{node.name}.pads", whole.reshape(-1)))
         node.resize_inputs(3)
         return
-    scales = array_of(input_of(node, 2))
+    scales = edit.array_of(edit.input_of(node, 2))
     if scales is None or not scales.size:
         return
     every = np.ones(rank, np.float32)
@@ -203,5 +179,5 @@ def write_out_axes(node: ir.Node, names: GraphNames) -> None:
 def has_axes(node: ir.Node) -> bool:
     """Whether an op pads or resizes only the axes in its `axes`."""
     if node.op_type == "Pad":
-        return input_of(node, 3) is not None
+        return edit.input_of(node, 3) is not None
     return node.op_type == "Resize" and "axes" in node.attributes

@@ -8,32 +8,13 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.capabilities import (
-    AGNOSTIC,
-    COMPUTED_WEIGHT,
-    CONSTANT_INPUT,
-    NO_INTEGER_KERNEL,
-    RUNS_ALONG,
-    SEVERAL_RESULTS,
-    TRANSPOSED_INPUT,
-    UNUSABLE_WEIGHT,
-    IntegerKernel,
-    OpKernels,
-    is_usable,
-    table_in_bytes,
-    table_obstacle,
-)
-from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common import capabilities as reasons
+from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL
 from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
-from neural_mp.adaptors.onnxrt.graph_edit import (
-    array_of,
-    input_of,
-    is_float32,
-    known_array,
-    used_outputs,
-)
 from neural_mp.adaptors.onnxrt.kernel_registry import (
     CONTRIB,
     has_kernel,
@@ -53,21 +34,21 @@ from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
 _UNSIGNED = QuantSpec(QuantDType.UINT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL)
 _SCATTERS = ("ScatterElements", "ScatterND")
 _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-_RUNS_GRAPHS = "it runs a graph of its own, whose ops are decided one by one"
+_RUNS_GRAPHS = "it runs nested graphs, whose ops have precisions of their own"
 
 
-def kernels(model: OnnxModel, products: Products) -> dict[str, OpKernels]:
+def kernels(model: OnnxModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels on the model's provider, or the reason for a missing kernel."""
-    judge = _Judge(model, products)
-    found = {name: judge.kernels(name, node) for name, node in model.structure.nodes.items()}
-    part = OpKernels.none("it is a further result of an op, and has what that has")
+    finder = _KernelFinder(model, accumulation)
+    found = {name: finder.kernels(name, node) for name, node in model.structure.nodes.items()}
+    part = OpKernels.none("it is a further output of an op and has the precision of that op")
     return {**found, **dict.fromkeys(model.structure.parts, part)}
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _KernelFinder:
     model: OnnxModel
-    products: Products
+    accumulation: KernelAccumulation
 
     @cached_property
     def confused(self) -> bool:
@@ -78,7 +59,7 @@ class _Judge:
         """Return the kernels of an op."""
         if self.model.obstacle is not None:
             return OpKernels.none(self.model.obstacle)
-        reasons = {precision: self.obstacle_16_bit(node, precision) for precision in _SIXTEEN}
+        obstacles = {precision: self.obstacle_16_bit(node, precision) for precision in _SIXTEEN}
         native = (
             precision
             for precision, dtype in _SIXTEEN.items()
@@ -86,7 +67,7 @@ class _Judge:
         )
         return OpKernels(
             self.int8_obstacle(name, node) or self.integer_kernel(node),
-            {precision: reason for precision, reason in reasons.items() if reason is not None},
+            {precision: reason for precision, reason in obstacles.items() if reason is not None},
             frozenset(_SIXTEEN) - frozenset(native),
         )
 
@@ -99,9 +80,9 @@ class _Judge:
         """
         ways: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
         if is_table(node):
-            return table_in_bytes()
+            return reasons.table_in_bytes()
         if is_recurrent(node):
-            weight = weight_quant_spec(self.products[KernelKind.DENSE])
+            weight = weight_quant_spec(self.accumulation[KernelKind.DENSE])
             return IntegerKernel(
                 weight, (CalibrationAlgorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,)
             )
@@ -109,30 +90,30 @@ class _Judge:
             return IntegerKernel(algorithms=ways)
         if node.op_type != "Conv" and self.model.provider == CPU:
             ways = (*ways, CalibrationAlgorithm.DYNAMIC)
-        weight = weight_quant_spec(self.products[kernel_of(node, node.inputs[1])])
+        weight = weight_quant_spec(self.accumulation[kernel_of(node, node.inputs[1])])
         return IntegerKernel(weight, ways, other_weights=(REDUCED_WEIGHT, _UNSIGNED))
 
     def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:
         """Return the reason why an op cannot run in 16 bits; None if it can."""
         opset = self.model.opset
-        if not is_float32(node.outputs[0]):
-            return "its result is not known to be float32"
-        if len(used_outputs(node)) > 1:
-            return SEVERAL_RESULTS
+        if not edit.is_float32(node.outputs[0]):
+            return "its output is not known to be float32"
+        if len(edit.used_outputs(node)) > 1:
+            return reasons.SEVERAL_RESULTS
         if node.domain:
-            return f"{node.domain}.{node.op_type} is no op of ONNX's own"
+            return f"{node.domain}.{node.op_type} is not an op of the ai.onnx domain"
         if not typed_inputs(node, opset):
-            return "its result does not have the type of what it reads"
+            return "its output and input types differ"
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
         if node.op_type in _SCATTERS and "reduction" in node.attributes:
-            return "its kernels reduce in FP32 only"
+            return "its reduction has FP32 kernels only"
         if precision is Precision.FP16 and not takes(node, opset, "float16"):
             return f"ONNX has no FP16 {node.op_type} in opset {opset}"
         if precision is Precision.FP16 and self._loses_cast(node):
-            return "ONNX Runtime loses the cast of what it reads from around the body that it is in"
+            return "ONNX Runtime drops casts of outer tensors that a nested graph reads"
         if precision is Precision.FP16 and self._falls_apart(node):
-            return "ONNX Runtime has no FP16 kernel of it, and what it is made of takes FP32 only"
+            return "ONNX Runtime has no FP16 kernel for the op or for the ops that it expands to"
         return None
 
     def _loses_cast(self, node: ir.Node) -> bool:
@@ -162,13 +143,13 @@ class _Judge:
         others = [v for i, v in enumerate(node.inputs) if v is not None and i not in typed]
         known = any(node.op_type in types for types in TYPES.values())
         has_own = has_kernel_of(self.model.provider, node, opset, "float16")
-        return any(map(is_float32, others)) or not (known or has_own)
+        return any(map(edit.is_float32, others)) or not (known or has_own)
 
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
         """Return the reason why an op has no integer kernel; None if it has one."""
         if name in self.model.structure.alone:
             if is_table(node):
-                return table_obstacle(known_array(node.inputs[0]))
+                return reasons.table_obstacle(edit.known_array(node.inputs[0]))
             return self._recurrent_obstacle(node)
         if name not in self.model.structure.fusion_groups:
             return self._no_kernel(name, node)
@@ -177,8 +158,8 @@ class _Judge:
         kernel = PRODUCT if node.op_type in ("MatMul", "Gemm") else f"QLinear{node.op_type}"
         if not has_kernel(provider, kernel, domain):
             return f"{provider} has no integer kernel for {node.op_type}"
-        if not all(is_float32(v) for v in node.inputs if v is not None):
-            return "it reads what is not known to be float32"
+        if not all(edit.is_float32(v) for v in node.inputs if v is not None):
+            return "an input is not known to be float32"
         return self._weight_obstacle(node) if node.op_type in LAYERS else None
 
     def _recurrent_obstacle(self, node: ir.Node) -> str | None:
@@ -186,56 +167,56 @@ class _Judge:
         if self.model.provider != CPU or not has_kernel(CPU, kernel, CONTRIB):
             return f"{self.model.provider} has no integer kernel for {node.op_type}"
         if node.attributes.get_int("layout", 0):
-            return "the integer kernel takes the steps of a sequence first"
+            return "its layout is batch first; the integer kernel requires sequences first"
         for value in (*node.inputs[:4], *node.inputs[5:]):
-            if value is not None and not is_float32(value):
-                return "it reads what is not known to be float32"
+            if value is not None and not edit.is_float32(value):
+                return "an input is not known to be float32"
         for value in node.inputs[1:3]:
-            weight = array_of(value)
+            weight = edit.array_of(value)
             if weight is None:
-                return COMPUTED_WEIGHT
-            if not is_usable(weight):
-                return UNUSABLE_WEIGHT
+                return reasons.COMPUTED_WEIGHT
+            if not reasons.is_usable(weight):
+                return reasons.UNUSABLE_WEIGHT
         return gru_obstacle(node) if node.op_type == "GRU" else None
 
     def _weight_obstacle(self, node: ir.Node) -> str | None:
-        weight = array_of(node.inputs[1])
+        weight = edit.array_of(node.inputs[1])
         if weight is None:
-            return COMPUTED_WEIGHT
+            return reasons.COMPUTED_WEIGHT
         if node.inputs[0] is None or node.inputs[0].const_value is not None:
-            return CONSTANT_INPUT
-        if not is_usable(weight):
-            return UNUSABLE_WEIGHT
+            return reasons.CONSTANT_INPUT
+        if not reasons.is_usable(weight):
+            return reasons.UNUSABLE_WEIGHT
         if node.op_type == "MatMul":
-            return None if weight.ndim == 2 else "its weight is no matrix"
-        added = input_of(node, 2)
-        bias = array_of(added)
+            return None if weight.ndim == 2 else "its weight is not a matrix"
+        added = edit.input_of(node, 2)
+        bias = edit.array_of(added)
         if added is not None and bias is None:
             return "its bias is computed, not constant"
         if node.op_type == "Gemm":
             return _gemm_obstacle(node, weight, bias)
         if self.confused:
-            return "the model has an op that ONNX Runtime runs wrongly near integer convolutions"
+            return "the model has an op that ONNX Runtime miscompiles next to integer convolutions"
         return None
 
     def _no_kernel(self, name: str, node: ir.Node) -> str:
         if name in self.model.structure.layer_of:
-            return RUNS_ALONG
+            return reasons.FUSED
         if name in self.model.structure.agnostic_ops:
-            return AGNOSTIC
+            return reasons.AGNOSTIC
         if list(bodies_of(node)):
             return _RUNS_GRAPHS
         if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
-            return "its result is not known to be float32, or one of its inputs is constant"
-        return NO_INTEGER_KERNEL
+            return "its output is not known to be float32, or an input is constant"
+        return reasons.NO_INTEGER_KERNEL
 
 
 def _gemm_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> str | None:
     if node.attributes.get_int("transA", 0):
-        return TRANSPOSED_INPUT
+        return reasons.TRANSPOSED_INPUT
     if bias is None:
         return None
     columns = weight.shape[0 if node.attributes.get_int("transB", 0) else 1]
     if bias.size not in (1, columns) or (bias.ndim and bias.shape[-1] != bias.size):
-        return "what it adds differs from row to row"
+        return "its bias differs between rows"
     return None

@@ -9,13 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.affine import Affine
-from neural_mp.adaptors.onnxrt.graph_edit import (
-    GraphNames,
-    array_of,
-    input_of,
-    put_input,
-    used_outputs,
-)
+from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner, bytes_of
 from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order
 from neural_mp.errors import ConversionError
@@ -41,10 +35,10 @@ def remove_identity(node: ir.Node) -> None:
     """Bypass and remove an identity."""
     if node.domain or node.op_type not in ("Identity", "Dropout") or node.inputs[0] is None:
         return
-    told = input_of(node, 2)
-    trains = np.array(0) if told is None else array_of(told)
+    mode = edit.input_of(node, 2)
+    trains = np.array(0) if mode is None else edit.array_of(mode)
     same = node.op_type == "Identity" or (
-        len(used_outputs(node)) == 1 and trains is not None and not trains.any()
+        len(edit.used_outputs(node)) == 1 and trains is not None and not trains.any()
     )
     # Includes outputs of bodies: they must be computed within their body.
     if same and not node.outputs[0].is_graph_output() and node.graph is not None:
@@ -52,7 +46,7 @@ def remove_identity(node: ir.Node) -> None:
         node.graph.remove(node, safe=True)
 
 
-def fold_constants(program: ir.Model, names: GraphNames, folder: Path | None) -> None:
+def fold_constants(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> None:
     """Compute nodes with constant inputs in ONNX Runtime, unless the result is larger."""
     nodes = _computable(program.graph)
     inside = set(nodes)
@@ -68,7 +62,7 @@ def fold_constants(program: ir.Model, names: GraphNames, folder: Path | None) ->
         small = _alone(program, nodes, results)
         values = Runner(small, folder, level=PLAIN)({}, [str(value.name) for value in results])
     except ConversionError:
-        logger.debug("constants are left as they are", exc_info=True)
+        logger.debug("constant folding failed; constants are kept", exc_info=True)
         return
     room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
     for value, array in zip(results, values, strict=True):
@@ -76,13 +70,15 @@ def fold_constants(program: ir.Model, names: GraphNames, folder: Path | None) ->
             value.replace_all_uses_with(names.constant(f"{value.name}_folded", array))
 
 
-def fold_branch(node: ir.Node, names: GraphNames) -> None:
+def fold_branch(node: ir.Node, names: edit.GraphNames) -> None:
     """Replace an If with a constant condition by the chosen branch."""
-    told = array_of(input_of(node, 0)) if node.op_type == "If" and not node.domain else None
+    condition = (
+        edit.array_of(edit.input_of(node, 0)) if node.op_type == "If" and not node.domain else None
+    )
     graph = node.graph
-    if told is None or graph is None:
+    if condition is None or graph is None:
         return
-    branch = node.attributes["then_branch" if told.any() else "else_branch"].as_graph()
+    branch = node.attributes["then_branch" if condition.any() else "else_branch"].as_graph()
     results = list(branch.outputs)
     branch.outputs.clear()
     for inner in list(branch):
@@ -97,16 +93,16 @@ def fold_branch(node: ir.Node, names: GraphNames) -> None:
             result.name = names.new(f"{name}/branch")
             value.name = name
         result.replace_all_uses_with(value, replace_graph_outputs=True)
-    _take_apart(node)
+    _clear_bodies(node)
     graph.remove(node, safe=True)
 
 
-def _take_apart(node: ir.Node) -> None:
+def _clear_bodies(node: ir.Node) -> None:
     """Remove the nodes from all bodies of a node, so that they have no inputs."""
     for body in bodies_of(node):
         body.outputs.clear()
         for inner in reversed(list(body)):
-            _take_apart(inner)
+            _clear_bodies(inner)
             body.remove(inner, safe=True)
 
 
@@ -159,21 +155,21 @@ def _is_number(value: ir.Value) -> bool:
     return isinstance(value.type, ir.TensorType) and value.dtype in _NUMBERS
 
 
-def fold_batch_norm(node: ir.Node, names: GraphNames) -> None:
+def fold_batch_norm(node: ir.Node, names: edit.GraphNames) -> None:
     """Fold a batch norm into a convolution with no other consumer."""
     if node.op_type != "BatchNormalization" or node.domain or len(node.inputs) != 5:
         return
     conv = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if conv is None or conv.op_type != "Conv" or len(used_outputs(node)) > 1:
+    if conv is None or conv.op_type != "Conv" or len(edit.used_outputs(node)) > 1:
         return
-    between, given = conv.outputs[0], input_of(conv, 2)
+    between, given = conv.outputs[0], edit.input_of(conv, 2)
     training = node.attributes.get_int("training_mode", 0)
     if between.is_graph_output() or len(between.uses()) != 1 or training:
         return
     if conv.graph is not node.graph:
         return
-    parameters = [array_of(value) for value in node.inputs[1:]]
-    weight, bias = array_of(conv.inputs[1]), array_of(given)
+    parameters = [edit.array_of(value) for value in node.inputs[1:]]
+    weight, bias = edit.array_of(conv.inputs[1]), edit.array_of(given)
     if weight is None or any(p is None for p in parameters) or (given is not None and bias is None):
         return
     if weight.dtype != np.float32:
@@ -185,7 +181,7 @@ def fold_batch_norm(node: ir.Node, names: GraphNames) -> None:
     scaled = weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
     for position, stem, folded in ((1, "weight", scaled), (2, "bias", affine.shift)):
         value = names.constant(f"{conv.name}.{stem}_folded", folded.astype(np.float32))
-        put_input(conv, position, value)
+        edit.put_input(conv, position, value)
     result = node.outputs[0]
     result.replace_all_uses_with(between, replace_graph_outputs=True)
     name = result.name

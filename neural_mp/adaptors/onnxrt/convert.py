@@ -15,23 +15,17 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.tensor_variants import BF16, FORM_OF, FP32, UINT8
+from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8, VARIANT_OF
+from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.convert_gru import write_gru
 from neural_mp.adaptors.onnxrt.convert_int8 import write_kernel, write_mover, write_product
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup, GraphStructure, is_table, structure
-from neural_mp.adaptors.onnxrt.graph_edit import (
-    forget_types,
-    known_array,
-    put_input,
-    read_by,
-    redirect,
-)
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.opset import typed_inputs
 from neural_mp.adaptors.onnxrt.quant_params import store_weight
 from neural_mp.adaptors.onnxrt.subgraphs import in_order, sink_constants
-from neural_mp.adaptors.onnxrt.tensor_variants import Forms
+from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.space import ResolvedPlan
@@ -43,7 +37,7 @@ RECURRENT_KERNEL = "DynamicQuantizeLSTM"
 RECURRENT_WEIGHTS = ((1, 9), (2, 11))
 
 
-def write_table(forms: Forms, node: ir.Node, config: OpConfig) -> None:
+def write_table(variants: Variants, node: ir.Node, config: OpConfig) -> None:
     """Convert an op that reads rows of a constant table: INT8 rows, each with its own scale.
 
     Memory bounds such an op, so several standard ops are about as fast as the original.
@@ -51,60 +45,56 @@ def write_table(forms: Forms, node: ir.Node, config: OpConfig) -> None:
     assert config.weight is not None
     rows = node.inputs[1]
     assert rows is not None
-    stored = store_weight(known_array(node.inputs[0]), 0, config.weight)
+    stored = store_weight(edit.known_array(node.inputs[0]), 0, config.weight)
     stem = str(node.name)
-    table = forms.names.constant(f"{stem}.table/{stored.integers.dtype}", stored.integers)
-    scales = forms.names.constant(f"{stem}.table/scale", stored.scales.reshape(-1, 1))
-    read = forms.real(rows)
-    integers = forms.add("Gather", [table, read], f"{stem}/rows", ir.DataType.INT8)
-    numbers = forms.add(
+    table = variants.names.constant(f"{stem}.table/{stored.integers.dtype}", stored.integers)
+    scales = variants.names.constant(f"{stem}.table/scale", stored.scales.reshape(-1, 1))
+    read = variants.real(rows)
+    integers = variants.add("Gather", [table, read], f"{stem}/rows", ir.DataType.INT8)
+    numbers = variants.add(
         "Cast", [integers], f"{stem}/cast", ir.DataType.FLOAT, {"to": int(ir.DataType.FLOAT)}
     )
-    steps = forms.add("Gather", [scales, read], f"{stem}/scales", ir.DataType.FLOAT)
-    result = forms.add("Mul", [numbers, steps], f"{stem}/real", ir.DataType.FLOAT)
-    forms.put(node.outputs[0], FP32, result)
+    steps = variants.add("Gather", [scales, read], f"{stem}/scales", ir.DataType.FLOAT)
+    result = variants.add("Mul", [numbers, steps], f"{stem}/real", ir.DataType.FLOAT)
+    variants.put(node.outputs[0], FP32, result)
 
 
-def write_recurrent(forms: Forms, node: ir.Node, config: OpConfig) -> None:
+def write_recurrent(variants: Variants, node: ir.Node, config: OpConfig) -> None:
     """Convert a recurrent layer to dynamic quantization of its inputs."""
     assert config.weight is not None
     if node.op_type == "GRU":
-        write_gru(forms, node, config.weight)
+        write_gru(variants, node, config.weight)
         return
     for position, value in enumerate(node.inputs):
         if value is not None and position not in dict(RECURRENT_WEIGHTS):
-            node.replace_input_with(position, forms.real(value))
+            node.replace_input_with(position, variants.real(value))
     stem = str(node.name)
     for position, zero in RECURRENT_WEIGHTS:
         word = f"{stem}.weight_{position}"
         # The kernel expects the last two axes of [directions, rows, inputs] transposed.
-        turned = np.ascontiguousarray(known_array(node.inputs[position]).transpose(0, 2, 1))
+        turned = np.ascontiguousarray(edit.known_array(node.inputs[position]).transpose(0, 2, 1))
         directions, _, columns = turned.shape
         stored = [store_weight(matrix, 1, config.weight) for matrix in turned]
         integers = np.stack([one.integers for one in stored])
-        put_input(node, position, forms.names.constant(f"{word}/{integers.dtype}", integers))
+        edit.put_input(
+            node, position, variants.names.constant(f"{word}/{integers.dtype}", integers)
+        )
         for place, name, parts in (
             (zero - 1, "scale", [one.scales for one in stored]),
             (zero, "zero_point", [one.zero_points for one in stored]),
         ):
             values = np.stack(parts).reshape(directions, columns)
-            put_input(node, place, forms.names.constant(f"{word}/{name}", values))
+            edit.put_input(node, place, variants.names.constant(f"{word}/{name}", values))
     node.op_type, node.domain, node.version = RECURRENT_KERNEL, CONTRIB, None
     node.attributes.pop("layout", None)
 
 
 def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
-    """Return the model converted to a plan.
-
-    Args:
-        model: the model; stays unchanged.
-        plan: the plan and its propagation.
-        ranges: scale owner → the range that its scale must cover.
-    """
+    """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
     found = structure(program)
-    forms = Forms(program.graph, found, plan.flow, ranges)
-    writer = _Writer(model, program, found, plan, forms)
+    variants = Variants(program.graph, found, plan.flow, ranges)
+    writer = _Writer(model, program, found, plan, variants)
     for name, node in found.nodes.items():
         writer.write(name, node)
     writer.finish()
@@ -112,9 +102,9 @@ def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> 
         model,
         program=program,
         given=None,
-        ops=forms.owners,
+        ops=variants.owners,
         results=writer.results(),
-        counts=forms.counts,
+        counts=variants.counts,
         _runners={},
     )
 
@@ -153,7 +143,7 @@ class _Writer:
     program: ir.Model
     structure: GraphStructure
     plan: ResolvedPlan
-    forms: Forms
+    variants: Variants
     #: Ops already converted within the kernel of another.
     done: set[str] = field(default_factory=set)
     #: Ops without a result: all ops of an integer kernel except the last.
@@ -163,32 +153,32 @@ class _Writer:
         """Rewrite one node of the unconverted graph."""
         if name in self.done:
             return
-        self.forms.place, self.forms.owner = node, name
+        self.variants.place, self.variants.owner = node, name
         precision = self.plan.effective.get(name, Precision.FP32)
         fusion_group = self.structure.fusion_groups.get(name)
         if precision is Precision.INT8 and name in self.structure.alone:
             config = self.plan.plan[name]
-            (write_table if is_table(node) else write_recurrent)(self.forms, node, config)
+            (write_table if is_table(node) else write_recurrent)(self.variants, node, config)
         elif precision is Precision.INT8 and fusion_group is not None:
             self._write_int8(name, node, fusion_group)
         elif name in self.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
-            write_mover(self.forms, node)
+            write_mover(self.variants, node)
         elif precision.is_16_bit:
-            self._write_16_bit(node, FORM_OF[precision])
+            self._write_16_bit(node, VARIANT_OF[precision])
         else:
-            for value in dict.fromkeys(read_by(node)):
+            for value in dict.fromkeys(edit.read_by(node)):
                 if value in self.structure.names:
-                    redirect(node, value, self._real(node, value))
+                    edit.redirect(node, value, self._real(node, value))
 
     def _real(self, node: ir.Node, value: ir.Value) -> ir.Value:
         """Return the input of an FP32 op for a tensor."""
-        if value is node.inputs[0] and self.forms.comes_stored(value):
+        if value is node.inputs[0] and self.variants.comes_stored(value):
             axis, channels = rounded_by_runtime(node)
             if channels == 1 or self._leads_to_rounding(node):
                 axis, channels = _wide_axis(value)
             if channels:
-                return self.forms.by_channel(value, axis, channels)
-        return self.forms.real(value)
+                return self.variants.by_channel(value, axis, channels)
+        return self.variants.real(value)
 
     def _leads_to_rounding(self, node: ir.Node) -> bool:
         """Whether ONNX Runtime would round the weight of an op after a quantize-agnostic op."""
@@ -206,39 +196,39 @@ class _Writer:
         fusion_group = fusion_group.reduced(
             lambda op: effective.get(str(op.name)) is Precision.INT8
         )
-        self.done.update(str(op.name) for op in fusion_group.members)
-        kernel = [name, *(str(op.name) for op in fusion_group.members)]
-        self.within.update(kernel[:-1])
+        fused = [str(op.name) for op in fusion_group.members]
+        self.done.update(fused)
+        self.within.update([name, *fused][:-1])
         config = self.plan.plan[name]
         if node.op_type in ("MatMul", "Gemm"):
-            write_product(self.forms, fusion_group, config)
+            write_product(self.variants, fusion_group, config)
         else:
-            write_kernel(self.forms, fusion_group, config)
+            write_kernel(self.variants, fusion_group, config)
 
-    def _write_16_bit(self, node: ir.Node, form: str) -> None:
+    def _write_16_bit(self, node: ir.Node, variant: str) -> None:
         provider, opset = self.model.provider, self.model.opset
-        native = form != BF16 or runs_natively(provider, node, opset, "bfloat16")
-        read = self.forms.real if native else self.forms.widened
+        native = variant != BF16 or runs_natively(provider, node, opset, "bfloat16")
+        read = self.variants.real if native else self.variants.widened
         typed = typed_inputs(node, opset)
         for position, value in enumerate(node.inputs):
             if value is not None and position in typed:
-                node.replace_input_with(position, read(value, form))
+                node.replace_input_with(position, read(value, variant))
             elif value is not None and value in self.structure.names:
-                node.replace_input_with(position, self.forms.real(value))
+                node.replace_input_with(position, self.variants.real(value))
         (result, *_) = node.outputs
         if native:
-            self.forms.put(result, form, result)
+            self.variants.put(result, variant, result)
         else:
-            self.forms.put_rounded(result, form)
+            self.variants.put_rounded(result, variant)
 
     def finish(self) -> None:
         """Insert the outputs and remove unused nodes."""
         graph = self.program.graph
-        self.forms.place = None
+        self.variants.place = None
         final: dict[ir.Value, ir.Value] = {}
         for index, value in enumerate(list(graph.outputs)):
             if value not in final:
-                found = self.forms.real(value)
+                found = self.variants.real(value)
                 final[value] = value if found is value else self._renamed(value, found)
             graph.outputs[index] = final[value]
         common.RemoveUnusedNodesPass()(self.program)
@@ -248,7 +238,7 @@ class _Writer:
         # Many types have changed. And if ONNX Runtime can infer that both summands before a layer
         # norm have equal shapes, it fuses sum and norm into a slower kernel: a BERT-base in INT8 at
         # 2.2 times the speed of FP32 instead of 2.8.
-        forget_types(graph)
+        edit.forget_types(graph)
 
     def results(self) -> dict[str, OutputLocation]:
         """Return op of the unconverted graph → location of its result."""
@@ -259,7 +249,7 @@ class _Writer:
             op = untouched.parts.get(name, name)
             if op not in untouched.nodes or name in self.within:
                 continue
-            place, encoding = self.forms.result_of(value)
+            place, encoding = self.variants.result_of(value)
             if id(place) in there:
                 found[name] = OutputLocation(str(place.name), untouched.nodes[op].op_type, encoding)
         return found
@@ -268,10 +258,12 @@ class _Writer:
         """Return a value as a graph output under its original name."""
         if found.is_graph_output() or found.is_graph_input():
             copied = ir.val(None)
-            self.forms.insert(ir.node("Identity", [found], outputs=[copied]), f"{value.name}/copy")
+            self.variants.insert(
+                ir.node("Identity", [found], outputs=[copied]), f"{value.name}/copy"
+            )
             found = copied
         name = value.name
-        value.name = self.forms.names.new(f"{name}/{UINT8}/before")
+        value.name = self.variants.names.new(f"{name}/{UINT8}/before")
         found.name, found.type, found.shape = name, value.type, value.shape
         return found
 

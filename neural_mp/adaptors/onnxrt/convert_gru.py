@@ -18,7 +18,7 @@ from neural_mp.adaptors.common.tensor_variants import FP32
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.quant_params import store_weight
-from neural_mp.adaptors.onnxrt.tensor_variants import Forms
+from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.precision import QuantSpec
 
 #: ONNX Runtime's INT8 matrix product with float output.
@@ -32,39 +32,39 @@ def gru_obstacle(node: ir.Node) -> str | None:
     given = tuple(word.lower() for word in numbers.get_strings("activations", []))
     usual = tuple(word.lower() for word in _DEFAULT_ACTIVATIONS)
     if given not in ((), usual, usual * 2):
-        return "it has other activations than Sigmoid and Tanh"
+        return "its activations are not Sigmoid and Tanh"
     if "clip" in numbers:
-        return "it clips what its activations read"
+        return "it clips the inputs of its activations"
     bias = input_of(node, 3)
     if bias is not None and array_of(bias) is None:
         return "its bias is computed, not constant"
     return None
 
 
-def write_gru(forms: Forms, node: ir.Node, spec: QuantSpec) -> None:
+def write_gru(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
     """Convert a GRU to INT8 products and a Scan for every direction."""
     for position, value in enumerate(node.inputs):
         if value is not None and value.const_value is None:
-            node.replace_input_with(position, forms.real(value))
+            node.replace_input_with(position, variants.real(value))
     name = str(node.name)
-    node.name = forms.names.new(f"{name}/{FP32}")
-    forms.names.give_up(name)
-    writer = _Writer(forms, node, name, spec)
+    node.name = variants.names.new(f"{name}/{FP32}")
+    variants.names.give_up(name)
+    writer = _Writer(variants, node, name, spec)
     towards = node.attributes.get_string("direction", "forward")
     backwards = {"forward": [0], "reverse": [1], "bidirectional": [0, 1]}[towards]
     found = [writer.direction(index, reverse) for index, reverse in enumerate(backwards)]
     for result, axis, parts in zip(node.outputs, (1, 0), zip(*found, strict=True), strict=False):
-        axes = forms.names.constant(f"{name}/axis", np.array([axis]))
+        axes = variants.names.constant(f"{name}/axis", np.array([axis]))
         stacked = [writer.put("Unsqueeze", [part, axes]) for part in parts]
         whole = stacked[0]
         if len(stacked) > 1:
             whole = writer.put("Concat", stacked, {"axis": axis})
-        forms.put(result, FP32, whole)
+        variants.put(result, FP32, whole)
 
 
 @dataclass
 class _Writer:
-    forms: Forms
+    variants: Variants
     node: ir.Node
     name: str
     spec: QuantSpec
@@ -74,7 +74,7 @@ class _Writer:
 
     def direction(self, index: int, reverse: int) -> tuple[ir.Value, ir.Value]:
         """Return the states of all steps of a direction, [steps, batch, hidden], and the last."""
-        node, names = self.node, self.forms.names
+        node, names = self.node, self.variants.names
         data = node.inputs[0]
         assert data is not None
         weight, recurrent = (known_array(value)[index] for value in node.inputs[1:3])
@@ -87,7 +87,7 @@ class _Writer:
         added = 2 * hidden if after else 3 * hidden
         given[:added] += kept[:added]
         kept[:added] = 0
-        read = self.product("input", self.forms.dynamic(data), weight, given, index)
+        read = self.product("input", self.variants.dynamic(data), weight, given, index)
         step = _Step(hidden, after, recurrent, kept, index)
         body = self.step(step)
         runs: dict[str, Any] = {"body": body, "num_scan_inputs": len(body.inputs) - 1}
@@ -98,40 +98,36 @@ class _Writer:
             runs[word] = [reverse] * (len(inputs) - 1 if "input" in word else 1)
         last, states = (ir.val(names.new(f"{self.name}/{part}")) for part in ("last", "states"))
         scan = ir.node("Scan", inputs, runs, outputs=[last, states])
-        self.forms.insert(scan, self.name)
+        self.variants.insert(scan, self.name)
         return states, last
 
     def start(self, index: int, hidden: int) -> ir.Value:
         """Return the state before the first step, [batch, hidden]."""
-        names, given = self.forms.names, input_of(self.node, 5)
+        given = input_of(self.node, 5)
         if given is not None:
-            bounds = [
-                names.constant(f"{self.name}/bound", np.array([place]))
-                for place in (index, index + 1)
-            ]
-            every = names.constant(f"{self.name}/states", np.array([-1, hidden]))
+            bounds = [self.integers("bound", [place]) for place in (index, index + 1)]
+            every = self.integers("states", [-1, hidden])
             return self.put("Reshape", [self.put("Slice", [given, *bounds]), every])
         if "start" not in self._lasting:
             shape = self.put("Shape", [self.node.inputs[0]])
-            batch = names.constant(f"{self.name}/batch", np.array([1]))
+            batch = self.integers("batch", [1])
             size = self.put("Gather", [shape, batch], {"axis": 0})
-            width = names.constant(f"{self.name}/hidden", np.array([hidden]))
+            width = self.integers("hidden", [hidden])
             shape = self.put("Concat", [size, width], {"axis": 0})
             self._lasting["start"] = self.put("ConstantOfShape", [shape])
         return self._lasting["start"]
 
     def reaches(self) -> ir.Value:
         """Return whether each step lies within the length of its sequence, [steps, batch, 1]."""
-        names = self.forms.names
         if "reaches" not in self._lasting:
             shape = self.put("Shape", [self.node.inputs[0]])
-            first = names.constant(f"{self.name}/first", np.array(0))
-            one = names.constant(f"{self.name}/one", np.array(1))
+            first = self.integers("first", 0)
+            one = self.integers("one", 1)
             count = self.put("Gather", [shape, first], {"axis": 0})
             steps = self.put("Range", [first, count, one])
-            axes = names.constant(f"{self.name}/axes", np.array([1, 2]))
+            axes = self.integers("axes", [1, 2])
             lengths = self.put("Cast", [self.node.inputs[4]], {"to": int(ir.DataType.INT64)})
-            column = names.constant(f"{self.name}/column", np.array([1]))
+            column = self.integers("column", [1])
             lengths = self.put("Unsqueeze", [lengths, column])
             steps = self.put("Unsqueeze", [steps, axes])
             self._lasting["reaches"] = self.put("Less", [steps, lengths])
@@ -139,7 +135,7 @@ class _Writer:
 
     def step(self, step: _Step) -> ir.Graph:
         """Return the body of the Scan: state, input (and mask) → next state, twice."""
-        names = self.forms.names
+        names = self.variants.names
         limited = input_of(self.node, 4) is not None
         words = ("state", "read", "within") if limited else ("state", "read")
         kinds = (ir.DataType.FLOAT, ir.DataType.FLOAT, ir.DataType.BOOL)
@@ -165,7 +161,7 @@ class _Writer:
     def _gates(self, step: _Step, state: ir.Value, read: ir.Value) -> ir.Value:
         """Return the state after a step (ONNX's definition of GRU)."""
         hidden, matrix = step.hidden, step.matrix
-        cut = self.forms.names.constant(f"{self.name}/gates", np.array([2 * hidden, hidden]))
+        cut = self.integers("gates", [2 * hidden, hidden])
         read_gates, read_candidate = self.split(read, cut)
         if step.after:
             own = self.product("state", self.dynamic(state), matrix, step.bias, step.index)
@@ -174,7 +170,7 @@ class _Writer:
             taken = self.dynamic(state)
             own_gates = self.product("gates", taken, matrix[: 2 * hidden], None, step.index)
         gates = self.put("Sigmoid", [self.put("Add", [read_gates, own_gates])])
-        halves = self.forms.names.constant(f"{self.name}/halves", np.array([hidden, hidden]))
+        halves = self.integers("halves", [hidden, hidden])
         update, reset = self.split(gates, halves)
         if step.after:
             own_candidate = self.put("Mul", [reset, own_candidate])
@@ -186,6 +182,10 @@ class _Writer:
         kept = self.put("Mul", [update, self.put("Sub", [state, candidate])])
         return self.put("Add", [candidate, kept])
 
+    def integers(self, word: str, values: int | list[int]) -> ir.Value:
+        """Return integers as a constant."""
+        return self.variants.names.constant(f"{self.name}/{word}", np.array(values))
+
     def product(
         self,
         word: str,
@@ -195,31 +195,25 @@ class _Writer:
         index: int,
     ) -> ir.Value:
         """Return the product of a quantized value and a matrix, [outputs, inputs]."""
-        names, stem = self.forms.names, f"{self.name}.{word}_{index}"
+        stem = f"{self.name}.{word}_{index}"
         stored = store_weight(np.ascontiguousarray(matrix.T), 1, self.spec)
         values, scale, zero = read
-        inputs = [
-            values,
-            names.constant(f"{stem}/{stored.integers.dtype}", stored.integers),
-            scale,
-            names.constant(f"{stem}/scale", stored.scales),
-            zero,
-            names.constant(f"{stem}/zero_point", stored.zero_points),
-        ]
+        integers, steps, zeros = self.variants.constants(stem, stored)
+        inputs = [values, integers, scale, steps, zero, zeros]
         if bias is not None and bias.any():
-            inputs.append(names.constant(f"{stem}/bias", bias.astype(np.float32)))
+            inputs.append(self.variants.names.constant(f"{stem}/bias", bias.astype(np.float32)))
         return self.put(PRODUCT, inputs, domain=CONTRIB)
 
     def dynamic(self, value: ir.Value) -> tuple[ir.Value, ...]:
         """Return a value, dynamically quantized: uint8, scale, zero point."""
-        parts = [ir.val(self.forms.names.new(f"{self.name}/stored_{part}")) for part in range(3)]
+        parts = [ir.val(self.variants.names.new(f"{self.name}/stored_{part}")) for part in range(3)]
         self._add(ir.node("DynamicQuantizeLinear", [value], outputs=parts))
-        self.forms.count("quantize")
+        self.variants.count("quantize")
         return tuple(parts)
 
     def split(self, value: ir.Value, sizes: ir.Value) -> list[ir.Value]:
         """Split a value in two along its last axis."""
-        parts = [ir.val(self.forms.names.new(f"{self.name}/part")) for _ in range(2)]
+        parts = [ir.val(self.variants.names.new(f"{self.name}/part")) for _ in range(2)]
         self._add(ir.node("Split", [value, sizes], {"axis": -1}, outputs=parts))
         return parts
 
@@ -231,17 +225,17 @@ class _Writer:
         domain: str = "",
     ) -> ir.Value:
         """Return the result of a new node, in the current body or in the graph."""
-        result = ir.val(self.forms.names.new(f"{self.name}/{op.lower()}"))
+        result = ir.val(self.variants.names.new(f"{self.name}/{op.lower()}"))
         self._add(ir.node(op, inputs, attributes, domain=domain, outputs=[result]))
         return result
 
     def _add(self, node: ir.Node) -> None:
         name = f"{self.name}/{node.op_type}"
         if self.body is None:
-            self.forms.insert(node, name)
+            self.variants.insert(node, name)
             return
-        node.name = self.forms.names.new(name)
-        self.forms.owners[node.name] = self.forms.owner
+        node.name = self.variants.names.new(name)
+        self.variants.owners[node.name] = self.variants.owner
         self.body.append(node)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of ops to forms that ONNX Runtime runs in integer kernels.
+"""Conversion of ops for the integer kernels of ONNX Runtime.
 
 Convolutions and joining ops are placed between DequantizeLinear and QuantizeLinear, which ONNX
 Runtime fuses into one kernel. Matrix products are written as that kernel
@@ -16,52 +16,46 @@ from neural_mp.adaptors.common.tensor_variants import UINT8
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup, limits
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array, put_input
 from neural_mp.adaptors.onnxrt.quant_params import StoredWeight, store_bias, store_weight
-from neural_mp.adaptors.onnxrt.tensor_variants import Forms
+from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.precision import OpConfig
 
 
-def write_kernel(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> None:
-    """Convert a convolution or joining op with its fused ops.
-
-    Args:
-        forms: the graph being converted.
-        fusion_group: the op and its activation.
-        config: its quantization.
-    """
+def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
+    """Convert a convolution or joining op with its fused ops."""
     head = fusion_group.head
     if config.weight is not None:
-        _quantize_parameters(forms, head, config)
+        _quantize_parameters(variants, head, config)
     else:
         for position, value in enumerate(head.inputs):
             assert value is not None
-            head.replace_input_with(position, forms.for_kernel(value))
+            head.replace_input_with(position, variants.for_kernel(value))
     result, last = head.outputs[0], head
     tail = fusion_group.tail.outputs[0]
     kept_within = limits(fusion_group.tail) if fusion_group.activation is not None else None
-    if kept_within is not None and not forms.encoding_of(tail).clamps(*kept_within):
+    if kept_within is not None and not variants.encoding_of(tail).clamps(*kept_within):
         result, last = tail, fusion_group.tail
-    forms.put(tail, UINT8, forms.quantize(tail, result, behind=last))
+    variants.put(tail, UINT8, variants.quantize(tail, result, after=last))
 
 
-def _quantize_parameters(forms: Forms, head: ir.Node, config: OpConfig) -> None:
+def _quantize_parameters(variants: Variants, head: ir.Node, config: OpConfig) -> None:
     """Quantize input, weight and bias of a convolution."""
     data, weight_value, *rest = head.inputs
     assert data is not None
     weight, bias = known_array(weight_value), array_of(rest[0]) if rest else None
     assert config.weight is not None
-    scale = forms.encoding_of(data).scale
+    scale = variants.encoding_of(data).scale
     stored = store_weight(weight, 0, config.weight, bias, scale)
     stem = str(head.name)
-    head.replace_input_with(0, forms.for_kernel(data))
-    head.replace_input_with(1, forms.weight(f"{stem}.weight", stored))
+    head.replace_input_with(0, variants.for_kernel(data))
+    head.replace_input_with(1, variants.weight(f"{stem}.weight", stored))
     if bias is not None:
         scales = (stored.scales * np.float32(scale)).astype(np.float32)
         zeros = np.zeros(len(scales), np.int32)
         integers = StoredWeight(store_bias(bias, scales), scales, zeros, 0)
-        head.replace_input_with(2, forms.weight(f"{stem}.bias", integers))
+        head.replace_input_with(2, variants.weight(f"{stem}.bias", integers))
 
 
-def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> None:
+def write_product(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
     """Convert a product with a constant matrix, including its bias."""
     head = fusion_group.head
     data = head.inputs[0]
@@ -72,21 +66,15 @@ def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> 
         bias = known_array(fusion_group.bias.operand).reshape(-1)
     stored = store_weight(matrix, 1, config.weight)
     if config.approach == "dynamic":
-        values, scale, zero = forms.dynamic(data)
+        values, scale, zero = variants.dynamic(data)
     else:
-        values, (scale, zero) = forms.stored(data), forms.parameters(data)
+        values, (scale, zero) = variants.stored(data), variants.parameters(data)
     stem = str(head.name)
-    inputs = [
-        values,
-        forms.names.constant(f"{stem}.weight/{stored.integers.dtype}", stored.integers),
-        scale,
-        forms.names.constant(f"{stem}.weight/scale", stored.scales),
-        zero,
-        forms.names.constant(f"{stem}.weight/zero_point", stored.zero_points),
-    ]
+    integers, steps, zeros = variants.constants(f"{stem}.weight", stored)
+    inputs = [values, integers, scale, steps, zero, zeros]
     if bias is not None:
-        inputs.append(forms.names.constant(f"{stem}.bias", bias.astype(np.float32)))
-    forms.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail.outputs[0])
+        inputs.append(variants.names.constant(f"{stem}.bias", bias.astype(np.float32)))
+    variants.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail.outputs[0])
 
 
 def _matrix(head: ir.Node) -> tuple[Array, Array | None]:
@@ -103,14 +91,14 @@ def _matrix(head: ir.Node) -> tuple[Array, Array | None]:
     return matrix, np.broadcast_to(bias, matrix.shape[1:])
 
 
-def write_mover(forms: Forms, node: ir.Node) -> None:
+def write_mover(variants: Variants, node: ir.Node) -> None:
     """Convert a quantize-agnostic op: the same op on uint8."""
     moved = node.inputs[0]
     assert moved is not None
-    stored = forms.stored(moved)
+    stored = variants.stored(moved)
     if node.op_type == "Pad":
-        zero = forms.parameters(moved)[1]
+        zero = variants.parameters(moved)[1]
         put_input(node, 2, zero)
     node.replace_input_with(0, stored)
     for result in node.outputs:
-        forms.put_moved(result, moved)
+        variants.put_moved(result, moved)

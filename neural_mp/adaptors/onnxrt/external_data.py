@@ -60,10 +60,7 @@ def write_with_weights(
 ) -> None:
     """Write a model into one file, including its external initializers.
 
-    Args:
-        model: the model; its initializers are removed.
-        weights: initializer → its value.
-        path: the file.
+    `weights` are these by name. The initializers of `model` are removed.
     """
     initializers: list[tuple[bytes, ir.TensorProtocol | None]] = []
     for tensor in model.graph.initializer:
@@ -143,9 +140,9 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
         elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
             after = value + (8 if kind == _EIGHT_BYTES else 4)
         else:
-            raise DecodeError(f"no field begins at byte {position}")
+            raise DecodeError(f"invalid field at byte {position}")
         if after > end:
-            raise DecodeError(f"the file is cut off within the field at byte {position}")
+            raise DecodeError(f"the file ends within the field at byte {position}")
         yield _Field(key >> 3, position, value, after)
         position = after
 
@@ -160,7 +157,7 @@ def _varint(file: BinaryIO, position: int) -> tuple[int, int]:
         position += 1
         if byte < 128:
             return number, position
-    raise DecodeError(f"a number does not end before byte {position}")
+    raise DecodeError(f"the number before byte {position} is incomplete")
 
 
 def _bytes(file: BinaryIO, start: int, end: int) -> bytes:

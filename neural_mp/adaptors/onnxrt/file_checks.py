@@ -28,10 +28,6 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
 
     Settings for ONNX Runtime in the model are removed.
 
-    Args:
-        model: the model, without the weights of its file.
-        path: the file.
-
     Raises:
         ModelLoadError: a weight is outside the folder or truncated, or an op is unsafe.
     """
@@ -43,22 +39,28 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
     nodes = [node for graph in graphs for node in graph.node]
     nodes += [node for function in model.functions for node in function.node]
     for name, fault in _faults(model, graphs, nodes, path):
-        raise ModelLoadError(f"{what} is not read: the tensor {name!r} {fault}")
+        raise ModelLoadError(f"{what} was rejected: tensor {name!r} {fault}")
     for node in nodes:
         if node.op_type in _HARMFUL:
             raise ModelLoadError(
-                f"{what} is not read: its node {node.name!r} is of the op {node.op_type!r}, which "
-                f"reads files of its own or calls Python; export the model without"
+                f"{what} was rejected: node {node.name!r} is of the op {node.op_type!r}, which "
+                f"reads other files or calls Python; export the model without this op"
             )
     _check_functions(model, what)
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """Yield the graph, and the graphs within its nodes and functions."""
-    waiting = [model.graph]
-    waiting += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
-    waiting += _inner(node for function in model.functions for node in function.node)
-    waiting += _held(a for function in model.functions for a in function.attribute_proto)
+    found = [model.graph]
+    found += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
+    found += _inner(node for function in model.functions for node in function.node)
+    found += _held(a for function in model.functions for a in function.attribute_proto)
+    return graphs_within(found)
+
+
+def graphs_within(graphs: Iterable[onnx.GraphProto]) -> Iterator[onnx.GraphProto]:
+    """Yield graphs and the graphs within their nodes, at any depth."""
+    waiting = list(graphs)
     while waiting:
         graph = waiting.pop()
         yield graph
@@ -87,7 +89,11 @@ def _faults(
         if fault:
             yield tensor.name, fault
     for tensor in _values(model, graphs, nodes):
-        fault = "is no initializer, and lies in a file" if _external(tensor) else _fault(tensor)
+        fault = (
+            "is stored in a file although it is not an initializer"
+            if _external(tensor)
+            else _fault(tensor)
+        )
         if fault:
             yield tensor.name, fault
 
@@ -117,23 +123,23 @@ def _external(tensor: onnx.TensorProto) -> bool:
 def _fault(tensor: onnx.TensorProto) -> str:
     """Return the fault of a tensor as text; empty if there is none."""
     if any(size < 0 for size in tensor.dims):
-        return f"has a size below nothing: {list(tensor.dims)}"
+        return f"must have sizes of at least 0, got {list(tensor.dims)}"
     needed, there = _bytes(tensor), len(tensor.raw_data)
     if tensor.HasField("raw_data") and needed is not None and needed > there:
-        return f"is declared with {needed} bytes, and {there} are there"
+        return f"requires {needed} bytes, got {there}"
     return ""
 
 
 def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, int]) -> str:
     """Return the fault of an external tensor; `sizes` caches file sizes."""
     if any(size < 0 for size in tensor.dims):
-        return f"has a size below nothing: {list(tensor.dims)}"
+        return f"must have sizes of at least 0, got {list(tensor.dims)}"
     needed = _bytes(tensor)
     place = {item.key: item.value for item in tensor.external_data}
     try:
         offset, length = int(place.get("offset", "0")), int(place.get("length", "-1"))
     except ValueError:
-        return f"lies at no place in its file: {place}"
+        return f"must have integers as offset and length in its file, got {place}"
     location = place.get("location", "")
     if location not in sizes:
         file = resolve_sibling(path, location)
@@ -144,9 +150,9 @@ def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, in
         return ""
     there = max(0, min(length, size - offset) if "length" in place else size - offset)
     if offset < 0 or ("length" in place and (length < 0 or offset + length > size)):
-        return f"lies at {offset}, {length} bytes, in {location!r}, which has {size}"
+        return f"occupies {length} bytes from byte {offset} of {location!r}, which has {size} bytes"
     if needed is not None and needed > there:
-        return f"is declared with {needed} bytes, and {there} are there in {location!r}"
+        return f"requires {needed} bytes of {location!r}, got {there}"
     return ""
 
 
@@ -169,7 +175,7 @@ def _check_functions(model: onnx.ModelProto, what: str) -> None:
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)
             if key in inside or len(inside) > MAX_DEPTH:
-                raise ModelLoadError(f"{what} is not read: its function {key[1]!r} calls itself")
+                raise ModelLoadError(f"{what} was rejected: function {key[1]!r} is recursive")
             if key in functions and key not in sizes:
                 sizes[key] = size_of(functions[key].node, (*inside, key))
             count += sizes.get(key, 1)
@@ -180,6 +186,6 @@ def _check_functions(model: onnx.ModelProto, what: str) -> None:
     count = size_of(model.graph.node, ())
     if count > MAX_ONNX_NODES:
         raise ModelLoadError(
-            f"{what} is not read: with its functions in place it has {count} nodes, more than "
+            f"{what} was rejected: {count} nodes after inlining functions exceed the limit of "
             f"{MAX_ONNX_NODES}"
         )

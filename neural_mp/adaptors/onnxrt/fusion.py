@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
-from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.onnxrt.canonicalize import has_axes
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
@@ -71,13 +71,11 @@ def structure(program: ir.Model) -> GraphStructure:
     taken = {*nodes, *values}
     for name, node in nodes.items():
         for index, value in enumerate(used_outputs(node)):
-            tensor = (
-                name if index == 0 else unique_name(f"{name}:{node.outputs.index(value)}", taken)
-            )
-            taken.add(tensor)
-            values[tensor] = value
+            tensor = name
             if index:
+                tensor = reserve_name(f"{name}:{node.outputs.index(value)}", taken)
                 parts[tensor] = name
+            values[tensor] = value
     groups = find_fusion_groups([node for node in nodes.values() if _heads(node)], _Kernels())
     return GraphStructure(
         nodes,

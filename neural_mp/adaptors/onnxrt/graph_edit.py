@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.external_data import raw_bytes
 from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order, name_within_bodies
@@ -144,9 +144,7 @@ class GraphNames:
 
     def new(self, wanted: str) -> str:
         """Reserve and return an unused name."""
-        name = unique_name(wanted, self._taken)
-        self._taken.add(name)
-        return name
+        return reserve_name(wanted, self._taken)
 
     def give_up(self, name: str) -> None:
         """Release a name."""
@@ -171,6 +169,5 @@ def name_nodes(program: ir.Model) -> None:
     names = {str(node.name) for node in program.graph} | taken
     for node in program.graph:
         if node.name in taken:
-            node.name = unique_name(f"{node.name}_{node.op_type}", names)
-            names.add(node.name)
+            node.name = reserve_name(f"{node.name}_{node.op_type}", names)
     name_within_bodies(program)

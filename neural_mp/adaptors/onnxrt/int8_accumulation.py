@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neural_mp.adaptors.common.int8_accumulation import (
-    COMMON_CASES,
-    Case,
-    Convolution,
-    Products,
-    tried_products,
-)
+from neural_mp.adaptors.common import int8_accumulation as common
 from neural_mp.adaptors.common.runtime_probe import version_of
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
@@ -18,14 +12,16 @@ from neural_mp.core.int8_accumulation import KernelKind
 #: Must change with the cases or the probe.
 _VERSION = 2
 #: Kind of kernel and label → case.
-CASES: Mapping[str, Case] = {
-    **COMMON_CASES,
-    f"{KernelKind.DEPTHWISE} wide": Convolution(64, 64, groups=64, window=5),
+CASES: Mapping[str, common.Case] = {
+    **common.COMMON_CASES,
+    f"{KernelKind.DEPTHWISE} wide": common.Convolution(64, 64, groups=64, window=5),
 }
 
 
-def int8_accumulation(hardware: Hardware) -> Products:
+def int8_accumulation(hardware: Hardware) -> common.KernelAccumulation:
     """Return the accumulation of each kind of kernel on the target machine."""
     module = "neural_mp.adaptors.onnxrt.int8_accumulation_probe"
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-    return tried_products(hardware, module, f"{_VERSION} {version}", CASES, minds_onednn=False)
+    return common.probed_accumulation(
+        hardware, module, f"{_VERSION} {version}", CASES, obeys_onednn_limit=False
+    )

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, try_products
+from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, probe_accumulation
 from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.onnxrt.int8_accumulation import CASES
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
@@ -61,4 +61,4 @@ def _run(node: onnx.NodeProto, x: Array, result: int, weight: Array, step: np.fl
 
 if __name__ == "__main__":
     # The bindings raise their own types.
-    try_products(CASES, _multiply, Exception)
+    probe_accumulation(CASES, _multiply, Exception)

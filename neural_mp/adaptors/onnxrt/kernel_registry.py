@@ -45,7 +45,9 @@ def _kernels(provider: str) -> Mapping[tuple[str, str], tuple[_Kernel, ...]] | N
 
         definitions = bindings.get_all_opkernel_def()
     except (ImportError, AttributeError, RuntimeError):
-        logger.warning("this version of ONNX Runtime does not say which kernels it has")
+        logger.warning(
+            "this version of ONNX Runtime has no accessible kernel registry; kernels are assumed"
+        )
         return None
     found: dict[tuple[str, str], list[_Kernel]] = defaultdict(list)
     for definition in definitions:

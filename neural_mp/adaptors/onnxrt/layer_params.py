@@ -10,20 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.fusion import LAYERS, GraphStructure, structure
-from neural_mp.adaptors.onnxrt.graph_edit import (
-    GraphNames,
-    array_of,
-    input_of,
-    known_array,
-    put_input,
-)
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 
 _NORM = "LayerNormalization"
 
 
-def layers(model: OnnxModel) -> dict[str, LayerParams]:
+def layer_params(model: OnnxModel) -> dict[str, LayerParams]:
     """Return op → its constants."""
     return _layers(model.structure)
 
@@ -34,12 +28,12 @@ def _layers(found: GraphStructure) -> dict[str, LayerParams]:
 
 
 def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | None:
-    value, numbers = input_of(node, 1), node.attributes
+    value, numbers = edit.input_of(node, 1), node.attributes
     if node.domain or node.op_type not in (*LAYERS, _NORM) or value is None:
         return None
     if value.const_value is None or value.shape is None:
         return None
-    weight, axes = partial(known_array, value), len(value.shape)
+    weight, axes = partial(edit.known_array, value), len(value.shape)
     across = node.op_type == "Conv" or bool(numbers.get_int("transB", 0))
     if node.op_type != "MatMul" and not _has_plain_bias(node, value.shape[0 if across else -1]):
         return None
@@ -62,17 +56,17 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
 
 def _has_plain_bias(node: ir.Node, channels: object) -> bool:
     """Whether the bias of a layer is omitted, or a constant per channel or for all channels."""
-    value = input_of(node, 2)
-    bias = array_of(value)
+    value = edit.input_of(node, 2)
+    bias = edit.array_of(value)
     if bias is None:
         return value is None
     return bias.size == 1 or bias.size == bias.shape[-1] == channels
 
 
-def with_layers(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxModel:
+def with_layer_params(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxModel:
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
-    found, names = structure(program), GraphNames(program.graph)
+    found, names = structure(program), edit.GraphNames(program.graph)
     known = _layers(found)
     for name, change in changes.items():
         _change(found, name, known[name], change, names)
@@ -80,12 +74,16 @@ def with_layers(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxMo
 
 
 def _change(
-    found: GraphStructure, name: str, layer: LayerParams, change: LayerRescale, names: GraphNames
+    found: GraphStructure,
+    name: str,
+    layer: LayerParams,
+    change: LayerRescale,
+    names: edit.GraphNames,
 ) -> None:
     node, weight = found.nodes[name], change.weight(layer)
-    put_input(node, 1, names.constant(f"{name}/repaired/weight", weight))
+    edit.put_input(node, 1, names.constant(f"{name}/repaired/weight", weight))
     addition, place = _bias_place(found, name, node)
-    before = array_of(input_of(addition, place)) if addition is not None else None
+    before = edit.array_of(edit.input_of(addition, place)) if addition is not None else None
     if addition is None or (before is None and change.shift is None):
         return
     channels = weight.shape[layer.outputs]
@@ -93,7 +91,7 @@ def _change(
     bias = change.bias(given, channels)
     if before is not None and before.size == channels:
         bias = bias.reshape(before.shape)  # the bias of a product may have more axes
-    put_input(addition, place, names.constant(f"{name}/repaired/bias", bias))
+    edit.put_input(addition, place, names.constant(f"{name}/repaired/bias", bias))
 
 
 def _bias_place(found: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.file_checks import check_model
-from neural_mp.adaptors.onnxrt.fusion import is_recurrent
 from neural_mp.adaptors.onnxrt.graph_edit import forget_negative_sizes, name_nodes, tensors_in
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
@@ -40,13 +38,7 @@ _TENSOR = re.compile(r"tensor\((\w+)\)")
 
 
 def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) -> None:
-    """Set types and shapes that ONNX cannot infer, in place: mostly of ONNX Runtime's own ops.
-
-    Args:
-        program: the graph, accepted by ONNX Runtime.
-        folder: the folder of its external data.
-        provider: the execution provider.
-    """
+    """Set types and shapes that ONNX cannot infer, in place: mostly of ONNX Runtime's own ops."""
     unknown = {
         str(value.name): value
         for node in program.graph
@@ -58,7 +50,7 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
     try:
         asked = Runner(with_outputs(program, unknown), folder, provider, level=PLAIN)
     except (ConversionError, ValueError):
-        logger.debug("ONNX Runtime does not say the types", exc_info=True)
+        logger.debug("ONNX Runtime reports no types", exc_info=True)
         return
     for found in asked.session.get_outputs():
         kind = _TENSOR.fullmatch(found.type)
@@ -72,18 +64,11 @@ def note_runtime_types(program: ir.Model, folder: Path | None, provider: str) ->
                 value.shape = ir.Shape(found.shape)
 
 
-_RECURRENT = ("LSTM", "GRU", "RNN")
-
-
 def left_alone(program: ir.Model) -> list[str]:
     """Return a note about recurrent layers without an integer kernel, in any graph."""
-    slow = (node for node in in_order(program.graph) if not is_recurrent(node))
-    why = "ONNX Runtime has no integer kernel for it"
-    return list(stays_in_fp32(_types(slow, _RECURRENT), "", why))
-
-
-def _types(nodes: Iterable[ir.Node], known: tuple[str, ...]) -> Iterator[str]:
-    return (node.op_type for node in nodes if node.op_type in known and not node.domain)
+    nodes = (node for node in in_order(program.graph) if not node.domain)
+    slow = (node.op_type for node in nodes if node.op_type == "RNN")
+    return list(stays_in_fp32(slow, "", "ONNX Runtime has no integer kernel for it"))
 
 
 #: ONNX Runtime's error for a model with an unsupported IR version.
@@ -102,12 +87,7 @@ class _Read:
 
 
 def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
-    """Load a model.
-
-    Args:
-        source: a path, a message, or a serialized message.
-        wanted: the inputs and outputs given by the user.
-        provider: the execution provider to run the model.
+    """Load a model from a path, a message, or a serialized message.
 
     Raises:
         ModelLoadError: the model is unreadable or incomplete, or ONNX Runtime rejects it.
@@ -127,13 +107,13 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
         warnings = _prepared(program, given, signature, feeds, folder, provider)
         warnings += left_alone(program)
         if opset_of(program) < LEAST_OPSET:
-            obstacle = "it uses no operators of ai.onnx"
+            obstacle = "it has no operators of the ai.onnx domain"
     except ConversionError as error:
         obstacle, warnings, program = str(error), [], program_of(read)
         name_nodes(program)
         _keep_outputs(program, signature)
     if obstacle is not None:
-        warnings.append(f"nothing of the model can be converted: {obstacle}")
+        warnings.append(f"no op of the model can be converted: {obstacle}")
     return OnnxModel(
         program,
         signature,
@@ -176,10 +156,7 @@ def _prepared(
     folder: Path | None,
     provider: str,
 ) -> list[str]:
-    """Canonicalize a graph, in place, and check that results stay equal.
-
-    Returns:
-        Notes to the user.
+    """Canonicalize a graph, in place; check that results stay equal; return notes to the user.
 
     Raises:
         ConversionError: the graph cannot be converted.
@@ -190,12 +167,12 @@ def _prepared(
         raise
     except Exception as error:
         # The exceptions of onnx-ir passes vary.
-        logger.debug("a graph cannot be prepared", exc_info=True)
-        raise ConversionError(f"its graph cannot be prepared for it: {one_line(error)}") from error
+        logger.debug("canonicalization failed", exc_info=True)
+        raise ConversionError(f"its graph cannot be canonicalized: {one_line(error)}") from error
     try:
         prepared = Runner(program, folder, provider, level=PLAIN)
     except ConversionError as error:
-        raise ConversionError(f"prepared for it, {error}") from error
+        raise ConversionError(f"its canonicalized graph is invalid: {error}") from error
     note_runtime_types(program, folder, provider)
     if opset_of(program) == opset_of(given):
         return warnings
@@ -210,7 +187,7 @@ def _prepared(
     except ConversionError as error:
         raise ConversionError(f"{changed}: {error}") from error
     if not all(_close(one, other) for one, other in zip(found, expected, strict=True)):
-        raise ConversionError(f"{changed}: the changed model computes something else")
+        raise ConversionError(f"{changed}: the outputs differ")
     return warnings
 
 
@@ -229,26 +206,26 @@ def _read(source: object) -> _Read:
         try:
             proto.ParseFromString(bytes(source))
         except DecodeError as error:
-            raise ModelLoadError(f"the bytes given are no ONNX model: {error}") from error
+            raise ModelLoadError(f"the model must be a serialized ONNX model: {error}") from error
     elif isinstance(source, ir.Model):
-        return _put_aside(source)
+        return _spill(source)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelLoadError(
-            f"{with_article(type(source).__name__)} is no ONNX model; give a path, "
-            f"a ModelProto, or its bytes"
+            f"the model must be a path, a ModelProto or its bytes, got "
+            f"{with_article(type(source).__name__)}"
         )
     _require_graph(proto, "the model given")
     if any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):
         raise ModelLoadError(
-            "the model given keeps weights in files, but not where those are; give its path, or "
-            "load them with onnx.external_data_helper.load_external_data_for_model"
+            "the model given has external weights in an unknown folder; give the path of the model "
+            "or load the weights with onnx.external_data_helper.load_external_data_for_model"
         )
     if proto.ByteSize() < _SPILL_MIN_BYTES:
         return _Read(proto, Path())
-    return _put_aside(ir.from_proto(proto))
+    return _spill(ir.from_proto(proto))
 
 
-def _put_aside(program: ir.Model) -> _Read:
+def _spill(program: ir.Model) -> _Read:
     """Write a graph with its weights to temporary files."""
     held = tempfile.TemporaryDirectory()
     path = Path(held.name) / "model.onnx"
@@ -263,12 +240,12 @@ def read_file(path: Path) -> _Read:
         ModelLoadError: the file is missing, truncated or not an ONNX model.
     """
     if not path.is_file():
-        raise ModelLoadError(f"there is no model file {str(path)!r}")
+        raise ModelLoadError(f"model file {str(path)!r} does not exist")
     try:
         proto = read_without_weights(path)
     except (DecodeError, OSError, UnicodeDecodeError) as error:
         raise ModelLoadError(
-            f"{str(path)!r} is no ONNX model, or is damaged: {one_line(error)}"
+            f"{str(path)!r} is not an ONNX model, or is damaged: {one_line(error)}"
         ) from error
     _require_graph(proto, repr(str(path)))
     check_model(proto, path)
@@ -277,7 +254,7 @@ def read_file(path: Path) -> _Read:
 
 def _require_graph(proto: onnx.ModelProto, what: str) -> None:
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
-        raise ModelLoadError(f"{what} is no ONNX model: it holds no graph")
+        raise ModelLoadError(f"{what} is not an ONNX model: the graph is missing")
     if not proto.graph.output:
         raise ModelLoadError(f"{what} has no outputs")
 
@@ -292,8 +269,8 @@ def program_of(read: _Read) -> ir.Model:
         program = ir.from_proto(proto)
     except Exception as error:
         # Its exceptions vary.
-        logger.debug("no graph", exc_info=True)
-        raise ModelLoadError(f"the model's graph is broken: {one_line(error)}") from error
+        logger.debug("the graph is invalid", exc_info=True)
+        raise ModelLoadError(f"the graph of the model is invalid: {one_line(error)}") from error
     for tensor in tensors_in(program):
         if isinstance(tensor, ir.ExternalTensor):
             tensor.base_dir = read.folder

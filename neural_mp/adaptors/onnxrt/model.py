@@ -47,8 +47,8 @@ class Origin:
             # Some versions of ONNX Runtime accept such paths.
             if not (root / name).resolve().is_relative_to(root):
                 raise ModelLoadError(
-                    f"the model reads weights from {name!r}, which lies outside of its folder "
-                    f"{str(folder)!r}; put the file into that folder"
+                    f"weight file {name!r} must be inside the folder of the model, "
+                    f"{str(folder)!r}; move the file into that folder"
                 )
         return cls(folder, {name: _state(folder / name) for name in names}) if names else None
 
@@ -61,8 +61,8 @@ class Origin:
         for name, state in self.files.items():
             if _state(self.folder / name) != state:
                 raise ModelLoadError(
-                    f"{str(self.folder / name)!r} was changed since the model was loaded from it; "
-                    f"load it again"
+                    f"weight file {str(self.folder / name)!r} changed after the model was loaded; "
+                    f"load the model again"
                 )
 
 
@@ -71,7 +71,7 @@ def _state(file: Path) -> tuple[int, int]:
         found = file.stat()
     except OSError:
         raise ModelLoadError(
-            f"the model keeps weights in {str(file)!r}, which is missing; put it beside the model"
+            f"weight file {str(file)!r} does not exist; put the file into the folder of the model"
         ) from None
     return found.st_size, found.st_mtime_ns
 

@@ -12,17 +12,11 @@ import onnx_ir as ir
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
 from neural_mp.adaptors.common.signature import Array, in_parts
+from neural_mp.adaptors.onnxrt import subgraph_outputs
 from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.graph_edit import is_tensor
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
-from neural_mp.adaptors.onnxrt.subgraph_outputs import (
-    arrays_in,
-    typed,
-    values_in,
-    visible,
-    with_outputs,
-)
 from neural_mp.core.graph import OpGraph
 from neural_mp.errors import ConversionError
 
@@ -45,17 +39,19 @@ def watch(
 
     Tensors that are not floating-point, and lists of tensors, are omitted.
     """
-    program = typed(model.program)
-    known = values_in(program)
+    program = subgraph_outputs.typed(model.program)
+    known = subgraph_outputs.values_in(program)
     asked = {name: known[str(model.structure.values[name].name)] for name in sorted(tensors)}
     watched = {
-        name: value for name, value in visible(program, asked).items() if _may_be_floating(value)
+        name: value
+        for name, value in subgraph_outputs.visible(program, asked).items()
+        if is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
     }
     channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
     values = {name: str(value.name) for name, value in watched.items()}
     fed = model.signature.input_tensors
     fetched = [value for value in values.values() if value not in fed]
-    wanted = with_outputs(program, [*fetched, *model.signature.output_tensors])
+    wanted = subgraph_outputs.with_outputs(program, [*fetched, *model.signature.output_tensors])
     runner = model.session(wanted, lean=True)
     most = 0  # samples per run; determined with the first batch of several samples
     for feeds in map(model.signature.bind, batches):
@@ -76,15 +72,10 @@ def watch(
                 most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
 
 
-def _may_be_floating(value: ir.Value) -> bool:
-    """Whether a value may be a floating-point tensor; unknown types may."""
-    return is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
-
-
 def _floats(found: object) -> list[Array]:
     """Return the floating-point arrays in an output; empty for other outputs."""
     # bfloat16 is of kind V in numpy.
-    floats = (array for array in arrays_in(found) if array.dtype.kind in "fV")
+    floats = (array for array in subgraph_outputs.arrays_in(found) if array.dtype.kind in "fV")
     return [np.asarray(array, np.float32) for array in floats]
 
 
@@ -126,8 +117,8 @@ def _are_close(one: Array, other: Array) -> bool:
 
 def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
     """Return the first op whose result holds NaN or Inf."""
-    program, feeds = typed(model.program), model.signature.bind(inputs)
-    can_be_had = visible(program, values_in(program))
+    program, feeds = subgraph_outputs.typed(model.program), model.signature.bind(inputs)
+    can_be_had = subgraph_outputs.visible(program, subgraph_outputs.values_in(program))
     floating = [
         (name, str(value.name))
         for name, value in model.structure.values.items()
@@ -138,14 +129,14 @@ def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
     for start in range(0, len(floating), _LOOKED_AT):
         looked_at = floating[start : start + _LOOKED_AT]
         fetched = [value for _, value in looked_at]
-        runner: Runner = model.session(with_outputs(program, fetched), level=PLAIN)
+        runner: Runner = model.session(subgraph_outputs.with_outputs(program, fetched), level=PLAIN)
         for (name, _), found in zip(looked_at, runner(feeds, fetched), strict=True):
             if not all(np.isfinite(array).all() for array in _floats(found)):
                 return model.ops.get(name, name)
     return None
 
 
-def results(model: OnnxModel) -> OpGraph:
+def observable_ops(model: OnnxModel) -> OpGraph:
     """Return the ops whose results a run can return; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
@@ -154,22 +145,26 @@ def results(model: OnnxModel) -> OpGraph:
     return results_graph(written, model.results, op_of)
 
 
-def values(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+def op_outputs(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the results of ops."""
-    program = typed(model.program)
-    can_be_had = visible(program, values_in(program))
-    places = {op: _place(model, op) for op in ops}
+    program = subgraph_outputs.typed(model.program)
+    can_be_had = subgraph_outputs.visible(program, subgraph_outputs.values_in(program))
+    named = {op: str(model.structure.values[op].name) for op in ops if op not in model.results}
+    places = {op: model.results.get(op) or OutputLocation(named[op], "") for op in ops}
     places = {op: place for op, place in places.items() if place.tensor in can_be_had}
     fed = model.signature.input_tensors
     fetched = list(dict.fromkeys(r.tensor for r in places.values() if r.tensor not in fed))
-    runner = model.session(with_outputs(program, fetched), lean=True)
+    runner = model.session(subgraph_outputs.with_outputs(program, fetched), lean=True)
 
     def called(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
         found = dict(zip(fetched, runner(feeds, fetched), strict=True))
-        arrays = {op: arrays_in(found.get(place.tensor, [])) for op, place in places.items()}
+        arrays = {
+            op: subgraph_outputs.arrays_in(found.get(place.tensor, []))
+            for op, place in places.items()
+        }
         given = {
-            op: op_value(_as_stored(arrays[op][0], can_be_had[place.tensor]), place.encoding)
+            op: op_value(_in_own_type(arrays[op][0], can_be_had[place.tensor]), place.encoding)
             for op, place in places.items()
             if len(arrays[op]) == 1
         }
@@ -178,12 +173,6 @@ def values(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, 
     return called
 
 
-def _as_stored(found: Array, value: ir.Value) -> Array:
+def _in_own_type(found: Array, value: ir.Value) -> Array:
     """Return the values of a body, recorded in float32, in their own type."""
-    kind = value.dtype.numpy() if value.dtype is not None else found.dtype
-    return found.astype(kind, copy=False)
-
-
-def _place(model: OnnxModel, op: str) -> OutputLocation:
-    found = model.results.get(op)
-    return found or OutputLocation(str(model.structure.values[op].name), "")
+    return found if value.dtype is None else found.astype(value.dtype.numpy(), copy=False)

@@ -13,6 +13,8 @@ from onnxscript import version_converter
 
 from neural_mp.errors import ConversionError, one_line
 
+logger = logging.getLogger(__name__)
+
 
 @lru_cache(maxsize=1024)
 def _schema(op: str, opset: int) -> onnx.defs.OpSchema | None:
@@ -48,7 +50,7 @@ def typed_inputs(node: ir.Node, opset: int) -> set[int]:
 def is_function(node: ir.Node, opset: int) -> bool:
     """Whether ONNX defines an op as a function of other ops."""
     schema = _schema_of(node, opset)
-    words = ("has_function", "has_context_dependent_function")
+    words = ("has_function", "has_context_dependent_function")  # absent from onnx's type stubs
     return schema is not None and any(getattr(schema, word) for word in words)
 
 
@@ -103,8 +105,7 @@ def _ports(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
 
 def version_of(node: ir.Node, opset: int) -> int:
     """Return the opset in which an ONNX op last changed; 0 for other ops."""
-    schema = _schema_of(node, opset)
-    return 0 if schema is None else int(schema.since_version)
+    return 0 if node.domain else version_in(node.op_type, opset)
 
 
 def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
@@ -121,8 +122,6 @@ def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
     variable = _element_type(schema)
     return known if variable is None else {**known, variable: f"tensor({dtype})"}
 
-
-logger = logging.getLogger(__name__)
 
 #: The first opset with per-channel quantization and bfloat16.
 LEAST_OPSET = 13
@@ -154,7 +153,7 @@ def raise_opset(program: ir.Model) -> None:
         logger.debug("the opset cannot be raised", exc_info=True)
         raise ConversionError(f"{refused}: {one_line(error)}") from error
     if opset_of(program) != LEAST_OPSET:
-        raise ConversionError(f"{refused}: the model uses what changed")
+        raise ConversionError(f"{refused}: an op has no equivalent in the newer opset")
     program.ir_version = max(program.ir_version, _LEAST_IR_VERSION)
     if before <= _UNSHIFTED:
         for node in program.graph.all_nodes():

@@ -34,7 +34,8 @@ def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]
     """
     # Ops without a kernel are fused into others.
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
-    owners, run = _timed_owners(model), 0
+    layer_of, run = model.structure.layer_of, 0
+    owners = {name: layer_of.get(op, op) for name, op in _owners(model, conversions=True).items()}
     kernels: list[dict[str, Any]] = []
     for event in events(model, inputs, runs):
         if is_kernel(event):
@@ -92,15 +93,15 @@ def op_of(event: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
     return owners.get(whole) or owners.get(bare_name(event))
 
 
-def _timed_owners(model: OnnxModel) -> dict[str, str]:
-    """Return possible kernel name (node or result) → the op that its time counts towards."""
+def _owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
+    """Return possible kernel name (node or result) → its op, with or without conversions."""
     found: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
         op = model.ops.get(name, name)
-        op = model.structure.layer_of.get(op, op)
-        found[name] = op
-        for value in node.outputs:
-            found.setdefault(str(value.name), op)
+        if conversions or op == name or node.op_type not in _CONVERSIONS:
+            found[name] = op
+            for value in node.outputs:
+                found.setdefault(str(value.name), op)
     return found
 
 
@@ -122,39 +123,24 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
 
     A run may not reach a body at all, e.g. a branch that is not taken.
     """
-    owners = _owners(model)
+    # The kernels of conversions bear the node's name, too.
+    owners = _owners(model, conversions=False)
     found: dict[str, list[TracedKernel]] = {}
     for event in filter(is_kernel, events(model, inputs, 1)):
         op = op_of(event, owners)
         if op is not None:
             found.setdefault(op, []).append(_kernel(event["args"]))
-    told = _told_to_run_in(model)
+    requested = _requested_precisions(model)
     graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
     reached = {model.program.graph, *(graphs.get(op) for op in found)}
     passed_by = (op for op, graph in graphs.items() if graph not in reached)
-    ran = {op: op_trace(kernels, told.get(op)) for op, kernels in found.items()}
+    ran = {op: op_trace(kernels, requested.get(op)) for op, kernels in found.items()}
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
-def _owners(model: OnnxModel) -> dict[str, str]:
-    """Return possible kernel name (node or result) → its op.
-
-    Without conversions: their kernels bear the node's name.
-    """
-    found: dict[str, str] = {}
-    for name, node in model.structure.nodes.items():
-        op = model.ops.get(name, name)
-        if op != name and node.op_type in _CONVERSIONS:
-            continue
-        found[name] = op
-        for value in node.outputs:
-            found.setdefault(str(value.name), op)
-    return found
-
-
-def _kernel(said: Mapping[str, Any]) -> TracedKernel:
-    name = str(said["op_name"])
-    types = [kind for tensor in said["input_type_shape"] for kind in tensor]
+def _kernel(details: Mapping[str, Any]) -> TracedKernel:
+    name = str(details["op_name"])
+    types = [kind for tensor in details["input_type_shape"] for kind in tensor]
     reads_bytes = any(kind in _BYTES for kind in types)
     if name.startswith(_INTEGER):
         return TracedKernel(name, Precision.INT8, True)
@@ -164,7 +150,7 @@ def _kernel(said: Mapping[str, Any]) -> TracedKernel:
     return TracedKernel(name, read, reads_bytes)
 
 
-def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
+def _requested_precisions(model: OnnxModel) -> dict[str, Precision]:
     """Return op → its 16-bit precision in the graph given to the runtime.
 
     For an op without a 16-bit kernel, the runtime uses FP32 and removes the casts around it; or the
@@ -183,8 +169,8 @@ def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
             read = [kind for v in node.inputs if v and (kind := held.get(v) or _stored_in(v))]
             if read:
                 held.update(dict.fromkeys(node.outputs, read[0]))
-    told = {**rounded, **held}
-    return {op: told[result] for op, result in working.items() if result in told}
+    requested = {**rounded, **held}
+    return {op: requested[result] for op, result in working.items() if result in requested}
 
 
 def _stored_in(value: ir.Value) -> Precision | None:

@@ -36,15 +36,10 @@ class StoredWeight:
 def store_weight(
     weight: Array, axis: int, spec: QuantSpec, bias: Array | None = None, input_scale: float = 1.0
 ) -> StoredWeight:
-    """Quantize a weight to 8 bits, symmetric per channel.
+    """Quantize a weight to 8 bits, symmetric per channel of the output axis `axis`.
 
-    Args:
-        weight: the weight.
-        axis: the axis of its output channels.
-        spec: the integer dtype.
-        bias: the bias, quantized to int32 with weight scale times input scale; if the weight of a
-            channel is too small for the bias to fit, the scale is increased.
-        input_scale: the scale of the input.
+    The bias is quantized to int32 with weight scale times input scale; if the weight of a channel
+    is too small for the bias to fit, the scale is increased.
     """
     limit = weight_qmax(spec)
     others = tuple(i for i in range(weight.ndim) if i != axis)

@@ -11,14 +11,8 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL, RECURRENT_WEIGHTS
-from neural_mp.adaptors.onnxrt.graph_edit import (
-    GraphNames,
-    array_of,
-    input_of,
-    known_array,
-    put_input,
-)
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.quant_params import unsigned
 from neural_mp.adaptors.onnxrt.subgraphs import in_order
@@ -48,7 +42,7 @@ class _Read:
     zero_point: int
 
 
-def wide_kernels(model: OnnxModel) -> frozenset[KernelKind]:
+def full_range_kernels(model: OnnxModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with a signed weight beyond ±63."""
     return wide_kinds(_weights(model.runs.graph))
 
@@ -56,17 +50,17 @@ def wide_kernels(model: OnnxModel) -> frozenset[KernelKind]:
 def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
     """Return the model with unsigned weights in kernels that may saturate: equal results."""
     program = model.runs.clone()
-    names = GraphNames(program.graph)
+    names = edit.GraphNames(program.graph)
     for read in saturating(_weights(program.graph)):
         node, weight = read.node, read.node.inputs[read.weight]
-        integers = known_array(weight)
+        integers = edit.known_array(weight)
         assert weight is not None
         zeros = _zero_points(read, integers)
         for place, value, word in (
             (read.weight, integers, "uint8"),
             (read.zero_point, zeros, "middle"),
         ):
-            put_input(node, place, names.constant(f"{weight.name}/{word}", unsigned(value)))
+            edit.put_input(node, place, names.constant(f"{weight.name}/{word}", unsigned(value)))
     common.RemoveUnusedNodesPass()(program)
     given = None if model.given is None else program
     return replace(model, program=program, given=given, _runners={})
@@ -75,10 +69,10 @@ def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
 def _zero_points(read: _Read, integers: Array) -> Array:
     """Return the zero points; if there are none, zeros of the shape of the scales."""
     node = read.node
-    array = array_of(input_of(node, read.zero_point))
+    array = edit.array_of(edit.input_of(node, read.zero_point))
     if array is not None:
         return array
-    scales = array_of(node.inputs[1]) if node.op_type == "DequantizeLinear" else None
+    scales = edit.array_of(node.inputs[1]) if node.op_type == "DequantizeLinear" else None
     return np.zeros(scales.shape if scales is not None else (), integers.dtype)
 
 
@@ -94,8 +88,8 @@ def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
         if multiplying is None:
             continue
         for weight, zero_point in places:
-            value = input_of(node, weight)
-            integers = array_of(value)
+            value = edit.input_of(node, weight)
+            integers = edit.array_of(value)
             if integers is not None and integers.dtype == np.int8:
                 read = _Read(node, weight, zero_point)
                 yield IntegerWeight(read, kernel_of(multiplying, value), integers)
@@ -113,6 +107,6 @@ def kernel_of(node: ir.Node, weight: ir.Value | None) -> KernelKind:
     """
     if "Conv" not in node.op_type:
         return KernelKind.DENSE
-    array, groups = array_of(weight), node.attributes.get_int("group", 1)
+    array, groups = edit.array_of(weight), node.attributes.get_int("group", 1)
     single = array is not None and array.ndim == 4 and array.shape[:2] == (groups, 1)
     return KernelKind.DEPTHWISE if single and groups > 1 else KernelKind.CONVOLUTION

@@ -33,20 +33,14 @@ logger = logging.getLogger(__name__)
 
 CPU = "CPUExecutionProvider"
 #: Optimization levels of ONNX Runtime: none, all.
-PLAIN, ALL = (
-    ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-)
+PLAIN = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+ALL = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _FORMAT = "session.load_model_format"
 _FATAL = 4
 #: Tensor types that are not returned as arrays automatically.
-_NON_NUMPY_TYPES = (
-    "tensor(bfloat16",
-    "tensor(float8",
-    "tensor(float4",
-    "tensor(int4",
-    "tensor(uint4",
+_NON_NUMPY_TYPES = tuple(
+    f"tensor({kind}" for kind in ("bfloat16", "float8", "float4", "int4", "uint4")
 )
 #: Protocol Buffers messages are limited to 2 GiB: larger weights go to another file.
 MESSAGE_LIMIT = 1_900_000_000
@@ -91,7 +85,9 @@ class Runner:
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(place) / "profile")
         source: str | bytes
-        if _inline_bytes(program) > MESSAGE_LIMIT or (folder is not None and not FINDS_WEIGHTS):
+        inline = (t for t in tensors_in(program) if not isinstance(t, ir.ExternalTensor))
+        too_large = sum(map(tensor_bytes, inline)) > MESSAGE_LIMIT
+        if too_large or (folder is not None and not FINDS_WEIGHTS):
             place = self._kept.enter_context(tempfile.TemporaryDirectory())
             source = str(Path(place) / "model.onnx")
             ir.save(program, source, external_data="model.data")
@@ -106,35 +102,24 @@ class Runner:
             self.session = ort.InferenceSession(source, options, providers=[provider])
         except Exception as error:
             # The bindings, and the serialization of a broken graph, raise their own types.
-            logger.debug("no session", exc_info=True)
-            raise ConversionError(f"ONNX Runtime refuses the model: {one_line(error)}") from error
+            logger.debug("session creation failed", exc_info=True)
+            raise ConversionError(f"ONNX Runtime rejects the model: {one_line(error)}") from error
 
         # numpy lacks e.g. bfloat16, and ONNX Runtime does not support ml_dtypes.
-        self._plain = {
-            output.name
-            for output in self.session.get_outputs()
-            if not output.type.startswith(_NON_NUMPY_TYPES)
-        }
-        self._sequences = {
-            output.name
-            for output in self.session.get_outputs()
-            if output.type.startswith("seq(") and output.name in self._plain
-        }
+        types = {output.name: output.type for output in self.session.get_outputs()}
+        self._plain = {name for name in types if not types[name].startswith(_NON_NUMPY_TYPES)}
+        self._sequences = {name for name in self._plain if types[name].startswith("seq(")}
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
-        """Return the named outputs for these inputs.
-
-        Raises:
-            ConversionError: a kernel fails.
-        """
-        strange = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
+        """Return the named outputs for these inputs; raise `ConversionError` if a kernel fails."""
+        extended = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
         try:
-            if strange or not self._plain.issuperset(fetches):
-                given = {name: _handed_over(value) for name, value in feeds.items()}
+            if extended or not self._plain.issuperset(fetches):
+                given = {name: _to_ort_value(value) for name, value in feeds.items()}
                 # The arrays of a sequence are not accessible through an OrtValue.
-                lists = [name for name in fetches if name in self._sequences and not strange]
+                lists = [name for name in fetches if name in self._sequences and not extended]
                 others = [name for name in fetches if name not in lists]
-                values = map(_taken, self.session.run_with_ort_values(others, given))
+                values = map(_from_ort_value, self.session.run_with_ort_values(others, given))
                 found = dict(zip(others, values, strict=True))
                 if lists:
                     found.update(zip(lists, self.session.run(lists, dict(feeds)), strict=True))
@@ -148,14 +133,14 @@ class Runner:
             ) from error
 
 
-def _handed_over(value: Array) -> ort.OrtValue:
+def _to_ort_value(value: Array) -> ort.OrtValue:
     if value.dtype.kind != "V":
         return ort.OrtValue.ortvalue_from_numpy(value)
     kind = ir.DataType.from_numpy(value.dtype)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, int(kind))
 
 
-def _taken(value: ort.OrtValue) -> Any:
+def _from_ort_value(value: ort.OrtValue) -> Any:
     if not value.is_tensor():
         return value
     kind = ir.DataType(value.element_type())
@@ -170,15 +155,6 @@ def _taken(value: ort.OrtValue) -> Any:
 def bytes_of(value: ir.Value | None) -> int:
     """Return the size of a constant in bytes; 0 for strings."""
     return 0 if value is None or value.const_value is None else tensor_bytes(value.const_value)
-
-
-def _inline_bytes(program: ir.Model) -> int:
-    """Return the size of the in-memory weights, which become part of the message."""
-    return sum(
-        tensor_bytes(tensor)
-        for tensor in tensors_in(program)
-        if not isinstance(tensor, ir.ExternalTensor)
-    )
 
 
 class _Limit:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from neural_mp.adaptors.onnxrt.file_checks import graphs_within
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.limits import RATIO_EXEMPT_ARRAY_BYTES
 
@@ -19,10 +19,10 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         ModelLoadError: a constant exceeds the memory limit, or has indices out of bounds.
     """
-    if not any(map(_is_sparse, _graphs(proto.graph))):
+    if not any(map(_is_sparse, graphs_within([proto.graph]))):
         return proto
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
-    for graph in _graphs(copy.graph):
+    for graph in graphs_within([copy.graph]):
         graph.initializer.extend(map(_dense, graph.sparse_initializer))
         graph.ClearField("sparse_initializer")
         for node in graph.node:
@@ -40,25 +40,14 @@ def _is_sparse(graph: onnx.GraphProto) -> bool:
     )
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and the graphs within its ops."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _graphs(attribute.g)
-            for inner in attribute.graphs:
-                yield from _graphs(inner)
-
-
 def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     name = sparse.values.name
     values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
     size = math.prod(sparse.dims)
     if min(sparse.dims, default=0) < 0 or size * values.itemsize > RATIO_EXEMPT_ARRAY_BYTES:
         raise ModelLoadError(
-            f"the sparse constant {name!r} must take at most {RATIO_EXEMPT_ARRAY_BYTES} bytes in "
-            f"full, got the sizes {list(sparse.dims)}; store it as a dense tensor in a file"
+            f"sparse constant {name!r} must have at most {RATIO_EXEMPT_ARRAY_BYTES} bytes when "
+            f"dense, got the sizes {list(sparse.dims)}; store a dense tensor"
         )
     dense = np.zeros(size, values.dtype)
     try:

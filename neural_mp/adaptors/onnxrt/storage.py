@@ -6,7 +6,6 @@ import hashlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -47,7 +46,9 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     """
     read = read_file(folder / MODEL_FILE)
     program = program_of(read)
-    signature, details = read_details(folder / DETAILS_FILE, _details)
+    signature, details = read_details(
+        folder / DETAILS_FILE, lambda value: (Signature.from_dict(value), _DETAILS(value))
+    )
     origin = Origin.of(read.folder, program)
     try:
         Runner(program, read.folder, provider, level=PLAIN)
@@ -65,10 +66,6 @@ def restore(folder: Path, provider: str) -> OnnxModel:
         opset=details["opset"],
         provider=provider,
     )
-
-
-def _details(value: object) -> tuple[Signature, dict[str, Any]]:
-    return Signature.from_dict(value), _DETAILS(value)
 
 
 _DETAILS = record({**CONVERTED, "opset": non_negative_integer, "converted": boolean}, LATER)
@@ -95,7 +92,7 @@ def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None
             file.replace(path.parent / file.name)
 
 
-def draw(model: OnnxModel, path: Path) -> tuple[Path, ...]:
+def dump_graph(model: OnnxModel, path: Path) -> tuple[Path, ...]:
     """Write the model, and its message as text without values of initializers."""
     binary, text = path.with_suffix(".onnx"), path.with_suffix(".pbtxt")
     save_file(model, binary, {})
@@ -120,7 +117,7 @@ def _write(program: ir.Model, path: Path) -> None:
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
-        raise ConversionError(f"ONNX's checker refuses the model: {one_line(error)}") from error
+        raise ConversionError(f"ONNX's checker rejects the model: {one_line(error)}") from error
 
 
 def whole(model: OnnxModel) -> onnx.ModelProto:
@@ -136,8 +133,9 @@ def whole(model: OnnxModel) -> onnx.ModelProto:
     return message
 
 
-def digest(program: ir.Model) -> str:
+def fingerprint(model: OnnxModel) -> str:
     """Return a digest of all nodes and weights, independent of the weights' files."""
+    program = model.runs
     bare = ir.to_proto(program)
     del bare.graph.initializer[:]
     running = hashlib.sha256(bare.SerializeToString(deterministic=True))

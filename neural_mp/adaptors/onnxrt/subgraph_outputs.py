@@ -25,11 +25,8 @@ def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
     """Return the part of a graph that computes some tensors.
 
     A tensor of a body is returned as a float32 sequence: one array per step of a loop, empty if the
-    run did not reach the body (see `arrays_in`).
-
-    Args:
-        program: the graph, with known types in bodies (see `typed`).
-        names: the tensors, all of them `visible`.
+    run did not reach the body (see `arrays_in`). Types in bodies must be known (see `typed`), and
+    the tensors `visible`.
     """
     wanted = list(dict.fromkeys(names))
     program = _with_results_of_bodies(program, wanted)
@@ -155,27 +152,27 @@ class _Recorder:
         """Return the sequence with the tensor's values, in the outermost of the graphs."""
         graph, *inner = around
         if not inner:
-            return self._appended(graph, sequence, value)
+            return self._append(graph, "SequenceInsert", [sequence, value])
         body, node = inner[0], found[inner[0]]
         if node.op_type == "Scan":
-            return self._appended(graph, sequence, self._scanned(node, body, value))
+            return self._append(
+                graph, "SequenceInsert", [sequence, self._scanned(node, body, value)]
+            )
         if node.op_type == "If":
             for branch in bodies_of(node):
-                given = sequence
                 if branch is body:
-                    given = self._through(inner, found, value, sequence)
+                    branch.outputs.append(self._through(inner, found, value, sequence))
                 else:
-                    branch.append(passed := self._made("Identity", [sequence]))
-                    given = passed.outputs[0]
-                branch.outputs.append(given)
+                    branch.outputs.append(self._append(branch, "Identity", [sequence]))
             node.resize_outputs(len(node.outputs) + 1)
             node.outputs[-1].name = self._names.new(f"{node.name}/kept")
             return node.outputs[-1]
         return self._looped(node, inner, found, value, sequence)
 
     def _scanned(self, node: ir.Node, body: ir.Graph, value: ir.Value) -> ir.Value:
-        body.append(copied := self._made("Identity", [value]))
-        body.outputs.append(copied.outputs[0])
+        graph = node.graph
+        assert isinstance(graph, ir.Graph)
+        body.outputs.append(self._append(body, "Identity", [value]))
         for word in ("scan_output_axes", "scan_output_directions"):
             given = node.attributes.get_ints(word)
             if given:
@@ -185,22 +182,10 @@ class _Recorder:
         steps.name = self._names.new(f"{node.name}/kept")
         # Steps are concatenated without an axis of their own, so channel axes stay valid.
         bounds = [self._names.constant("recorded/bound", np.array([b])) for b in (2, 2**31)]
-        shape = self._put("Slice", [self._put("Shape", [steps], node), *bounds], node)
+        shape = self._append(graph, "Slice", [self._append(graph, "Shape", [steps]), *bounds])
         every = self._names.constant("recorded/every", np.array([-1]))
-        whole = self._put("Concat", [every, shape], node, {"axis": 0})
-        return self._put("Reshape", [steps, whole], node)
-
-    def _put(
-        self,
-        op: str,
-        inputs: list[ir.Value],
-        beside: ir.Node,
-        attributes: dict[str, int] | None = None,
-    ) -> ir.Value:
-        """Append a node to the graph that contains `beside` and return its result."""
-        assert isinstance(beside.graph, ir.Graph)
-        beside.graph.append(made := self._made(op, inputs, attributes))
-        return made.outputs[0]
+        whole = self._append(graph, "Concat", [every, shape], {"axis": 0})
+        return self._append(graph, "Reshape", [steps, whole])
 
     def _looped(
         self,
@@ -235,15 +220,19 @@ class _Recorder:
         node.graph.remove(node)
         return kept
 
-    def _appended(self, graph: ir.Graph, sequence: ir.Value, value: ir.Value) -> ir.Value:
-        graph.append(made := self._made("SequenceInsert", [sequence, value]))
-        return made.outputs[0]
-
-    def _made(
+    def _append(
         self,
+        graph: ir.Graph,
         op: str,
         inputs: list[ir.Value],
         attributes: dict[str, int] | None = None,
+    ) -> ir.Value:
+        """Append a node to a graph and return its result."""
+        graph.append(made := self._made(op, inputs, attributes))
+        return made.outputs[0]
+
+    def _made(
+        self, op: str, inputs: list[ir.Value], attributes: dict[str, int] | None = None
     ) -> ir.Node:
         result = ir.val(self._names.new("recorded"))
         return ir.node(

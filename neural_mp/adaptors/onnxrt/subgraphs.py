@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.common.naming import reserve_name
 
 
 def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
@@ -49,10 +49,7 @@ def spot_in(
 ) -> ir.Node | None:
     """Return the node of a graph that contains, or is, a place; None for the end.
 
-    Args:
-        graph: the graph, or a body.
-        place: a node anywhere; None for the end of the main graph.
-        found: body → the node that runs it.
+    `found` are all bodies with the nodes that run them.
     """
     while place is not None and place.graph is not graph:
         place = found.get(place.graph) if isinstance(place.graph, ir.Graph) else None
@@ -100,20 +97,14 @@ def _name_within(graph: ir.Graph, nodes: set[str], values: set[str]) -> None:
     for runner in graph:
         for body in bodies_of(runner):
             for node in body:
-                node.name = _free(_within(runner, node.name or node.op_type), nodes)
+                node.name = reserve_name(_within(runner, node.name or node.op_type), nodes)
             for value in body.inputs:
-                value.name = _free(_within(runner, value.name), values)
+                value.name = reserve_name(_within(runner, value.name), values)
                 nodes.add(str(value.name))  # plans and ranges use a single namespace
             for value in (result for node in body for result in node.outputs):
-                value.name = _free(str(value.name), values)
+                value.name = reserve_name(str(value.name), values)
             _name_within(body, nodes, values)
 
 
 def _within(runner: ir.Node, name: str | None) -> str:
     return str(name) if str(name).startswith(f"{runner.name}/") else f"{runner.name}/{name}"
-
-
-def _free(wanted: str, taken: set[str]) -> str:
-    name = unique_name(wanted, taken)
-    taken.add(name)
-    return name

@@ -26,18 +26,12 @@ DTYPES = {
 }
 #: Rounded to 16 bits and cast back to FP32, for kernels without 16-bit support.
 _WIDENED = "widened"
-#: uint8 behind a DequantizeLinear that is fused into a kernel.
+#: uint8 after a DequantizeLinear that is fused into a kernel.
 _DEQUANTIZED = "dequantized"
 
 
-class Forms(TensorVariants[ir.Value]):
+class Variants(TensorVariants[ir.Value]):
     """The variants of tensors, and the nodes inserted for them.
-
-    Args:
-        graph: the graph being converted, a copy of the unconverted one.
-        structure: its structure.
-        flow: the quantized tensors of the plan.
-        ranges: scale owner → the range that its scale must cover.
 
     Attributes:
         place: the node being converted, before which nodes are inserted; None for the end.
@@ -73,18 +67,18 @@ class Forms(TensorVariants[ir.Value]):
         """Return the value of an initializer."""
         return array_of(tensor)
 
-    def constant_in(self, tensor: ir.Value, form: str, values: Array) -> ir.Value:
+    def constant_in(self, tensor: ir.Value, variant: str, values: Array) -> ir.Value:
         """Add an initializer."""
-        return self.names.constant(f"{tensor.name}/{form}", values, DTYPES[form])
+        return self.names.constant(f"{tensor.name}/{variant}", values, DTYPES[variant])
 
-    def cast(self, tensor: ir.Value, source: str, form: str) -> ir.Value:
+    def cast(self, tensor: ir.Value, source: str, variant: str) -> ir.Value:
         """Insert a Cast, or reuse one back to FP32."""
-        if form == FP32:
+        if variant == FP32:
             return self.widened(tensor, source)
         self.count("casts")
         real = self.real(tensor, source)
         with self._beside(tensor):
-            return self._cast(real, f"{tensor.name}/{form}", form)
+            return self._cast(real, f"{tensor.name}/{variant}", variant)
 
     def quantized(self, tensor: ir.Value, real: ir.Value) -> ir.Value:
         """Insert a QuantizeLinear that runs as such."""
@@ -92,33 +86,33 @@ class Forms(TensorVariants[ir.Value]):
         with self._beside(tensor):
             return self.quantize(tensor, real)
 
-    def dequantized(self, tensor: ir.Value, form: str) -> ir.Value:
+    def dequantized(self, tensor: ir.Value, variant: str) -> ir.Value:
         """Insert the DequantizeLinear that kernels fuse, too."""
         with self._beside(tensor):
             return self.for_kernel(tensor)
 
-    def real(self, tensor: ir.Value, form: str = FP32) -> ir.Value:
+    def real(self, tensor: ir.Value, variant: str = FP32) -> ir.Value:
         """Return a tensor in FP32, BF16 or FP16."""
-        value = super().real(tensor, form)
+        value = super().real(tensor, variant)
         if value is self.found(tensor).get(_DEQUANTIZED):
             # ONNX Runtime dequantizes once per consumer.
             self.count("dequantize")
         return value
 
-    def widened(self, tensor: ir.Value, form: str) -> ir.Value:
+    def widened(self, tensor: ir.Value, variant: str) -> ir.Value:
         """Return a tensor rounded to 16 bits and cast back to FP32."""
         found = self.found(tensor)
-        if (key := f"{form} {_WIDENED}") not in found:
-            narrow = self.real(tensor, form)
+        if (key := f"{variant} {_WIDENED}") not in found:
+            narrow = self.real(tensor, variant)
             if self.value_of(tensor) is None:
                 # ONNX Runtime folds the cast of a constant on load.
                 self.count("casts")
             with self._beside(tensor):
-                found[key] = self._cast(narrow, f"{tensor.name}/{form}/{FP32}", FP32)
+                found[key] = self._cast(narrow, f"{tensor.name}/{variant}/{FP32}", FP32)
         return found[key]
 
     def for_kernel(self, tensor: ir.Value) -> ir.Value:
-        """Return a uint8 tensor behind a DequantizeLinear that an integer kernel fuses.
+        """Return a uint8 tensor after a DequantizeLinear that an integer kernel fuses.
 
         Fusion requires both in one graph.
         """
@@ -173,11 +167,11 @@ class Forms(TensorVariants[ir.Value]):
         self.count("dequantize")
         return self.add("DequantizeLinear", inputs, stem, DTYPES[FP32], {"axis": axis})
 
-    def quantize(self, tensor: ir.Value, real: ir.Value, behind: ir.Node | None = None) -> ir.Value:
+    def quantize(self, tensor: ir.Value, real: ir.Value, after: ir.Node | None = None) -> ir.Value:
         """Quantize a float value with the scale of a tensor."""
         inputs = [real, *self.parameters(tensor)]
         return self.add(
-            "QuantizeLinear", inputs, f"{tensor.name}/{UINT8}", DTYPES[UINT8], behind=behind
+            "QuantizeLinear", inputs, f"{tensor.name}/{UINT8}", DTYPES[UINT8], after=after
         )
 
     def dynamic(self, tensor: ir.Value) -> tuple[ir.Value, ...]:
@@ -206,14 +200,17 @@ class Forms(TensorVariants[ir.Value]):
         self.put(result, UINT8, result)
         self._moved_from[result] = self._moved_from.get(moved, moved)
 
-    def weight(self, stem: str, stored: StoredWeight) -> ir.Value:
-        """Return a quantized weight or bias behind a DequantizeLinear that kernels fuse."""
-        inputs = [
+    def constants(self, stem: str, stored: StoredWeight) -> list[ir.Value]:
+        """Return integers, scales and zero points of a quantized weight or bias."""
+        return [
             self.names.constant(f"{stem}/{stored.integers.dtype}", stored.integers),
             self.names.constant(f"{stem}/scale", stored.scales),
             self.names.constant(f"{stem}/zero_point", stored.zero_points),
         ]
-        name = f"{stem}/{_DEQUANTIZED}"
+
+    def weight(self, stem: str, stored: StoredWeight) -> ir.Value:
+        """Return a quantized weight or bias after a DequantizeLinear that kernels fuse."""
+        inputs, name = self.constants(stem, stored), f"{stem}/{_DEQUANTIZED}"
         return self.add("DequantizeLinear", inputs, name, DTYPES[FP32], {"axis": stored.axis})
 
     def replace(self, node: ir.Node, op: str, inputs: list[ir.Value], result: ir.Value) -> None:
@@ -233,19 +230,19 @@ class Forms(TensorVariants[ir.Value]):
         value.name = self.names.new(f"{name}/before")
         return name
 
-    def put_rounded(self, result: ir.Value, form: str) -> None:
+    def put_rounded(self, result: ir.Value, variant: str) -> None:
         """Set a tensor to the result of an FP32 op, rounded to 16 bits."""
         self.count("casts")
-        rounded = self._cast(result, f"{result.name}/{form}", form, behind=result.producer())
-        self.put(result, form, rounded)
+        rounded = self._cast(result, f"{result.name}/{variant}", variant, after=result.producer())
+        self.put(result, variant, rounded)
 
-    def insert(self, node: ir.Node, name: str, behind: ir.Node | None = None) -> None:
+    def insert(self, node: ir.Node, name: str, after: ir.Node | None = None) -> None:
         """Insert a new node at its place, or directly after another."""
         node.name = self.names.new(name)
         if node.name != self.owner:
             self.owners[node.name] = self.owner
-        if behind is not None:
-            self._graph_of(behind.outputs[0]).insert_after(behind, node)
+        if after is not None:
+            self._graph_of(after.outputs[0]).insert_after(after, node)
         elif self.place is None:
             self._end.append(node)
         else:
@@ -258,15 +255,15 @@ class Forms(TensorVariants[ir.Value]):
         name: str,
         dtype: ir.DataType,
         attributes: Mapping[str, int] | None = None,
-        behind: ir.Node | None = None,
+        after: ir.Node | None = None,
     ) -> ir.Value:
         """Insert a new node with one result (see `insert`) and return the result."""
         result = ir.val(self.names.new(name), dtype)
-        self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", behind)
+        self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", after)
         return result
 
     def _cast(
-        self, value: ir.Value, name: str, form: str, behind: ir.Node | None = None
+        self, value: ir.Value, name: str, variant: str, after: ir.Node | None = None
     ) -> ir.Value:
-        dtype = DTYPES[form]
-        return self.add("Cast", [value], name, dtype, {"to": int(dtype)}, behind)
+        dtype = DTYPES[variant]
+        return self.add("Cast", [value], name, dtype, {"to": int(dtype)}, after)

@@ -8,17 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
-from neural_mp.adaptors.common.optional import (
-    Corrections,
-    Drawing,
-    KernelTrace,
-    OpOutputs,
-    OpTiming,
-    Portability,
-    SingleFile,
-)
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.openvino import (
     layer_params,
@@ -46,13 +38,17 @@ class OpenVinoAdaptor(Adaptor[OpenVinoModel]):
     framework = "openvino"
     packages = ("openvino",)
     op_kinds = TYPES
-    op_timing = OpTiming(profiler.time_ops)
-    kernel_trace = KernelTrace(profiler.trace)
-    op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
-    corrections = Corrections(layer_params.layers, layer_params.with_layers)
-    portability = Portability(reduce_range.wide_kernels, reduce_range.with_reduced_range)
-    single_file = SingleFile((".xml",), storage.save_file)
-    drawing = Drawing(storage.draw)
+    op_timing = optional.OpTiming(profiler.time_ops)
+    kernel_trace = optional.KernelTrace(profiler.trace)
+    op_outputs = optional.OpOutputs(
+        observe.observable_ops, observe.op_outputs, observe.first_non_finite
+    )
+    corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
+    portability = optional.Portability(
+        reduce_range.full_range_kernels, reduce_range.with_reduced_range
+    )
+    single_file = optional.SingleFile((".xml",), storage.save_file)
+    graph_dump = optional.GraphDump(storage.dump_graph)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)

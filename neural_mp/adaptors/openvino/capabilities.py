@@ -9,9 +9,9 @@ from neural_mp.adaptors.common.capabilities import (
     BOTH_FACTORS_COMPUTED,
     COMPUTED_WEIGHT,
     CONSTANT_INPUT,
+    FUSED,
     NO_FLOATS,
     NO_INTEGER_KERNEL,
-    RUNS_ALONG,
     SIXTEEN_BITS,
     TRANSPOSED_INPUT,
     UNUSABLE_WEIGHT,
@@ -19,7 +19,7 @@ from neural_mp.adaptors.common.capabilities import (
     OpKernels,
     is_usable,
 )
-from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.openvino.fusion import LAYERS
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
@@ -42,12 +42,12 @@ _RUN_GRAPHS = frozenset({"If", "Loop", "TensorIterator", "ReadValue", "Assign"})
 _EMULATED = frozenset({Precision.FP16})
 
 
-def kernels(model: OpenVinoModel, products: Products) -> dict[str, OpKernels]:
+def kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels in the CPU plugin, or the reason for a missing kernel."""
     structure = model.structure
     found = {
         name: OpKernels(
-            _integer_kernel(model, name, node, products), _missing_16_bits(node), _EMULATED
+            _integer_kernel(model, name, node, accumulation), _missing_16_bits(node), _EMULATED
         )
         for name, node in structure.nodes.items()
     }
@@ -56,12 +56,12 @@ def kernels(model: OpenVinoModel, products: Products) -> dict[str, OpKernels]:
 
 
 def _integer_kernel(
-    model: OpenVinoModel, name: str, node: Any, products: Products
+    model: OpenVinoModel, name: str, node: Any, accumulation: KernelAccumulation
 ) -> IntegerKernel | str:
     structure = model.structure
     if name not in structure.fusion_groups:
         if name in structure.layer_of:
-            return RUNS_ALONG
+            return FUSED
         if name in structure.agnostic_ops:
             return AGNOSTIC
         return _reason(node)
@@ -76,7 +76,7 @@ def _integer_kernel(
         return "the weight must be a matrix for the integer kernel"
     if (rank_of(node.output(0)) or 0) < 2:
         return "the integer kernel needs at least two axes"
-    spec = weight_quant_spec(products[kernel_of(node)])
+    spec = weight_quant_spec(accumulation[kernel_of(node)])
     return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, try_products
+from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, probe_accumulation
 from neural_mp.adaptors.openvino.int8_accumulation import CASES
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.errors import ConversionError
@@ -38,4 +38,4 @@ def _weight(integers: Array, channels: tuple[int, ...]) -> ov.Node:
 
 
 if __name__ == "__main__":
-    try_products(CASES, _multiply, ConversionError)
+    probe_accumulation(CASES, _multiply, ConversionError)

@@ -24,7 +24,7 @@ from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.util.pytree import Array
 
 
-def layers(model: OpenVinoModel) -> dict[str, LayerParams]:
+def layer_params(model: OpenVinoModel) -> dict[str, LayerParams]:
     """Return op → its constants."""
     return _layers(model.structure)
 
@@ -91,7 +91,7 @@ def _weight(node: Any) -> Array:
     return array
 
 
-def with_layers(model: OpenVinoModel, changes: Mapping[str, LayerRescale]) -> OpenVinoModel:
+def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale]) -> OpenVinoModel:
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
     found = structure(program)

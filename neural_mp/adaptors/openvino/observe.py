@@ -84,7 +84,7 @@ def first_non_finite(model: OpenVinoModel, inputs: Any) -> str | None:
     return None
 
 
-def results(model: OpenVinoModel) -> OpGraph:
+def observable_ops(model: OpenVinoModel) -> OpGraph:
     """Return the ops whose results a run can return; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
@@ -93,7 +93,9 @@ def results(model: OpenVinoModel) -> OpGraph:
     return results_graph(written, model.results, op_of)
 
 
-def values(model: OpenVinoModel, wanted: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+def op_outputs(
+    model: OpenVinoModel, wanted: Collection[str]
+) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the results of ops."""
     places = {op: _place(model, op) for op in wanted}
     there = model.structure.tensors

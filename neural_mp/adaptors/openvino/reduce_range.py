@@ -37,7 +37,7 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
                 yield IntegerWeight(constant, kernel_of(node), np.asarray(constant.get_data()))
 
 
-def wide_kernels(model: OpenVinoModel) -> frozenset[KernelKind]:
+def full_range_kernels(model: OpenVinoModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with a weight beyond ±63."""
     return wide_kinds(_weights(model.runs))
 

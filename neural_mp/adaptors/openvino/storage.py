@@ -90,7 +90,7 @@ def save_file(model: OpenVinoModel, path: Path, metadata: Mapping[str, str]) -> 
         complete.replace(path)
 
 
-def draw(model: OpenVinoModel, path: Path) -> tuple[Path, ...]:
+def dump_graph(model: OpenVinoModel, path: Path) -> tuple[Path, ...]:
     """Write the model; its `.xml` is text."""
     file = path.with_suffix(".xml")
     save_file(model, file, {})

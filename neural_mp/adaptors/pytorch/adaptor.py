@@ -10,20 +10,9 @@ from typing import Any
 
 import torch
 
+from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.common.optional import (
-    Compiler,
-    Corrections,
-    Drawing,
-    Hessian,
-    KernelTrace,
-    OnnxExport,
-    OpOutputs,
-    OpTiming,
-    Portability,
-    Training,
-)
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
     capabilities,
@@ -54,15 +43,19 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     framework = "pytorch"
     packages = ("torch",)
     op_kinds = TYPES
-    op_timing = OpTiming(profiler.time_ops)
-    kernel_trace = KernelTrace(profiler.trace)
-    op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
-    corrections = Corrections(layer_params.layers, layer_params.with_layers)
-    hessian = Hessian(hessian.hessian_traces)
-    portability = Portability(reduce_range.wide_kernels, reduce_range.with_reduced_weights)
-    onnx_export = OnnxExport(onnx_export.export_onnx)
-    compiler = Compiler(compiled)
-    drawing = Drawing(storage.draw)
+    op_timing = optional.OpTiming(profiler.time_ops)
+    kernel_trace = optional.KernelTrace(profiler.trace)
+    op_outputs = optional.OpOutputs(
+        observe.observable_ops, observe.op_outputs, observe.first_non_finite
+    )
+    corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
+    hessian = optional.Hessian(hessian.hessian_traces)
+    portability = optional.Portability(
+        reduce_range.full_range_kernels, reduce_range.with_reduced_weights
+    )
+    onnx_export = optional.OnnxExport(onnx_export.export_onnx)
+    compiler = optional.Compiler(compiled)
+    graph_dump = optional.GraphDump(storage.dump_graph)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
@@ -74,14 +67,14 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     restore = staticmethod(storage.restore)
 
     @cached_property
-    def training(self) -> Training:
+    def training(self) -> optional.Training:
         """Training of torch modules, whose code is imported on first use."""
         from neural_mp.adaptors.pytorch.training.apply_plan import apply_plan
         from neural_mp.adaptors.pytorch.training.devices import devices
         from neural_mp.adaptors.pytorch.training.gradients import open_trainable
         from neural_mp.adaptors.pytorch.training.numerics_trace import trace_numerics
 
-        return Training(open_trainable, apply_plan, trace_numerics, devices)
+        return optional.Training(open_trainable, apply_plan, trace_numerics, devices)
 
     def load(
         self,

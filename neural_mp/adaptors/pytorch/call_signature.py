@@ -80,12 +80,8 @@ class CallSignature:
 
         A dict whose keys are parameters is passed by keyword, without labels that the model does
         not require; a tuple or list by position (or to the parameters the user named); any other
-        value as the only argument.
-
-        Args:
-            inputs: the inputs.
-            like: call that the model was captured with; decides which parameters are passed by
-                position and which by keyword.
+        value as the only argument. A call `like` that of the capture decides which parameters are
+        passed by position and which by keyword.
 
         Raises:
             DataError: if a value is not numeric, the number of inputs differs from `names`, or only
@@ -115,8 +111,8 @@ class CallSignature:
             return CallArgs(values)
         if len(values) != len(self.names):
             raise DataError(
-                f"a batch holds {counted(len(values), 'input')}, but inputs names "
-                f"{len(self.names)}: {', '.join(self.names)}"
+                f"a batch must hold {counted(len(self.names), 'input')} "
+                f"({', '.join(self.names)}), as named by inputs, got {len(values)}"
             )
         return CallArgs((), dict(zip(self.names, values, strict=True)))
 
@@ -130,7 +126,7 @@ class CallSignature:
             return given
         if len(unknown) < len(given):
             raise DataError(
-                f"a batch holds an input {unknown[0]!r}, which {self.owner}.forward does not take"
+                f"{self.owner}.forward has no parameter {unknown[0]!r}, which a batch holds"
                 f"{did_you_mean(unknown[0], self.parameters)}"
             )
         return None
@@ -144,11 +140,14 @@ class CallSignature:
         given, known = (self._names_of(one) for one in (call, like))
         for name in (name for name in given if name not in known):
             raise DataError(
-                f"a batch holds the input {name!r}, which the model was captured without; it takes "
-                f"{', '.join(known)}, as its calibration data had them, or else the evaluation data"
+                f"a batch must hold the inputs that the model was captured with "
+                f"({', '.join(known)}), got {name!r}; include {name!r} in the calibration data, or "
+                f"else in the evaluation data"
             )
         for name in (name for name in known if name not in given):
-            raise DataError(f"a batch lacks the input {name!r}; the model takes {', '.join(known)}")
+            raise DataError(
+                f"a batch must hold the inputs {', '.join(known)}, but {name!r} is missing"
+            )
 
     def _names_of(self, call: CallArgs) -> list[str]:
         positions = range(len(self.parameters), len(call.args))
@@ -162,12 +161,12 @@ class CallSignature:
             DataError: if the leaf is not numeric.
         """
         if leaf is None or isinstance(leaf, str | bytes):
-            raise DataError(f"a batch's inputs hold {leaf!r}; expected arrays or tensors")
+            raise DataError(f"inputs must be arrays or tensors, got {leaf!r}")
         if not is_array(leaf):
             return leaf
         leaf = np.asarray(leaf)
         if leaf.dtype.kind not in "fiub":
-            raise DataError(f"a batch's inputs hold an array of {leaf.dtype}; expected numbers")
+            raise DataError(f"inputs must be numeric, got an array of {leaf.dtype}")
         # Copy: the batch may be read-only or strided, and the model may write to its input.
         tensor = torch.from_numpy(np.array(leaf, order="C"))
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor

@@ -11,36 +11,18 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.affine import Affine
-from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.common.naming import reserve_name
+from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.capture import ENCLOSED, Enclosed
-from neural_mp.adaptors.pytorch.model import (
-    INPUT_NAME,
-    OP_NAME,
-    WHOLE,
-    add_constant,
-    arguments,
-    constant,
-    finish,
-    has_tensors,
-    op_type,
-    put_constant,
-    read_constant,
-    set_arguments,
-)
-from neural_mp.adaptors.pytorch.quantizable_ops import (
-    CONVOLUTIONS,
-    INTEGER_LAYERS,
-    LINEAR,
-    PADDING,
-    per_axis,
-)
+from neural_mp.adaptors.pytorch.model import WHOLE
 from neural_mp.core.graph import Layer
 from neural_mp.util.pytree import as_numpy
 
 aten = torch.ops.aten
 
 #: Convolution with a named padding → convolution with numeric padding.
-_WORDED = {
+_NAMED_PADDING = {
     aten.conv1d.padding: aten.conv1d.default,
     aten.conv2d.padding: aten.conv2d.default,
     aten.conv3d.padding: aten.conv3d.default,
@@ -52,16 +34,16 @@ _GROWTH_LIMIT = 2
 def simplify(module: GraphModule) -> None:
     """Canonicalize constants, contractions and padding of a functional graph in place."""
     _fold_constants(module)
-    products = _Products(module)
+    rewriter = _DenseRewriter(module)
     for node in list(module.graph.nodes):
-        if node.target in _WORDED:
-            _number_padding(node)
+        if node.target in _NAMED_PADDING:
+            _make_padding_numeric(node)
         elif node.target is aten.pad.default:
             _pad_with_constants(node)
-        products.rewrite(node)
+        rewriter.rewrite(node)
     for node in list(module.graph.nodes):
-        if node.target in CONVOLUTIONS:
-            _take_in_padding(node)
+        if node.target in layers.CONVOLUTIONS:
+            _fold_padding(node)
 
 
 def _fold_constants(module: GraphModule) -> None:
@@ -70,7 +52,7 @@ def _fold_constants(module: GraphModule) -> None:
         sources = node.all_input_nodes
         if node.op != "call_function" or not sources or not hasattr(node.target, "tags"):
             continue
-        values = {source: constant(module, source) for source in sources}
+        values = {source: fx.constant(module, source) for source in sources}
         if torch.Tag.nondeterministic_seeded in node.target.tags or None in values.values():
             continue
         if not isinstance(node.meta.get("val"), torch.Tensor):
@@ -80,12 +62,12 @@ def _fold_constants(module: GraphModule) -> None:
         size = sum(value.numel() for value in values.values() if value is not None)
         if result.numel() > _GROWTH_LIMIT * size:
             continue
-        folded = add_constant(module, f"{node.name}_constant", result.contiguous(), node)
+        folded = fx.add_constant(module, f"{node.name}_constant", result.contiguous(), node)
         node.replace_all_uses_with(folded)
         module.graph.erase_node(node)
 
 
-class _Products:
+class _DenseRewriter:
     """Rewriter of products with a constant matrix to dense layers; tied matrices stay tied."""
 
     def __init__(self, module: GraphModule) -> None:
@@ -103,81 +85,79 @@ class _Products:
             left, right = node.args
         else:
             return
-        factor = constant(self.module, right)
-        if factor is None or factor.ndim != 2 or constant(self.module, left) is not None:
+        factor = fx.constant(self.module, right)
+        if factor is None or factor.ndim != 2 or fx.constant(self.module, left) is not None:
             return
         weight = self._transposed(right, factor, node)
-        node.target = LINEAR
+        node.target = layers.LINEAR
         node.args = (left, weight, bias) if bias is not None else (left, weight)
 
     def _transposed(self, source: Node, factor: torch.Tensor, before: Node) -> Node:
         name = str(source.target)
         if name in self.transposed:
-            return read_constant(self.module, self.transposed[name], before)
+            return fx.read_constant(self.module, self.transposed[name], before)
         values = factor.t().contiguous()
-        weight = add_constant(self.module, f"{source.name}_transposed", values, before)
+        weight = fx.add_constant(self.module, f"{source.name}_transposed", values, before)
         self.transposed[name] = str(weight.target)
         return weight
 
 
 def _is_bias(module: GraphModule, bias: object, product: Node) -> bool:
-    value = constant(module, bias)
+    value = fx.constant(module, bias)
     return value is not None and value.shape == product.meta["val"].shape[-1:]
 
 
 def _pad_with_constants(pad: Node) -> None:
     """Canonicalize constant padding; remove padding of zero width."""
-    image, sides, mode, value = arguments(pad).values()
+    image, sides, mode, value = fx.arguments(pad).values()
     if mode != "constant":
         return
     if not any(sides) and not any(user.op == "output" for user in pad.users):
         pad.replace_all_uses_with(image)
         pad.graph.erase_node(pad)
         return
-    pad.target = PADDING
+    pad.target = layers.PADDING
     pad.args, pad.kwargs = (image, sides, 0.0 if value is None else value), {}
 
 
-def _number_padding(conv: Node) -> None:
+def _make_padding_numeric(conv: Node) -> None:
     """Make `same` and `valid` padding numeric; pad before the layer if the two sides differ."""
-    said, axes = arguments(conv), CONVOLUTIONS[_WORDED[conv.target]]
-    source, total = said["input"], [0] * axes
-    if said["padding"] == "same":
-        kernel = said["weight"].meta["val"].shape[2:]
-        dilation = per_axis(said["dilation"], axes)
+    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[_NAMED_PADDING[conv.target]]
+    source, total = args["input"], [0] * axes
+    if args["padding"] == "same":
+        kernel = args["weight"].meta["val"].shape[2:]
+        dilation = layers.per_axis(args["dilation"], axes)
         total = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=True)]
     if any(size % 2 for size in total):
         sides = [side for size in reversed(total) for side in (size // 2, size - size // 2)]
         padded = aten.constant_pad_nd(source.meta["val"], sides)
         with conv.graph.inserting_before(conv):
-            source = conv.graph.call_function(PADDING, (source, sides, 0.0))
+            source = conv.graph.call_function(layers.PADDING, (source, sides, 0.0))
         source.meta = {**conv.meta, "val": padded}
         total = [0] * axes
-    conv.target = _WORDED[conv.target]
-    set_arguments(conv, input=source, padding=[size // 2 for size in total])
+    conv.target = _NAMED_PADDING[conv.target]
+    fx.set_arguments(conv, input=source, padding=[size // 2 for size in total])
 
 
-def _take_in_padding(conv: Node) -> None:
+def _fold_padding(conv: Node) -> None:
     """Merge symmetric zero padding into the convolution."""
-    said, axes = arguments(conv), CONVOLUTIONS[conv.target]
-    if not isinstance(said["input"], Node) or said["input"].target is not PADDING:
+    args, axes = fx.arguments(conv), layers.CONVOLUTIONS[conv.target]
+    if not isinstance(args["input"], Node) or args["input"].target is not layers.PADDING:
         return
-    image, sides, value = arguments(said["input"]).values()
+    image, sides, value = fx.arguments(args["input"]).values()
     if value != 0 or len(sides) > 2 * axes:
         return
     sides = [*sides, *[0] * (2 * axes - len(sides))]
     low, high = sides[::2], sides[1::2]
     if low != high or not all(isinstance(side, int) and side >= 0 for side in sides):
         return
-    own = per_axis(said["padding"], axes)
+    own = layers.per_axis(args["padding"], axes)
     padding = [mine + added for mine, added in zip(own, reversed(low), strict=True)]
-    set_arguments(conv, input=image, padding=padding)
+    fx.set_arguments(conv, input=image, padding=padding)
 
-
-aten = torch.ops.aten
 
 #: Key of `Node.meta` for the module stacks of ops folded into a node.
-TAKEN_IN = "neural_mp_taken_in"
+FOLDED_STACKS = "neural_mp_folded_stacks"
 #: Ops whose result depends on the memory layout of their input.
 _OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
 
@@ -186,15 +166,13 @@ _OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
 def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
     """Canonicalize a functional graph in place, numerically equal, and name its ops.
 
-    Args:
-        module: the graph.
-        path: path of the captured module in the model; prefix of the op names.
+    The path of the captured module in the model is the prefix of the op names.
     """
     _drop_copies(module)
     views_to_reshapes(module)
     simplify(module)
     _fold_batch_norms(module)
-    finish(module)
+    fx.finish(module)
     name_ops(module, path)
     return module
 
@@ -228,8 +206,8 @@ def drop_updates(module: GraphModule) -> list[str]:
             target = node.args[0]
             if target.op == "get_attr":
                 warnings.append(
-                    f"the model updates its buffer {target.target!r} as it runs; "
-                    f"here it stays fixed"
+                    f"buffer {target.target!r}, which the model updates in every run, keeps its "
+                    f"value in converted models"
                 )
             node.replace_all_uses_with(node.args[1])
             module.graph.erase_node(node)
@@ -257,11 +235,13 @@ def _fold_batch_norms(module: GraphModule) -> None:
         layer = norm.args[0]
         results = list(norm.users)
         if (
-            layer.target in INTEGER_LAYERS
+            layer.target in layers.INTEGER_LAYERS
             and len(layer.users) == 1
             and all(r.target is operator.getitem and r.args[1] == 0 for r in results)
-            and all(part is None or constant(module, part) is not None for part in layer.args[1:3])
-            and (layer.target is not LINEAR or norm.meta["val"][0].ndim == 2)
+            and all(
+                part is None or fx.constant(module, part) is not None for part in layer.args[1:3]
+            )
+            and (layer.target is not layers.LINEAR or norm.meta["val"][0].ndim == 2)
         ):
             _fold(module, layer, norm)
             for result in results:
@@ -271,8 +251,8 @@ def _fold_batch_norms(module: GraphModule) -> None:
 
 
 def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
-    normed = (constant(module, argument) for argument in norm.args[1:5])
-    weight, bias = (constant(module, arguments(layer)[word]) for word in ("weight", "bias"))
+    normed = (fx.constant(module, argument) for argument in norm.args[1:5])
+    weight, bias = (fx.constant(module, fx.arguments(layer)[word]) for word in ("weight", "bias"))
     assert weight is not None
     affine = Affine.identity(len(weight))
     if bias is not None:
@@ -284,35 +264,35 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     # Rounding once suffices for float32; scaling in float64 would double the memory.
     scaled = np.empty_like(values) if weight.dtype == torch.float32 else None
     scaled = np.multiply(values, scale, out=scaled, casting="same_kind")
-    put_constant(module, layer, "weight", scaled)
-    put_constant(module, layer, "bias", affine.shift)
-    layer.meta[TAKEN_IN] = (*layer.meta.get(TAKEN_IN, ()), norm.meta.get("nn_module_stack") or {})
+    fx.put_constant(module, layer, "weight", scaled)
+    fx.put_constant(module, layer, "bias", affine.shift)
+    layer.meta[FOLDED_STACKS] = (
+        *layer.meta.get(FOLDED_STACKS, ()),
+        norm.meta.get("nn_module_stack") or {},
+    )
 
 
 def name_ops(module: GraphModule, path: str = WHOLE) -> None:
     """Name every op after its module: `layer1.0.conv1`, or `layer1.0.add`."""
-    nodes = [n for n in module.graph.nodes if n.op == "call_function" and has_tensors(n)]
+    nodes = [n for n in module.graph.nodes if n.op == "call_function" and fx.has_tensors(n)]
     paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
-    alone = Counter(path for path in paths.values())
+    alone = Counter(paths.values())
     # An op that is alone in its module takes precedence for the module's name.
     taken = {place for place, count in alone.items() if place and count == 1}
     for node in nodes:
         place = paths[node]
         if place and alone[place] == 1:
-            node.meta[OP_NAME] = place
+            node.meta[fx.OP_NAME] = place
         else:
-            node.meta[OP_NAME] = _free(f"{place}.{op_type(node)}".lstrip("."), taken)
+            node.meta[fx.OP_NAME] = reserve_name(
+                f"{place}.{fx.op_type(node)}".lstrip("."), taken, 2
+            )
     for node in module.graph.nodes:
         if node.op == "placeholder":
             own = f"{path}.{node.name}" if path else node.name
-            node.meta[INPUT_NAME] = own if own not in taken else _free(f"{own}.input", taken)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """Reserve `name`, with a numeric suffix if taken, and return the result."""
-    found = unique_name(name, taken, first=2)
-    taken.add(found)
-    return found
+            if own in taken:
+                own = reserve_name(f"{own}.input", taken, 2)
+            node.meta[fx.INPUT_NAME] = own
 
 
 def _module_path(node: Node) -> str:
@@ -326,13 +306,8 @@ def _own_path(path: object) -> str:
 
 
 def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
-    """Return the modules of an op and of ops folded into it, outer modules first.
-
-    Args:
-        node: the op.
-        path: path of the captured module in the model.
-    """
-    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(TAKEN_IN, ()))
+    """Return the modules of an op and of ops folded into it, outer modules first."""
+    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
     found: dict[Layer, None] = {}
     for stack in stacks:
         for place, kind in stack.values():

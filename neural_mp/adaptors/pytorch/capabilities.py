@@ -13,30 +13,13 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
-from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    TorchModel,
-    arguments,
-    constant,
-    is_float,
-    op_nodes,
-    op_type,
-)
-from neural_mp.adaptors.pytorch.quantizable_ops import (
-    CONVOLUTIONS,
-    EMBEDDING,
-    INTEGER_LAYERS,
-    LINEAR,
-    WEIGHTED,
-    geometry,
-    has_integer_kernel,
-    kernel_kind,
-    quantize_agnostic,
-)
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.enums import CalibrationAlgorithm
@@ -47,24 +30,26 @@ from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 logger = logging.getLogger(__name__)
 
 _KERNELS = {
-    **{layer: integer_convolution(axes).name() for layer, axes in CONVOLUTIONS.items()},
-    LINEAR: "onednn::qlinear_pointwise",
+    **{layer: integer_convolution(axes).name() for layer, axes in layers.CONVOLUTIONS.items()},
+    layers.LINEAR: "onednn::qlinear_pointwise",
 }
 #: Larger integers may overflow FP16; smaller integers are sizes and axes.
 _MAX_FP16_SAFE_INTEGER = 60_000
-_BEYOND_16_BITS = "it works on numbers that float32 only has room for, as in a mask"
+_BEYOND_16_BITS = "its values exceed the range of 16 bits, e.g. in a mask"
 
 
-def kernels(model: TorchModel, hardware: Hardware, products: Products) -> dict[str, OpKernels]:
+def kernels(
+    model: TorchModel, hardware: Hardware, accumulation: KernelAccumulation
+) -> dict[str, OpKernels]:
     """Return op → its kernels, or the reason for a missing kernel."""
     available = [precision for precision in DTYPES if hardware.support(precision).available]
     missing = missing_in_16_bits(model, available)
     found = {}
     for part in model.parts.values():
         fused = fused_layers(part.portable)
-        for name, node in op_nodes(part.portable).items():
+        for name, node in fx.op_nodes(part.portable).items():
             obstacle = _obstacle(part.portable, node, name in fused)
-            int8 = obstacle or _integer_kernel(part.portable, node, products)
+            int8 = obstacle or _integer_kernel(part.portable, node, accumulation)
             found[name] = OpKernels(int8, missing.get(name, {}))
     return found
 
@@ -103,9 +88,9 @@ class _TriedIn16Bits(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if OP_NAME in n.meta:
+        if fx.OP_NAME in n.meta:
             refused = {each: self._refusal(n, result, each) for each in self.precisions}
-            self.missing[n.meta[OP_NAME]] = {each: why for each, why in refused.items() if why}
+            self.missing[n.meta[fx.OP_NAME]] = {each: why for each, why in refused.items() if why}
         return result
 
     def _refusal(self, node: Node, result: object, precision: Precision) -> str:
@@ -133,7 +118,7 @@ def _kind_of_call(node: Node) -> Any:
 
 
 def _holds_floats(value: object) -> bool:
-    return any(map(is_float, pytree.tree_leaves(value)))
+    return any(map(fx.is_float, pytree.tree_leaves(value)))
 
 
 def _refusal(
@@ -145,7 +130,7 @@ def _refusal(
     """Return the reason why a call does not run in a dtype; empty if it runs."""
 
     def low(leaf: object) -> Any:
-        return narrowed(leaf, dtype) if is_float(leaf) else leaf
+        return narrowed(leaf, dtype) if fx.is_float(leaf) else leaf
 
     # Statistics are read and returned in float32.
     statistics = target in STATISTICS
@@ -155,10 +140,10 @@ def _refusal(
         result = target(*low_args, *kept, **pytree.tree_map(low, kwargs))
     except (RuntimeError, TypeError, NotImplementedError) as error:
         logger.debug("%s does not run in %s", target, dtype, exc_info=True)
-        return f"the runtime refuses: {str(error).splitlines()[0]}"
+        return f"the runtime rejects the call: {str(error).splitlines()[0]}"
     computed = result[:1] if statistics and isinstance(result, tuple) else result
-    floats = filter(is_float, pytree.tree_leaves(computed))
-    return "" if all(value.dtype == dtype for value in floats) else f"its result is not {dtype}"
+    floats = filter(fx.is_float, pytree.tree_leaves(computed))
+    return "" if all(value.dtype == dtype for value in floats) else f"its output is not {dtype}"
 
 
 def _near_the_end(value: object) -> bool:
@@ -171,57 +156,61 @@ def _near_the_end(value: object) -> bool:
     return max(-float(ends.min), float(ends.max)) > torch.finfo(torch.bfloat16).max
 
 
-def _integer_kernel(module: GraphModule, node: Node, products: Products) -> IntegerKernel:
+def _integer_kernel(
+    module: GraphModule, node: Node, accumulation: KernelAccumulation
+) -> IntegerKernel:
     """Return the integer kernel of a layer with its quantization options, fastest first."""
     if node.target in RECURRENT_INT8:
         return IntegerKernel(
             weight_quant_spec(Int8Accumulation.EXACT), (CalibrationAlgorithm.DYNAMIC,)
         )
-    own = weight_quant_spec(products[kernel_kind(node)])
-    if node.target in CONVOLUTIONS:
+    own = weight_quant_spec(accumulation[layers.kernel_kind(node)])
+    if node.target in layers.CONVOLUTIONS:
         return IntegerKernel(own, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
     # Weight-only quantization accumulates no INT8 products, so the full range is exact; a tied
     # weight is stored once and follows the layer that multiplies it.
     alone = own if _is_tied(module, node) else weight_quant_spec(Int8Accumulation.EXACT)
-    algorithms = (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is LINEAR else ()
+    algorithms = (
+        (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is layers.LINEAR else ()
+    )
     return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,))
 
 
 def _is_tied(module: GraphModule, node: Node) -> bool:
     """Whether an embedding shares its weight with a layer that multiplies in INT8."""
-    if node.target is not EMBEDDING:
+    if node.target is not layers.EMBEDDING:
         return False
-    source = str(arguments(node)["weight"].target)
+    source = str(fx.arguments(node)["weight"].target)
     same = (n for n in module.graph.nodes if n.op == "get_attr" and n.target == source)
-    return any(user.target in INTEGER_LAYERS for n in same for user in n.users)
+    return any(user.target in layers.INTEGER_LAYERS for n in same for user in n.users)
 
 
 def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     """Return the reason why an op cannot run in INT8 itself; None if it can."""
-    if op_type(node) in RECURRENT_TYPES:
+    if fx.op_type(node) in RECURRENT_TYPES:
         return recurrent_obstacle(module, node)
-    if node.target not in WEIGHTED:
+    if node.target not in layers.WEIGHTED:
         if fused:
-            return reasons.RUNS_ALONG
-        return reasons.AGNOSTIC if quantize_agnostic(node) else _no_kernel(node)
-    weight = constant(module, arguments(node)["weight"])
+            return reasons.FUSED
+        return reasons.AGNOSTIC if layers.quantize_agnostic(node) else _no_kernel(node)
+    weight = fx.constant(module, fx.arguments(node)["weight"])
     if weight is None:
         return reasons.COMPUTED_WEIGHT
     if not weight.numel():
         return reasons.UNUSABLE_WEIGHT
     if weight.dtype not in (torch.float32, *DTYPES.values()):
-        return f"its weight is {weight.dtype}; integers are made of float32 and 16-bit floats"
-    if node.target is EMBEDDING:
+        return f"its weight is {weight.dtype}; INT8 requires float32 or a 16-bit float"
+    if node.target is layers.EMBEDDING:
         return None
     if not _is_registered(_KERNELS[node.target]):
         return "this build of torch has no oneDNN integer kernels"
-    if not has_integer_kernel(module, node):
+    if not layers.has_integer_kernel(module, node):
         return reasons.CONSTANT_INPUT
-    axes = CONVOLUTIONS.get(node.target)
+    axes = layers.CONVOLUTIONS.get(node.target)
     if axes is not None and node.args[0].meta["val"].ndim != axes + 2:
-        return f"the integer kernel takes batches ({axes + 2} axes), not single samples"
+        return f"the integer kernel requires batches ({axes + 2} axes)"
     if axes is not None and _pads_beyond_its_window(node):
-        return "its padding is as wide as its window, where the integer kernel gives wrong numbers"
+        return "its padding is as wide as its window; the integer kernel returns wrong results"
     return None
 
 
@@ -237,7 +226,7 @@ def _pads_beyond_its_window(node: Node) -> bool:
 
     oneDNN leaves some of these outputs unwritten if the zero point is not 0.
     """
-    _, padding, dilation, _ = geometry(node)
+    _, padding, dilation, _ = layers.geometry(node)
     window = node.args[1].meta["val"].shape[2:]
     return any(
         pad > gap * (size - 1) for pad, gap, size in zip(padding, dilation, window, strict=True)
@@ -251,7 +240,7 @@ def _no_kernel(node: Node) -> str:
     if "transpose" in name and "conv" in name:
         return "no integer kernel for transposed convolutions"
     if "conv" in name:
-        return "integer kernels exist for convolutions with numeric padding only"
+        return "integer kernels require numeric padding"
     if any(word in name for word in ("matmul", "bmm", "attention")):
         return reasons.BOTH_FACTORS_COMPUTED
     return reasons.NO_INTEGER_KERNEL

@@ -41,8 +41,7 @@ _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
 def capture(module: nn.Module, call: CallArgs) -> GraphModule:
     """Export a module in inference mode, with as many dynamic axes as possible.
 
-    Returns:
-        The graph, with functional ops only, which checks the sizes of its inputs.
+    The graph has functional ops only and checks the sizes of its inputs.
 
     Raises:
         DataError: if the module does not run on these inputs.
@@ -52,7 +51,9 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
     errors: list[Exception] = []
     with inference_mode(module):
         _try_out(module, call)
-        shown = Enclosed(module) if _hides_graph(module) else module
+        # An attribute of the module, e.g. `code`, may shadow one of `GraphModule`.
+        names = {*module._modules, *module._parameters, *module._buffers}
+        shown = Enclosed(module) if any(hasattr(GraphModule, name) for name in names) else module
         for axes, strict in _ATTEMPTS:
             try:
                 return graph_of(export(shown, call, axes, strict))
@@ -73,12 +74,6 @@ class Enclosed(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the wrapped module."""
         return getattr(self, ENCLOSED)(*args, **kwargs)
-
-
-def _hides_graph(module: nn.Module) -> bool:
-    """Whether an attribute of the module, e.g. `code`, shadows one of `GraphModule`."""
-    names = {*module._modules, *module._parameters, *module._buffers}
-    return any(hasattr(GraphModule, name) for name in names)
 
 
 def run_once(module: nn.Module, call: CallArgs) -> Any:
@@ -116,7 +111,7 @@ def _try_out(module: nn.Module, call: CallArgs) -> None:
         try:
             run_once(module, resized(call, _PROBE_BATCH_SIZE))
         except DataError:
-            logger.debug("%d samples are too few", _PROBE_BATCH_SIZE, exc_info=True)
+            logger.debug("the model fails on %d samples", _PROBE_BATCH_SIZE, exc_info=True)
         else:
             return
     run_once(module, call)
@@ -129,7 +124,8 @@ def _given_whole(module: nn.Module, call: CallArgs) -> str:
     taken = ", ".join(inspect.signature(module.forward).parameters)
     keys = ", ".join(map(str, call.args[0]))
     return (
-        f". No key of the batch ({keys}) is a parameter of forward ({taken}), so it went in whole"
+        f". The batch was passed as one argument, as none of its keys ({keys}) is a parameter of "
+        f"forward ({taken})"
     )
 
 
@@ -160,11 +156,11 @@ def guess_call(module: nn.Module) -> CallArgs:
                 module(torch.zeros(shape, dtype=dtype))
             except Exception:
                 # A model may raise any exception for an unsupported size.
-                logger.debug("shape %s does not fit", shape, exc_info=True)
+                logger.debug("the model fails on the shape %s", shape, exc_info=True)
                 continue
         return CallArgs((torch.zeros(shape, dtype=dtype),))
     raise DataError(
-        f"{type(module).__name__} was given without data, and no example input for its parameters "
+        f"{type(module).__name__} requires data: no example input for its parameters "
         f"({', '.join(inspect.signature(module.forward).parameters)}) could be inferred; set "
         f"calib_dataloader or eval_dataloader, or set inputs to example tensors"
     )
@@ -262,33 +258,30 @@ def at_least_two(call: CallArgs) -> CallArgs:
 def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where = next((line for line in lines if ".py" in line and "line" in line), "")
-    offer = ""
-    if any(True for _ in module.children()):
-        offer = ", or convert its modules one by one: capture = 'modules'"
+    parts = any(True for _ in module.children())
+    offer = ", or convert the modules separately: capture = 'modules'" if parts else ""
     return CaptureError(
         f"the graph of {type(module).__name__} cannot be captured by torch.export: "
         f"{type(error).__name__}: {' '.join(lines[:2])}{f' (at {where})' if where else ''}. "
-        f"A branch on a tensor's value is the usual cause; write it with torch.where or "
-        f"torch.cond, or give the part without it as the model{offer}"
+        f"The usual cause is a branch on a tensor's value; use torch.where or torch.cond, or give "
+        f"the part without the branch as the model{offer}"
     )
 
 
 def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
     """Return a warning if a batch of one takes another path through the user's code.
 
-    No exported bound reveals such a path: torch.export always specializes sizes 0 and 1.
-
-    Args:
-        original: the user's module.
-        single: a batch of one.
-        got: outputs of the graph for `single`; None if the graph does not run.
+    No exported bound reveals such a path: torch.export always specializes sizes 0 and 1. `got`
+    are the outputs of the graph for `single`; None if the graph does not run.
     """
     expected = None if got is None else _expected(original, single)
-    if got is None or expected is None or _same(got, expected):
+    if got is None or expected is None:
+        return []
+    if len(got) == len(expected) and all(map(_alike, got, expected)):
         return []
     return [
-        "for a batch of one the model's code does something else than for larger batches; what "
-        "was captured is what it does for those"
+        "the model's code takes another path for a batch of one; the path for larger batches was "
+        "captured"
     ]
 
 
@@ -299,7 +292,7 @@ def result_of(module: nn.Module, call: CallArgs) -> list[Any] | None:
             return list(pytree.tree_leaves(module(*call.args, **call.kwargs)))
     except Exception:
         # A graph may raise any exception for unsupported sizes or values.
-        logger.debug("the graph does not run on %s", call, exc_info=True)
+        logger.debug("the graph fails on %s", call, exc_info=True)
         return None
 
 
@@ -309,10 +302,6 @@ def _expected(original: nn.Module, call: CallArgs) -> list[Any] | None:
             return list(pytree.tree_leaves(run_once(original, call)))
         except DataError:
             return None
-
-
-def _same(got: list[Any], expected: list[Any]) -> bool:
-    return len(got) == len(expected) and all(map(_alike, got, expected))
 
 
 def _alike(mine: Any, theirs: object) -> bool:

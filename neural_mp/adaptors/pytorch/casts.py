@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, is_float, tensor_name
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 
@@ -57,10 +57,10 @@ class _Caster:
             if node.op == "output":
                 for source in node.all_input_nodes:
                     self.read(node, source, _traced_dtype(source))
-            elif node.op == "call_function" and OP_NAME in node.meta:
-                op = node.meta[OP_NAME]
+            elif node.op == "call_function" and fx.OP_NAME in node.meta:
+                op = node.meta[fx.OP_NAME]
                 if node.target is operator.getitem:
-                    self.take_along(node)
+                    self.inherit_dtype(node)
                     continue
                 wanted = DTYPES.get(flow.effective[op])
                 quantized = flow.int8_reads.get(op, frozenset())
@@ -68,14 +68,14 @@ class _Caster:
                 if wanted is not None and node.target in STATISTICS:
                     sources = sources[:1]  # the kernel takes the others in float32
                 for source in sources:
-                    if tensor_name(source) in quantized:
+                    if fx.tensor_name(source) in quantized:
                         continue  # quantize accepts any float dtype
                     self.read(node, source, wanted or self.wide(op, flow, source))
                 written = wanted or self.wide(op, flow, node)
                 if written is not None and "dtype" not in node.kwargs:
                     self.dtype[node] = written
 
-    def take_along(self, node: Node) -> None:
+    def inherit_dtype(self, node: Node) -> None:
         """Give one of several results the dtype of the op that produces all of them."""
         source = node.all_input_nodes[0]
         if source in self.dtype and _traced_dtype(node) is not None:
@@ -97,10 +97,10 @@ class _Caster:
         node.replace_input_with(source, self.casts[source, wanted])
 
     def cast(self, source: Node, wanted: torch.dtype, before: Node) -> Node:
-        weight = constant(self.module, source)
+        weight = fx.constant(self.module, source)
         if weight is not None:
             stored = narrowed(weight, wanted)
-            return add_constant(self.module, f"{source.name}_cast", stored, before)
+            return fx.add_constant(self.module, f"{source.name}_cast", stored, before)
         with self.module.graph.inserting_before(before):
             cast: Node = self.module.graph.call_function(CAST, (source,), {"dtype": wanted})
         cast.meta["val"] = source.meta["val"].to(wanted)
@@ -112,19 +112,15 @@ def _traced_dtype(node: Node) -> torch.dtype | None:
     value: Any = node.meta.get("val")
     if isinstance(value, tuple | list) and value:
         value = value[0]
-    return value.dtype if is_float(value) else None
+    return value.dtype if fx.is_float(value) else None
 
 
 def insert_casts(module: GraphModule, flow: QuantizationFlow, dtype: torch.dtype) -> None:
     """Rewrite the graph in place so that every op runs in its precision.
 
-    At most one cast per tensor and dtype; inputs and outputs keep their dtypes.
-
-    Args:
-        module: the graph.
-        flow: effective precision of every op.
-        dtype: dtype of the model's weights. If 16-bit, FP32 ops and the float inputs and outputs of
-            INT8 ops are converted to float32.
+    At most one cast per tensor and dtype; inputs and outputs keep their dtypes. If `dtype`, that of
+    the model's weights, is 16-bit, FP32 ops and the float inputs and outputs of INT8 ops are
+    converted to float32.
     """
     with torch.no_grad():
         _Caster(module, dtype in DTYPES.values()).run(flow)

@@ -9,21 +9,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype, insert_casts
 from neural_mp.adaptors.pytorch.lowering import rewritten
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    TorchModel,
-    add_constant,
-    arguments,
-    attribute,
-    constant,
-    op_nodes,
-    read_constant,
-    set_arguments,
-    tensor_name,
-)
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, weights_of
 from neural_mp.core.enums import Approach
@@ -39,13 +29,13 @@ def insert_quantization(
     """Insert quantize/dequantize pairs in place; `ranges` come from `quantized_ranges`."""
     plan, flow = resolved.plan, resolved.flow
     nodes = {
-        tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
+        fx.tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
     }
     for tensor, root in flow.scale_owner.items():
         if tensor in nodes:  # others belong to another part of the model
             _quantize(module, nodes[tensor], QuantParams.of(ranges[root]), flow)
     weights = IntegerWeights(module)
-    for name, node in op_nodes(module).items():
+    for name, node in fx.op_nodes(module).items():
         # A plan may also name ops fused into a layer; only layers have weights.
         approach = plan[name].approach if name in plan else None
         if approach is not None and node.target in RECURRENT_INT8:
@@ -62,13 +52,13 @@ def insert_quantization(
 def _quantize(
     module: GraphModule, node: Node, encoding: QuantParams, flow: QuantizationFlow
 ) -> None:
-    name, graph = tensor_name(node), module.graph
+    name, graph = fx.tensor_name(node), module.graph
     scale, zero_point = encoding.scale, encoding.zero_point
     readers = [
         user
         for user in node.users
         if name in flow.int8_outputs
-        or name in flow.int8_reads.get(user.meta.get(OP_NAME, ""), frozenset())
+        or name in flow.int8_reads.get(user.meta.get(fx.OP_NAME, ""), frozenset())
     ]
     after = node
     if node.op == "placeholder":
@@ -90,7 +80,7 @@ def _quantize(
 
     for reader in readers:
         dtype = cast_dtype(reader)
-        if dtype is not None and OP_NAME not in reader.meta:  # directly to the 16-bit type
+        if dtype is not None and fx.OP_NAME not in reader.meta:  # directly to the 16-bit type
             reader.replace_all_uses_with(dequantized(dtype))
             graph.erase_node(reader)
         else:
@@ -106,23 +96,27 @@ class IntegerWeights:
 
     def store(self, layer: Node, limit: int) -> None:
         """Replace a layer's weight, float or quantized, by integers within ±`limit`."""
-        set_arguments(layer, weight=self.dequantized(layer, arguments(layer)["weight"], limit))
+        fx.set_arguments(
+            layer, weight=self.dequantized(layer, fx.arguments(layer)["weight"], limit)
+        )
 
     def dequantized(self, layer: Node, source: Node, limit: int) -> Node:
         """Return a dequantize node of a weight, float or quantized, stored within ±`limit`."""
         module = self.module
-        weight = constant(module, source)
+        weight = fx.constant(module, source)
         read = [source] if weight is not None else source.args
         key = str(read[0].target), limit
         if key not in self.stored:
             if weight is None:
-                weight = ops.dequantize_weight(*(attribute(module, node.target) for node in read))
+                weight = ops.dequantize_weight(
+                    *(fx.attribute(module, node.target) for node in read)
+                )
             parts = zip(("int8", "scales"), ops.quantize_weight(weight, limit), strict=True)
             self.stored[key] = tuple(
-                str(add_constant(module, f"{layer.name}_weight_{word}", value, layer).target)
+                str(fx.add_constant(module, f"{layer.name}_weight_{word}", value, layer).target)
                 for word, value in parts
             )
-        stored = tuple(read_constant(module, name, layer) for name in self.stored[key])
+        stored = tuple(fx.read_constant(module, name, layer) for name in self.stored[key])
         with module.graph.inserting_before(layer):
             dequantized: Node = module.graph.call_function(ops.dequantize_weight, stored)
         dequantized.meta["val"] = source.meta["val"].float()
@@ -147,7 +141,7 @@ def write(model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) ->
     """Return the model converted according to a plan; see `Adaptor.convert_graph`."""
 
     def write_into(module: GraphModule) -> None:
-        insert_casts(module, plan.flow, model.convention.dtype)
+        insert_casts(module, plan.flow, model.signature.dtype)
         insert_quantization(module, plan, ranges)
 
     return rewritten(model, write_into)

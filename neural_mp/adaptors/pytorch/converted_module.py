@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.fusion import is_node, only_user
 from neural_mp.adaptors.pytorch.lowering import runnable_form
-from neural_mp.adaptors.pytorch.model import TorchModel, add_constant, constant, shallow_copy
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import ADD, LINEAR
 from neural_mp.util.labels import without_labels
 
@@ -63,8 +64,8 @@ class ConvertedModule(nn.Module):
 
     def __reduce__(self) -> Any:
         raise pickle.PicklingError(
-            "a converted model is not pickled: its kernels hold packed weights; keep it with "
-            "OptimizedModel.save and bring it back with neural_mp.load"
+            "a converted model cannot be pickled, as its kernels hold packed weights; use "
+            "OptimizedModel.save and neural_mp.load"
         )
 
 
@@ -83,7 +84,7 @@ def compilable_form(portable: GraphModule) -> GraphModule:
     from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
 
     theirs = torch.ops.quantized_decomposed
-    module = shallow_copy(portable)
+    module = fx.shallow_copy(portable)
     _hide_unfusable(module)
     for node in list(module.graph.nodes):
         if node.target is ops.quantize:
@@ -95,10 +96,10 @@ def compilable_form(portable: GraphModule) -> GraphModule:
             node.kwargs = {} if dtype is torch.float32 else {"out_dtype": dtype}
         elif node.target is ops.dequantize_weight:
             integers, scales = node.args
-            known = constant(module, scales)
+            known = fx.constant(module, scales)
             assert known is not None
             zeros = torch.zeros(known.numel(), dtype=torch.long)
-            zero_points = add_constant(module, f"{node.name}_zero_points", zeros, node)
+            zero_points = fx.add_constant(module, f"{node.name}_zero_points", zeros, node)
             node.target = theirs.dequantize_per_channel.default
             node.args = (integers, scales, zero_points, 0, -127, 127, torch.int8)
     module._forward_pre_hooks.clear()  # the sizes are checked outside the compiled code

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, is_array, to_arrays
 from neural_mp.adaptors.pytorch.dynamic_shapes import keywords
-from neural_mp.adaptors.pytorch.model import TorchModel, attribute
+from neural_mp.adaptors.pytorch.graph_edit import attribute
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import private, run_call
 
 logger = logging.getLogger(__name__)
@@ -25,9 +26,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Maximum number of cached input signatures; inputs beyond are checked on every call.
-MAX_KEPT_FORMS = 256
+MAX_CACHED_KEYS = 256
 #: Dtype and shape of every tensor, in order.
-_Form = tuple[Any, ...]
+_InputKey = tuple[Any, ...]
 
 
 class DirectGraph:
@@ -35,15 +36,12 @@ class DirectGraph:
 
     The first call for a combination of dtypes and shapes goes through the module, which checks the
     inputs; later calls run the code of the graph directly.
-
-    Args:
-        module: the graph.
     """
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
         self._keywords = keywords(module)
-        self._known: set[_Form] = set()
+        self._known: set[_InputKey] = set()
         self._forward, self._constants = _code_of(module)
         self._returns = module.graph._codegen.pytree_info.out_spec
         self._returns_one = self._returns.is_leaf()
@@ -65,11 +63,11 @@ class DirectGraph:
         for leaf in leaves:
             if type(leaf) is not torch.Tensor:
                 return self._module(*args, **kwargs)
-        form = (len(args), *[(leaf.dtype, leaf.shape) for leaf in leaves])
-        if form not in self._known:
+        key = (len(args), *[(leaf.dtype, leaf.shape) for leaf in leaves])
+        if key not in self._known:
             result = self._module(*args, **kwargs)
-            if len(self._known) < MAX_KEPT_FORMS:
-                self._known.add(form)
+            if len(self._known) < MAX_CACHED_KEYS:
+                self._known.add(key)
             return result
         return self.run_known(leaves)
 
@@ -143,15 +141,12 @@ class DirectCalls:
     """A model as a function of the inputs of a batch; see `Adaptor.predict`.
 
     An untouched model runs the user's own module if that module keeps no state.
-
-    Args:
-        model: the model.
     """
 
     def __init__(self, model: TorchModel) -> None:
         self._model = model
-        self._recipes: dict[_Form, _Recipe | None] = {}
-        self._accepted: set[_Form] = set()
+        self._recipes: dict[_InputKey, _Recipe | None] = {}
+        self._accepted: set[_InputKey] = set()
         self._target: Callable[..., Any] | None = None
         if model.original is not None:
             self._target = _own_module(model)
@@ -168,17 +163,17 @@ class DirectCalls:
         if leaves is None or self._target is None:
             return self._checked(inputs)
         names = tuple(inputs) if isinstance(inputs, dict) else type(inputs)
-        form = (names, *[(leaf.dtype, leaf.shape) for leaf in leaves])
-        if form not in self._recipes:
+        key = (names, *[(leaf.dtype, leaf.shape) for leaf in leaves])
+        if key not in self._recipes:
             result = self._checked(inputs)
-            if len(self._recipes) < MAX_KEPT_FORMS:
-                self._recipes[form] = self._recipe(inputs, leaves)
+            if len(self._recipes) < MAX_CACHED_KEYS:
+                self._recipes[key] = self._recipe(inputs, leaves)
             return result
-        recipe = self._recipes[form]
+        recipe = self._recipes[key]
         if recipe is None:
             return self._checked(inputs)
         if recipe.arrays:
-            tensor_of = self._model.convention.tensor_of
+            tensor_of = self._model.signature.tensor_of
             leaves = [tensor_of(leaf) for leaf in leaves]
         if torch.is_grad_enabled():
             with torch.no_grad():
@@ -203,23 +198,23 @@ class DirectCalls:
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
             return run_call(model, model.module, call)
-        form = tuple(
+        key = tuple(
             (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf)
             for leaf in call.leaves()
         )
-        if form not in self._accepted:
+        if key not in self._accepted:
             run_call(model, model.module, call)
-            if len(self._accepted) < MAX_KEPT_FORMS:
-                self._accepted.add(form)
+            if len(self._accepted) < MAX_CACHED_KEYS:
+                self._accepted.add(key)
         with torch.no_grad():
             return target(*call.args, **call.kwargs)
 
     def _recipe(self, inputs: object, leaves: list[Any]) -> _Recipe | None:
         """Return the recipe for such batches; None if a call needs values other than the leaves."""
-        convention = self._model.convention
+        signature = self._model.signature
         arrays = any(map(is_array, leaves))
         # Detached copies have distinct ids even if the batch holds a tensor twice.
-        known = [convention.tensor_of(leaf).detach() for leaf in leaves]
+        known = [signature.tensor_of(leaf).detach() for leaf in leaves]
         given: Any = known[0]
         if isinstance(inputs, dict):
             given = dict(zip(inputs, known, strict=True))
@@ -263,7 +258,7 @@ def _own_module(model: TorchModel) -> nn.Module | None:
             module(*call.args, **call.kwargs)
     except Exception:
         # User code may refuse to be copied or run, with any exception type.
-        logger.debug("the user's own module is not called", exc_info=True)
+        logger.debug("the user's own module cannot be called directly", exc_info=True)
         return None
     return module if [*_marks(module), *_versions(call)] == before else None
 

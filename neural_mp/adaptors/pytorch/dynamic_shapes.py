@@ -103,15 +103,17 @@ def check_inputs(
             continue
         if leaf.ndim != len(axes):
             raise DataError(
-                f"input {position} has {counted(leaf.ndim, 'axis', 'axes')}; the model "
-                f"was captured with {len(axes)}"
+                f"input {position} must have {counted(len(axes), 'axis', 'axes')}, as at capture, "
+                f"got {leaf.ndim}"
             )
         for number, (size, axis) in enumerate(zip(leaf.shape, axes, strict=True)):
             expected = _complaint(size, axis, seen)
             if expected:
+                if axis.exported:
+                    open_axis = how_to_export_open(number)
+                    expected += f", as in the exported program; for a dynamic axis, {open_axis}"
                 raise DataError(
                     f"axis {number} of input {position} has {counted(size, 'value')}; {expected}"
-                    f"{_as_exported(axis, number)}"
                 )
 
 
@@ -123,15 +125,8 @@ def _complaint(size: int, axis: Axis, seen: dict[str, int]) -> str:
     if axis.largest is not None and size > axis.largest:
         return f"expected at most {axis.largest}"
     if axis.symbol and seen.setdefault(axis.symbol, size) != size:
-        return f"expected {seen[axis.symbol]}, as another axis has"
+        return f"expected {seen[axis.symbol]}, the size of another axis"
     return ""
-
-
-def _as_exported(axis: Axis, number: int) -> str:
-    """Return a hint if the user's own export fixed the axis."""
-    if not axis.exported:
-        return ""
-    return f", as the program was exported so; to leave it open, {how_to_export_open(number)}"
 
 
 def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+logger = logging.getLogger(__name__)
 aten = torch.ops.aten
 
 _ASKED = (aten.sym_size.int, aten.sym_numel.default)
@@ -77,9 +78,6 @@ def _worked_out(node: Node, expression: Any, known: dict[Any, Node]) -> Node:
     return result
 
 
-logger = logging.getLogger(__name__)
-
-
 #: In-place op → equivalent op; both keep the dtype of their operands if all operands share a dtype.
 OUT_OF_PLACE = {
     aten.relu_.default: aten.relu.default,
@@ -109,14 +107,9 @@ class _NeedsTraceError(Exception):
 
 @torch.no_grad()
 def make_functional(module: GraphModule) -> bool:
-    """Rewrite a graph in place without in-place ops, as torch would.
+    """Rewrite a captured graph in place without in-place ops, as torch would.
 
-    Args:
-        module: a graph as captured.
-
-    Returns:
-        Whether the rewrite succeeded. If not, the graph is unusable, and its program has to be
-            traced again.
+    Return False on failure: the graph is then unusable, and its program has to be traced again.
     """
     try:
         for node in list(module.graph.nodes):
@@ -126,7 +119,7 @@ def make_functional(module: GraphModule) -> bool:
         sizes_from_inputs(module)
     except Exception:
         # torch's tracer raises unrelated types for ops that need more than an isolated trace.
-        logger.debug("the graph has to be traced anew", exc_info=True)
+        logger.debug("the graph requires another trace", exc_info=True)
         return False
     module.graph.eliminate_dead_code()
     module.recompile()
@@ -244,8 +237,8 @@ def _without_updates(module: GraphModule) -> None:
             others = (o for o in sharing[memory[updated]] if o is not updated)
             seen = any(order[user] >= order[node] for other in others for user in other.users)
             if seen or updated in views or memory[updated].op != "call_function":
-                raise _NeedsTraceError(f"{node.target} of what is seen elsewhere")
-            node = _computed_anew(node, order)
+                raise _NeedsTraceError(f"{node.target} of a tensor with other readers")
+            node = _recomputed(node, order)
         source = _shares_with(node)
         if source in views or (source is not None and node.target is not operator.getitem):
             views.add(node)
@@ -264,7 +257,7 @@ def _shares_with(node: Node) -> Node | None:
     return node.all_input_nodes[0] if places else None
 
 
-def _computed_anew(node: Node, order: dict[Node, int]) -> Node:
+def _recomputed(node: Node, order: dict[Node, int]) -> Node:
     """Replace one in-place op; earlier readers of its operand keep the old value."""
     updated: Any = node.args[0]
     dtype = updated.meta["val"].dtype

@@ -15,17 +15,9 @@ from neural_mp.adaptors.common.fusion import (
     find_fusion_groups,
     fused_into,
 )
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
-from neural_mp.adaptors.pytorch.model import OP_NAME, op_nodes, sizes_of_result
-from neural_mp.adaptors.pytorch.quantizable_ops import (
-    ADD,
-    CONVOLUTION,
-    CONVOLUTIONS,
-    INTEGER_LAYERS,
-    LINEAR,
-    has_integer_kernel,
-    is_computed,
-)
+from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, convolution_takes_activations
 
 aten = torch.ops.aten
@@ -36,12 +28,12 @@ _RELU = aten.relu.default
 #: Activation → (oneDNN's name, kernels that take it as a post-op), measured in
 #: tests/adaptors/pytorch/test_pytorch_kernels.py.
 ACTIVATIONS: dict[Any, tuple[str, frozenset[Any]]] = {
-    _RELU: ("relu", frozenset({aten.conv1d.default, CONVOLUTION, LINEAR})),
-    aten.hardtanh.default: ("hardtanh", frozenset({CONVOLUTION, LINEAR})),
-    aten.silu.default: ("swish", frozenset({CONVOLUTION, LINEAR})),
-    aten.hardswish.default: ("hardswish", frozenset({CONVOLUTION, LINEAR})),
-    aten.gelu.default: ("gelu", frozenset({LINEAR})),
-    aten.tanh.default: ("tanh", frozenset({LINEAR})),
+    _RELU: ("relu", frozenset({aten.conv1d.default, layers.CONVOLUTION, layers.LINEAR})),
+    aten.hardtanh.default: ("hardtanh", frozenset({layers.CONVOLUTION, layers.LINEAR})),
+    aten.silu.default: ("swish", frozenset({layers.CONVOLUTION, layers.LINEAR})),
+    aten.hardswish.default: ("hardswish", frozenset({layers.CONVOLUTION, layers.LINEAR})),
+    aten.gelu.default: ("gelu", frozenset({layers.LINEAR})),
+    aten.tanh.default: ("tanh", frozenset({layers.LINEAR})),
 }
 #: Kernels whose result is channels-last memory of its own, as a summing kernel overwrites it.
 OVERWRITABLE = INTEGER_CONVOLUTIONS | {onednn.qconv2d_pointwise.binary}
@@ -61,19 +53,19 @@ class _FloatLayers(FusionRules[Node, Node]):
     """Fusion rules of oneDNN's integer kernels for a layer still in float."""
 
     #: Layers whose kernels may also sum.
-    summing: tuple[Any, ...] = (CONVOLUTION,)
+    summing: tuple[Any, ...] = (layers.CONVOLUTION,)
 
     def residual_sum(self, group: Group) -> Step[Node, Node] | None:
         """Match a sum of two different computed tensors of equal shape."""
         addition = only_user(group.tail)
         if group.head.target not in self.summing or addition is None:
             return None
-        if addition.target is not ADD or addition.kwargs:
+        if addition.target is not layers.ADD or addition.kwargs:
             return None
         first, second = addition.args
-        if not is_computed(first) or not is_computed(second) or first is second:
+        if not layers.is_computed(first) or not layers.is_computed(second) or first is second:
             return None
-        if sizes_of_result(first) != sizes_of_result(second):
+        if fx.sizes_of_result(first) != fx.sizes_of_result(second):
             return None
         return Step(SUM, (addition,), second if first is group.tail else first)
 
@@ -84,21 +76,21 @@ class _FloatLayers(FusionRules[Node, Node]):
             return None
         if group.residual_sum is not None and activation.target is not _RELU:
             return None
-        name, layers = ACTIVATIONS[activation.target]
-        if group.head.target not in layers or not _takes_activations(group.head.target):
+        name, heads = ACTIVATIONS[activation.target]
+        if group.head.target not in heads or not _takes_activations(group.head.target):
             return None
         return Step(name, (activation,))
 
 
 def _takes_activations(layer: object) -> bool:
-    axes = CONVOLUTIONS.get(layer)
+    axes = layers.CONVOLUTIONS.get(layer)
     return axes is None or convolution_takes_activations(axes)
 
 
 class _IntegerLayers(_FloatLayers):
     """Fusion rules of oneDNN's integer kernels for a layer with quantized inputs."""
 
-    summing = (CONVOLUTION, LINEAR)
+    summing = (layers.CONVOLUTION, layers.LINEAR)
 
     def residual_sum(self, group: Group) -> Step[Node, Node] | None:
         """Match an in-place sum of a convolution, or any float32 sum of a dense layer.
@@ -111,7 +103,7 @@ class _IntegerLayers(_FloatLayers):
             return None
         if step.operand.meta["val"].dtype is not torch.float32:
             return None
-        if group.head.target is LINEAR:
+        if group.head.target is layers.LINEAR:
             fits = is_node(group.head.args[0], ops.dequantize)
         else:
             last = self.activation(Group(group.head, (step,))) or step
@@ -123,9 +115,11 @@ class _IntegerLayers(_FloatLayers):
 
 def fused_layers(module: GraphModule) -> dict[str, str]:
     """Return op → layer whose integer kernel can run it: residual sum, then activation."""
-    layers = [node for node in op_nodes(module).values() if has_integer_kernel(module, node)]
-    heads = fused_into(find_fusion_groups(layers, _FloatLayers()).values())
-    return {op.meta[OP_NAME]: head.meta[OP_NAME] for op, head in heads.items()}
+    found = [
+        node for node in fx.op_nodes(module).values() if layers.has_integer_kernel(module, node)
+    ]
+    heads = fused_into(find_fusion_groups(found, _FloatLayers()).values())
+    return {op.meta[fx.OP_NAME]: head.meta[fx.OP_NAME] for op, head in heads.items()}
 
 
 def match(layer: Node) -> Group:
@@ -152,7 +146,7 @@ def _is_own_float(summand: Node) -> bool:
 def _reads_integers(layer: Node, source: Node) -> bool:
     """Whether a layer will read `source` before dequantization, as integers."""
     return (
-        layer.target in INTEGER_LAYERS
+        layer.target in layers.INTEGER_LAYERS
         and layer.args[0] is source
         and is_node(source, ops.dequantize)
         and is_node(layer.args[1], ops.dequantize_weight)

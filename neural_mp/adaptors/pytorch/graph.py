@@ -5,19 +5,11 @@ from __future__ import annotations
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.canonicalize import layers_of
 from neural_mp.adaptors.pytorch.casts import PRECISIONS
 from neural_mp.adaptors.pytorch.fusion import fused_layers
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    TorchModel,
-    constants_of,
-    has_tensors,
-    is_float,
-    op_nodes,
-    op_type,
-    tensor_name,
-)
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import quantize_agnostic
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
@@ -31,26 +23,21 @@ def build_graph(model: TorchModel) -> OpGraph:
     for path, part in model.parts.items():
         module = part.portable
         heads = fused_layers(module)
-        for name, node in op_nodes(module).items():
-            agnostic = quantize_agnostic(node)
-            weights = sum(tensor.numel() for tensor in constants_of(module, node))
-            layers = layers_of(node, path)
-            sources, head = _sources(node), heads.get(name)
-            ops.append(
-                Op(
-                    name,
-                    op_type(node),
-                    sources,
-                    head,
-                    agnostic,
-                    weights=weights,
-                    layers=layers,
-                    source_precision=_source_precision(node),
-                )
+        for name, node in fx.op_nodes(module).items():
+            op = Op(
+                name,
+                fx.op_type(node),
+                _sources(node),
+                heads.get(name),
+                quantize_agnostic(node),
+                weights=sum(tensor.numel() for tensor in fx.constants_of(module, node)),
+                layers=layers_of(node, path),
+                source_precision=_source_precision(node),
             )
+            ops.append(op)
         for node in module.graph.nodes:
-            if node.op == "placeholder" and has_tensors(node):
-                inputs.append(tensor_name(node))
+            if node.op == "placeholder" and fx.has_tensors(node):
+                inputs.append(fx.tensor_name(node))
             elif node.op == "output":
                 outputs += _sources(node)
     return OpGraph(ops, inputs, outputs)
@@ -59,7 +46,7 @@ def build_graph(model: TorchModel) -> OpGraph:
 def _source_precision(node: Node) -> Precision:
     """Return the precision of the first float tensor that a node reads, else of its result."""
     values = (each.meta.get("val") for each in (*node.all_input_nodes, node))
-    dtypes = (leaf.dtype for leaf in pytree.tree_leaves(tuple(values)) if is_float(leaf))
+    dtypes = (leaf.dtype for leaf in pytree.tree_leaves(tuple(values)) if fx.is_float(leaf))
     return PRECISIONS.get(next(dtypes, None), Precision.FP32)
 
 
@@ -67,10 +54,10 @@ def _sources(node: Node) -> tuple[str, ...]:
     """Return the ops and graph inputs that a node reads, skipping conversions."""
     found: dict[str, None] = {}
     for source in node.all_input_nodes:
-        if source.op == "get_attr" or not has_tensors(source):
+        if source.op == "get_attr" or not fx.has_tensors(source):
             continue
-        if source.op == "placeholder" or OP_NAME in source.meta:
-            found[tensor_name(source)] = None
+        if source.op == "placeholder" or fx.OP_NAME in source.meta:
+            found[fx.tensor_name(source)] = None
         else:
             found.update(dict.fromkeys(_sources(source)))
     return tuple(found)

@@ -10,7 +10,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.hessian import Array, Squares, summed_traces
-from neural_mp.adaptors.pytorch.model import TorchModel, arguments, is_float, op_nodes
+from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
 
@@ -26,7 +27,7 @@ def hessian_traces(
         # Stays on for user code after this graph, until the caller's `no_grad` exits.
         torch.set_grad_enabled(True)
         result = run()
-        if node.op != "get_attr" or not is_float(result):
+        if node.op != "get_attr" or not fx.is_float(result):
             return result
         # One leaf for all calls of a module.
         if node not in leaves:
@@ -35,9 +36,9 @@ def hessian_traces(
 
     run = visited(model, visit, portable=True)
     weights = {
-        name: arguments(node)["weight"]
+        name: fx.arguments(node)["weight"]
         for part in model.parts.values()
-        for name, node in op_nodes(part.portable).items()
+        for name, node in fx.op_nodes(part.portable).items()
         if name in ops and node.target in WEIGHTED
     }
 

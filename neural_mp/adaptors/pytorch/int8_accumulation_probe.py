@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, try_products
+from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, probe_accumulation
 from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.pytorch.int8_accumulation import CASES
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 
 onednn = torch.ops.onednn
 
-_NOTHING_BEHIND: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+_NO_EPILOGUE: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
 
 
 def _multiply(case: Case, x: Array, weight: Array) -> Array:
@@ -30,10 +30,10 @@ def _multiply(case: Case, x: Array, weight: Array) -> Array:
     else:
         packed = onednn.qlinear_prepack(integers, list(x.shape))
         kernel, shape = onednn.qlinear_pointwise.default, ()
-    found = kernel(stored, 1.0, 0, packed, scales, zeros, None, *shape, *_NOTHING_BEHIND)
+    found = kernel(stored, 1.0, 0, packed, scales, zeros, None, *shape, *_NO_EPILOGUE)
     return found.numpy()
 
 
 if __name__ == "__main__":
     with torch.no_grad():
-        try_products(CASES, _multiply, RuntimeError)
+        probe_accumulation(CASES, _multiply, RuntimeError)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch.nn import functional as F
 
@@ -68,10 +70,7 @@ def _largest(
     ]
     if step > 1:
         slices = [part[..., ::step, :] if axis == -2 else part[..., ::step] for part in slices]
-    result = slices[0]
-    for part in slices[1:]:
-        result = torch.maximum(result, part)
-    return result
+    return reduce(torch.maximum, slices)
 
 
 def weight_only_linear(

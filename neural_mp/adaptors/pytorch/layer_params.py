@@ -9,20 +9,21 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.cross_layer_scaling import Array, LayerParams, LayerRescale
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.lowering import rewritten
-from neural_mp.adaptors.pytorch.model import TorchModel, arguments, constant, op_nodes, put_constant
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, geometry, has_integer_kernel
 from neural_mp.util.pytree import as_numpy
 
 _LAYER_NORM = torch.ops.aten.layer_norm.default
 
 
-def layers(model: TorchModel) -> dict[str, LayerParams]:
+def layer_params(model: TorchModel) -> dict[str, LayerParams]:
     """Return op → its weight and bias."""
     return {
         name: layer
         for part in model.parts.values()
-        for name, node in op_nodes(part.portable).items()
+        for name, node in fx.op_nodes(part.portable).items()
         if (layer := _layer(part.portable, name, node)) is not None
     }
 
@@ -31,9 +32,9 @@ def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
     known = has_integer_kernel(module, node)
     if not known and node.target is not _LAYER_NORM:
         return None
-    said = arguments(node)
-    weight = constant(module, said["weight"])
-    if weight is None or (said["bias"] is not None and constant(module, said["bias"]) is None):
+    args = fx.arguments(node)
+    weight = fx.constant(module, args["weight"])
+    if weight is None or (args["bias"] is not None and fx.constant(module, args["bias"]) is None):
         return None
 
     def read() -> Array:
@@ -44,14 +45,14 @@ def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
         groups = geometry(node)[3] if axes else 1
         # Pooling is assumed over two axes; a 1-D convolution leaves the first unpooled.
         return LayerParams(name, read, 0, 1, groups, axis=-1 - axes, pooled=axes > 1)
-    return LayerParams(name, read) if len(said["normalized_shape"]) == 1 else None
+    return LayerParams(name, read) if len(args["normalized_shape"]) == 1 else None
 
 
-def with_layers(model: TorchModel, changes: Mapping[str, LayerRescale]) -> TorchModel:
+def with_layer_params(model: TorchModel, changes: Mapping[str, LayerRescale]) -> TorchModel:
     """Return the model with changed weights and biases in some layers."""
 
     def change(module: GraphModule) -> None:
-        for name, node in op_nodes(module).items():
+        for name, node in fx.op_nodes(module).items():
             if name in changes:
                 _change(module, name, node, changes[name])
 
@@ -59,10 +60,10 @@ def with_layers(model: TorchModel, changes: Mapping[str, LayerRescale]) -> Torch
 
 
 def _change(module: GraphModule, name: str, node: Node, change: LayerRescale) -> None:
-    layer, bias = _layer(module, name, node), constant(module, arguments(node)["bias"])
+    layer, bias = _layer(module, name, node), fx.constant(module, fx.arguments(node)["bias"])
     assert layer is not None
-    put_constant(module, node, "weight", change.weight(layer))
+    fx.put_constant(module, node, "weight", change.weight(layer))
     if bias is not None or change.shift is not None:
         channels = np.shape(layer.weight())[layer.outputs]
         values = change.bias(None if bias is None else as_numpy(bias), channels)
-        put_constant(module, node, "bias", values)
+        fx.put_constant(module, node, "bias", values)

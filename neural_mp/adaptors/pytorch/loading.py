@@ -13,7 +13,8 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.pytorch import capture, sources, storage
+from neural_mp.adaptors.pytorch import capture, dynamic_shapes, sources, storage
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.call_signature import (
     CallArgs,
     CallSignature,
@@ -23,22 +24,7 @@ from neural_mp.adaptors.pytorch.call_signature import (
 from neural_mp.adaptors.pytorch.canonicalize import drop_updates, prepare
 from neural_mp.adaptors.pytorch.capture import other_ways, result_of
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
-from neural_mp.adaptors.pytorch.dynamic_shapes import (
-    SIZES,
-    as_exported,
-    fixed_batch_sizes,
-    how_to_export_open,
-    watch_sizes,
-)
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    WHOLE,
-    Part,
-    TorchModel,
-    attribute,
-    op_nodes,
-    op_type,
-)
+from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
@@ -46,7 +32,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
 #: Reason why an op that runs nested graphs stays in FP32.
-RUNS_BODIES = "it runs graphs of its own, which stay as they are"
+RUNS_BODIES = "it runs nested graphs, which are not converted"
 
 
 def runs_bodies(node: Node) -> bool:
@@ -56,25 +42,25 @@ def runs_bodies(node: Node) -> bool:
 
 def left_in_bodies(module: GraphModule) -> list[str]:
     """Return a warning for every op whose nested graphs hold layers."""
-    said: list[str] = []
+    warnings: list[str] = []
     for node in module.graph.nodes:
         if runs_bodies(node):
-            said += stays_in_fp32(
-                (op_type(inner) for inner in _inner(module, node) if _is_heavy(inner)),
-                f"within the op {str(node.meta.get(OP_NAME, node.name))!r}",
-                "only what lies in the main graph is converted",
+            warnings += stays_in_fp32(
+                (fx.op_type(inner) for inner in _inner(module, node) if _is_heavy(inner)),
+                f"within the op {str(node.meta.get(fx.OP_NAME, node.name))!r}",
+                "only the main graph is converted",
             )
-    return said
+    return warnings
 
 
 def _is_heavy(node: Node) -> bool:
-    return node.target in INTEGER_LAYERS or op_type(node) in RECURRENT_TYPES
+    return node.target in INTEGER_LAYERS or fx.op_type(node) in RECURRENT_TYPES
 
 
 def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
     """Yield the nodes of the graphs that an op runs, nested ones included."""
     for source in node.all_input_nodes:
-        body = attribute(module, str(source.target)) if source.op == "get_attr" else None
+        body = fx.attribute(module, str(source.target)) if source.op == "get_attr" else None
         if isinstance(body, GraphModule):
             for inner in body.graph.nodes:
                 yield inner
@@ -83,13 +69,7 @@ def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
 
 
 def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
-    """Capture a module, or load an exported program or its file.
-
-    Args:
-        source: `nn.Module`, `ExportedProgram` or a path.
-        wanted: names of the parameters that the data goes to, and the inputs of one batch.
-        how: whether to capture the whole model or its modules.
-    """
+    """Capture a module, or load an exported program or its file."""
     if isinstance(source, str | Path):
         path, source = Path(source), sources.read(Path(source))
         if isinstance(source, ExportedProgram):
@@ -97,44 +77,40 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
                 return _from_program(source, wanted.example)
     if isinstance(source, ExportedProgram):
         return _from_program(source, wanted.example)
-    _refuse_unsuitable(source)
-    convention = call_signature(source, wanted.names)
-    unknown = [name for name in wanted.names if name not in convention.parameters]
+    if isinstance(source, torch.jit.ScriptModule):
+        raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
+    if isinstance(source, ConvertedModule):
+        raise ModelLoadError("the model is already converted; give the original model")
+    signature = call_signature(source, wanted.names)
+    unknown = [name for name in wanted.names if name not in signature.parameters]
     if unknown:
         raise ConfigurationError(
-            f"inputs names {unknown[0]!r}, which {type(source).__name__}.forward does not take; "
-            f"it takes {', '.join(convention.parameters)}"
+            f"inputs must name parameters of {type(source).__name__}.forward "
+            f"({', '.join(signature.parameters)}), got {unknown[0]!r}"
         )
-    call, inferred = _example_call(source, convention, wanted.example)
+    call, inferred = _example_call(source, signature, wanted.example)
     if how == Capture.MODULES:
-        model = _in_modules(source, call, convention)
+        model = _in_modules(source, call, signature)
     else:
-        model = _assemble(capture.capture(source, call), call, convention, source)
+        model = _assemble(capture.capture(source, call), call, signature, source)
     return replace(model, warnings=(*inferred, *model.warnings))
 
 
 def _example_call(
-    source: nn.Module, convention: CallSignature, example: object
+    source: nn.Module, signature: CallSignature, example: object
 ) -> tuple[CallArgs, tuple[str, ...]]:
     """Return the call to capture with, and a warning if its inputs were inferred."""
     if example is not None:
-        return convention.call(example), ()
+        return signature.call(example), ()
     call = capture.guess_call(source)
     words = (
-        f"no data was given, so the model was captured with an inferred input, {call}; "
-        f"set inputs to an example tensor to be sure"
+        f"without data, the model was captured with an inferred input, {call}; set inputs to an "
+        f"example tensor for other inputs"
     )
     return call, (words,)
 
 
-def _refuse_unsuitable(source: object) -> None:
-    if isinstance(source, torch.jit.ScriptModule):
-        raise ModelLoadError("TorchScript is not taken; give the nn.Module it was made from")
-    if isinstance(source, ConvertedModule):
-        raise ModelLoadError("this model was already converted; give the original one")
-
-
-def _in_modules(source: nn.Module, call: CallArgs, convention: CallSignature) -> TorchModel:
+def _in_modules(source: nn.Module, call: CallArgs, signature: CallSignature) -> TorchModel:
     call = capture.at_least_two(call)
     shell, parts, warnings = private(source), {}, []
     for path, (graph, example) in capture_modules(shell, call).items():
@@ -142,10 +118,10 @@ def _in_modules(source: nn.Module, call: CallArgs, convention: CallSignature) ->
         parts[path] = Part(module, module, example)
         warnings += dropped
     warnings.append(
-        f"{type(source).__name__} is converted module by module ({', '.join(parts)}); what runs "
-        f"between them stays as it is"
+        f"{type(source).__name__} is converted module by module ({', '.join(parts)}); ops between "
+        f"these modules are not converted"
     )
-    return TorchModel(parts, call, convention, shell, source, tuple(warnings))
+    return TorchModel(parts, call, signature, shell, source, tuple(warnings))
 
 
 def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
@@ -153,35 +129,37 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
 
     Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
     """
-    said = list(drop_updates(module))
+    warnings = list(drop_updates(module))
     prepared = prepare(module, path)
     kept: dict[str, list[str]] = {}
-    for node in op_nodes(prepared).values():
-        why = recurrent_obstacle(prepared, node) if op_type(node) in RECURRENT_TYPES else None
+    for node in fx.op_nodes(prepared).values():
+        why = recurrent_obstacle(prepared, node) if fx.op_type(node) in RECURRENT_TYPES else None
         if why is not None:
-            kept.setdefault(why, []).append(op_type(node))
+            kept.setdefault(why, []).append(fx.op_type(node))
     for why, kinds in kept.items():
-        said += stays_in_fp32(kinds, "", why)
-    return prepared, [*said, *left_in_bodies(prepared)]
+        warnings += stays_in_fp32(kinds, "", why)
+    return prepared, [*warnings, *left_in_bodies(prepared)]
 
 
 def _assemble(
     module: GraphModule,
     call: CallArgs,
-    convention: CallSignature,
+    signature: CallSignature,
     original: nn.Module | None,
 ) -> TorchModel:
     module, warnings = _prepared(module)
     if original is None:
-        watch_sizes(module, as_exported(module.meta[SIZES]))
-    fixed = fixed_batch_sizes(module.meta[SIZES])
+        dynamic_shapes.watch_sizes(
+            module, dynamic_shapes.as_exported(module.meta[dynamic_shapes.SIZES])
+        )
+    fixed = dynamic_shapes.fixed_batch_sizes(module.meta[dynamic_shapes.SIZES])
     if fixed:
         sizes = ", ".join(map(str, fixed))
         if original is None:
-            first = convention.parameters[0] if convention.parameters else "x"
+            first = signature.parameters[0] if signature.parameters else "x"
             warnings.append(
                 f"the program was exported with a fixed batch size of {sizes}; for batches of any "
-                f"size, {how_to_export_open(0, first)}"
+                f"size, {dynamic_shapes.how_to_export_open(0, first)}"
             )
         else:
             warnings.append(f"the batch size is fixed to {sizes}, as torch.export captured it")
@@ -194,13 +172,13 @@ def _assemble(
     if original is not None:
         warnings.extend(other_ways(original, alone, got))
     whole = Part(module, module, call)
-    return TorchModel({WHOLE: whole}, call, convention, original=original, warnings=tuple(warnings))
+    return TorchModel({WHOLE: whole}, call, signature, original=original, warnings=tuple(warnings))
 
 
 def _from_program(program: ExportedProgram, example: object) -> TorchModel:
     call = storage.example_of(program)
     module = capture.graph_of(program)
-    convention = call_signature(module)
+    signature = call_signature(module)
     if example is not None:
-        convention.check(convention.call(example, like=call), call)
-    return _assemble(module, call, convention, None)
+        signature.check(signature.call(example, like=call), call)
+    return _assemble(module, call, signature, None)

@@ -12,8 +12,10 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.fusion import Step
 from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.casts import cast_dtype
 from neural_mp.adaptors.pytorch.fusion import (
     OVERWRITABLE,
@@ -23,29 +25,7 @@ from neural_mp.adaptors.pytorch.fusion import (
     only_user,
     quantizer,
 )
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    RESULT,
-    Part,
-    TorchModel,
-    add_constant,
-    arguments,
-    attribute,
-    finish,
-    likely_size,
-    shallow_copy,
-    tensor_name,
-)
-from neural_mp.adaptors.pytorch.quantizable_ops import (
-    CONCATENATION,
-    CONVOLUTIONS,
-    EMBEDDING,
-    LINEAR,
-    MAX_POOLING,
-    PADDING,
-    geometry,
-    quantize_agnostic,
-)
+from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 
@@ -54,36 +34,36 @@ onednn = torch.ops.onednn
 
 #: Float dtypes that the kernels can write directly.
 _FLOAT_OUTPUTS = {
-    **dict.fromkeys(CONVOLUTIONS, (torch.float32, torch.bfloat16)),
-    LINEAR: (torch.float32, torch.bfloat16, torch.float16),
+    **dict.fromkeys(layers.CONVOLUTIONS, (torch.float32, torch.bfloat16)),
+    layers.LINEAR: (torch.float32, torch.bfloat16, torch.float16),
 }
 #: Scale, zero point and dtype of a kernel's output.
-_Behind = tuple[float, int, torch.dtype]
+_Output = tuple[float, int, torch.dtype]
 
 
 def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
     """Return the model with the portable form of every graph rewritten; keep the original."""
     parts = {}
     for path, part in model.parts.items():
-        portable = shallow_copy(part.portable)
+        portable = fx.shallow_copy(part.portable)
         rewrite(portable)
-        parts[path] = Part(finish(portable), runnable_form(portable), part.example)
+        parts[path] = Part(fx.finish(portable), runnable_form(portable), part.example)
     return replace(model, parts=parts, original=None)
 
 
 def runnable_form(portable: GraphModule) -> GraphModule:
     """Lower a portable graph to integer kernels, as a separate module."""
-    module = shallow_copy(portable)
+    module = fx.shallow_copy(portable)
     with torch.no_grad():
         # Ops that move values first: their results may be views, which a sum must not overwrite.
         for node in list(module.graph.nodes):
-            if quantize_agnostic(node):
+            if layers.quantize_agnostic(node):
                 _run_on_integers(module, node)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             if node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
                 _lower_layer(module, node)
-            elif node.target is EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
+            elif node.target is layers.EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
                 values = (*node.args[0].args, node.args[1])
                 _call_instead(node, kernels.weight_only_embedding, values)
             elif node.target in RECURRENT_INT8:
@@ -91,13 +71,13 @@ def runnable_form(portable: GraphModule) -> GraphModule:
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)
-    return finish(module)
+    return fx.finish(module)
 
 
 def _lower_layer(module: GraphModule, layer: Node) -> None:
     if is_node(layer.args[0], ops.dequantize, ops.dequantize_dynamic):
         _replace(module, match(layer))
-    elif layer.target is LINEAR:
+    elif layer.target is layers.LINEAR:
         _call_instead(
             layer, kernels.weight_only_linear, (layer.args[0], *layer.args[1].args, _bias(layer))
         )
@@ -117,7 +97,7 @@ def _replace(module: GraphModule, group: Group) -> None:
     """Call an integer kernel instead of a layer and the ops fused into it."""
     layer, replaced = group.head, quantizer(group.tail)
     if replaced is not None:
-        behind: _Behind = (replaced.args[1], replaced.args[2], torch.uint8)
+        output: _Output = (replaced.args[1], replaced.args[2], torch.uint8)
     else:
         replaced, dtype = group.tail, torch.float32
         cast = only_user(replaced)
@@ -125,45 +105,42 @@ def _replace(module: GraphModule, group: Group) -> None:
         floats = _FLOAT_OUTPUTS[layer.target] if group.residual_sum is None else ()
         if cast is not None and wanted in floats:
             replaced, dtype = cast, wanted
-        behind = (1.0, 0, dtype)
+        output = (1.0, 0, dtype)
     before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
     with module.graph.inserting_before(replaced):
-        result = module.graph.call_function(*_call(group, before, behind))
-    encoding = QuantParams(*behind[:2]) if behind[2] is torch.uint8 else None
+        result = module.graph.call_function(*_call(group, before, output))
+    encoding = QuantParams(*output[:2]) if output[2] is torch.uint8 else None
     result.meta = {
         "val": replaced.meta["val"],
-        OP_NAME: layer.meta.get(OP_NAME, layer.name),
-        RESULT: (tensor_name(group.tail), encoding),
+        fx.OP_NAME: layer.meta.get(fx.OP_NAME, layer.name),
+        fx.RESULT: (fx.tensor_name(group.tail), encoding),
     }
     replaced.replace_all_uses_with(result)
 
 
-def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, tuple[Any, ...]]:
-    """Return the integer kernel of a layer and its arguments.
+def _call(group: Group, before: tuple[Any, ...], output: _Output) -> tuple[Any, tuple[Any, ...]]:
+    """Return the integer kernel of a fusion group and its arguments.
 
-    Args:
-        group: ops that the kernel runs.
-        before: integers, scale and zero point of the input, then those of the weight.
-        behind: scale, zero point and dtype of the result.
+    `before` are integers, scale and zero point of the input, then those of the weight.
     """
     layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation)
     bias = _bias(layer)
-    if layer.target is LINEAR:
+    if layer.target is layers.LINEAR:
         product = onednn.qlinear_pointwise
         if summed is not None:
             # The kernel ignores the strides of the summand, so make it contiguous.
             summand = layer.graph.call_function(aten.contiguous.default, (summed.operand,))
-            added = (summand, bias, *behind, 1.0, 0, "add", 1.0)
+            added = (summand, bias, *output, 1.0, 0, "add", 1.0)
             return product.binary, (*before, *added, *post_op)
         target = product.tensor if isinstance(before[1], Node) else product.default
-        return target, (*before, bias, *behind, *post_op)
-    inside = (bias, *geometry(layer), *behind)
+        return target, (*before, bias, *output, *post_op)
+    inside = (bias, *layers.geometry(layer), *output)
     if summed is None:
-        kernel = integer_convolution(CONVOLUTIONS[layer.target])
+        kernel = integer_convolution(layers.CONVOLUTIONS[layer.target])
         return kernel, (*before, *inside, *post_op)
     accumulator: Any = summed.operand
     stored = [1.0, 0]
-    if behind[2] is torch.uint8:
+    if output[2] is torch.uint8:
         accumulator, *stored = accumulator.args[:3]
         if not _may_overwrite(accumulator, summed.ops[0], before[0]):
             accumulator = layer.graph.call_function(
@@ -186,7 +163,7 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
     for user in summand.users:
         readers.update(user.users if user.target is ops.dequantize else (user,))
     return all(
-        order[reader] < order[addition] and not quantize_agnostic(reader)
+        order[reader] < order[addition] and not layers.quantize_agnostic(reader)
         for reader in readers - {addition}
     )
 
@@ -194,24 +171,26 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
 def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node, Node]:
     """Return the packed weight, its scales and its zero points (all zero) as graph nodes."""
     integers_node, scales_node = layer.args[1].args
-    integers = attribute(module, integers_node.target)
-    scales = attribute(module, scales_node.target)
-    shape = [likely_size(size) for size in layer.args[0].meta["val"].shape]
-    if layer.target is LINEAR:
+    integers = fx.attribute(module, integers_node.target)
+    scales = fx.attribute(module, scales_node.target)
+    shape = [fx.likely_size(size) for size in layer.args[0].meta["val"].shape]
+    if layer.target is layers.LINEAR:
         packed = onednn.qlinear_prepack(integers, [math.prod(shape[:-1]), shape[-1]])
     else:
         _, scale, zero_point, _ = layer.args[0].args
-        packed = onednn.qconv_prepack(integers, scales, scale, zero_point, *geometry(layer), shape)
+        packed = onednn.qconv_prepack(
+            integers, scales, scale, zero_point, *layers.geometry(layer), shape
+        )
     zeros = torch.zeros(scales.numel(), dtype=torch.long)
     return (
-        add_constant(module, f"{layer.name}_packed", packed, before),
+        fx.add_constant(module, f"{layer.name}_packed", packed, before),
         scales_node,
-        add_constant(module, f"{layer.name}_zero_points", zeros, before),
+        fx.add_constant(module, f"{layer.name}_zero_points", zeros, before),
     )
 
 
 def _bias(layer: Node) -> Node | None:
-    bias = arguments(layer)["bias"]
+    bias = fx.arguments(layer)["bias"]
     return bias if isinstance(bias, Node) else None
 
 
@@ -219,41 +198,41 @@ def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str
     """Return oneDNN's name of an activation, its scalars and its algorithm."""
     if activation is None:
         return "none", [], ""
-    said = arguments(activation.ops[0])
-    bounds = [float(said[word]) for word in ("min_val", "max_val") if word in said]
-    return activation.kind, bounds, str(said.get("approximate", ""))
+    args = fx.arguments(activation.ops[0])
+    bounds = [float(args[word]) for word in ("min_val", "max_val") if word in args]
+    return activation.kind, bounds, str(args.get("approximate", ""))
 
 
 def _run_on_integers(module: GraphModule, node: Node) -> None:
     """Run a value-moving op on integers if its inputs and output share quantization parameters."""
-    behind = quantizer(node)
-    sources = node.args[0] if node.target is CONCATENATION else [node.args[0]]
-    if behind is None or not all(is_node(source, ops.dequantize) for source in sources):
+    output = quantizer(node)
+    sources = node.args[0] if node.target is layers.CONCATENATION else [node.args[0]]
+    if output is None or not all(is_node(source, ops.dequantize) for source in sources):
         return
-    scale, zero_point = behind.args[1:3]
+    scale, zero_point = output.args[1:3]
     if any(source.args[1:3] != (scale, zero_point) for source in sources):
         return
     integers: Any = [source.args[0] for source in sources]
     rest, target = node.args[1:], node.target
-    if node.target is MAX_POOLING:
+    if node.target is layers.MAX_POOLING:
         target = kernels.max_pool2d_uint8
-    elif node.target is PADDING:
+    elif node.target is layers.PADDING:
         rest = (rest[0], zero_point)
-    if node.target is not CONCATENATION:
+    if node.target is not layers.CONCATENATION:
         (integers,) = integers
-    with module.graph.inserting_before(behind):
+    with module.graph.inserting_before(output):
         moved = module.graph.call_function(target, (integers, *rest), node.kwargs)
-    name = node.meta.get(OP_NAME, node.name)
+    name = node.meta.get(fx.OP_NAME, node.name)
     encoding = QuantParams(scale, zero_point)
-    moved.meta = {"val": behind.meta["val"], OP_NAME: name, RESULT: (name, encoding)}
-    behind.replace_all_uses_with(moved)
+    moved.meta = {"val": output.meta["val"], fx.OP_NAME: name, fx.RESULT: (name, encoding)}
+    output.replace_all_uses_with(moved)
 
 
 def _call_conversion(module: GraphModule, node: Node) -> None:
     """Make a remaining conversion read its zero point from a precomputed tensor."""
 
     def stored(value: float) -> Node:
-        return add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
+        return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
 
     if node.target is ops.quantize:
         x, scale, zero_point = node.args

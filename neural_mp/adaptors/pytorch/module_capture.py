@@ -69,18 +69,12 @@ class _Interpreted(nn.Module):
 
 
 def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[CallArgs], Any]:
-    """Return the model as a function of its call, run node by node.
+    """Return the model, or its portable graphs, as a function of its call, run node by node."""
 
-    Args:
-        model: the model.
-        visit: called with every node and a function that runs the node; returns its result.
-        portable: whether to run the portable graphs instead of the runnable ones.
-    """
-
-    def form(part: Part) -> nn.Module:
+    def interpreted(part: Part) -> nn.Module:
         return _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
 
-    module = model.built(form)
+    module = model.built(interpreted)
     return lambda call: run_call(model, module, call)
 
 
@@ -93,13 +87,13 @@ def run_call(model: TorchModel, module: nn.Module, call: CallArgs) -> Any:
     if model.shell is not None:
         call = call.copied()  # user code may write to its inputs
     else:
-        model.convention.check(call, model.example)
+        model.signature.check(call, model.example)
     with torch.no_grad():
         try:
             return module(*call.args, **call.kwargs)
         except DataError as error:
             raise DataError(
-                f"the model was captured for inputs like {model.example} and cannot take {call}: "
+                f"the model was captured for inputs like {model.example}, got {call}: "
                 f"{error}{_said_by_original(model, call)}"
             ) from None
 
@@ -112,12 +106,12 @@ def _said_by_original(model: TorchModel, call: CallArgs) -> str:
         try:
             capture.run_once(model.original, call)
         except DataError:
-            return "; the module itself does not run on them either"
-    return "; the module itself runs on them, but its graph as torch.export captured it does not"
+            return "; the module itself fails on these inputs, too"
+    return "; the module itself accepts these inputs, but not its graph from torch.export"
 
 
 @dataclass
-class _Seen:
+class _RecordedCall:
     """Call of a module recorded while its model ran; `alike` if all its calls match."""
 
     call: CallArgs
@@ -130,34 +124,30 @@ def private(module: nn.Module) -> nn.Module:
 
 
 def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
-    """Capture the largest modules of a model that can be captured, by path.
+    """Capture the largest modules of a private copy of a model that can be captured, by path.
 
     Modules that do not run in this call are left unchanged.
-
-    Args:
-        shell: a private copy of the model.
-        call: arguments of the model.
 
     Raises:
         CaptureError: if no module can be captured.
     """
-    taker = _Taker(shell, call, _watch(shell, call))
-    taker.descend(shell, "")
-    if not taker.found:
+    capturer = _ModuleCapturer(shell, call, _watch(shell, call))
+    capturer.descend(shell, "")
+    if not capturer.found:
         raise CaptureError(
-            f"no module of {type(shell).__name__} that holds layers can be captured by itself"
+            f"no module of {type(shell).__name__} with layers can be captured separately"
         )
-    return taker.found
+    return capturer.found
 
 
-def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _Seen]:
-    seen: dict[nn.Module, _Seen] = {}
+def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _RecordedCall]:
+    seen: dict[nn.Module, _RecordedCall] = {}
 
     def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         given = CallArgs(args, kwargs)
         if part not in seen:
-            seen[part] = _Seen(given.copied())
-        elif _form(given) != _form(seen[part].call):
+            seen[part] = _RecordedCall(given.copied())
+        elif _fixed_properties(given) != _fixed_properties(seen[part].call):
             seen[part].alike = False
 
     hooks = [
@@ -173,7 +163,7 @@ def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _Seen]:
     return seen
 
 
-def _form(call: CallArgs) -> Any:
+def _fixed_properties(call: CallArgs) -> Any:
     """Return all properties of a call that a graph fixes: everything but tensor sizes."""
     leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
     kinds = [(x.dtype, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -188,12 +178,12 @@ def _is_packed(call: CallArgs) -> bool:
 
 
 @dataclass
-class _Taker:
+class _ModuleCapturer:
     """Recursive capture of the modules of a model."""
 
     shell: nn.Module
     call: CallArgs
-    seen: Mapping[nn.Module, _Seen]
+    seen: Mapping[nn.Module, _RecordedCall]
     found: dict[str, tuple[GraphModule, CallArgs]] = field(default_factory=dict)
     known: set[nn.Module] = field(default_factory=set)
 
@@ -221,6 +211,6 @@ class _Taker:
             capture.run_once(stand_in, self.call)
         except NeuralMPError:
             # The user's code may do more than call the module, e.g. iterate over its layers.
-            logger.debug("%s cannot be a part", path, exc_info=True)
+            logger.debug("the module %s cannot be captured", path, exc_info=True)
             return None
         return graph, seen.call

@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.model import shallow_copy
+from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
 
 #: Containers of the standard library, available in every process.
 _PLAIN = (dict, OrderedDict)
@@ -34,7 +34,7 @@ class NamedOutputs(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(
-                f"the model returns no {name!r}; it returns {', '.join(self)}"
+                f"the model has no output {name!r}; the outputs are {', '.join(self)}"
             ) from None
 
     def __getitem__(self, key: str | int | slice) -> Any:

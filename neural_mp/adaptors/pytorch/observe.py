@@ -13,34 +13,17 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
 from neural_mp.adaptors.common.op_outputs import OpOutput, op_value
 from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.functionalize import OUT_OF_PLACE
 from neural_mp.adaptors.pytorch.graph import build_graph
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    RESULT,
-    TorchModel,
-    add_constant,
-    arguments,
-    constant,
-    is_float,
-    likely_size,
-    shallow_copy,
-    sizes_of_result,
-    tensor_name,
-)
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
-from neural_mp.adaptors.pytorch.quantizable_ops import (
-    ADD,
-    CONVOLUTION,
-    CONVOLUTIONS,
-    INTEGER_LAYERS,
-    geometry,
-)
 from neural_mp.core.graph import OpGraph
 from neural_mp.util.pytree import as_numpy
 
 
-def results(model: TorchModel) -> OpGraph:
+def observable_ops(model: TorchModel) -> OpGraph:
     """Return the ops whose outputs a run can return; see `OpOutputs`."""
     found = {
         place[0]
@@ -52,7 +35,7 @@ def results(model: TorchModel) -> OpGraph:
     return graph.with_only({op.name: op for op in graph if op.name in found})
 
 
-def values(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+def op_outputs(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the outputs of some ops.
 
     For an op that runs several times per run, the first result is returned.
@@ -82,10 +65,10 @@ def _place(node: Node) -> tuple[str, QuantParams | None] | None:
     """Return the op whose result a node computes, and quantization parameters if uint8."""
     if node.op != "call_function":
         return None
-    if RESULT in node.meta:
-        name, encoding = node.meta[RESULT]
+    if fx.RESULT in node.meta:
+        name, encoding = node.meta[fx.RESULT]
         return name, encoding
-    return (node.meta[OP_NAME], None) if OP_NAME in node.meta else None
+    return (node.meta[fx.OP_NAME], None) if fx.OP_NAME in node.meta else None
 
 
 def _value(result: torch.Tensor, encoding: QuantParams | None) -> OpOutput | None:
@@ -107,7 +90,7 @@ _PACKED: Any = (
 #: Op → in-place equivalent that overwrites its first operand.
 _IN_PLACE = {op: in_place for in_place, op in OUT_OF_PLACE.items()}
 #: Ops whose result is freshly allocated memory.
-_FRESH = INTEGER_LAYERS.union((_PACKED,), _IN_PLACE, OUT_OF_PLACE)
+_FRESH = layers.INTEGER_LAYERS.union((_PACKED,), _IN_PLACE, OUT_OF_PLACE)
 
 
 def calibration_graph(model: TorchModel) -> TorchModel:
@@ -123,9 +106,9 @@ def calibration_graph(model: TorchModel) -> TorchModel:
 
 
 def _quick(module: GraphModule) -> GraphModule:
-    module = shallow_copy(module)
+    module = fx.shallow_copy(module)
     for node in list(module.graph.nodes):
-        if node.target is CONVOLUTION:
+        if node.target is layers.CONVOLUTION:
             _pack(module, node)
         elif node.target in _IN_PLACE:
             _save_memory(node)
@@ -134,24 +117,24 @@ def _quick(module: GraphModule) -> GraphModule:
 
 
 def _pack(module: GraphModule, layer: Node) -> None:
-    said = arguments(layer)
-    weight, image = constant(module, said["weight"]), said["input"].meta.get("val")
-    if weight is None or not is_float(image) or image.ndim != weight.ndim:
+    args = fx.arguments(layer)
+    weight, image = fx.constant(module, args["weight"]), args["input"].meta.get("val")
+    if weight is None or not fx.is_float(image) or image.ndim != weight.ndim:
         return
     if _PACKED is None or {weight.dtype, image.dtype} != {torch.float32}:
         return
-    stride, padding, dilation, groups = geometry(layer)
+    stride, padding, dilation, groups = layers.geometry(layer)
     order = (padding, stride, dilation, groups)
-    likely = [likely_size(size) for size in image.shape]
+    likely = [fx.likely_size(size) for size in image.shape]
     packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *order, likely)
-    read = add_constant(module, f"{layer.name}_packed", packed, layer)
+    read = fx.add_constant(module, f"{layer.name}_packed", packed, layer)
     layer.target = _PACKED
-    layer.args = (said["input"], read, said["bias"], *order, "none", [], "")
+    layer.args = (args["input"], read, args["bias"], *order, "none", [], "")
     layer.kwargs = {}
 
 
 def _save_memory(node: Node) -> None:
-    if node.target is ADD and not node.kwargs and not _may_overwrite(node.args[0], node):
+    if node.target is layers.ADD and not node.kwargs and not _may_overwrite(node.args[0], node):
         node.args = (node.args[1], node.args[0])
     if _may_overwrite(node.args[0], node):
         node.target = _IN_PLACE[node.target]
@@ -163,9 +146,9 @@ def _may_overwrite(operand: object, node: Node) -> bool:
         return False
     alone = len(operand.users) == 1 and node.args.count(operand) == 1
     old, new = operand.meta.get("val"), node.meta.get("val")
-    if not alone or not is_float(old) or not is_float(new) or old.dtype != new.dtype:
+    if not alone or not fx.is_float(old) or not fx.is_float(new) or old.dtype != new.dtype:
         return False
-    return sizes_of_result(operand) == sizes_of_result(node)
+    return fx.sizes_of_result(operand) == fx.sizes_of_result(node)
 
 
 def watch(
@@ -175,11 +158,11 @@ def watch(
     found: list[tuple[str, BatchStats]] = []
     nodes = (node for part in model.parts.values() for node in part.portable.graph.nodes)
     computed = (node for node in nodes if node.op in ("placeholder", "call_function"))
-    wanted = {tensor_name(node): node for node in computed if tensor_name(node) in tensors}
+    wanted = {fx.tensor_name(node): node for node in computed if fx.tensor_name(node) in tensors}
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
-        result, name = run(), tensor_name(node)
-        if node.op != "get_attr" and name in wanted and is_float(result):
+        result, name = run(), fx.tensor_name(node)
+        if node.op != "get_attr" and name in wanted and fx.is_float(result):
             # Immediately: the next op may overwrite the memory.
             seen = summarized(as_numpy(result.float()), _channel_axis(wanted[name], result.ndim))
             found.extend([(name, seen)] if seen is not None else [])
@@ -193,10 +176,10 @@ def watch(
 
 
 def _channel_axis(node: Node, axes: int) -> int:
-    """Return the channel axis of a result: as read by a layer, else by convention."""
+    """Return the channel axis of a result: as read by a layer, else by signature."""
     for reader in node.users:
-        if reader.target in INTEGER_LAYERS and reader.args[0] is node:
-            return axes - 1 - CONVOLUTIONS.get(reader.target, 0)
+        if reader.target in layers.INTEGER_LAYERS and reader.args[0] is node:
+            return axes - 1 - layers.CONVOLUTIONS.get(reader.target, 0)
     return 1 if axes >= 4 else axes - 1
 
 
@@ -206,10 +189,10 @@ def first_non_finite(model: TorchModel, inputs: Any) -> str | None:
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
         result = run()
-        if OP_NAME in node.meta:
-            floats = filter(is_float, pytree.tree_leaves(result))
+        if fx.OP_NAME in node.meta:
+            floats = filter(fx.is_float, pytree.tree_leaves(result))
             if any(not torch.isfinite(leaf).all() for leaf in floats):
-                found.append(str(node.meta[OP_NAME]))
+                found.append(str(node.meta[fx.OP_NAME]))
         return result
 
     visited(model, visit)(model.call(inputs))

@@ -78,7 +78,8 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
     """
     if model.shell is not None:
         raise ConversionError(
-            "a model that was converted module by module has no graph of its own to write as ONNX"
+            "ONNX export requires a single graph, which a model converted module by module does "
+            "not have"
         )
     table = _translations()
     names = output_names(model.portable)
@@ -99,7 +100,7 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
     except Exception as error:
         # The exporter has one type for untranslatable ops; internal errors are of any type.
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-        words = text.splitlines() or ["no reason given"]
+        words = text.splitlines() or ["unknown reason"]
         raise ConversionError(
             f"the model cannot be written as {str(path)!r}: {type(error).__name__}: {words[0]}"
         ) from error
@@ -122,7 +123,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         from onnxscript import opset22
     except ImportError as error:
         raise MissingFrameworkError(
-            f"exporting to ONNX needs {error.name}; install it with: pip install 'neural-mp[onnx]'"
+            f"ONNX export requires {error.name}; install it with: pip install 'neural-mp[onnx]'"
         ) from None
 
     op: Any = opset22

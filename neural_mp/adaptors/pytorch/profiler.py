@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from neural_mp.adaptors.pytorch.model import CONVERSIONS, OP_NAME, TorchModel, op_nodes
+from neural_mp.adaptors.pytorch.graph_edit import OP_NAME, op_nodes
+from neural_mp.adaptors.pytorch.model import CONVERSIONS, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.recurrent import KERNELS as RECURRENT_KERNELS
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
@@ -101,8 +102,10 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
     bytes_read: set[str] = set()
     for root in _nested(events):
         op = root.name.removeprefix(_MARK)
-        found.setdefault(op, []).extend(map(_kernel, _working(root)))
-        if any(map(_bytes, root.everything())):
+        # The events that did the work; if there are none, conversions and copies, then views.
+        tried = (root.kernels(idle) for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset()))
+        found.setdefault(op, []).extend(map(_kernel, next(filter(None, tried), [])))
+        if any(kind in _BYTES for event in root.everything() for kind in event.types):
             bytes_read.add(op)
     ran = {
         op: replace(op_trace(kernels), reads_int8=op in bytes_read)
@@ -132,12 +135,6 @@ def _nested(events: Iterable[Mapping[str, Any]]) -> list[_Event]:
     return roots
 
 
-def _working(root: _Event) -> list[_Event]:
-    """Return the events that did the work of an op; if none, its conversions, copies or views."""
-    tried = (root.kernels(idle) for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset()))
-    return next((found for found in tried if found), [])
-
-
 def _is_integer(name: str) -> bool:
     return name.startswith(_INTEGER) or name in RECURRENT_KERNELS
 
@@ -146,10 +143,6 @@ def _kernel(event: _Event) -> TracedKernel:
     if _is_integer(event.name):
         return TracedKernel(event.name, Precision.INT8)
     return TracedKernel(event.name, next(filter(None, map(_PRECISIONS.get, event.types)), None))
-
-
-def _bytes(event: _Event) -> bool:
-    return any(kind in _BYTES for kind in event.types)
 
 
 def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]]:
@@ -189,8 +182,8 @@ def verbose() -> Iterator[None]:
     """
     backend = torch.backends.mkldnn
     if not backend.is_available():
-        raise KernelLogError("this PyTorch is built without oneDNN, so that there is no log of it")
+        raise KernelLogError("kernel logs require oneDNN, which this build of PyTorch lacks")
     if not backend.enabled:
-        raise KernelLogError("oneDNN is off; set torch.backends.mkldnn.enabled = True")
+        raise KernelLogError("kernel logs require oneDNN; set torch.backends.mkldnn.enabled = True")
     with backend.verbose(backend.VERBOSE_ON):
         yield

@@ -39,21 +39,11 @@ def _dequantize(q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dty
     return (q.float() - zero_point).mul_(scale).to(dtype)
 
 
-def _dequantize_weight(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return q.float() * scales.reshape(-1, *[1] * (q.ndim - 1))
-
-
 def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     low, high = (end.item() for end in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
     scale, zero_point = affine_parameters(low, high)
     stored = torch.tensor(scale), torch.tensor(zero_point, dtype=torch.int32)
     return _quantize(x, scale, zero_point), *stored
-
-
-def _dequantize_dynamic(
-    q: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    return _dequantize(q, scale.item(), int(zero_point.item()), dtype)
 
 
 #: Float to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
@@ -71,7 +61,7 @@ dequantize = _registered(
 #: int8 weights to float32, one scale per index of the first axis.
 dequantize_weight = _registered(
     "dequantize_weight(Tensor q, Tensor scales) -> Tensor",
-    _dequantize_weight,
+    lambda q, scales: q.float() * scales.reshape(-1, *[1] * (q.ndim - 1)),
     lambda q, scales: torch.empty_like(q, dtype=torch.float32),
 )
 #: Float to uint8 over the tensor's range, extended to hold 0; also returns scale, zero point.
@@ -87,7 +77,7 @@ quantize_dynamic = _registered(
 #: Inverse of `quantize_dynamic`, computed like `dequantize`.
 dequantize_dynamic = _registered(
     "dequantize_dynamic(Tensor q, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor",
-    _dequantize_dynamic,
+    lambda q, scale, zero, dtype: _dequantize(q, scale.item(), int(zero.item()), dtype),
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
 )
 

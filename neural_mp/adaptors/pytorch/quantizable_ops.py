@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.model import arguments, constant
+from neural_mp.adaptors.pytorch.graph_edit import arguments, constant
 from neural_mp.core.int8_accumulation import KernelKind
 
 aten = torch.ops.aten
@@ -75,11 +75,11 @@ def has_integer_kernel(module: GraphModule, node: Node) -> bool:
 
 def geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
     """Return stride, padding, dilation and groups of a convolution."""
-    said, axes = arguments(layer), CONVOLUTIONS[layer.target]
+    args, axes = arguments(layer), CONVOLUTIONS[layer.target]
     stride, padding, dilation = (
-        per_axis(said[word], axes) for word in ("stride", "padding", "dilation")
+        per_axis(args[word], axes) for word in ("stride", "padding", "dilation")
     )
-    return stride, padding, dilation, int(said["groups"])
+    return stride, padding, dilation, int(args["groups"])
 
 
 def per_axis(value: object, axes: int) -> list[Any]:

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.fusion import is_node
-from neural_mp.adaptors.pytorch.model import arguments, attribute, constant
 
 aten = torch.ops.aten
 
@@ -60,13 +60,7 @@ def _trace_as(
 
 
 def _shaped(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) -> Any:
-    """Return empty results of the right shapes; for real tensors, compute the results.
-
-    Args:
-        op: a recurrent layer.
-        steps: torch's own kernel, which unrolls the layer.
-        args: arguments of the op.
-    """
+    """Return empty results of a recurrent layer; for real tensors, the results of `steps`."""
     if not any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(args)):
         return steps(*args)
     packed = op._overloadname == "data"
@@ -86,6 +80,8 @@ _PACKED = (aten.lstm.data, aten.gru.data)
 _PLAIN = (aten.rnn_tanh.input, aten.rnn_relu.input, aten.rnn_tanh.data, aten.rnn_relu.data)
 #: Names of the executed kernels in the profiler's trace.
 KERNELS = ("aten::quantized_lstm", "aten::quantized_gru")
+#: Number of stacked layers, whether each has two directions, whether the batch is the first axis.
+_Layout = tuple[int, bool, bool]
 #: Number of tensors per cell, with and without biases: two weights, two biases.
 _PER_CELL = {True: 4, False: 2}
 
@@ -93,23 +89,23 @@ _PER_CELL = {True: 4, False: 2}
 def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
     """Return the reason why a recurrent layer cannot run in INT8; None if it can."""
     if node.target in _PACKED:
-        return "its sequences are packed; the integer kernel takes padded ones"
+        return "its sequences are packed; the integer kernel requires padded sequences"
     if node.target in _PLAIN:
         return "integer kernels exist for LSTM and GRU only"
-    said = arguments(node)
-    weights = [constant(module, value) for value in said["params"]]
+    args = fx.arguments(node)
+    weights = [fx.constant(module, value) for value in args["params"]]
     if any(weight is None for weight in weights):
         return "its weight is computed, not constant"
     if any(weight is not None and weight.dtype != torch.float32 for weight in weights):
         return "its weight is not float32"
-    if len(weights) != _cells(said) * _PER_CELL[said["has_biases"]]:
-        return "its outputs are projected (proj_size); the integer kernel has no projection"
+    if len(weights) != _cells(args) * _PER_CELL[args["has_biases"]]:
+        return "its outputs are projected (proj_size), which the integer kernel does not support"
     return kernel_obstacle()
 
 
-def _cells(said: dict[str, Any]) -> int:
+def _cells(args: dict[str, Any]) -> int:
     """Return the number of cells: one per direction of every stacked layer."""
-    return int(said["num_layers"]) * (2 if said["bidirectional"] else 1)
+    return int(args["num_layers"]) * (2 if args["bidirectional"] else 1)
 
 
 @lru_cache(maxsize=1)
@@ -121,9 +117,9 @@ def kernel_obstacle() -> str | None:
         cell = _cell(weight, recurrent, bias, bias)
         state = torch.zeros(1, 1, 1)
         with torch.no_grad():
-            _run(LSTM, torch.ones(1, 1, 1), [state, state], [cell], 1, False, False)
+            _run(LSTM, torch.ones(1, 1, 1), [state, state], [cell], (1, False, False))
     except Exception as error:  # noqa: BLE001 (whatever a build that lacks a part of it raises)
-        return f"torch does not run its integer kernel here: {str(error).splitlines()[0]}"
+        return f"torch's integer kernel fails on this machine: {str(error).splitlines()[0]}"
     return None
 
 
@@ -152,10 +148,9 @@ def _run(
     x: torch.Tensor,
     states: Sequence[torch.Tensor],
     cells: list[Any],
-    layers: int,
-    bidirectional: bool,
-    batch_first: bool,
+    layout: _Layout,
 ) -> Any:
+    layers, bidirectional, batch_first = layout
     shape = (True, layers, 0.0, False, bidirectional, batch_first)
     if kind is LSTM:
         return aten.quantized_lstm.input(
@@ -165,31 +160,20 @@ def _run(
 
 
 class QuantizedRecurrent(nn.Module):
-    """Packed cells of one recurrent layer.
+    """Packed cells of one LSTM or GRU: one per direction of every stacked layer."""
 
-    Args:
-        kind: `LSTM` or `GRU`.
-        cells: one cell per direction of every stacked layer, in torch's order.
-        layers: number of stacked layers.
-        bidirectional: whether each layer has two directions.
-        batch_first: whether the batch is the first axis.
-    """
-
-    def __init__(
-        self, kind: object, cells: list[Any], layers: int, bidirectional: bool, batch_first: bool
-    ) -> None:
+    def __init__(self, kind: object, cells: list[Any], layout: _Layout) -> None:
         super().__init__()
-        self._kind, self._cells = kind, cells
-        self._form = (layers, bidirectional, batch_first)
+        self._kind, self._cells, self._layout = kind, cells, layout
 
     def forward(self, x: torch.Tensor, *states: torch.Tensor) -> Any:
         """Return the outputs of all steps and the last states, as float32."""
         floats = [state.float() for state in states]
-        return _run(self._kind, x.float(), floats, self._cells, *self._form)
+        return _run(self._kind, x.float(), floats, self._cells, self._layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedRecurrent:
         # Packed cells cannot be copied, and are never written to.
-        return QuantizedRecurrent(self._kind, self._cells, *self._form)
+        return QuantizedRecurrent(self._kind, self._cells, self._layout)
 
 
 def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Tensor) -> Any:
@@ -199,44 +183,40 @@ def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Ten
 
 def lower_recurrent(module: GraphModule, node: Node) -> None:
     """Call the integer kernel instead of a recurrent layer with quantized weights."""
-    said = arguments(node)
-    if kernel_obstacle() is not None or not is_stored_as_integers(node):
+    args = fx.arguments(node)
+    quantized = any(is_node(part, ops.dequantize_weight) for part in args["params"])
+    if kernel_obstacle() is not None or not quantized:
         return
-    per_cell = _PER_CELL[said["has_biases"]]
+    per_cell = _PER_CELL[args["has_biases"]]
     cells = []
-    for first in range(0, len(said["params"]), per_cell):
-        tensors = said["params"][first : first + per_cell]
+    for first in range(0, len(args["params"]), per_cell):
+        tensors = args["params"][first : first + per_cell]
         weight, recurrent = (_stored(module, part) for part in tensors[:2])
-        biases = [attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
+        biases = [fx.attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
         zeros = torch.zeros(len(weight[1]))
         bias, recurrent_bias = biases or (zeros, zeros)
         cells.append(_cell(weight, recurrent, bias, recurrent_bias))
-    form = (int(said["num_layers"]), bool(said["bidirectional"]), bool(said["batch_first"]))
+    layout = (int(args["num_layers"]), bool(args["bidirectional"]), bool(args["batch_first"]))
     name = f"{node.name}_int8"
-    module.add_module(name, QuantizedRecurrent(node.target, cells, *form))
-    states = said["hx"] if node.target is LSTM else [said["hx"]]
+    module.add_module(name, QuantizedRecurrent(node.target, cells, layout))
+    states = args["hx"] if node.target is LSTM else [args["hx"]]
     with module.graph.inserting_before(node):
         layer = module.graph.get_attr(name)
-        result = module.graph.call_function(run_recurrent, (layer, said["input"], *states))
+        result = module.graph.call_function(run_recurrent, (layer, args["input"], *states))
     result.meta = dict(node.meta)
     node.replace_all_uses_with(result)
     # Dead-code elimination keeps ops that may draw random numbers.
     module.graph.erase_node(node)
 
 
-def is_stored_as_integers(node: Node) -> bool:
-    """Whether a recurrent layer has quantized weights."""
-    return any(is_node(part, ops.dequantize_weight) for part in arguments(node)["params"])
-
-
 def weights_of(module: GraphModule, node: Node) -> Iterator[Node]:
     """Yield the weights of a recurrent layer, without its biases."""
-    for part in arguments(node)["params"]:
-        value = constant(module, part)
+    for part in fx.arguments(node)["params"]:
+        value = fx.constant(module, part)
         if value is not None and value.ndim > 1:
             yield part
 
 
 def _stored(module: GraphModule, weight: Node) -> tuple[torch.Tensor, torch.Tensor]:
-    integers, scales = (attribute(module, str(part.target)) for part in weight.args)
+    integers, scales = (fx.attribute(module, str(part.target)) for part in weight.args)
     return integers, scales

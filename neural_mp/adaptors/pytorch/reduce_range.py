@@ -10,13 +10,14 @@ from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wi
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.convert import IntegerWeights
 from neural_mp.adaptors.pytorch.fusion import is_node
+from neural_mp.adaptors.pytorch.graph_edit import attribute
 from neural_mp.adaptors.pytorch.lowering import rewritten
-from neural_mp.adaptors.pytorch.model import TorchModel, attribute
+from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS, kernel_kind
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 
 
-def wide_kernels(model: TorchModel) -> frozenset[KernelKind]:
+def full_range_kernels(model: TorchModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels that have a weight beyond ±63."""
     parts = model.parts.values()
     return wide_kinds(weight for part in parts for weight in _weights(part.portable))

@@ -36,14 +36,14 @@ def read_folder(folder: Path) -> nn.Module:
     """
     if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
         raise ModelLoadError(
-            f"the folder {str(folder)!r} holds {CONFIG} but no weights ({', '.join(_WEIGHTS)})"
+            f"the folder {str(folder)!r} must contain weights ({', '.join(_WEIGHTS)})"
         )
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:
         raise MissingFrameworkError(
-            f"the folder {str(folder)!r} is a model of the package transformers, which is not "
-            f"installed; install it with: pip install transformers"
+            f"the model in the folder {str(folder)!r} requires the package transformers; install "
+            f"it with: pip install transformers"
         ) from None
     try:
         config = read_json(folder / CONFIG, anything, ModelLoadError)
@@ -72,26 +72,26 @@ def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
     if found is None:
         return transformers.AutoModel
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise ValueError(f"{CONFIG} names {preview(named[0])}, which is no class of models")
+        raise ValueError(f"{CONFIG} must name a model class, got {preview(named[0])}")
     return found
 
 
 def _faults(folder: Path, config: Any) -> Iterator[str]:
     """Yield a message for each part of a folder that would run foreign code."""
     if not isinstance(config, dict) or not isinstance(config.get("architectures", []), list | None):
-        yield f"{CONFIG} does not describe a model"
+        yield f"{CONFIG} is not the configuration of a model"
     if "quantization_config" in config:
-        yield f"{CONFIG} describes a quantized model; give the one it was made from"
+        yield f"{CONFIG} describes a quantized model; give the float model"
     for key, value in _items(config, 0):
         if key.endswith(_NAMES_KERNEL) and isinstance(value, str) and "/" in value:
-            yield f"{CONFIG} asks for the kernel {preview(value)}, which would be fetched and run"
+            yield f"{CONFIG} names the kernel {preview(value)}, which would be fetched and run"
     for name in ("adapter_config.json", "custom_generate"):
         if (folder / name).exists():
-            yield f"it holds {name}, which leads to another model or to code; give the module"
+            yield f"{name} refers to another model or to code; give the module"
     for index in folder.glob("*.index.json"):
         for file in read_json(index, anything, ModelLoadError)["weight_map"].values():
             if not isinstance(file, str) or Path(file).name != file:
-                yield f"{index.name} leads out of the folder, to {preview(file)}"
+                yield f"{index.name} must refer to files of the folder, got {preview(file)}"
     for weights in folder.glob("*.bin"):
         # torch 2.6 takes tensor sizes from the pickle without checking the file.
         if zipfile.is_zipfile(weights):
@@ -102,7 +102,7 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
 def _items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield all keys and values of nested dicts and lists."""
     if depth > MAX_DEPTH:
-        raise ValueError(f"{CONFIG} is nested too deeply")
+        raise ValueError(f"the nesting of {CONFIG} exceeds the limit of {MAX_DEPTH} levels")
     if isinstance(value, dict):
         for key, item in value.items():
             yield key, item
@@ -122,7 +122,7 @@ def read(path: Path) -> ExportedProgram | nn.Module:
     if path.is_dir():
         return read_folder(path)
     if not path.exists():
-        raise ModelLoadError(f"there is no model file {str(path)!r}")
+        raise ModelLoadError(f"model file {str(path)!r} does not exist")
     if path.suffix == ".pt2":
         return storage.load_program(path)
     raise ModelLoadError(f"{str(path)!r} {_why_not(path)}")
@@ -130,16 +130,16 @@ def read(path: Path) -> ExportedProgram | nn.Module:
 
 def _why_not(path: Path) -> str:
     if path.suffix == ".safetensors":
-        words = "holds weights alone, without the model they belong to; give the nn.Module"
-        beside = path.with_name(CONFIG)
-        return f"{words}, or the folder with {CONFIG}" if beside.exists() else words
+        words = "contains weights without a model; give the nn.Module"
+        config = path.with_name(CONFIG)
+        return f"{words}, or the folder with {CONFIG}" if config.exists() else words
     if _is_torchscript(path):
         return (
-            "is TorchScript, compiled code that cannot be taken apart; give the nn.Module it was "
-            "made from"
+            "is TorchScript, compiled code without a convertible graph; give the nn.Module of its "
+            "source"
         )
     return (
-        "is a pickle, and reading a pickle runs code from it; give the module itself, or save it "
+        "is a pickle, which runs code when read; give the module itself, or save the module "
         "with torch.export.save(torch.export.export(…), 'model.pt2')"
     )
 

@@ -16,13 +16,14 @@ from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.canonicalize import views_to_reshapes
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, from_plain, to_plain, watch_sizes
 from neural_mp.adaptors.pytorch.lowering import runnable_form
-from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel, has_tensors, op_type
+from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
 from neural_mp.adaptors.pytorch.versions import unguarded_module
@@ -45,15 +46,15 @@ def save(model: TorchModel, folder: Path) -> None:
     """
     if model.shell is not None:
         raise ConversionError(
-            "a model that was converted module by module still runs its own code, which is never "
-            "saved; keep its plan with save_plan and convert the model with that again"
+            "a model converted module by module cannot be saved, as its own code runs between the "
+            "modules; save the plan with save_plan and convert the model again"
         )
     output = next(node for node in model.portable.graph.nodes if node.op == "output")
     words = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, str)]
     if words:
         raise ConversionError(
-            f"the model returns the text {words[0]!r} beside its tensors, which torch.export's "
-            f"format cannot hold; return it elsewhere"
+            f"outputs must be tensors in torch.export's format, got the text {words[0]!r}; do not "
+            f"return texts"
         )
     # The format stores the example inputs, which must not be user data.
     example = model.example.map(
@@ -68,11 +69,11 @@ def save(model: TorchModel, folder: Path) -> None:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
     details = {
         "ops": _op_names(model.portable.graph, program.graph),
-        "inputs": model.convention.names,
-        "parameters": model.convention.parameters,
+        "inputs": model.signature.names,
+        "parameters": model.signature.parameters,
         "named_outputs": named,
         "sizes": to_plain(model.portable.meta[SIZES]),
-        "dtype": str(model.convention.dtype).removeprefix("torch."),
+        "dtype": str(model.signature.dtype).removeprefix("torch."),
     }
     write_details(folder / DETAILS_FILE, details)
 
@@ -84,14 +85,16 @@ def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
     arithmetic.
     """
     before, after = ([n for n in g.nodes if n.op == "call_function"] for g in (graph, exported))
-    before, after = ([n for n in nodes if has_tensors(n)] for nodes in (before, after))
-    kinds, others = ([_RESHAPED.get(op_type(n), op_type(n)) for n in ns] for ns in (before, after))
+    before, after = ([n for n in nodes if fx.has_tensors(n)] for nodes in (before, after))
+    kinds, others = (
+        [_RESHAPED.get(fx.op_type(n), fx.op_type(n)) for n in ns] for ns in (before, after)
+    )
     blocks = SequenceMatcher(None, kinds, others, autojunk=False).get_matching_blocks()
     pairs = ((before[b.a + i], after[b.b + i]) for b in blocks for i in range(b.size))
-    return {found.name: node.meta[OP_NAME] for node, found in pairs if OP_NAME in node.meta}
+    return {found.name: node.meta[fx.OP_NAME] for node, found in pairs if fx.OP_NAME in node.meta}
 
 
-def draw(model: TorchModel, path: Path) -> tuple[Path, ...]:
+def dump_graph(model: TorchModel, path: Path) -> tuple[Path, ...]:
     """Write the code of every graph as text, and the program if the model is one graph."""
     files = [path.with_suffix(".txt")]
     codes = [f"# {name or 'model'}\n{part.portable.code}" for name, part in model.parts.items()]
@@ -115,17 +118,17 @@ def restore(folder: Path) -> TorchModel:
         watch_sizes(portable, details["sizes"])
         for node in portable.graph.nodes:
             if node.name in names:
-                node.meta[OP_NAME] = names[node.name]
+                node.meta[fx.OP_NAME] = names[node.name]
         views_to_reshapes(portable)  # Export turns reshapes back into views.
         portable.recompile()
         if details.get("named_outputs"):
             portable = with_named_outputs(portable)
         known = call_signature(portable, details["inputs"])
         parameters = details.get("parameters") or known.parameters
-        convention = replace(known, dtype=details["dtype"], parameters=parameters)
+        signature = replace(known, dtype=details["dtype"], parameters=parameters)
         example = example_of(program)
         whole = Part(portable, runnable_form(portable), example)
-    return TorchModel({WHOLE: whole}, example, convention)
+    return TorchModel({WHOLE: whole}, example, signature)
 
 
 def _dtype(value: object) -> torch.dtype:
@@ -154,7 +157,9 @@ def example_of(program: ExportedProgram) -> CallArgs:
         ModelLoadError: if the program has no example inputs.
     """
     if program.example_inputs is None:
-        raise ModelLoadError("the exported program holds no example inputs; export it with them")
+        raise ModelLoadError(
+            "the exported program must hold example inputs; export the model with example inputs"
+        )
     args, kwargs = program.example_inputs
     return CallArgs(tuple(args), dict(kwargs))
 
@@ -167,7 +172,7 @@ def load_program(path: Path) -> ExportedProgram:
     """
     assert ops.quantize is not None  # The file may use the custom ops, which must be registered.
     if not path.is_file():
-        raise ModelLoadError(f"there is no model file {str(path)!r}")
+        raise ModelLoadError(f"model file {str(path)!r} does not exist")
     with taken_from(path), quiet_export():
         return read_program(path)
 

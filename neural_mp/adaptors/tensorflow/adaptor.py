@@ -17,7 +17,7 @@ from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.optional import (
     Corrections,
-    Drawing,
+    GraphDump,
     Hessian,
     KernelTrace,
     OpOutputs,
@@ -65,14 +65,16 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     op_kinds = TYPES
     op_timing = OpTiming(profiler.time_ops)
     kernel_trace = KernelTrace(profiler.trace)
-    op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
+    op_outputs = OpOutputs(observe.observable_ops, observe.op_outputs, observe.first_non_finite)
     corrections = Corrections(
-        layer_params.layers, layer_params.with_layers, layer_params.channel_keepers
+        layer_params.layer_params,
+        layer_params.with_layer_params,
+        layer_params.channel_preserving_ops,
     )
     hessian = Hessian(hessian.hessian_traces)
-    portability = Portability(reduce_range.wide_kernels, reduce_range.with_reduced_weights)
+    portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
     single_file = SingleFile(SUFFIXES, storage.save_file)
-    drawing = Drawing(storage.draw)
+    graph_dump = GraphDump(storage.dump_graph)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
@@ -105,7 +107,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         model = loading.load(source, InputSpec.read(inputs, outputs, example))
         return replace(model, warnings=(*model.warnings, *unused_capture("TensorFlow", capture)))
 
-    def copied(self, model: TensorFlowModel) -> TensorFlowModel:
+    def to_picklable(self, model: TensorFlowModel) -> TensorFlowModel:
         """Return the graph without the Keras model, whose copy would get other layer names."""
         return replace(model, original=None)
 

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import SIXTEEN_BITS, IntegerKernel, OpKernels
-from neural_mp.adaptors.common.int8_accumulation import Products
-from neural_mp.adaptors.common.tensor_variants import FORM_OF
+from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.common.tensor_variants import VARIANT_OF
 from neural_mp.adaptors.tensorflow.control_flow import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.convert_int8 import padding_of
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
@@ -39,7 +39,7 @@ _BORDER = "passes values into or out of a loop or branch unchanged"
 _UNOBSERVED = "lies in or behind a branch or loop inside a loop, where calibration observes nothing"
 
 
-def kernels(model: TensorFlowModel, products: Products) -> dict[str, OpKernels]:
+def kernels(model: TensorFlowModel, products: KernelAccumulation) -> dict[str, OpKernels]:
     """Return op → its kernels, given the accumulation of the integer kernels."""
     found = _Kernels(model, products)
     return {node.name: found.of(node) for node in model.op_nodes}
@@ -48,8 +48,8 @@ def kernels(model: TensorFlowModel, products: Products) -> dict[str, OpKernels]:
 class _Kernels:
     """Kernels of the ops of one model."""
 
-    def __init__(self, model: TensorFlowModel, products: Products) -> None:
-        self.model, self.structure, self.products = model, model.structure, products
+    def __init__(self, model: TensorFlowModel, accumulation: KernelAccumulation) -> None:
+        self.model, self.structure, self.accumulation = model, model.structure, accumulation
         self.loops, self.bodies = in_loops(model.graph), in_bodies(model.graph)
         self.members = model.structure.layer_of
         read = (t for node in model.graph.nodes.values() for t in data_inputs(node))
@@ -70,7 +70,7 @@ class _Kernels:
         kind = KINDS[node.op]
         if kind is KernelKind.DEPTHWISE and constant_shape(self.model.graph[node.input[1]])[3] > 1:
             kind = KernelKind.CONVOLUTION
-        spec = weight_quant_spec(self.products[kind])
+        spec = weight_quant_spec(self.accumulation[kind])
         return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
 
     def missing_16_bit(self, node: NodeDef, precision: Precision) -> str | None:
@@ -87,7 +87,7 @@ class _Kernels:
             return reasons.SEVERAL_RESULTS
         if precision is Precision.FP16 and "..." in text_attribute(node, "equation"):
             return "TensorFlow's FP16 kernel returns wrong results for equations with an ellipsis"
-        if DTYPES[FORM_OF[precision]] not in kernel_dtypes(node.op):
+        if DTYPES[VARIANT_OF[precision]] not in kernel_dtypes(node.op):
             return f"TensorFlow has no {precision} CPU kernel for {node.op}"
         return None
 
@@ -137,7 +137,7 @@ class _Kernels:
 
     def _no_layer(self, node: NodeDef) -> str:
         if node.name in self.members:
-            return reasons.RUNS_ALONG
+            return reasons.FUSED
         if node.name in self.structure.agnostic_ops:
             return reasons.AGNOSTIC
         if node.op in ("BatchMatMul", "BatchMatMulV2", "Einsum"):

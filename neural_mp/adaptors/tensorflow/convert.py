@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
-from neural_mp.adaptors.common.tensor_variants import FORM_OF, FP32, UINT8
+from neural_mp.adaptors.common.tensor_variants import FP32, UINT8, VARIANT_OF
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.convert_int8 import Layer, kernel_limits, pad_stored, write_layer
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
@@ -161,7 +161,7 @@ class _Writer:
         elif name in self.model.structure.tables and precision is Precision.INT8:
             written = write_table(self.forms, node, weight_qmax(self.plan.plan[name].weight))
         elif precision.is_16_bit:
-            written = self._write_16_bit(node, FORM_OF[precision])
+            written = self._write_16_bit(node, VARIANT_OF[precision])
         else:
             self._write_as_it_is(node)
             return

@@ -10,7 +10,11 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 
-from neural_mp.adaptors.common.int8_accumulation import Products, from_facts, products_for
+from neural_mp.adaptors.common.int8_accumulation import (
+    KernelAccumulation,
+    accumulation_of_cases,
+    target_accumulation,
+)
 from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT, probe_results, version_of
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
@@ -62,16 +66,16 @@ def bf16_obstacle() -> str | None:
     )
 
 
-def int8_accumulation(hardware: Hardware) -> Products:
+def int8_accumulation(hardware: Hardware) -> KernelAccumulation:
     """Return the accumulation of each kernel kind on the target machine."""
 
-    def probed(onednn_limit: str | None) -> Products:
+    def probed(onednn_limit: str | None) -> KernelAccumulation:
         found = _facts(onednn_limit)
         working = [form for form in FORMS if f"{WORKS}{form}" in found]
         exact = [_case(form) for form in working if f"{EXACT}{form}" in found]
-        return from_facts(exact, map(_case, working))
+        return accumulation_of_cases(exact, map(_case, working))
 
-    return products_for(hardware, probed)
+    return target_accumulation(hardware, probed)
 
 
 def _case(form: str) -> str:

@@ -35,7 +35,7 @@ class _Norm:
     shifts: tuple[str, ...]
 
 
-def layers(model: TensorFlowModel) -> dict[str, LayerParams]:
+def layer_params(model: TensorFlowModel) -> dict[str, LayerParams]:
     """Return op → its parameters."""
     graph = model.graph
     found = {name: _layer(model, name) for name in model.structure.fusion_groups}
@@ -45,7 +45,7 @@ def layers(model: TensorFlowModel) -> dict[str, LayerParams]:
     return found
 
 
-def channel_keepers(model: TensorFlowModel) -> frozenset[str]:
+def channel_preserving_ops(model: TensorFlowModel) -> frozenset[str]:
     """Return the Reshapes that keep the last axis."""
     kept = set()
     for name, node in model.graph.nodes.items():
@@ -148,9 +148,11 @@ def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
     )
 
 
-def with_layers(model: TensorFlowModel, changes: Mapping[str, LayerRescale]) -> TensorFlowModel:
+def with_layer_params(
+    model: TensorFlowModel, changes: Mapping[str, LayerRescale]
+) -> TensorFlowModel:
     """Return the model with rescaled parameters in some layers."""
-    graph, known, norms = model.graph.copy(), layers(model), _norms(model)
+    graph, known, norms = model.graph.copy(), layer_params(model), _norms(model)
     for name, change in changes.items():
         layer, weight = known[name], change.weight(known[name])
         if name in norms:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats, sample_shares
+from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats, sample_fractions
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
 from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
@@ -107,7 +107,7 @@ def watch(
     """
     graph, weights = model.without_weights()
     with graph.as_default():
-        positions = tf.constant(sample_shares())
+        positions = tf.constant(sample_fractions())
         numbers = float_results(graph, model.graph, sorted(tensors))
         reduced = {name: _reduced(tensor, positions) for name, tensor in numbers.items()}
         recorded = _recorded(graph, model.graph, sorted(tensors))
@@ -136,7 +136,7 @@ def _recorded(
     inside = (name for name in tensors if node_of(name) in bodies)
     for name, tensor in _floats(imported, inside).items():
         with tf.control_dependencies([tensor.op]):  # ties the constants to the iteration
-            size, *rest = _reduced(tensor, tf.constant(sample_shares()))
+            size, *rest = _reduced(tensor, tf.constant(sample_fractions()))
             parts = [tf.raw_ops.Reshape(tensor=part, shape=[-1]) for part in rest]
             counted = tf.raw_ops.Cast(x=[size], DstT=tf.float32)
             record = tf.concat([counted, *parts], 0)
@@ -205,7 +205,7 @@ def first_non_finite(model: TensorFlowModel, inputs: Any) -> str | None:
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)
 
 
-def results(model: TensorFlowModel) -> OpGraph:
+def observable_ops(model: TensorFlowModel) -> OpGraph:
     """Return the ops with observable results; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
@@ -213,7 +213,9 @@ def results(model: TensorFlowModel) -> OpGraph:
     return results_graph(written, model.results, {op.name: op.name for op in written})
 
 
-def values(model: TensorFlowModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+def op_outputs(
+    model: TensorFlowModel, ops: Collection[str]
+) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the results of some ops.
 
     Ops run as written in the graph, without fusion of float ops by the runtime.

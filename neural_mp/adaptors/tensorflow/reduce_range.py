@@ -25,7 +25,7 @@ _DEPTHWISE = "_FusedQuantizedDepthwiseConv2D"
 _KERNELS = ("_FusedQuantizedConv2D", _DEPTHWISE, "_QuantizedMatMul")
 
 
-def wide_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
+def full_range_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with weights beyond ±63."""
     return wide_kinds(_weights(model.graph))
 

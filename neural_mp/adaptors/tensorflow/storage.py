@@ -68,7 +68,7 @@ def save_file(model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -
     graph_files.write(model.graph.to_graph_def(), path)
 
 
-def draw(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
+def dump_graph(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
     """Write a frozen graph in both formats, as text with placeholders for large constants."""
     graph = model.graph.to_graph_def()
     files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)[0]}

@@ -52,19 +52,19 @@ class Forms(TensorVariants[str]):
         """Return the tensor's own name."""
         return tensor
 
-    def real(self, tensor: str, form: str = FP32) -> str:
+    def real(self, tensor: str, variant: str = FP32) -> str:
         """Return a tensor in FP32, BF16 or FP16, given its name with or without `:0`."""
-        return super().real(plain(tensor), form)
+        return super().real(plain(tensor), variant)
 
     def stored(self, tensor: str) -> str:
         """Return a tensor in uint8, given its name with or without `:0`."""
         return super().stored(plain(tensor))
 
-    def name_for(self, tensor: str, form: str) -> str:
+    def name_for(self, tensor: str, variant: str) -> str:
         """Return the name of the node with a variant of a tensor."""
-        if form == FP32 and tensor in self.outputs:
+        if variant == FP32 and tensor in self.outputs:
             return tensor
-        return self.graph.unused(f"{tensor.replace(':', '/result_')}/{form}")
+        return self.graph.unused(f"{tensor.replace(':', '/result_')}/{variant}")
 
     def scalar(self, value: float, name: str) -> str:
         """Return a scalar constant, shared by all nodes that need the value."""
@@ -77,27 +77,29 @@ class Forms(TensorVariants[str]):
         """Return the value of a Const; None for a computed tensor."""
         return self.source.constant(tensor)
 
-    def constant_in(self, tensor: str, form: str, values: Array) -> str:
+    def constant_in(self, tensor: str, variant: str, values: Array) -> str:
         """Add a Const."""
-        return self.graph.put_constant(f"{node_of(tensor)}/{form}", values, DTYPES[form])
+        return self.graph.put_constant(f"{node_of(tensor)}/{variant}", values, DTYPES[variant])
 
-    def cast(self, tensor: str, source: str, form: str) -> str:
+    def cast(self, tensor: str, source: str, variant: str) -> str:
         """Add a Cast."""
         self.count("casts")
-        types = {"SrcT": DTYPES[source], "DstT": DTYPES[form]}
+        types = {"SrcT": DTYPES[source], "DstT": DTYPES[variant]}
         inputs = [self.real(tensor, source)]
-        name = self.name_for(tensor, form)
+        name = self.name_for(tensor, variant)
         return self.graph.add(make_node("Cast", name, inputs, **types, Truncate=False))
 
     def quantized(self, tensor: str, real: str) -> str:
         """Add a QuantizeV2."""
         return self.stored_as(real, tensor, self.name_for(tensor, UINT8))
 
-    def dequantized(self, tensor: str, form: str) -> str:
+    def dequantized(self, tensor: str, variant: str) -> str:
         """Add a Dequantize."""
         self.count("dequantize")
         inputs = [self.stored(tensor), *self.limits(tensor)]
-        return self.graph.add(dequantize_node(self.name_for(tensor, form), inputs, DTYPES[form]))
+        return self.graph.add(
+            dequantize_node(self.name_for(tensor, variant), inputs, DTYPES[variant])
+        )
 
     def stored_as(self, real: str, tensor: str, name: str) -> str:
         """Quantize an FP32 tensor of the graph being written with the scale of `tensor`."""

@@ -94,7 +94,7 @@ class WorkerPayload:
         import cloudpickle
 
         model = plan_evaluator.model
-        copied = model.adaptor.copied(model.held)
+        copied = model.adaptor.to_picklable(model.held)
         adaptor: Any = None if copied is None else model.adaptor
         evaluator = replace(plan_evaluator.evaluator, on_batch=_do_nothing)
         sendable = replace(model, adaptor=adaptor, held=copied)

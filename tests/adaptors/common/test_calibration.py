@@ -24,7 +24,7 @@ def observed(*batches: np.ndarray) -> Observer:
     for batch in batches:
         seen = summarized(batch)
         assert seen is not None
-        statistics.take(seen)
+        statistics.update(seen)
     return statistics
 
 
@@ -144,7 +144,7 @@ def test_the_noise_score_is_the_noise_that_quantizing_makes():
 
 def test_nan_in_the_calibration_data_names_the_tensor():
     statistics = observed(np.array([[1.0], [np.nan]]))
-    with pytest.raises(ConversionError, match="'relu3' holds NaN"):
+    with pytest.raises(ConversionError, match="'relu3' must be finite .*, got NaN"):
         summarize({"relu3": statistics}, 2)
 
 

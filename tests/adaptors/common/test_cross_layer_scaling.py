@@ -10,7 +10,7 @@ import pytest
 from neural_mp.adaptors.common.cross_layer_scaling import (
     LayerParams,
     LayerRescale,
-    find_links,
+    find_scaling_groups,
     rounded_weight,
 )
 from neural_mp.core.graph import Op, OpGraph
@@ -153,7 +153,7 @@ def links(text: str, outputs: str, layers: Mapping[str, LayerParams], keepers: A
         kind, _, read = rest.partition(" of ")
         ops.append(Op(name, kind, tuple(read.split()), quantize_agnostic=kind.endswith("pool")))
     graph = OpGraph(ops, ["x"], outputs.split())
-    found = find_links(graph, KINDS, layers, keepers)
+    found = find_scaling_groups(graph, KINDS, layers, keepers)
     return [(link.producer, set(link.consumers), set(link.tensors)) for link in found]
 
 

@@ -38,7 +38,7 @@ def traces(source, data, batch: int) -> list[float]:
     """The traces of all layers, in the order of the graph."""
     adaptor = adaptor_for(source)
     model = adaptor.load(source, example=data)
-    known, batches = adaptor.corrections.layers(model), np.split(data, len(data) // batch)
+    known, batches = adaptor.corrections.layer_params(model), np.split(data, len(data) // batch)
     ops = [op.name for op in adaptor.graph(model) if op.name in known]
     found = adaptor.hessian.hessian_traces(model, batches, ops)
     return [found[name] for name in ops]
@@ -118,7 +118,7 @@ class CalledTwice(nn.Module):
 def test_a_module_called_twice_counts_twice():
     adaptor = adaptor_for(CalledTwice())
     model = adaptor.load(CalledTwice().eval(), example=DATA, capture="modules")
-    (name,) = adaptor.corrections.layers(model)
+    (name,) = adaptor.corrections.layer_params(model)
     found = adaptor.hessian.hessian_traces(model, np.split(DATA, len(DATA)), [name])
     # y = Wx + 2Wx: three times the derivative, nine times its square.
     assert found[name] == pytest.approx(9 * 4 * np.square(DATA).sum(), rel=1e-4)

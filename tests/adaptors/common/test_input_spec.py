@@ -37,7 +37,7 @@ def test_inputs_that_are_arrays_are_the_example_before_that_of_the_data():
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, None), (["a", A], None), (None, 3)])
 def test_anything_else_is_refused(inputs, outputs):
-    with pytest.raises(ConfigurationError, match="must be names"):
+    with pytest.raises(ConfigurationError, match="must be (a name|names)"):
         InputSpec.read(inputs, outputs, None)
 
 
@@ -53,7 +53,7 @@ def test_made_up_inputs_come_with_the_first_size_that_is_not_known():
     feeds, warnings = InputSpec().feeds(PAIR)
     assert {name: array.shape for name, array in feeds.items()} == {"a": (1, 3), "b": (1, 1)}
     (warning,) = warnings
-    assert "unknown sizes of the input b: float32[?, ?] were taken to be 1" in warning
+    assert "unknown sizes of the input b: float32[?, ?] are assumed to be 1" in warning
     known = Signature((port("a", None, 3),), ())
     assert InputSpec().feeds(known)[1] == []
 
@@ -61,7 +61,7 @@ def test_made_up_inputs_come_with_the_first_size_that_is_not_known():
 def test_asking_for_modules_of_a_graph_is_said_to_be_in_vain():
     assert unused_capture("ONNX", Capture.WHOLE) == ()
     (warning,) = unused_capture("ONNX", Capture.MODULES)
-    assert warning == "capture = 'modules' is not used for ONNX: every model is one graph"
+    assert warning == "capture = 'modules' is ignored for ONNX, where every model is one graph"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_damaged_details_are_refused_by_name(content, tmp_path):
 def test_an_example_is_not_made_up_of_sizes_that_fill_the_memory():
     said = PAIR.to_dict()
     said["inputs"][0]["shape"] = [None, 10**6, 10**6]
-    with pytest.raises(NeuralMPError, match="expected sizes of at most"):
+    with pytest.raises(NeuralMPError, match="expected sizes whose product is at most"):
         Signature.from_dict(said)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from neural_mp.adaptors.common import runtime_probe
-from neural_mp.adaptors.common.int8_accumulation import from_facts, products_for
+from neural_mp.adaptors.common.int8_accumulation import accumulation_of_cases, target_accumulation
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 
@@ -53,7 +53,7 @@ def test_a_child_that_cannot_be_run_says_nothing_and_is_asked_again(module, tmp_
 
 def test_a_kind_of_kernel_is_exact_if_all_its_cases_are():
     cases = ("convolution a", "convolution b", "depthwise a", "dense a")
-    found = from_facts({"convolution a", "depthwise a", "dense a"}, cases)
+    found = accumulation_of_cases({"convolution a", "depthwise a", "dense a"}, cases)
     assert found == {
         KernelKind.CONVOLUTION: SATURATING,
         KernelKind.DEPTHWISE: EXACT,
@@ -72,15 +72,15 @@ def test_a_runtime_is_believed_where_it_saturates_and_the_flags_where_they_do_no
 
         return ask
 
-    assert set(products_for(here, says(EXACT)).values()) == {EXACT}
-    assert products_for(here, says(SATURATING))[KernelKind.DENSE] is SATURATING
-    assert products_for(here, says(SATURATING))[KernelKind.DEPTHWISE] is EXACT
-    assert products_for(Hardware(), says(EXACT))[KernelKind.CONVOLUTION] is SATURATING
+    assert set(target_accumulation(here, says(EXACT)).values()) == {EXACT}
+    assert target_accumulation(here, says(SATURATING))[KernelKind.DENSE] is SATURATING
+    assert target_accumulation(here, says(SATURATING))[KernelKind.DEPTHWISE] is EXACT
+    assert target_accumulation(Hardware(), says(EXACT))[KernelKind.CONVOLUTION] is SATURATING
     asked.clear()
-    portable = products_for(here.for_target("portable"), says(EXACT))
+    portable = target_accumulation(here.for_target("portable"), says(EXACT))
     assert asked == ["AVX2", "AVX512_CORE"]
     assert portable[KernelKind.CONVOLUTION] is SATURATING
     assert portable[KernelKind.DEPTHWISE] is EXACT
     asked.clear()
-    assert set(products_for(here.for_target("amx"), says(EXACT)).values()) == {EXACT}
+    assert set(target_accumulation(here.for_target("amx"), says(EXACT)).values()) == {EXACT}
     assert asked == []

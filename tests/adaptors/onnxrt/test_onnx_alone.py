@@ -61,7 +61,7 @@ def test_what_is_behind_a_table_reads_it_in_its_own_precision():
 def test_short_rows_would_grow_and_stay():
     converted = Converted(embedding(draw(ROWS, 4), op("Relu", "rows", "y")), NUMBERS)
     reason = converted.space.capabilities["rows"].reasons[INT8]
-    assert "grow" in reason
+    assert "increase its size" in reason
     np.testing.assert_array_equal(converted.result, converted.reference)
 
 
@@ -107,9 +107,9 @@ def test_an_lstm_is_right_wherever_it_is_loaded():
     adaptor = OnnxRuntimeAdaptor()
     exact = replace(MACHINE, flags=frozenset({"avx2", "avx512f", "avx512_vnni"}))
     converted = Converted(model, STEPS, machine=exact.for_target("vnni"), weight=weight)
-    assert adaptor.portability.wide_kernels(converted.model) == {KernelKind.DENSE}
-    right = adaptor.portability.right_everywhere(converted.model)
-    assert not adaptor.portability.wide_kernels(right)
+    assert adaptor.portability.full_range_kernels(converted.model) == {KernelKind.DENSE}
+    right = adaptor.portability.with_reduced_range(converted.model)
+    assert not adaptor.portability.full_range_kernels(right)
     expected = run(model, **STEPS)
     for wanted, given in zip(expected, adaptor.predict(right, STEPS), strict=True):
         assert signal_to_noise(wanted, given) > 30

@@ -241,7 +241,7 @@ def test_what_ops_of_a_body_compute_can_be_compared():
     converted = Converted(scan(), {"steps": X})
     adaptor = converted.adaptor
     found, reference = (
-        adaptor.op_outputs.values(model, ["scan/next"])({"steps": X})["scan/next"]
+        adaptor.op_outputs.op_outputs(model, ["scan/next"])({"steps": X})["scan/next"]
         for model in (converted.model, converted.float)
     )
     states = elman(X).reshape(-1, HIDDEN)
@@ -265,9 +265,9 @@ def test_weights_of_bodies_are_made_right_everywhere():
     seen = adaptor.observe(held, [{"steps": X}], space)
     plan = space.resolve(PrecisionPlan({"scan/b": wide}))
     converted = adaptor.convert(held, plan, seen, space)
-    assert adaptor.portability.wide_kernels(converted) == {KernelKind.DENSE}
-    right = adaptor.portability.right_everywhere(converted)
-    assert not adaptor.portability.wide_kernels(right)
+    assert adaptor.portability.full_range_kernels(converted) == {KernelKind.DENSE}
+    right = adaptor.portability.with_reduced_range(converted)
+    assert not adaptor.portability.full_range_kernels(right)
     assert signal_to_noise(np.maximum(elman(X), 0), adaptor.predict(right, {"steps": X})[0]) > 25
 
 

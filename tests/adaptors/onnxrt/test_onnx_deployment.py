@@ -28,9 +28,9 @@ class TestOnnxDeployment(DeploymentContract):
     def test_unsigned_weights_are_the_same_numbers(self, made_for, tmp_path):
         made = made_for("vnni")
         adaptor, held = made.result.adaptor, made.result.held
-        unsigned = adaptor.portability.right_everywhere(held)
-        assert adaptor.portability.wide_kernels(held)
-        assert not adaptor.portability.wide_kernels(unsigned)
+        unsigned = adaptor.portability.with_reduced_range(held)
+        assert adaptor.portability.full_range_kernels(held)
+        assert not adaptor.portability.full_range_kernels(unsigned)
         types = {t.data_type for t in adaptor.native(unsigned).graph.initializer}
         assert onnx.TensorProto.INT8 not in types
         adaptor.single_file.save_file(unsigned, tmp_path / "unsigned.onnx", {})

@@ -283,7 +283,7 @@ def test_unsigned_weights_have_the_full_range_and_are_exact_everywhere():
     assert [w.dtype for w in weights] == [np.uint8, np.uint8]
     assert {int(w.min()) for w in weights} | {int(w.max()) for w in weights} == {1, 255}
     assert signal_to_noise(unsigned.reference, unsigned.result) > 35
-    assert not unsigned.adaptor.portability.wide_kernels(unsigned.model)
+    assert not unsigned.adaptor.portability.full_range_kernels(unsigned.model)
     if products_here("onnxrt", CONVOLUTION) is Int8Accumulation.EXACT:
         np.testing.assert_allclose(unsigned.result, Converted(model, data).result, atol=1e-5)
 

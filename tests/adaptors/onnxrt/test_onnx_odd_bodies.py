@@ -41,8 +41,8 @@ def test_odd_models_run_as_planned_near_fp32_and_come_back(odd, precision, tmp_p
             planned_ops(space, plan), adaptor.kernel_trace.trace(converted, feeds), lambda _: False
         )
         assert {finding.verdict for finding in told.findings} <= {Verdict.NOT_REACHED}
-        ops = [op.name for op in adaptor.op_outputs.results(converted)]
-        assert adaptor.op_outputs.values(converted, ops)(feeds)
+        ops = [op.name for op in adaptor.op_outputs.observable_ops(converted)]
+        assert adaptor.op_outputs.op_outputs(converted, ops)(feeds)
         assert adaptor.op_outputs.first_non_finite(converted, feeds) is None
         assert adaptor.op_timing.time_ops(converted, feeds, 1)
     assert model.SerializeToString(deterministic=True) == before

@@ -56,7 +56,7 @@ def test_a_pickle_is_not_opened(net, tmp_path):
 
 def test_weights_alone_are_no_model(net, tmp_path):
     save_file(net.state_dict(), tmp_path / "net.safetensors")
-    refused(tmp_path / "net.safetensors", r"holds weights alone.*give the nn\.Module$")
+    refused(tmp_path / "net.safetensors", r"contains weights without a model; give the nn\.Module$")
     (tmp_path / "config.json").write_text("{}")
     refused(tmp_path / "net.safetensors", r"or the folder with config\.json")
 
@@ -81,4 +81,4 @@ def test_a_folder_without_transformers_says_what_to_install(folder, monkeypatch)
 def test_a_folder_without_weights_says_so(folder):
     path, _ = folder
     (path / "model.safetensors").unlink()
-    refused(path, r"config\.json but no weights")
+    refused(path, r"must contain weights")

@@ -138,7 +138,10 @@ class Sized(nn.Module):
 
 @pytest.mark.parametrize(
     ("takes_any", "said"),
-    [(True, "the module itself runs on them, but"), (False, "the module itself does not run")],
+    [
+        (True, "the module itself accepts these inputs, but"),
+        (False, "the module itself fails on these inputs"),
+    ],
 )
 def test_a_refused_size_says_whether_the_module_itself_takes_it(takes_any, said, tmp_path):
     model = Sized(takes_any).eval()

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch import capture, functionalize
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.model import has_tensors
+from neural_mp.adaptors.pytorch.graph_edit import has_tensors
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 
 

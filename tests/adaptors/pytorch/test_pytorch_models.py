@@ -162,7 +162,7 @@ def test_a_batch_on_another_axis_is_kept_free():
 
 def test_a_size_the_model_fixes_is_named():
     adaptor, model = load(nn.Linear(4, 2), np.ones((3, 4)))
-    with pytest.raises(DataError, match=r"float32\[2, 4\] and cannot take float32\[3, 5\]"):
+    with pytest.raises(DataError, match=r"float32\[2, 4\], got float32\[3, 5\]"):
         adaptor.predict(model, np.ones((3, 5)))
 
 

@@ -67,9 +67,11 @@ def test_a_loaded_model_takes_its_inputs_in_the_models_own_order(tuned, tmp_path
     mask = (ids % 5 > 0).long()
     wanted = tuned(input_ids=ids, attention_mask=mask).logits
     torch.testing.assert_close(loaded(ids, mask).logits, wanted)
-    with pytest.raises(DataError, match="lacks the input 'attention_mask'"):
+    with pytest.raises(DataError, match="'attention_mask' is missing"):
         loaded(input_ids=ids)
-    with pytest.raises(AttributeError, match="returns no 'loss'; it returns logits, hidden_states"):
+    with pytest.raises(
+        AttributeError, match="has no output 'loss'; the outputs are logits, hidden_states"
+    ):
         _ = loaded(ids, mask).loss
 
 

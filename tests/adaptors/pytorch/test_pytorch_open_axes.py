@@ -61,7 +61,7 @@ def test_a_program_that_was_exported_with_a_fixed_batch_says_so_and_how_to_open_
     assert warning.startswith("the program was exported with a fixed batch size of 2")
     result.save(tmp_path)
     for one in (result, neural_mp.load(tmp_path)):
-        with pytest.raises(DataError, match=r"expected 2, as the program was exported so; .*Dim"):
+        with pytest.raises(DataError, match=r"expected 2, as in the exported program; .*Dim"):
             one(torch.zeros(5, 4, 4))
 
 

@@ -328,7 +328,7 @@ def test_what_the_compiler_fails_to_fuse_is_kept_from_it(activation):
     torch.manual_seed(0)
     x = torch.randn(4, 16)
     adaptor, converted, expected = all_int8(AddsToActivated(activation), x)
-    assert_near(adaptor.compiler.compiled(converted)(x), expected)
+    assert_near(adaptor.compiler.compile(converted)(x), expected)
 
 
 @pytest.mark.parametrize("precision", [BF16, FP16])

@@ -201,7 +201,7 @@ def test_what_is_no_size_is_refused(text):
     ],
 )
 def test_only_ops_are_called(target):
-    with pytest.raises(ValueError, match="it calls"):
+    with pytest.raises(ValueError, match="the program calls"):
         checked_target(target)
 
 
@@ -232,7 +232,7 @@ def test_ops_of_exported_models_are_called(target):
 )
 def test_a_nesting_imports_nothing(kind, context):
     tree = {"type": kind, "context": context, "children_spec": []}
-    with pytest.raises(ValueError, match="stands where|takes or returns"):
+    with pytest.raises(ValueError, match="expected .*, got|takes or returns"):
         checked_tree(json.dumps([1, tree]))
 
 
@@ -292,7 +292,7 @@ def test_a_pickle_that_goes_round_in_circles_is_refused():
         circle = [circle, circle]
     written = io.BytesIO()
     torch.save(circle, written)
-    with pytest.raises(ValueError, match="too many"):
+    with pytest.raises(ValueError, match="exceed the limit"):
         read_plain(written)
 
 
@@ -320,7 +320,7 @@ def _pickle(code: bytes) -> io.BytesIO:
     ids=["key", "keys", "pairs", "argument", "storage", "function"],
 )
 def test_a_pickle_without_end_is_refused_at_once(code):
-    with pytest.raises(ValueError, match="it holds"):
+    with pytest.raises(ValueError, match="the pickle is damaged|the pickle contains"):
         read_plain(_pickle(code))
 
 
@@ -339,7 +339,7 @@ def test_extra_files_that_are_libraries_are_refused(tmp_path):
     with zipfile.ZipFile(path, "a") as archive:
         root = archive.namelist()[0].partition("/")[0]
         archive.writestr(f"{root}/extra/notes.txt", b"\x7fELF")
-    with pytest.raises(ModelLoadError, match="carries code"):
+    with pytest.raises(ModelLoadError, match="contains code"):
         adaptor_for(str(path)).load(str(path))
 
 
@@ -351,7 +351,7 @@ def test_a_class_of_transformers_is_a_class_of_models(tmp_path: Path):
     transformers.BertModel(config).save_pretrained(tmp_path)
     text = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**text, "architectures": ["pipeline"]}))
-    with pytest.raises(ModelLoadError, match="'pipeline', which is no class of models"):
+    with pytest.raises(ModelLoadError, match="must name a model class, got 'pipeline'"):
         adaptor_for(str(tmp_path)).load(str(tmp_path))
 
 

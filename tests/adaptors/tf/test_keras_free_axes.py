@@ -137,5 +137,5 @@ def test_shapes_that_do_not_fit_are_refused(encoder, shapes, said):
 
 def test_shapes_are_refused_where_they_free_nothing(encoder, tmp_path):
     graph = tf.function(lambda x: x * 2).get_concrete_function(tf.TensorSpec([None, 4])).graph
-    with pytest.raises(ConfigurationError, match="free the axes of Keras models"):
+    with pytest.raises(ConfigurationError, match="shapes apply to Keras models"):
         TensorFlowAdaptor().load(graph, inputs=(None, None))

@@ -64,7 +64,7 @@ def test_a_table_takes_a_quarter_and_four_bytes_a_row():
 @pytest.mark.parametrize(
     ("width", "read", "reason"),
     [
-        (4, None, "grow"),
+        (4, None, "increase its size"),
         (WIDTH, lambda table, i: tf.gather(table, i % WIDTH, axis=1), "no integer kernel"),
         (WIDTH, lambda table, i: tf.gather(table * tf.cast(i[0, 0], tf.float32), i), "kernel"),
     ],

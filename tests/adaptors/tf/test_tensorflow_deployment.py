@@ -22,4 +22,4 @@ class TestTensorFlowDeployment(ChannelsLast, DeploymentContract):
         for node in result.held.graph.nodes.values():
             node.attr.pop(ZERO_POINT, None)
         with pytest.raises(ConversionError, match="does not record the zero point"):
-            result.adaptor.portability.right_everywhere(result.held)
+            result.adaptor.portability.with_reduced_range(result.held)

@@ -70,7 +70,7 @@ def test_values_are_given_of_every_float_result_outside_of_loops(
 ) -> None:
     model = _loaded(function)
     names = [node.name for node in model.op_nodes]
-    values = TensorFlowAdaptor().op_outputs.values(model, names)(_INPUTS)
+    values = TensorFlowAdaptor().op_outputs.op_outputs(model, names)(_INPUTS)
     given = values[_product(model)].real
     np.testing.assert_allclose(given, function(tf.constant(_INPUTS)), rtol=1e-5, atol=1e-5)
 

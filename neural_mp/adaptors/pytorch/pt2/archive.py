@@ -70,7 +70,7 @@ def read_program(path: Path) -> ExportedProgram:
             artifact = SerializedArtifact(*_parts(archive))
         except (ValueError, InvalidValueError) as error:
             raise ModelLoadError(
-                f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: "
+                f"{str(path)!r} is not a program of torch.export.save, or is damaged: "
                 f"{located(error)}"
             ) from error
     return deserialize(artifact)
@@ -92,16 +92,16 @@ def _refuse_code(archive: zipfile.ZipFile, name: str) -> None:
         begins = member.read(4)
     extra = name.startswith("extra_files/") or "/extra/" in name
     if _CODE.search(name) or (extra and begins.startswith(_COMPILED)):
-        raise ValueError(f"it carries code ({name[:100]!r}), which is never loaded")
+        raise ValueError(f"the archive contains code ({name[:100]!r}), which is never loaded")
 
 
 def _parts_below(archive: zipfile.ZipFile, root: str) -> tuple[bytes, Any, Any, Any]:
     """Return the parts of an archive of torch ≥ 2.8."""
     unknown = [n for n in archive.namelist() if not _KNOWN.fullmatch(n.removeprefix(root))]
     if unknown:
-        raise ValueError(f"it holds {unknown[0][:100]!r}, which no exported program does")
+        raise ValueError(f"the archive contains an unknown member {unknown[0][:100]!r}")
     if _short(archive, f"{root}archive_format") != "pt2":
-        raise ValueError("its archive is of another format than pt2")
+        raise ValueError("the format of the archive must be pt2")
     _same_byte_order(archive, f"{root}byteorder")
     program = _member(archive, f"{root}models/{_MODEL}.json")
     state = _tensors(archive, f"{root}data/weights/", "weights")
@@ -115,7 +115,7 @@ def _parts_before(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
     names = archive.namelist()
     unknown = [name for name in names if not _KNOWN_BEFORE.fullmatch(name)]
     if unknown:
-        raise ValueError(f"it holds {unknown[0][:100]!r}, which no exported program does")
+        raise ValueError(f"the archive contains an unknown member {unknown[0][:100]!r}")
     program = checked_program(_member(archive, "serialized_exported_program.json"))
     state = _state(_member(archive, "serialized_state_dict.pt"))
     constants = _state(_member(archive, "serialized_constants.pt"))
@@ -124,7 +124,7 @@ def _parts_before(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     if name not in archive.namelist():
-        raise ValueError(f"{name!r} is missing in it")
+        raise ValueError(f"the archive must contain {name!r}")
     return archive.read(name)
 
 
@@ -135,7 +135,7 @@ def _short(archive: zipfile.ZipFile, name: str) -> str:
 
 def _same_byte_order(archive: zipfile.ZipFile, name: str) -> None:
     if name in archive.namelist() and _short(archive, name) != sys.byteorder:
-        raise ValueError(f"its values are {_short(archive, name)}-endian, unlike this machine")
+        raise ValueError(f"the byte order must be {sys.byteorder}, got {_short(archive, name)}")
 
 
 def _tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torch.Tensor]:
@@ -149,7 +149,7 @@ def _tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torc
     for name, where in listed.items():
         meta, member = where["tensor_meta"], f"{folder}{where['path_name']}"
         if member not in archive.namelist():
-            raise ValueError(f"{member!r} is missing in it")
+            raise ValueError(f"the archive must contain {member!r}")
         index = meta["device"].get("index")
         device = meta["device"]["type"] + (f":{index}" if index is not None else "")
         if (member, device) not in values:
@@ -166,7 +166,7 @@ def _plain(content: bytes) -> Any:
         return read_plain(io.BytesIO(content))
     except ModelLoadError as error:
         raise ValueError(
-            f"a part of it was not written by torch.save, and reading it could run code: {error}"
+            f"a member is not a file of torch.save, so reading could run code: {error}"
         ) from error
 
 
@@ -176,7 +176,7 @@ def _state(content: bytes) -> dict[str, torch.Tensor]:
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
     ):
-        raise ValueError("its weights are not tensors with names")
+        raise ValueError("the weights must be tensors with names")
     return dict(found)
 
 
@@ -185,10 +185,6 @@ def _inputs(content: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     match _plain(content) if content else None:
         case None:
             return None
-        case (tuple() | list() as args, dict() as named) if all(map(_is_text, named)):
+        case (tuple() | list() as args, dict() as named) if all(type(n) is str for n in named):
             return tuple(args), named
-    raise ValueError("its example inputs are not the arguments of a call")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    raise ValueError("the example inputs must be the arguments of a call")

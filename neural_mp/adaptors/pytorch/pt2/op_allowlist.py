@@ -58,20 +58,20 @@ def checked_target(target: str) -> str:
         return target
     named = _OP.fullmatch(target)
     if named is None:
-        raise ValueError(f"it calls {target[:100]!r}, which is no op")
+        raise ValueError(f"the program calls {target[:100]!r}, which is not an op")
     library, name, overload = named.groups()
     if library == "higher_order" and _HIGHER_ORDER.fullmatch(name) and overload is None:
         if isinstance(_found(library, name), HigherOrderOperator):
             return target
     elif library not in _LIBRARIES or _NOT_OPS.fullmatch(name):
         raise ValueError(
-            f"it calls {target!r}, an op that a file may not call; where you trust the file, read "
-            f"it with torch.export.load and give the program"
+            f"the program calls the op {target!r}, which is not allowed in files; if you trust the "
+            f"file, give the program of torch.export.load"
         )
     elif overload and isinstance(_found(library, name, overload), OpOverload):
         return target
     raise ValueError(
-        f"it calls {target!r}, an op that is not there; import the package that it is from"
+        f"the program calls the op {target!r}, which is not registered; import its package"
     )
 
 

@@ -89,18 +89,18 @@ path = _text_like("the name of a module", _is_path)
 nothing: Validator[Any] = matching("nothing, since no such part is loaded", lambda value: not value)
 
 
-def one_form(forms: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any]]:
+def one_key(validators: Mapping[str, Validator[Any]]) -> Validator[dict[str, Any]]:
     """Validate a dict with a single key, which selects the validator of its value."""
 
-    def copied(value: Any) -> dict[str, Any]:
+    def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) != 1:
-            raise invalid("a value of one of several forms", value)
+            raise invalid("a value with a single key for its kind", value)
         ((key, item),) = value.items()
-        if key not in forms:
-            raise InvalidValueError(f"the form {preview(key)} of a value is never loaded")
-        return {key: validate_at(key, forms[key], item)}
+        if key not in validators:
+            raise InvalidValueError(f"values of the kind {preview(key)} are never loaded")
+        return {key: validate_at(key, validators[key], item)}
 
-    return copied
+    return checked
 
 
 _DEVICES = ("cpu", "cuda", "hpu", "meta", "mps", "mtia", "xla", "xpu")
@@ -153,12 +153,12 @@ def _graph(value: object) -> Any:
     return _GRAPH(value)
 
 
-_HINT = one_form({"as_int": int64, "as_bool": boolean, "as_float": real})
+_HINT = one_key({"as_int": int64, "as_bool": boolean, "as_float": real})
 _SYMBOLIC = record({"expr_str": _expression}, {"hint": optional(_HINT)})
-_SIZE = one_form({"as_expr": _SYMBOLIC, "as_int": int64})
+_SIZE = one_key({"as_expr": _SYMBOLIC, "as_int": int64})
 _SIZES = list_of(_SIZE, f"a list of at most {MAX_TENSOR_AXES}", MAX_TENSOR_AXES)
-_FRACTION = one_form({"as_expr": _SYMBOLIC, "as_float": real})
-_TRUTH = one_form({"as_expr": _SYMBOLIC, "as_bool": boolean})
+_FRACTION = one_key({"as_expr": _SYMBOLIC, "as_float": real})
+_TRUTH = one_key({"as_expr": _SYMBOLIC, "as_bool": boolean})
 _DEVICE = record({"type": one_of(_DEVICES)}, {"index": optional(int64)})
 _TENSOR_META = record(
     {
@@ -172,10 +172,10 @@ _TENSOR_META = record(
     }
 )
 _TENSOR = record({"name": name})
-_NAMED_SIZE = one_form({"as_name": name, "as_int": int64})
-_NAMED_FRACTION = one_form({"as_name": name, "as_float": real})
-_NAMED_TRUTH = one_form({"as_name": name, "as_bool": boolean})
-_TENSOR_OR_NONE = one_form({"as_tensor": _TENSOR, "as_none": boolean})
+_NAMED_SIZE = one_key({"as_name": name, "as_int": int64})
+_NAMED_FRACTION = one_key({"as_name": name, "as_float": real})
+_NAMED_TRUTH = one_key({"as_name": name, "as_bool": boolean})
+_TENSOR_OR_NONE = one_key({"as_tensor": _TENSOR, "as_none": boolean})
 _CONSTANT = {
     "as_none": boolean,
     "as_int": int64,
@@ -183,7 +183,7 @@ _CONSTANT = {
     "as_string": text,
     "as_bool": boolean,
 }
-_ARGUMENT = one_form(
+_ARGUMENT = one_key(
     {
         **_CONSTANT,
         "as_tensor": _TENSOR,
@@ -240,17 +240,17 @@ _GRAPH = record(
         "sym_float_values": mapping_of(_FRACTION, name),
     },
 )
-_IN = one_form(
+_IN = one_key(
     {
         "user_input": record({"arg": _ARGUMENT}),
         "parameter": record({"arg": _TENSOR, "parameter_name": path}),
         "buffer": record({"arg": _TENSOR, "buffer_name": path, "persistent": boolean}),
         "tensor_constant": record({"arg": _TENSOR, "tensor_constant_name": path}),
         "token": record({"arg": _TENSOR}),
-        "constant_input": record({"name": name, "value": one_form(_CONSTANT)}),
+        "constant_input": record({"name": name, "value": one_key(_CONSTANT)}),
     }
 )
-_OUT = one_form(
+_OUT = one_key(
     {
         "user_output": record({"arg": _ARGUMENT}),
         "loss_output": record({"arg": _TENSOR}),

@@ -28,12 +28,12 @@ def checked_tree(text: object) -> str:
         ValueError: if the text is not such a spec.
     """
     if not isinstance(text, str):
-        raise ValueError(f"{preview(text)} stands where a nesting is expected")
+        raise ValueError(f"expected a pytree spec, got {preview(text)}")
     found = load_json(text)
     match found:
         case [int() as version, dict() as tree] if version == _VERSION:
             return json.dumps([_VERSION, _checked(tree, 0)])
-    raise ValueError(f"{preview(text)} is no nesting of inputs or outputs")
+    raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(text)}")
 
 
 def _checked(tree: object, depth: int) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _checked(tree: object, depth: int) -> dict[str, Any]:
                 below = [_checked(child, depth + 1) for child in children]
                 found = _context(kind, context)
                 return {"type": kind, "context": found, "children_spec": below}
-    raise ValueError(f"{preview(tree)} is no nesting of inputs or outputs")
+    raise ValueError(f"expected a pytree spec of inputs or outputs, got {preview(tree)}")
 
 
 def _context(kind: str, context: object) -> Any:
@@ -53,20 +53,22 @@ def _context(kind: str, context: object) -> Any:
     known = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     if kind not in known:
         raise ValueError(
-            f"it takes or returns {preview(kind)}, a class that is not registered with "
+            f"the program takes or returns {preview(kind)}, a class that is not registered with "
             f"torch.utils._pytree; import its package"
         )
     reads = pytree.SUPPORTED_SERIALIZED_TYPES[known[kind]].from_dumpable_context
     if reads is _NAMED_TUPLE.from_dumpable_context:
         if not isinstance(context, str) or context not in known:
-            raise ValueError(f"it takes or returns {preview(context)}, which is not registered")
+            raise ValueError(
+                f"the program takes or returns {preview(context)}, which is not registered"
+            )
         return context
     if kind == _DEFAULT_DICT:
         return _default_dict(context)
     if reads is not None:
-        raise ValueError(f"it takes or returns {kind!r}, a class that reads itself from files")
+        raise ValueError(f"the program takes or returns {kind!r}, a class with a reader of its own")
     if context is not None and not isinstance(context, str):
-        raise ValueError(f"{preview(context)} stands where keys are expected")
+        raise ValueError(f"expected keys, got {preview(context)}")
     return None if context is None else json.dumps(_plain(load_json(context)))
 
 
@@ -82,7 +84,7 @@ def _default_dict(context: Any) -> dict[str, Any]:
                 "default_factory_name": name,
                 "dict_context": _plain(keys),
             }
-    raise ValueError(f"{preview(context)} stands where the keys of a defaultdict are expected")
+    raise ValueError(f"expected the keys of a defaultdict, got {preview(context)}")
 
 
 def _plain(value: object, depth: int = 0) -> Any:
@@ -91,4 +93,4 @@ def _plain(value: object, depth: int = 0) -> Any:
         return [_plain(item, depth + 1) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"{preview(value)} stands where plain keys are expected")
+    raise ValueError(f"expected plain keys, got {preview(value)}")

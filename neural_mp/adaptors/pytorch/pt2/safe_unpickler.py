@@ -92,9 +92,6 @@ class _Pickled:
 def read_plain(file: BinaryIO) -> Any:
     """Read nested tuples, lists and dicts of tensors and numbers from a `torch.save` file.
 
-    Args:
-        file: binary and seekable.
-
     Raises:
         ModelLoadError: if the archive is damaged.
         ValueError: if the file holds other content, or tensors that exceed their storage.
@@ -102,18 +99,18 @@ def read_plain(file: BinaryIO) -> Any:
     with checked_archive(file) as archive:
         root = archive.namelist()[0].partition("/")[0] if archive.namelist() else ""
         if f"{root}/data.pkl" not in archive.namelist():
-            raise ValueError("it holds values that torch.save did not write")
+            raise ValueError("the archive is not a file of torch.save")
         if f"{root}/byteorder" in archive.namelist():
             order = archive.read(f"{root}/byteorder").decode("ascii", "replace")
             if order != sys.byteorder:
-                raise ValueError(f"its values are {order}-endian, unlike this machine")
+                raise ValueError(f"the byte order must be {sys.byteorder}, got {order}")
         try:
             described = _Reader(archive.read(f"{root}/data.pkl")).load()
         except ValueError:
             raise
         except Exception as error:
             # A damaged pickle raises whatever its objects raise.
-            raise ValueError(f"it holds a damaged pickle: {type(error).__name__}") from error
+            raise ValueError(f"the pickle is damaged: {type(error).__name__}") from error
         return _Built(archive, root).built(described, 0)
 
 
@@ -135,7 +132,7 @@ def _set_items(reader: Any) -> None:
 
 def _put(into: Any, key: object, value: object) -> None:
     if type(into) not in (dict, OrderedDict) or not isinstance(key, _PLAIN):
-        raise ValueError("it holds a dict whose keys are no names")
+        raise ValueError("the keys of a dict must be names")
     into[key] = value
 
 
@@ -171,10 +168,8 @@ class _Reader(pickle._Unpickler):
                 return torch.device
             case "torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor_v3":
                 return _described
-            case "torch._utils", "_rebuild_parameter":
+            case "torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state":
                 return _parameter
-            case "torch._utils", "_rebuild_parameter_with_state":
-                return _parameter_with_attributes
             case "torch._tensor", "_rebuild_from_type_v2":
                 return _with_attributes
             case "torch", "Tensor":
@@ -190,14 +185,14 @@ class _Reader(pickle._Unpickler):
             case "torch", _ if name in _DTYPES:
                 return _DTYPES[name]
         raise ValueError(
-            f"it holds a pickled object of {preview(f'{module}.{name}')}; reading it could run code"
+            f"the pickle contains an object of {preview(f'{module}.{name}')}, which could run code"
         )
 
     def persistent_load(self, pid: object) -> _Storage:
         match pid:
             case ("storage", _Marker(dtype=dtype), str() as key, str() as location, int()):
                 return _Storage(key, location, dtype)
-        raise ValueError(f"it holds values that are described as {preview(pid)}")
+        raise ValueError(f"the pickle contains an unknown storage {preview(pid)}")
 
 
 def _ordered() -> OrderedDict[Any, Any]:
@@ -222,34 +217,28 @@ def _described(
     return _Pickled(storage, offset, size, stride, requires_grad, dtype)
 
 
-def _parameter(data: object, requires_grad: object, _hooks: object) -> _Pickled:
+def _parameter(data: object, requires_grad: object, *_unused: object) -> _Pickled:
     if not isinstance(data, _Pickled):
-        raise ValueError("it holds a parameter that is no tensor")
+        raise ValueError("a parameter must be a tensor")
     form = (data.storage, data.offset, data.size, data.stride, requires_grad, data.dtype)
     return _Pickled(*form, parameter=True)
-
-
-def _parameter_with_attributes(
-    data: object, requires_grad: object, hooks: object, _attributes: object
-) -> _Pickled:
-    return _parameter(data, requires_grad, hooks)
 
 
 def _with_attributes(
     make: Callable[..., _Pickled], kind: object, arguments: Iterable[object], _attributes: object
 ) -> _Pickled:
     """Return a tensor without attributes left by an export with dynamic sizes."""
-    if make not in (_described, _parameter, _parameter_with_attributes):
-        raise ValueError("it holds a tensor that is not described as torch.save does")
+    if make not in (_described, _parameter):
+        raise ValueError("a tensor must have the metadata of torch.save")
     found: _Pickled = make(*arguments)
     if kind is not (_PARAMETER if found.parameter else _PLAIN_TENSOR):
-        raise ValueError("it holds a tensor of a class of its own")
+        raise ValueError("a tensor must not be of a subclass")
     return found
 
 
 def _strided(name: object) -> torch.layout:
     if name != "torch.strided":
-        raise ValueError(f"it holds a tensor of the layout {preview(name)}")
+        raise ValueError(f"the layout of a tensor must be torch.strided, got {preview(name)}")
     return torch.strided
 
 
@@ -266,7 +255,9 @@ class _Built:
         """Return a value with descriptions replaced by tensors."""
         self._nodes += 1
         if depth > MAX_DEPTH or self._nodes > MAX_PICKLE_NODES:
-            raise ValueError("its values are nested too deeply, or too many")
+            raise ValueError(
+                f"the values exceed the limit of {MAX_DEPTH} levels or {MAX_PICKLE_NODES} values"
+            )
         if isinstance(value, _Pickled):
             if id(value) not in self._tensors:
                 self._tensors[id(value)] = self._tensor(value)
@@ -277,7 +268,7 @@ class _Built:
             return type(value)((key, self.built(item, depth + 1)) for key, item in value.items())
         if type(value) in _PLAIN:
             return value
-        raise ValueError(f"it holds {preview(type(value).__name__)} where tensors are expected")
+        raise ValueError(f"expected tensors, got {preview(type(value).__name__)}")
 
     def _tensor(self, described: _Pickled) -> torch.Tensor:
         match described:
@@ -294,12 +285,12 @@ class _Built:
                     if described.parameter:
                         return nn.Parameter(found, requires_grad)
                     return found.requires_grad_(requires_grad)
-        raise ValueError("it holds a tensor that is not described as torch.save does")
+        raise ValueError("a tensor must have the metadata of torch.save")
 
     def _bytes(self, key: str, location: str) -> torch.Tensor:
         if key not in self._values:
             name = f"{self._root}/data/{key}"
             if name not in self._archive.namelist() or not _DEVICE.fullmatch(location):
-                raise ValueError(f"the values of a tensor are missing: {preview(key)}")
+                raise ValueError(f"the archive must contain the storage {preview(key)} of a tensor")
             self._values[key] = placed(read_values(self._archive, name), location)
         return self._values[key]

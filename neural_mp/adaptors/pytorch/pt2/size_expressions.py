@@ -10,14 +10,7 @@ import ast
 import math
 import re
 
-from neural_mp.io.limits import (
-    MAX_DEPTH,
-    MAX_EXPRESSION_CHARS,
-    MAX_EXPRESSION_COMPARED,
-    MAX_EXPRESSION_EXPONENT,
-    MAX_EXPRESSION_TERMS,
-    MAX_PROGRAM_INTEGER,
-)
+from neural_mp.io import limits
 
 _SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,6}")
 _FLOAT_TEXT = re.compile(r"-?\d{1,400}(\.\d{0,400})?(e[+-]?\d{1,3})?")
@@ -70,15 +63,19 @@ def rendered(text: str) -> str:
     Raises:
         ValueError: if the text is not such an expression, or exceeds the size limits.
     """
-    if len(text) > MAX_EXPRESSION_CHARS or _depth(text) > MAX_DEPTH or not text.isascii():
-        raise ValueError(f"the expression {text[:100]!r} is too long, or no expression of sizes")
+    if (
+        len(text) > limits.MAX_EXPRESSION_CHARS
+        or _depth(text) > limits.MAX_DEPTH
+        or not text.isascii()
+    ):
+        raise ValueError(f"{text[:100]!r} is too long, or not an expression of sizes")
     try:
         tree = ast.parse(text.strip(), mode="eval")
         found = _rendered(tree.body, 1, 0)
         _terms(tree.body)
         return found
     except (SyntaxError, RecursionError, MemoryError, _NotOneError) as error:
-        raise ValueError(f"{text[:100]!r} is no expression of sizes") from error
+        raise ValueError(f"{text[:100]!r} is not an expression of sizes") from error
 
 
 class _NotOneError(Exception):
@@ -98,7 +95,7 @@ def _depth(text: str) -> int:
 
 def _rendered(tree: ast.AST, power: int, level: int) -> str:
     """Render a subexpression; `power` is the product of the enclosing exponents."""
-    if level > 2 * MAX_DEPTH:
+    if level > 2 * limits.MAX_DEPTH:
         raise _NotOneError
     match tree:
         case ast.Constant(value=bool() as known):
@@ -113,10 +110,10 @@ def _rendered(tree: ast.AST, power: int, level: int) -> str:
             return f"({_OPERATORS[type(op)]}{_rendered(operand, power, level + 1)})"
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return f"({' ** '.join(_raised(left, right, power, level))})"
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            sides = (_rendered(side, power, level + 1) for side in (left, right))
-            return f"({f' {_OPERATORS[type(op)]} '.join(sides)})"
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+        case (
+            ast.BinOp(left=left, op=op, right=right)
+            | ast.Compare(left=left, ops=[op], comparators=[right])
+        ) if type(op) in _OPERATORS:
             sides = (_rendered(side, power, level + 1) for side in (left, right))
             return f"({f' {_OPERATORS[type(op)]} '.join(sides)})"
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
@@ -173,7 +170,7 @@ def _float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
 def _raised(base: ast.expr, exponent: ast.expr, power: int, level: int) -> tuple[str, str]:
     """Render a base and its small constant exponent."""
     number = _constant(exponent)
-    if number is None or power * max(abs(number), 1) > MAX_EXPRESSION_EXPONENT:
+    if number is None or power * max(abs(number), 1) > limits.MAX_EXPRESSION_EXPONENT:
         raise _NotOneError
     raised = _rendered(base, int(power * max(abs(number), 1)), level + 1)
     return raised, _rendered(exponent, 1, level + 1)
@@ -203,7 +200,7 @@ def _integer(tree: ast.expr) -> str:
 
 
 def _number(number: int) -> str:
-    if abs(number) > MAX_PROGRAM_INTEGER:
+    if abs(number) > limits.MAX_PROGRAM_INTEGER:
         raise _NotOneError
     return str(number)
 
@@ -224,7 +221,7 @@ def _terms(tree: ast.AST) -> int:
             count = _terms_of("Add", [left, right])
         case ast.Call(func=ast.Name(id=name), args=args):
             count = _terms_of(name, args)
-    if count > MAX_EXPRESSION_TERMS:
+    if count > limits.MAX_EXPRESSION_TERMS:
         raise _NotOneError
     return count
 
@@ -232,7 +229,7 @@ def _terms(tree: ast.AST) -> int:
 def _terms_of(name: str, args: list[ast.expr]) -> int:
     """Return the number of terms of a function, or of the equivalent operator."""
     counts = [_terms(arg) for arg in args]
-    if name in _COMPARING and sum(map(_compared, args)) > MAX_EXPRESSION_COMPARED:
+    if name in _COMPARING and sum(map(_compared, args)) > limits.MAX_EXPRESSION_COMPARED:
         raise _NotOneError
     match name:
         case "Add" | "Identity":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +59,11 @@ def read_values(archive: zipfile.ZipFile, name: str) -> torch.Tensor:
         while done < len(room):
             chunk = member.read(_CHUNK)
             if not chunk:
-                raise ValueError(f"its member {name!r} ends early")
+                raise ValueError(f"the archive member {name!r} is truncated")
             room[done : done + len(chunk)] = chunk
             done += len(chunk)
         if member.read(1):
-            raise ValueError(f"its member {name!r} goes on past its end")
+            raise ValueError(f"the archive member {name!r} exceeds its declared size")
     return values
 
 
@@ -74,22 +74,23 @@ def viewed(values: torch.Tensor, view: View) -> torch.Tensor:
         ValueError: if the view exceeds the bytes, or repeats them excessively.
     """
     if not (len(view.size) == len(view.stride) <= torch.iinfo(torch.int8).max // 2 + 1):
-        raise ValueError(f"a tensor of {len(view.size)} axes has {len(view.stride)} strides")
+        raise ValueError(
+            f"a tensor of {len(view.size)} axes must have as many strides, got {len(view.stride)}"
+        )
     if min((view.offset, *view.size, *view.stride)) < 0:
-        raise ValueError(f"a tensor has the size {view.size} and the strides {view.stride}")
+        raise ValueError(f"sizes and strides must be at least 0, got {view.size} and {view.stride}")
     item = view.dtype.itemsize
-    count = 1
-    for length in view.size:
-        count *= length
+    count = math.prod(view.size)
     last = sum((n - 1) * step for n, step in zip(view.size, view.stride, strict=True))
     needed = view.offset + (last + 1 if count else 0)
     if needed * item > values.numel():
         raise ValueError(
-            f"a tensor of the size {view.size} reaches to byte {needed * item}; the file holds "
-            f"{values.numel()}"
+            f"a tensor of the size {view.size} requires {needed * item} bytes, got {values.numel()}"
         )
     if count * item > max(RATIO_EXEMPT_ARRAY_BYTES, MAX_EXPANSION_RATIO * values.numel()):
-        raise ValueError(f"a tensor has the size {view.size}, of {values.numel()} bytes in all")
+        raise ValueError(
+            f"a tensor of the size {view.size} repeats {values.numel()} bytes too often"
+        )
     usable = values[: values.numel() // item * item].view(view.dtype)
     return torch.as_strided(usable, view.size, view.stride, view.offset)
 
@@ -102,19 +103,16 @@ def view_of(meta: dict[str, Any]) -> View:
     """
     dtype = getattr(torch, _DTYPES.get(meta["dtype"], ""), None)
     if dtype is None or meta["layout"] != _STRIDED:
-        raise ValueError(f"a tensor has the data type {meta['dtype']}, layout {meta['layout']}")
-    return View(dtype, _ints(meta["sizes"]), _ints(meta["strides"]), _int(meta["storage_offset"]))
-
-
-def _ints(sizes: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(map(_int, sizes))
+        raise ValueError(f"unsupported tensor: data type {meta['dtype']}, layout {meta['layout']}")
+    sizes, strides = (tuple(map(_int, meta[key])) for key in ("sizes", "strides"))
+    return View(dtype, sizes, strides, _int(meta["storage_offset"]))
 
 
 def _int(size: object) -> int:
     match size:
         case {"as_int": int() as number}:
             return number
-    raise ValueError(f"a tensor in the file has the size {preview(size)}")
+    raise ValueError(f"the size of a tensor must be an integer, got {preview(size)}")
 
 
 def placed(values: torch.Tensor, device: str) -> torch.Tensor:
@@ -128,4 +126,4 @@ def placed(values: torch.Tensor, device: str) -> torch.Tensor:
     try:
         return values.to(device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"its values belong on the device {device!r}, not had here") from error
+        raise ValueError(f"the device {device!r} of a tensor is not available") from error
