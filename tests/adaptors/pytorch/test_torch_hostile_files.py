@@ -320,7 +320,8 @@ def _pickle(code: bytes) -> io.BytesIO:
     ids=["key", "keys", "pairs", "argument", "storage", "function"],
 )
 def test_a_pickle_without_end_is_refused_at_once(code):
-    with pytest.raises(ValueError, match="the pickle is damaged|the pickle contains"):
+    refusal = "must be (names|torch.strided)|pickle (is damaged|contains)|expected tensors"
+    with pytest.raises(ValueError, match=refusal):
         read_plain(_pickle(code))
 
 
