@@ -90,7 +90,9 @@ def write_inputs(folder: Path, model: onnx.ModelProto, split: Split) -> None:
     np.savez(folder / "data.npz", images=split.images, labels=split.labels)
 
 
-def killed_and_resumed(folder: Path, strategy: str, workers: str, least: int = 4) -> Resumed:
+def killed_and_resumed(
+    folder: Path, strategy: str, workers: str, least: int = 4, pause: float = 0.1
+) -> Resumed:
     """Kill a run in the middle of a trial, and have another process resume it, alone.
 
     Args:
@@ -98,14 +100,16 @@ def killed_and_resumed(folder: Path, strategy: str, workers: str, least: int = 4
         strategy: that of the run.
         workers: the same, as a word.
         least: evaluations that must have ended before, that of FP32 among them.
-
+        pause: seconds that a batch takes at least.
     """
 
     def command(pause: float, mode: str, workers: str) -> list[str]:
         given = ("net.onnx", "data.npz", str(pause), mode, strategy, workers)
         return [sys.executable, __file__, *given]
 
-    process = subprocess.Popen(command(0.1, "new", workers), cwd=folder, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command(pause, "new", workers), cwd=folder, stdout=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while True:
         before = evaluations(folder)

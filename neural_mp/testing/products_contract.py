@@ -6,7 +6,6 @@ one quantization step of the exact values on every CPU.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,7 +172,7 @@ class AccumulationContract:
         adaptor, model, wide, limit = self.converted(source, x, "static", other)
         assert limit == 127
         assert adaptor.portability.full_range_kernels(wide) == {"dense"}
-        _, _, right, _ = self.converted(copy.deepcopy(source), x, "static")
+        _, _, right, _ = self.converted(self.source(case, weight_for(case, True)), x, "static")
         reference = adaptor.predict(model, (x,))
         off = np.abs(adaptor.predict(wide, (x,)) - reference).max() / np.abs(reference).max()
         exact = adaptor.int8_accumulation(machine())["dense"] == "exact"

@@ -148,7 +148,7 @@ def test_two_inputs_alone_calibrate_a_run(framework, tmp_path):
     tuner.workspace = tmp_path
     result = tuner()
     assert result.plan.counts()["int8"] >= 2
-    assert any("read as inputs alone" in words for words in result.report.warnings)
+    assert any("interpreted as inputs without labels" in words for words in result.report.warnings)
 
 
 def test_the_users_own_example_does_not_hide_how_batches_are_read(tmp_path):

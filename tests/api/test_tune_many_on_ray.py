@@ -29,8 +29,8 @@ class Heard(JobsListener):
     def __init__(self):
         self.words = []
 
-    def told(self, job, said):
-        self.words.append((job.partition("-")[0], said))
+    def report(self, job, message):
+        self.words.append((job.partition("-")[0], message))
 
 
 def test_nodes_do_jobs_and_nothing_that_is_finished_is_done_again(folder, cluster):

@@ -111,7 +111,7 @@ def test_a_driver_that_is_killed_repeats_nothing_when_it_is_resumed(
 ):
     write_inputs(tmp_path, as_onnx(hostile_net), digits[1])
     workers = f"ray:{cluster.address}"
-    resumed = killed_and_resumed(tmp_path, "exhaustive", workers)
+    resumed = killed_and_resumed(tmp_path, "exhaustive", workers, pause=0.5)
     assert resumed.outcome["plans"] == resumed.outcome["trials"]
     assert resumed.repeated == 0
     assert not resumed.left

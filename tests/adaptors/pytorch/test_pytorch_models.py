@@ -268,7 +268,7 @@ def test_inputs_go_where_their_names_say():
     np.testing.assert_array_equal(
         adaptor.predict(model, {"left": left, "right": right}), left - 10 * right
     )
-    with pytest.raises(DataError, match="holds 1 input, but inputs names 2"):
+    with pytest.raises(DataError, match="must hold 2 inputs .*, as named by inputs, got 1"):
         load(Difference(), (left,), inputs=["left", "right"])
 
 

@@ -76,7 +76,7 @@ def test_a_model_that_holds_one_can_be_copied_and_saved(square):
     [
         (("fp32",), ConfigurationError, "bf16 or fp16, got 'fp32'"),
         (("int8",), ConfigurationError, "bf16 or fp16, got 'int8'"),
-        (("bf16,fp16",), ConfigurationError, "one 16-bit precision"),
+        (("bf16,fp16",), ConfigurationError, "a single 16-bit precision"),
         (("bf17",), UnknownPrecisionError, "did you mean 'bf16'"),
         ((16,), UnknownPrecisionError, "must be a string"),
         (("bf16", {"denylist_add": "exp"}), ConfigurationError, "AutoMixedPrecisionOptions"),

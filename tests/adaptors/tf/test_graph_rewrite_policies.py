@@ -57,7 +57,7 @@ def test_a_mixed_policy_set_later_is_refused_in_a_loop_that_has_begun(enabled_re
     weight = keras.Variable(np.ones(3, np.float32))
     enabled_rewrite.apply([tf.ones(3)], [weight])
     keras.config.set_dtype_policy("mixed_bfloat16")
-    with pytest.raises(ConfigurationError, match="both put ops into 16 bits"):
+    with pytest.raises(ConfigurationError, match="both convert ops to 16 bits"):
         enabled_rewrite.apply([tf.ones(3)], [weight])
 
 
@@ -67,7 +67,7 @@ def test_a_mixed_policy_set_later_is_refused_by_an_optimizer_of_tensorflow_1():
     weight = tf.Variable([1.0, 2.0])
     wrapped.minimize(lambda: tf.reduce_sum(weight), var_list=[weight])
     keras.config.set_dtype_policy("mixed_bfloat16")
-    with pytest.raises(ConfigurationError, match="both put ops into 16 bits"):
+    with pytest.raises(ConfigurationError, match="both convert ops to 16 bits"):
         wrapped.minimize(lambda: tf.reduce_sum(weight), var_list=[weight])
 
 
