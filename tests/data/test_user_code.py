@@ -143,9 +143,7 @@ def test_where_workers_would_run_such_a_module_none_is_started(tmp_path, monkeyp
     monkeypatch.setattr("neural_mp.util.processes._SAFE_PATH_WORKS", False)
     worker_environment({})
     (tmp_path / "random.py").touch()
-    with pytest.raises(
-        ConfigurationError, match=r"working directory of workers.*got 'random.py'; rename"
-    ):
+    with pytest.raises(ConfigurationError, match=r"directory of workers.*got 'random.py'; rename"):
         worker_environment({})
 
 

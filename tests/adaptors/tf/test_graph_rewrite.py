@@ -112,7 +112,7 @@ def test_the_level_that_the_environment_names_is_handed_to_it(monkeypatch):
     assert not np.array_equal(low, product_and_sum(DATA))
     for word, message in (
         ("UNSAFE_FORCE_ALL", f"{level} is set, but"),
-        ("ALL", "LEVEL cannot be 'ALL'; known are"),
+        ("ALL", "cannot be 'ALL'; known are"),
     ):
         monkeypatch.setenv(level, word)
         with pytest.raises(ConfigurationError, match=message):
