@@ -104,7 +104,8 @@ def killed_and_resumed(
     """
 
     def command(pause: float, mode: str, workers: str) -> list[str]:
-        given = ("net.onnx", "data.npz", str(pause), mode, strategy, workers)
+        net = str(folder / "net.onnx")  # nodes of a cluster have working directories of their own
+        given = (net, "data.npz", str(pause), mode, strategy, workers)
         return [sys.executable, __file__, *given]
 
     process = subprocess.Popen(
