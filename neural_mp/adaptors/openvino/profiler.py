@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from neural_mp.adaptors.openvino.fusion import has_weight
 from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.runtime import Kernel, Runner
@@ -22,6 +23,8 @@ _BYTES = ("u8", "i8")
 _ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original")
 #: Kernels that convert between variants of a tensor.
 _CONVERSIONS = frozenset({"Reorder", "Convert", "FakeQuantize"})
+#: Kernels of layers with a weight.
+_LAYERS = ("Convolution", "FullyConnected", "MatMul")
 
 
 def time_ops(model: OpenVinoModel, inputs: Any, runs: int) -> dict[str, list[float]]:
@@ -49,7 +52,7 @@ def _timed_ops(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
 def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     """Return op → its kernels in one run; see `KernelTrace`.
 
-    An integer kernel is that of its first op: the ops fused into the kernel compute in float. The
+    An integer kernel is that of its layer: the ops fused into the kernel compute in float. The
     plugin gives some kernels the name of their last op only, e.g. that of the bias of a product:
     such a kernel is that of the layer, too.
     """
@@ -60,8 +63,11 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
         if kernel.microseconds is None or kernel.type in _CONVERSIONS:
             continue
         ran = list(dict.fromkeys(_ops_of(model, kernel)))
-        for op in ran[:1] if kernel.is_integer else ran:
-            found.setdefault(op, []).append(_traced(kernel))
+        if kernel.is_integer and ran:
+            ran = [_layer_behind(model, ran)] if kernel.type in _LAYERS else ran[:1]
+        for op in ran:
+            floating = _is_floating(model.structure.nodes[op])
+            found.setdefault(op, []).append(_traced(kernel, floating))
     for op in reversed(list(model.structure.nodes)):
         reader = _only_reader(model, op)
         if op not in found and reader in found and type_of(model.structure.nodes[op]) == "MatMul":
@@ -70,6 +76,20 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     return {
         model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in found.items()
     }
+
+
+def _layer_behind(model: OpenVinoModel, ran: list[str]) -> str:
+    """Return the layer of an integer kernel: among its ops, or before the first of them."""
+    nodes = model.structure.nodes
+    for op in ran:
+        if has_weight(nodes[op]):
+            return op
+    op = ran[0]
+    while before := [name for name in model.structure.read_by(op) if name in nodes]:
+        op = before[0]
+        if has_weight(nodes[op]):
+            return op
+    return ran[0]
 
 
 def _written_in(node: Any) -> Precision | None:
@@ -92,7 +112,14 @@ def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
             yield op
 
 
-def _traced(kernel: Kernel) -> TracedKernel:
+def _is_floating(node: Any) -> bool:
+    return bool(node.get_output_element_type(0).is_real())
+
+
+def _traced(kernel: Kernel, floating: bool) -> TracedKernel:
+    """Return a kernel; one of an op on integers or booleans has no precision of a plan."""
+    if not floating:
+        return TracedKernel(kernel.primitive)
     if kernel.is_integer and kernel.precision in _BYTES:
         return TracedKernel(kernel.primitive, Precision.INT8, True)
     if kernel.precision in _BYTES:
