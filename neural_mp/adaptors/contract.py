@@ -26,6 +26,7 @@ from neural_mp.adaptors.common.optional import (
     Portability,
     SingleFile,
     Training,
+    Transfer,
 )
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
@@ -87,6 +88,7 @@ class Adaptor(ABC, Generic[M]):
     portability: Portability[M] | None = None
     single_file: SingleFile[M] | None = None
     onnx_export: OnnxExport[M] | None = None
+    transfer: Transfer[M] | None = None
     compiler: Compiler[M] | None = None
     drawing: Drawing[M] | None = None
 

@@ -9,12 +9,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.conversion import profile
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.hessian import weight_sensitivity
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
+from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import Observations
@@ -33,14 +35,27 @@ class LoadedModel(Generic[M]):
     Attributes:
         adaptor: the adaptor of the framework.
         held: the model as the adaptor represents it.
+        boundary: the calls in the source framework, if the model was transferred from another one.
     """
 
     adaptor: Adaptor[M]
     held: M
+    boundary: Boundary | None = field(default=None, kw_only=True)
 
     def __call__(self, inputs: Any) -> Any:
         """Return the outputs for one batch: numpy arrays if the inputs are numpy arrays."""
-        return self.adaptor.predict(self.held, inputs)
+        if self.boundary is None:
+            return self.adaptor.predict(self.held, inputs)
+        outputs = self.adaptor.predict(self.held, self.boundary.arrays(inputs))
+        tensor = None
+        if self.boundary.holds_tensors(inputs):
+            offered = adaptor_named(self.boundary.framework).transfer
+            tensor = None if offered is None else offered.tensor
+        return self.boundary.returned(outputs, tensor)
+
+    def _given(self, inputs: Any) -> Any:
+        """Return the inputs of a batch in the form that the adaptor accepts."""
+        return inputs if self.boundary is None else self.boundary.arrays(inputs)
 
     def float_outputs(self, inputs: Any) -> list[np.ndarray]:
         """Return the floating-point arrays among the outputs for one batch."""
@@ -66,12 +81,14 @@ class LoadedModel(Generic[M]):
             ConversionError: the framework does not time single ops.
         """
         timing = needed(self.adaptor.op_timing, self.adaptor.framework, "times of single ops")
-        return profile(timing, self.held, inputs)
+        return profile(timing, self.held, self._given(inputs))
 
     def first_non_finite(self, inputs: Any) -> str | None:
         """Return the first op with NaN or Inf in its result; None if there is none or unknown."""
         offered = self.adaptor.op_outputs
-        return None if offered is None else offered.first_non_finite(self.held, inputs)
+        if offered is None:
+            return None
+        return offered.first_non_finite(self.held, self._given(inputs))
 
     @property
     def _op_outputs(self) -> OpOutputs[M]:
@@ -88,7 +105,8 @@ class LoadedModel(Generic[M]):
 
     def values(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpOutput]]:
         """Return a function from a batch to the results of ops; see `OpOutputs`."""
-        return self._op_outputs.values(self.held, ops)
+        run = self._op_outputs.values(self.held, ops)
+        return run if self.boundary is None else lambda inputs: run(self._given(inputs))
 
     @property
     def wide_kernels(self) -> frozenset[KernelKind]:
@@ -128,7 +146,7 @@ class LoadedModel(Generic[M]):
 
     def in_space(self, space: TuningSpace) -> TunableModel[M]:
         """Return the model with a tuning space."""
-        return TunableModel(self.adaptor, self.held, space)
+        return TunableModel(self.adaptor, self.held, space, boundary=self.boundary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +167,7 @@ class TunableModel(LoadedModel[M]):
         Raises:
             ConversionError: a tensor held NaN or Inf.
         """
-        seen = self.adaptor.observe(self.held, batches, self.space)
+        seen = self.adaptor.observe(self.held, map(self._given, batches), self.space)
         return self.observed(score_corrections(self.adaptor, self.held, self.space, seen))
 
     def observed(self, observations: Observations) -> TunableModel[M]:
@@ -164,14 +182,16 @@ class TunableModel(LoadedModel[M]):
             PlanError: a correction in the plan cannot be applied.
         """
         held = self.adaptor.convert(self.held, plan, self.observations, self.space)
-        return self if held is self.held else LoadedModel(self.adaptor, held)
+        if held is self.held:
+            return self
+        return LoadedModel(self.adaptor, held, boundary=self.boundary)
 
     def tensor_values(self, inputs: Any) -> dict[str, float]:
         """Return op or graph input → its number of floating-point elements for one batch."""
         graph = self.space.graph
         names = [*graph.inputs, *(op.name for op in graph)]
         found: dict[str, float] = {}
-        for name, seen in self.adaptor.observe_tensors(self.held, [inputs], names):
+        for name, seen in self.adaptor.observe_tensors(self.held, [self._given(inputs)], names):
             found[name] = found.get(name, 0.0) + seen.count * len(seen.power)
         return found
 
@@ -181,7 +201,8 @@ class TunableModel(LoadedModel[M]):
         Raises:
             ConversionError: the framework has no gradients.
         """
-        return weight_sensitivity(self.adaptor, self.held, batches, self.space)
+        given = map(self._given, batches)
+        return weight_sensitivity(self.adaptor, self.held, given, self.space)
 
 
 #: Models of any framework, for code that treats them as opaque.

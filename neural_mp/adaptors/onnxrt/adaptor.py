@@ -19,6 +19,7 @@ from neural_mp.adaptors.common.optional import (
     OpTiming,
     Portability,
     SingleFile,
+    Transfer,
 )
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.onnxrt import (
@@ -63,6 +64,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     portability = Portability(reduce_range.wide_kernels, reduce_range.with_unsigned_weights)
     single_file = SingleFile((".onnx",), storage.save_file)
     onnx_export = OnnxExport(storage.save_file)
+    transfer = Transfer("onnx", storage.boundary, storage.transfer_file)
     drawing = Drawing(storage.draw)
 
     graph = staticmethod(build_graph)

@@ -23,6 +23,7 @@ from neural_mp.adaptors.common.optional import (
     OpTiming,
     Portability,
     Training,
+    Transfer,
 )
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
@@ -35,6 +36,7 @@ from neural_mp.adaptors.pytorch import (
     profiler,
     reduce_range,
     storage,
+    transfer,
 )
 from neural_mp.adaptors.pytorch.call_signature import resized
 from neural_mp.adaptors.pytorch.convert import write
@@ -61,6 +63,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     hessian = Hessian(hessian.hessian_traces)
     portability = Portability(reduce_range.wide_kernels, reduce_range.with_reduced_weights)
     onnx_export = OnnxExport(onnx_export.export_onnx)
+    transfer = Transfer("onnx", transfer.boundary, transfer.write, transfer.tensor)
     compiler = Compiler(compiled)
     drawing = Drawing(storage.draw)
 

@@ -25,6 +25,7 @@ from neural_mp.adaptors.common.optional import (
     Portability,
     SingleFile,
     Training,
+    Transfer,
 )
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import (
@@ -72,6 +73,9 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     hessian = Hessian(hessian.hessian_traces)
     portability = Portability(reduce_range.wide_kernels, reduce_range.with_reduced_weights)
     single_file = SingleFile(SUFFIXES, storage.save_file)
+    transfer = Transfer(
+        "saved_model", storage.boundary, storage.transfer_folder, tf.convert_to_tensor
+    )
     drawing = Drawing(storage.draw)
 
     graph = staticmethod(build_graph)
