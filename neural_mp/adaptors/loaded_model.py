@@ -21,6 +21,7 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.validators import integer_between, shape_of_array, validate_option
@@ -123,6 +124,11 @@ class LoadedModel(Generic[M]):
         """The framework's own object."""
         return self.adaptor.native(self.held)
 
+    @property
+    def callable(self) -> Any:
+        """The object that a user's function receives: `native`, unless transferred."""
+        return self.native if self.boundary is None else TransferredModel(self)
+
     @cached_property
     def size(self) -> int:
         """Size of the weights in bytes."""
@@ -147,6 +153,31 @@ class LoadedModel(Generic[M]):
     def in_space(self, space: TuningSpace) -> TunableModel[M]:
         """Return the model with a tuning space."""
         return TunableModel(self.adaptor, self.held, space, boundary=self.boundary)
+
+
+@dataclass(frozen=True, eq=False)
+class TransferredModel:
+    """A model in another runtime, called as in its source framework.
+
+    Attributes:
+        loaded: the model.
+    """
+
+    loaded: LoadedModel[Any]
+
+    def __call__(self, *inputs: object, **named: object) -> Any:
+        """Run one batch: inputs as separate arguments, or all in one object.
+
+        Raises:
+            DataError: the inputs do not fit the model.
+        """
+        if named and inputs:
+            raise DataError("inputs must be given either by position or by name, got both")
+        return self.loaded(named or (inputs[0] if len(inputs) == 1 else inputs))
+
+    def eval(self) -> TransferredModel:
+        """Return the model itself: it has no other mode than inference."""
+        return self
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ import copy
 import dataclasses
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -76,6 +75,7 @@ def names(spec: pytree.TreeSpec) -> list[str] | None:
 
 
 def children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
+    """Return the parts of a container."""
     # A method since torch 2.9, an attribute before.
     return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
 
@@ -102,7 +102,7 @@ def _changed(
 ) -> pytree.TreeSpec:
     if spec.is_leaf():
         return spec
-    children = [_changed(child, chosen, kind) for child in children(spec)]
+    parts = [_changed(child, chosen, kind) for child in children(spec)]
     if chosen(spec):
-        return pytree.TreeSpec(kind, names(spec), children)
-    return pytree.TreeSpec(spec.type, spec.context, children)
+        return pytree.TreeSpec(kind, names(spec), parts)
+    return pytree.TreeSpec(spec.type, spec.context, parts)

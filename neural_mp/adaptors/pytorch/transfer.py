@@ -51,7 +51,8 @@ def boundary(model: TorchModel) -> Boundary:
     leaves = pytree.tree_leaves(output.args)
     spec = model.portable.graph._codegen.pytree_info.out_spec
     assert spec is not None
-    outputs = tuple(_port(f"output_{i}", i) for i in range(sum(leaf is not None for leaf in leaves)))
+    count = sum(leaf is not None for leaf in leaves)
+    outputs = tuple(_port(f"output_{index}", index) for index in range(count))
     return Boundary("pytorch", Signature(_inputs(model), outputs), _containers(spec, leaves, [0]))
 
 
