@@ -18,7 +18,12 @@ from neural_mp.config import settings_from
 from neural_mp.errors import ConfigurationError, ConversionError
 
 RUNTIMES = ("onnxrt", "openvino")
-QUICK = {"exit_policy": {"max_trials": 3}, "precisions": "int8", "strategy": "basic"}
+QUICK = {
+    "exit_policy": {"max_trials": 3},
+    "precisions": "int8",
+    "strategy": "basic",
+    "objective": "modelsize",
+}
 
 
 @pytest.fixture
