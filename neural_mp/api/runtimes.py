@@ -17,7 +17,13 @@ from neural_mp.adaptors.transfer import TransferredLoader, runtimes_of, transfer
 from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, one_line
+from neural_mp.errors import (
+    ConfigurationError,
+    MissingFrameworkError,
+    NeuralMPError,
+    did_you_mean,
+    one_line,
+)
 from neural_mp.profiling import ratio, uncontended
 from neural_mp.runs.report import RuntimeFigures
 from neural_mp.tuning.calibration_batches import Calibration
@@ -122,7 +128,7 @@ class RuntimeChoice:
             return self.source
         try:
             model = transferred(self.source, runtime)
-        except ImportError:
+        except MissingFrameworkError:
             raise
         except Exception as error:
             # Runtimes raise errors of any type for models that they do not support.

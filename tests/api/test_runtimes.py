@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import OrderedDict
 
 import numpy as np
@@ -15,7 +16,7 @@ from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.adaptors.transfer import transferred
 from neural_mp.api.runtimes import compared
 from neural_mp.config import settings_from
-from neural_mp.errors import ConfigurationError, ConversionError
+from neural_mp.errors import ConfigurationError, ConversionError, MissingFrameworkError
 
 RUNTIMES = ("onnxrt", "openvino")
 QUICK = {
@@ -201,6 +202,24 @@ def test_a_named_runtime_that_cannot_run_the_model_is_an_error(net, batches):
         MixedPrecision(
             model=net, runtime="tensorflow", metric="accuracy", eval_dataloader=batches
         )()
+
+
+def _not_installed(monkeypatch, package: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else found(name)
+    )
+
+
+def test_a_runtime_that_is_not_installed(net, batches, monkeypatch):
+    _not_installed(monkeypatch, "openvino")
+    options = {"model": net, "metric": "accuracy", "eval_dataloader": batches, **QUICK}
+    with pytest.raises(MissingFrameworkError, match="pip install"):
+        MixedPrecision(runtime="openvino", **options)()
+    found = MixedPrecision(runtime="auto", **options)()
+    (missing,) = (f for f in found.report.runtimes if f.framework == "openvino")
+    assert "pip install" in missing.reason
+    assert not missing.chosen
 
 
 def test_constraints_by_op_keep_the_source(net, batches):
