@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections import OrderedDict
 
 import numpy as np
@@ -17,6 +18,7 @@ from neural_mp.adaptors.transfer import transferred
 from neural_mp.api.runtimes import compared
 from neural_mp.config import settings_from
 from neural_mp.errors import ConfigurationError, ConversionError, MissingFrameworkError
+from neural_mp.runs.report import RuntimeFigures
 
 RUNTIMES = ("onnxrt", "openvino")
 QUICK = {
@@ -253,6 +255,17 @@ def test_an_onnx_file_in_openvino(net, digits, tmp_path):
     expected = source(images)
     assert type(found(images)) is np.ndarray
     assert np.linalg.norm(found(images) - expected) < 0.1 * np.linalg.norm(expected)
+
+
+@pytest.mark.slow
+def test_the_command_line_lists_the_runtimes(run, workplace):
+    code, out, err = run("tune", "conf.yaml", "--runtime", "auto", "--json", "-o", "tuned")
+    assert code == 0, err
+    found = json.loads(out)
+    runtimes = {each["framework"]: each for each in found["report"]["runtimes"]}
+    assert set(runtimes) == {"pytorch", *RUNTIMES}
+    assert runtimes[found["framework"]]["chosen"]
+    assert load("tuned").report.runtimes == tuple(RuntimeFigures(**r) for r in runtimes.values())
 
 
 @pytest.mark.slow
