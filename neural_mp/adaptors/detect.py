@@ -49,6 +49,7 @@ class FrameworkEntry:
         package: the package that must be installed.
         extra: the extra of neural-mp that installs the package.
         trains: whether the adaptor offers training, as known before the framework is imported.
+        reads: formats of models that other frameworks transfer (`Transfer.format`).
     """
 
     adaptor: str
@@ -57,6 +58,7 @@ class FrameworkEntry:
     package: str
     extra: str
     trains: bool = False
+    reads: tuple[str, ...] = ()
 
 
 #: Framework → its adaptor and the rule that detects its models.
@@ -72,6 +74,7 @@ FRAMEWORKS: Mapping[str, FrameworkEntry] = {
         ),
         "onnxruntime",
         "onnx",
+        reads=("onnx",),
     ),
     "openvino": FrameworkEntry(
         "OpenVinoAdaptor",
@@ -79,6 +82,7 @@ FRAMEWORKS: Mapping[str, FrameworkEntry] = {
         DetectionRule(suffixes=(".xml",), packages=("openvino",), classes=("Model",)),
         "openvino",
         "openvino",
+        reads=("onnx", "saved_model"),
     ),
     "pytorch": FrameworkEntry(
         "PyTorchAdaptor",

@@ -9,16 +9,19 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.conversion import profile
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.hessian import weight_sensitivity
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
+from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.validators import integer_between, shape_of_array, validate_option
@@ -33,14 +36,27 @@ class LoadedModel(Generic[M]):
     Attributes:
         adaptor: the adaptor of the framework.
         held: the model as the adaptor represents it.
+        boundary: the calls in the source framework, if the model was transferred from another one.
     """
 
     adaptor: Adaptor[M]
     held: M
+    boundary: Boundary | None = field(default=None, kw_only=True)
 
     def __call__(self, inputs: Any) -> Any:
         """Return the outputs for one batch: numpy arrays if the inputs are numpy arrays."""
-        return self.adaptor.predict(self.held, inputs)
+        if self.boundary is None:
+            return self.adaptor.predict(self.held, inputs)
+        outputs = self.adaptor.predict(self.held, self.boundary.arrays(inputs))
+        tensor = None
+        if self.boundary.holds_tensors(inputs):
+            offered = adaptor_named(self.boundary.framework).transfer
+            tensor = None if offered is None else offered.tensor
+        return self.boundary.returned(outputs, tensor)
+
+    def _given(self, inputs: Any) -> Any:
+        """Return the inputs of a batch in the form that the adaptor accepts."""
+        return inputs if self.boundary is None else self.boundary.arrays(inputs)
 
     def float_outputs(self, inputs: Any) -> list[np.ndarray]:
         """Return the floating-point arrays among the outputs for one batch."""
@@ -66,12 +82,14 @@ class LoadedModel(Generic[M]):
             ConversionError: the framework does not time single ops.
         """
         timing = needed(self.adaptor.op_timing, self.adaptor.framework, "times of single ops")
-        return profile(timing, self.held, inputs)
+        return profile(timing, self.held, self._given(inputs))
 
     def first_non_finite(self, inputs: Any) -> str | None:
         """Return the first op with NaN or Inf in its result; None if there is none or unknown."""
         offered = self.adaptor.op_outputs
-        return None if offered is None else offered.first_non_finite(self.held, inputs)
+        if offered is None:
+            return None
+        return offered.first_non_finite(self.held, self._given(inputs))
 
     @property
     def _op_output_part(self) -> OpOutputs[M]:
@@ -88,7 +106,8 @@ class LoadedModel(Generic[M]):
 
     def op_outputs(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpOutput]]:
         """Return a function from a batch to the results of ops; see `OpOutputs`."""
-        return self._op_output_part.op_outputs(self.held, ops)
+        run = self._op_output_part.op_outputs(self.held, ops)
+        return run if self.boundary is None else lambda inputs: run(self._given(inputs))
 
     @property
     def full_range_kernels(self) -> frozenset[KernelKind]:
@@ -104,6 +123,11 @@ class LoadedModel(Generic[M]):
     def native(self) -> Any:
         """The framework's own object."""
         return self.adaptor.native(self.held)
+
+    @property
+    def callable(self) -> Any:
+        """The object that a user's function receives: `native`, unless transferred."""
+        return self.native if self.boundary is None else TransferredModel(self)
 
     @cached_property
     def size(self) -> int:
@@ -128,7 +152,32 @@ class LoadedModel(Generic[M]):
 
     def in_space(self, space: TuningSpace) -> TunableModel[M]:
         """Return the model with a tuning space."""
-        return TunableModel(self.adaptor, self.held, space)
+        return TunableModel(self.adaptor, self.held, space, boundary=self.boundary)
+
+
+@dataclass(frozen=True, eq=False)
+class TransferredModel:
+    """A model in another runtime, called as in its source framework.
+
+    Attributes:
+        loaded: the model.
+    """
+
+    loaded: LoadedModel[Any]
+
+    def __call__(self, *inputs: object, **named: object) -> Any:
+        """Run one batch: inputs as separate arguments, or all in one object.
+
+        Raises:
+            DataError: the inputs do not fit the model.
+        """
+        if named and inputs:
+            raise DataError("inputs must be given either by position or by name, got both")
+        return self.loaded(named or (inputs[0] if len(inputs) == 1 else inputs))
+
+    def eval(self) -> TransferredModel:
+        """Return the model itself: it has no other mode than inference."""
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +198,7 @@ class TunableModel(LoadedModel[M]):
         Raises:
             ConversionError: a tensor held NaN or Inf.
         """
-        seen = self.adaptor.observe(self.held, batches, self.space)
+        seen = self.adaptor.observe(self.held, map(self._given, batches), self.space)
         return self.observed(score_corrections(self.adaptor, self.held, self.space, seen))
 
     def observed(self, observations: Observations) -> TunableModel[M]:
@@ -164,14 +213,16 @@ class TunableModel(LoadedModel[M]):
             PlanError: a correction in the plan cannot be applied.
         """
         held = self.adaptor.convert(self.held, plan, self.observations, self.space)
-        return self if held is self.held else LoadedModel(self.adaptor, held)
+        if held is self.held:
+            return self
+        return LoadedModel(self.adaptor, held, boundary=self.boundary)
 
     def tensor_values(self, inputs: Any) -> dict[str, float]:
         """Return op or graph input → its number of floating-point elements for one batch."""
         graph = self.space.graph
         names = [*graph.inputs, *(op.name for op in graph)]
         found: dict[str, float] = {}
-        for name, seen in self.adaptor.observe_tensors(self.held, [inputs], names):
+        for name, seen in self.adaptor.observe_tensors(self.held, [self._given(inputs)], names):
             found[name] = found.get(name, 0.0) + seen.count * len(seen.power)
         return found
 
@@ -181,7 +232,8 @@ class TunableModel(LoadedModel[M]):
         Raises:
             ConversionError: the framework has no gradients.
         """
-        return weight_sensitivity(self.adaptor, self.held, batches, self.space)
+        given = map(self._given, batches)
+        return weight_sensitivity(self.adaptor, self.held, given, self.space)
 
 
 #: Models of any framework, for code that treats them as opaque.

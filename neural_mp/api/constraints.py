@@ -50,6 +50,14 @@ def constrained(
     return space, told
 
 
+def names_ops(settings: Settings, given: Limits) -> bool:
+    """Whether a constraint names ops or op types, which differ between runtimes."""
+    by_file = settings.constraints
+    return any((given.exclude, given.op_wise, given.optype_wise)) or bool(
+        by_file.op_wise or by_file.optype_wise
+    )
+
+
 def _of_python(given: Limits) -> Constraints:
     """Parse the constraints set in Python by the rules of a tuning file."""
     by_name = {

@@ -13,22 +13,24 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
-from neural_mp.api.constraints import constrained
+from neural_mp.api.constraints import constrained, names_ops
 from neural_mp.api.free_axes import for_all_sizes
 from neural_mp.api.loading import load_source, without_int8_if_no_data
 from neural_mp.api.metric_direction import directed, metric_label, together
 from neural_mp.api.options import describe_settings, model_name
 from neural_mp.api.portability import hardware_for, not_native, without_kernels
+from neural_mp.api.runtimes import RuntimeChoice, check_runtime, in_runtime, only_source
 from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
-from neural_mp.core.enums import Approach, Capture, is_latency_only
+from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME, Approach, Capture, is_latency_only
 from neural_mp.core.precision import Precision, Precisions
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
 from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, FileCache
 from neural_mp.runs.fingerprint import in_detail, machine_key
 from neural_mp.runs.history import History, storage_url
+from neural_mp.runs.report import RuntimeFigures
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, FirstBatch
@@ -118,9 +120,11 @@ class JobBuilder:
         metrics = gather_metrics(given.metric, self.settings, evaluation, given.eval_func)
         criterion = self._criterion(metrics)
         load, loaded = self._loaded(calibration, labelled=calibration is evaluation)
+        noted = loaded.warnings
+        load, loaded, runtimes = self._in_runtime(load, loaded, evaluation, calibration, precisions)
         hardware, told = hardware_for(given.target, here, loaded.adaptor)
         read = () if calibration is None else calibration.assumed
-        log.warnings += (*loaded.warnings, *told, *read)
+        log.warnings += dict.fromkeys((*noted, *loaded.warnings, *told, *read))
         if given.approach in (None, Approach.STATIC):
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
@@ -146,6 +150,7 @@ class JobBuilder:
             amp=amp.words(),
             cache=self._cache(loaded),
             description=RunDescription(model_name(given.model), describe_settings(given), hardware),
+            runtimes=runtimes,
         )
         return job, log_folder
 
@@ -235,6 +240,32 @@ class JobBuilder:
         if wanted.names or wanted.shapes is not None:
             return found
         return for_all_sizes(*found, batches, partial(loading, batches.first))
+
+    def _in_runtime(
+        self,
+        load: Callable[[], AnyModel],
+        source: AnyModel,
+        evaluation: Batches | None,
+        calibration: Batches | None,
+        precisions: tuple[Precision, ...],
+    ) -> tuple[Callable[[], AnyModel], AnyModel, tuple[RuntimeFigures, ...]]:
+        """Return a loader and the model in the runtime of the options, and compared figures."""
+        runtime = self.options.runtime
+        if runtime == SOURCE_RUNTIME:
+            return load, source, ()
+        if runtime == AUTO_RUNTIME and names_ops(self.settings, self.options):
+            reason = f"constraints name ops of {source.adaptor.framework}; name the runtime instead"
+            return load, source, only_source(source, reason)
+        samples = int(self.options.sampling_size)
+        here = self.options.hardware or machine.detect()
+        choice = RuntimeChoice(
+            source,
+            None if calibration is None else Calibration(calibration, samples),
+            self._measurement(source, evaluation or calibration),
+            here.for_target(self.options.target),
+            Precision.INT8 in precisions,
+        )
+        return in_runtime(runtime, load, choice)
 
     def _space(
         self,
@@ -358,6 +389,7 @@ def check(options: MixedPrecision) -> None:
     if options.approach is not None:
         Approach.parse(options.approach, "approach")
     Capture.parse(options.capture, "capture")
+    check_runtime(options.runtime)
     for name in _OPTIONS:
         check_option(name, getattr(options, name))
     workers = read_workers(options.workers)

@@ -70,6 +70,9 @@ class MixedPrecision:
             example tensors, or for a Keras model or a tf.function shapes, with None for dynamic
             axes.
         framework: framework of the model; default: detected.
+        runtime: `source` (default) runs the result in its own framework; `auto` compares the
+            installed runtimes that compute the same outputs, and uses the fastest; or the name of a
+            runtime, such as `openvino`. The result is called as before.
         capture: `modules` converts the modules of a model one by one if the graph cannot be
             captured as a whole; code between the modules stays unchanged.
         exclude: ops that stay in FP32: names of ops, names of layers or modules (all ops inside:
@@ -132,6 +135,7 @@ class MixedPrecision:
         self.inputs: Any = settings.model.inputs or None
         self.outputs: Any = settings.model.outputs or None
         self.framework: str | None = settings.model.framework
+        self.runtime: str = settings.model.runtime
         self.capture: str = settings.model.capture
         self.exclude: str | Iterable[str] = ()
         self.op_wise: Mapping[str, Any] = {}

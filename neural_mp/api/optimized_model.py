@@ -11,9 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
-from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
+from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
 from neural_mp.api.saved_model import (
@@ -30,7 +31,7 @@ from neural_mp.api.saved_model import (
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial
-from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError
+from neural_mp.errors import ModelLoadError, NeuralMPError, PlanError
 from neural_mp.io.readers import read_json
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.reporting.page import cell_of, report_cell
@@ -105,6 +106,11 @@ class OptimizedModel:
         return self.adaptor.framework
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """The packages that must be installed to load and run the model."""
+        return self.adaptor.packages
+
+    @property
     def record(self) -> RunRecord | None:
         """The record of the run that found the model; None without a run."""
         return self.report.record
@@ -128,11 +134,7 @@ class OptimizedModel:
         Raises:
             DataError: the inputs do not fit the model.
         """
-        if named and inputs:
-            raise DataError("inputs must be given either by position or by name, got both")
-        if named:
-            return self.loaded(named)
-        return self.loaded(inputs[0] if len(inputs) == 1 else inputs)
+        return TransferredModel(self.loaded)(*inputs, **named)
 
     def __repr__(self) -> str:
         words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
@@ -255,6 +257,7 @@ class OptimizedModel:
             "framework": self.framework,
             "met": self.met,
             "exact_on": self.exact_on,
+            "boundary": None if self.loaded.boundary is None else self.loaded.boundary.to_dict(),
             "report": self.report.to_dict(),
             "ops": {name: op.to_dict() for name, op in self.planned.items()},
             "files": {
@@ -291,7 +294,10 @@ def load(path: str | Path) -> OptimizedModel:
     if RECORD_FILE in manifest["files"]:
         record = read_record_file(folder / RECORD_FILE)
     report = replace(manifest["report"], record=record)
-    restored = LoadedModel(adaptor, adaptor.restore(folder))
+    held, boundary = adaptor.restore(folder), manifest["boundary"]
+    if boundary is not None:
+        held = boundary.with_example(held)
+    restored = LoadedModel(adaptor, held, boundary=boundary)
     right, done = ensure_exact(restored, repr(str(folder)))
     return OptimizedModel(
         right,
@@ -317,7 +323,7 @@ def _manifest(value: object) -> dict[str, Any]:
     version = value.get("neural_mp") if isinstance(value, Mapping) else None
     if version is not None and version != FORMAT_VERSION:
         raise InvalidValueError(f"the format must be {FORMAT_VERSION}, got {preview(version)}")
-    return {"ops": {}, **_MANIFEST(value)}
+    return {"ops": {}, "boundary": None, **_MANIFEST(value)}
 
 
 _MANIFEST = record(
@@ -328,5 +334,6 @@ _MANIFEST = record(
         "report": Report.from_dict,
         "files": digests_of_files,
     },
-    {"ops": mapping_of(EffectiveOp.from_dict)},  # missing in files of earlier versions
+    # Missing in files of earlier versions.
+    {"ops": mapping_of(EffectiveOp.from_dict), "boundary": optional(Boundary.from_dict)},
 )

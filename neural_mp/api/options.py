@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SHOWN = (
     *("strategy", "precisions", "accuracy_criterion", "objective", "min_speedup"),
     *("exit_policy", "approach"),
-    *("sampling_size", "max_batches", "target", "capture"),
+    *("sampling_size", "max_batches", "target", "runtime", "capture"),
     *("exclude", "op_wise", "optype_wise", "model_wise"),
     *("random_seed", "early_stopping", "workers", "resume"),
 )

@@ -21,6 +21,10 @@ def tune(
     ] = None,
     output: SaveOption = None,
     target: TargetOption = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(help="Runtime of the result: source, auto or its name; default: source."),
+    ] = None,
     workers: Annotated[
         str | None,
         typer.Option(
@@ -50,6 +54,8 @@ def tune(
         converter.model = model
     if target is not None:
         converter.target = target
+    if runtime is not None:
+        converter.runtime = runtime
     if workers is not None:
         converter.workers = workers
     if resume:

@@ -98,6 +98,7 @@ def _schema(share: Any, seconds: Any, trials: Any, seed: Any) -> Section:
             inputs=values.NAMES,
             outputs=values.NAMES,
             capture=values.CAPTURE,
+            runtime=values.RUNTIME,
         ),
         device=one_of(("cpu", "gpu")),
         target=one_of(TARGETS),

@@ -57,6 +57,10 @@ class Approach(StringEnum):
     WEIGHT_ONLY = "weight_only"
 
 
+#: Values of the option `runtime` besides the names of runtimes.
+SOURCE_RUNTIME, AUTO_RUNTIME = "source", "auto"
+
+
 class Capture(StringEnum):
     """Graph capture: of the whole model, or module by module."""
 

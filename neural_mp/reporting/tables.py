@@ -21,7 +21,7 @@ from neural_mp.profiling import Ratio
 from neural_mp.profiling.audit import BROKEN, Audit, AuditedOp, Verdict
 from neural_mp.reporting import formatting
 from neural_mp.reporting.capabilities import reasons_table
-from neural_mp.runs.report import MetricFigures, Report
+from neural_mp.runs.report import MetricFigures, Report, RuntimeFigures
 from neural_mp.tuning.sensitivity import Sensitivity
 from neural_mp.util.text import counted
 
@@ -139,6 +139,8 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
         comparison,
         op_counts_table(report.op_counts),
     ]
+    if report.runtimes:
+        parts.append(runtimes_table(report.runtimes))
     if report.ineligible:
         parts.append(reasons_table("Ineligible contractions", report.ineligible))
     parts.extend(Text(line) for line in report.converted)
@@ -158,6 +160,22 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
         parts.append(Text(f"from the measurement cache: {hits}", style="dim"))
     parts.extend(Text(f"warning: {warning}", style="yellow") for warning in report.warnings)
     return Group(*parts)
+
+
+def runtimes_table(runtimes: Sequence[RuntimeFigures]) -> Table:
+    """Return a table of the compared runtimes, with the reason for each choice."""
+    figures = ("FP32", "all eligible ops in INT8", "SQNR")
+    table = formatting.table("Runtimes", "runtime", *figures, "chosen", "reason", right=figures)
+    for found in runtimes:
+        table.add_row(
+            found.framework,
+            formatting.seconds(found.latency),
+            formatting.seconds(found.int8_latency),
+            "" if found.sqnr_db is None else f"{found.sqnr_db:.1f} dB",
+            "yes" if found.chosen else "",
+            found.reason,
+        )
+    return table
 
 
 def verdict(report: Report, met: bool | None) -> str:

@@ -53,6 +53,27 @@ class MetricFigures:
 
 
 @dataclass(frozen=True)
+class RuntimeFigures:
+    """Figures of a runtime that could run the model.
+
+    Attributes:
+        framework: the runtime.
+        latency, int8_latency: seconds per batch in FP32, and with all eligible ops in INT8; None if
+            not measured.
+        sqnr_db: lowest SQNR of FP32 relative to the source, in dB; None if not measured.
+        chosen: whether the result runs in this runtime.
+        reason: why the runtime was ruled out, or its speed relative to the source.
+    """
+
+    framework: str
+    latency: float | None = None
+    int8_latency: float | None = None
+    sqnr_db: float | None = None
+    chosen: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Report(Displayed):
     """The result of a run in figures.
 
@@ -84,6 +105,7 @@ class Report(Displayed):
         ineligible: contractions that cannot run in a requested precision, grouped by reason,
             largest group first.
         cache_hits: measurements that came from the measurement cache.
+        runtimes: figures of the compared runtimes, the source first; empty without a comparison.
         record: the stored record of the run; None if there is none.
     """
 
@@ -113,6 +135,7 @@ class Report(Displayed):
     warnings: tuple[str, ...] = ()
     ineligible: tuple[Reason, ...] = ()
     cache_hits: tuple[str, ...] = ()
+    runtimes: tuple[RuntimeFigures, ...] = ()
     record: RunRecord | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -158,6 +181,7 @@ class Report(Displayed):
             "conversions": asdict(self.conversions),
             "metrics": {name: asdict(found) for name, found in self.metrics.items()},
             "seconds": dict(self.seconds),
+            "runtimes": [asdict(found) for found in self.runtimes],
             "op_counts": {kind: dict(by) for kind, by in self.op_counts.items()},
             "ineligible": [reason.to_dict() for reason in self.ineligible],
             "speedup": self.speedup,
@@ -182,6 +206,15 @@ _METRIC = record(
     {"baseline": number, "value": number},
     {"target": optional(number), "higher_is_better": boolean},
 )
+_RUNTIME = record(
+    {"framework": string},
+    {
+        **dict.fromkeys(("latency", "int8_latency"), optional(non_negative_float)),
+        "sqnr_db": optional(number),
+        "chosen": boolean,
+        "reason": string,
+    },
+)
 _REPORT = record(
     {},
     {
@@ -202,6 +235,7 @@ _REPORT = record(
         "best_rejected": optional(Trial.from_dict),
         **dict.fromkeys(("emulated", "amp", "warnings", "cache_hits"), list_of(string)),
         "ineligible": list_of(Reason.from_dict),
+        "runtimes": list_of(instance_of(RuntimeFigures, _RUNTIME)),
     },
 )
 

@@ -70,7 +70,7 @@ class Evaluator:
         batches: the evaluation data; None if `eval_func` uses its own.
         metrics: metrics with their weights; the accuracy is their weighted sum, unless
             `aggregation` requires every metric to meet the target.
-        eval_func: native model → float; used instead of data and metrics.
+        eval_func: native or transferred model → float; used instead of data and metrics.
         postprocess: applied to `(predictions, labels)` before the metrics; its `reset`, if any, is
             called before each pass.
         label: name of the measured quantity; empty without a measurement.
@@ -183,7 +183,7 @@ class Evaluator:
         self.values = {}
         if self.eval_func is not None:
             form = "eval_func(model)"
-            value = call_user(self.eval_func, model.native, form=form, kind=MetricError)
+            value = call_user(self.eval_func, model.callable, form=form, kind=MetricError)
             result = self._scored({"eval_func": value})
         else:
             result = self._over_batches(

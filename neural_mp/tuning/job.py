@@ -14,6 +14,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.record import Setting
+from neural_mp.runs.report import RuntimeFigures
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.calibration_batches import Calibration
@@ -78,6 +79,7 @@ class TuningJob:
         amp: the user's auto mixed precision setting, as text.
         cache: measurements of earlier runs of this model on this machine.
         description: shown in reports.
+        runtimes: figures of the runtimes that were compared.
     """
 
     model: AnyTunableModel
@@ -91,6 +93,7 @@ class TuningJob:
     amp: tuple[str, ...] = ()
     cache: MeasurementCache = NO_CACHE
     description: RunDescription = field(default_factory=RunDescription)
+    runtimes: tuple[RuntimeFigures, ...] = ()
 
     @property
     def space(self) -> TuningSpace:

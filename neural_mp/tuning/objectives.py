@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from numbers import Real
@@ -115,6 +116,10 @@ class Measurement:
         judged = is_latency_only(self.objectives) and len(models) > 1
         return self._timed(models, longer, self._decides if judged else None)
 
+    def interleaved(self, models: Sequence[AnyModel]) -> list[list[float]]:
+        """Return seconds per batch of models of any framework in every interleaved round."""
+        return self._timed(models)
+
     def _timed(
         self,
         models: Sequence[AnyModel],
@@ -122,7 +127,10 @@ class Measurement:
         decides: Callable[[list[list[float]]], bool] | None = None,
     ) -> list[list[float]]:
         runs = [partial(model, self.inputs) for model in models]
-        with models[0].adaptor.threads(self.threads):
+        adaptors = {model.adaptor.framework: model.adaptor for model in models}
+        with ExitStack() as limits:
+            for adaptor in adaptors.values():
+                limits.enter_context(adaptor.threads(self.threads))
             return interleaved_rounds(
                 runs,
                 warmup=self.warmup,

@@ -362,6 +362,7 @@ def _report(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         amp=job.amp,
         warnings=tuple(log.warnings),
         cache_hits=tuple(log.cache_hits),
+        runtimes=job.runtimes,
     )
 
 

@@ -30,6 +30,28 @@ class NamedList(list[Any]):
         return found
 
 
+class NamedOutputs(dict[str, Any]):
+    """Outputs of a model by name, attribute or position, as in `transformers`.
+
+    For the first output `logits`, `out["logits"]`, `out.logits` and `out[0]` are equal.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"the model returns no {name!r}; it returns {', '.join(self)}"
+            ) from None
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        return self.to_tuple()[key] if isinstance(key, int | slice) else super().__getitem__(key)
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Return the values as a tuple."""
+        return tuple(self.values())
+
+
 def structure_of(results: object) -> tuple[Structure, list[str]]:
     """Return the structure of nested outputs, and a name for every output, in order.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.trainable import TrainableModel
@@ -18,6 +19,7 @@ from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
+from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
 P = TypeVar("P")
@@ -148,6 +150,24 @@ class OnnxExport(Generic[M]):
     """
 
     export_onnx: Callable[[M, Path, Mapping[str, str]], None]
+
+
+@dataclass(frozen=True)
+class Transfer(Generic[M]):
+    """Transfer of models to other runtimes by a file.
+
+    Attributes:
+        format: the format of the file, as in `reads` of `neural_mp.adaptors.detect`.
+        boundary: model → its calls; a tensor `#1` is the second one of the file, any other is
+            found by its name. `ConversionError` if the model must stay in its framework.
+        write: model, existing folder → the path of the written file.
+        tensor: array → tensor of the framework; None if the framework returns arrays.
+    """
+
+    format: str
+    boundary: Callable[[M], Boundary]
+    write: Callable[[M, Path], Path]
+    tensor: Callable[[Array], Any] | None = None
 
 
 @dataclass(frozen=True)

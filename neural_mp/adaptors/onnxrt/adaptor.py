@@ -59,6 +59,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     single_file = optional.SingleFile((".onnx",), storage.save_file)
     onnx_export = optional.OnnxExport(storage.save_file)
     graph_dump = optional.GraphDump(storage.dump_graph)
+    transfer = optional.Transfer("onnx", storage.boundary, storage.transfer_file)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)

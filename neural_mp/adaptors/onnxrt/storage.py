@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
+from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
 from neural_mp.adaptors.common.signature import Signature, example_for
 from neural_mp.adaptors.onnxrt.external_data import raw_bytes, write_with_weights
@@ -69,6 +70,18 @@ def restore(folder: Path, provider: str) -> OnnxModel:
 
 
 _DETAILS = record({**CONVERTED, "opset": non_negative_integer, "converted": boolean}, LATER)
+
+
+def transfer_file(model: OnnxModel, folder: Path) -> Path:
+    """Write a model for another runtime; return the file."""
+    path = folder / MODEL_FILE
+    save_file(model, path, {})
+    return path
+
+
+def boundary(model: OnnxModel) -> Boundary:
+    """Return the calls of a model."""
+    return Boundary("onnxrt", model.signature)
 
 
 def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None:

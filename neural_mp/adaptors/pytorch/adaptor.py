@@ -24,6 +24,7 @@ from neural_mp.adaptors.pytorch import (
     profiler,
     reduce_range,
     storage,
+    transfer,
 )
 from neural_mp.adaptors.pytorch.call_signature import resized
 from neural_mp.adaptors.pytorch.convert import write
@@ -56,6 +57,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled)
     graph_dump = optional.GraphDump(storage.dump_graph)
+    transfer = optional.Transfer("onnx", transfer.boundary, transfer.write, transfer.tensor)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)

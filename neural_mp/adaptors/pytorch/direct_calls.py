@@ -247,6 +247,11 @@ def _plain_leaves(inputs: Any) -> list[Any] | None:
     return found if all(type(leaf) in (torch.Tensor, np.ndarray) for leaf in found) else None
 
 
+def keeps_state(model: TorchModel) -> bool:
+    """Whether a run of the user's own module fails, or changes the module or the inputs."""
+    return _own_module(model) is None
+
+
 def _own_module(model: TorchModel) -> nn.Module | None:
     """Return a copy of the user's module; None if a run fails or changes module or inputs."""
     assert model.original is not None

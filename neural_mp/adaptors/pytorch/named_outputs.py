@@ -11,39 +11,16 @@ import copy
 import dataclasses
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
+from neural_mp.util.pytree import NamedOutputs
 
 #: Containers of the standard library, available in every process.
 _PLAIN = (dict, OrderedDict)
-
-
-class NamedOutputs(dict[str, Any]):
-    """Outputs of a model by name, attribute or position, as in `transformers`.
-
-    For the first output `logits`, `out["logits"]`, `out.logits` and `out[0]` are equal.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(
-                f"the model has no output {name!r}; the outputs are {', '.join(self)}"
-            ) from None
-
-    def __getitem__(self, key: str | int | slice) -> Any:
-        return self.to_tuple()[key] if isinstance(key, int | slice) else super().__getitem__(key)
-
-    def to_tuple(self) -> tuple[Any, ...]:
-        """Return the values as a tuple."""
-        return tuple(self.values())
-
 
 pytree.register_pytree_node(
     NamedOutputs,
@@ -81,10 +58,10 @@ def _is_foreign(spec: pytree.TreeSpec) -> bool:
     if not isinstance(kind, type) or kind in _PLAIN:
         return False
     named = issubclass(kind, Mapping) or dataclasses.is_dataclass(kind)
-    return named and _names(spec) is not None
+    return named and names(spec) is not None
 
 
-def _names(spec: pytree.TreeSpec) -> list[str] | None:
+def names(spec: pytree.TreeSpec) -> list[str] | None:
     """Return the names of a container's values, in order; None without names."""
     found = spec.context
     if spec.type is namedtuple:
@@ -92,12 +69,13 @@ def _names(spec: pytree.TreeSpec) -> list[str] | None:
     # A dataclass registered with torch also keeps the names of its fields that are None.
     if isinstance(found, list) and len(found) == 2 and isinstance(found[0], list):
         found = found[0]
-    names = list(found) if isinstance(found, list | tuple) else []
-    right = len(names) == len(_children(spec)) and all(isinstance(name, str) for name in names)
-    return names if right else None
+    listed = list(found) if isinstance(found, list | tuple) else []
+    right = len(listed) == len(children(spec)) and all(isinstance(name, str) for name in listed)
+    return listed if right else None
 
 
-def _children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
+def children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
+    """Return the parts of a container."""
     # A method since torch 2.9, an attribute before.
     return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
 
@@ -124,7 +102,7 @@ def _changed(
 ) -> pytree.TreeSpec:
     if spec.is_leaf():
         return spec
-    children = [_changed(child, chosen, kind) for child in _children(spec)]
+    parts = [_changed(child, chosen, kind) for child in children(spec)]
     if chosen(spec):
-        return pytree.TreeSpec(kind, _names(spec), children)
-    return pytree.TreeSpec(spec.type, spec.context, children)
+        return pytree.TreeSpec(kind, names(spec), parts)
+    return pytree.TreeSpec(spec.type, spec.context, parts)

@@ -25,6 +25,7 @@ from neural_mp.adaptors.common.optional import (
     Portability,
     SingleFile,
     Training,
+    Transfer,
 )
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import (
@@ -74,6 +75,9 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     hessian = Hessian(hessian.hessian_traces)
     portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
     single_file = SingleFile(SUFFIXES, storage.save_file)
+    transfer = Transfer(
+        "saved_model", storage.boundary, storage.transfer_folder, tf.convert_to_tensor
+    )
     graph_dump = GraphDump(storage.dump_graph)
 
     graph = staticmethod(build_graph)

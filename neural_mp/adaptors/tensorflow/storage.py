@@ -11,8 +11,9 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
+from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
-from neural_mp.adaptors.common.signature import Shape, TensorSpec, example_for, shape_of
+from neural_mp.adaptors.common.signature import Shape, Signature, TensorSpec, example_for, shape_of
 from neural_mp.adaptors.tensorflow import graph_files
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
@@ -61,6 +62,18 @@ def save(model: TensorFlowModel, folder: Path) -> None:
         "example": {tensor: list(array.shape) for tensor, array in model.example.items()},
     }
     write_details(folder / DETAILS_FILE, details)
+
+
+def transfer_folder(model: TensorFlowModel, folder: Path) -> Path:
+    """Write a SavedModel for another runtime; return its folder."""
+    save(model, folder)
+    return folder
+
+
+def boundary(model: TensorFlowModel) -> Boundary:
+    """Return the calls of a model."""
+    known = model.signature
+    return Boundary("tensorflow", Signature(known.inputs, known.outputs, known.returns))
 
 
 def save_file(model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -> None:

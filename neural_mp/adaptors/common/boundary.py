@@ -1,0 +1,151 @@
+"""The boundary between callers of a model and the runtime that the model was transferred to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from neural_mp.adaptors.common.signature import Array, Signature, example_for, shape_of
+from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.util.pytree import NamedOutputs, as_numpy, tree_leaves
+from neural_mp.util.validators import (
+    InvalidValueError,
+    invalid,
+    list_of,
+    mapping_of,
+    non_negative_integer,
+    one_of,
+    optional,
+    record,
+)
+
+#: Index of an output, None, or the kind of a container with its parts by position or name.
+Containers = int | None | Sequence[Any]
+TUPLE, LIST, DICT, NAMED = "tuple", "list", "dict", "named"
+
+
+def arranged(containers: Containers, values: Sequence[Any]) -> Any:
+    """Return the values in containers."""
+    if containers is None or isinstance(containers, int):
+        return None if containers is None else values[containers]
+    kind, parts = containers
+    if isinstance(parts, Mapping):
+        found = {name: arranged(part, values) for name, part in parts.items()}
+        return NamedOutputs(found) if kind == NAMED else found
+    items = [arranged(part, values) for part in parts]
+    return tuple(items) if kind == TUPLE else items
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The calls of a model in its source framework, for a model that runs in another one.
+
+    Attributes:
+        framework: the source framework.
+        signature: inputs in the order of a batch; inputs and outputs in the order of the runtime.
+        containers: containers of the outputs; None for those of the signature.
+        sizes: sizes of the example inputs, in the order of the signature.
+        held: an object that must live as long as the model.
+    """
+
+    framework: str
+    signature: Signature
+    containers: Containers = None
+    sizes: tuple[tuple[int, ...], ...] = ()
+    held: Any = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without process-local parts."""
+        return {**self.__dict__, "held": None}
+
+    def arrays(self, inputs: object) -> tuple[Array, ...]:
+        """Return the inputs of one batch as arrays in the order of the runtime.
+
+        Raises:
+            DataError: the inputs do not fit the model.
+        """
+        values = self.signature.assigned(inputs)
+        plain = [as_numpy(value) if hasattr(value, "detach") else value for value in values]
+        return tuple(self.signature.bind(plain).values())
+
+    def holds_tensors(self, inputs: object) -> bool:
+        """Whether a batch holds tensors of the source framework."""
+        package = FRAMEWORKS[self.framework].package
+        return any(type(v).__module__.partition(".")[0] == package for v in tree_leaves(inputs))
+
+    def returned(self, outputs: Any, tensor: Callable[[Array], Any] | None) -> Any:
+        """Return outputs of the runtime as the source would.
+
+        Args:
+            outputs: the only output, or a list.
+            tensor: conversion of an array to a tensor of the source; None to keep arrays.
+        """
+        values = outputs if isinstance(outputs, list) else [outputs]
+        if tensor is not None:
+            values = [tensor(value) for value in values]
+        if self.containers is None:
+            return self.signature.packed(values)
+        return arranged(self.containers, values)
+
+    def with_example(self, held: Any) -> Any:
+        """Return a restored model of the runtime with an example of the sizes before saving."""
+        known = zip(self.signature.inputs, self.sizes, strict=True)
+        sized = tuple(replace(port, shape=sizes) for port, sizes in known)
+        return replace(held, example=example_for(replace(self.signature, inputs=sized)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return strings, numbers and containers for JSON."""
+        signature = self.signature.to_dict()
+        return {
+            "framework": self.framework,
+            "signature": signature,
+            "containers": self.containers,
+            "sizes": [list(sizes) for sizes in self.sizes],
+        }
+
+    @classmethod
+    def from_dict(cls, data: object) -> Boundary:
+        """Read back the result of `to_dict`.
+
+        Raises:
+            NeuralMPError: the data is malformed.
+        """
+        found = cls(**_BOUNDARY(data))
+        if len(found.sizes) != len(found.signature.inputs):
+            raise invalid(f"the sizes of {len(found.signature.inputs)} inputs", found.sizes)
+        for index in _indices(found.containers):
+            if index >= len(found.signature.outputs):
+                raise invalid("the index of an output", index)
+        return found
+
+
+def _indices(containers: Containers) -> list[int]:
+    if containers is None or isinstance(containers, int):
+        return [] if containers is None else [containers]
+    parts = containers[1]
+    values = parts.values() if isinstance(parts, Mapping) else parts
+    return [index for part in values for index in _indices(part)]
+
+
+def _containers(value: object) -> Containers:
+    if not isinstance(value, list):
+        return optional(non_negative_integer)(value)
+    if len(value) != 2 or value[0] not in (TUPLE, LIST, DICT, NAMED):
+        raise InvalidValueError("containers must have a known kind and parts")
+    kind, parts = value
+    if kind in (DICT, NAMED):
+        return [kind, mapping_of(_containers)(parts)]
+    if not isinstance(parts, list):
+        raise invalid("a list of parts", parts)
+    return [kind, [_containers(part) for part in parts]]
+
+
+_BOUNDARY = record(
+    {
+        "framework": one_of(tuple(FRAMEWORKS)),
+        "signature": Signature.from_dict,
+        "containers": _containers,
+        "sizes": list_of(shape_of),
+    }
+)

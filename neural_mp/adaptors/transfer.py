@@ -1,0 +1,123 @@
+"""Transfer of loaded models to other runtimes by files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.boundary import Boundary
+from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
+from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
+from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.errors import ConversionError
+
+#: Start of the name of a tensor that is known by its position in the file.
+POSITION = "#"
+
+
+def runtimes_of(source: AnyModel) -> Iterator[str]:
+    """Yield the other built-in runtimes that read the files of a model, installed or not."""
+    offered = source.adaptor.transfer
+    for name, entry in FRAMEWORKS.items():
+        readable = offered is not None and offered.format in entry.reads
+        if readable and name != source.adaptor.framework:
+            yield name
+
+
+def transferred(source: AnyModel, runtime: str) -> AnyModel:
+    """Return a model in another runtime, called as in its source framework.
+
+    Raises:
+        ConversionError: the model must stay in its framework, or the runtime cannot read its file.
+        MissingFrameworkError: the runtime is not installed.
+        ModelLoadError: the runtime rejects the model.
+    """
+    framework = source.adaptor.framework
+    offered = needed(source.adaptor.transfer, framework, "transfer to other runtimes")
+    if runtime not in runtimes_of(source):
+        raise ConversionError(f"{runtime} does not read models of {framework}")
+    adaptor = adaptor_named(runtime)
+    boundary = offered.boundary(source.held)
+    scratch = tempfile.TemporaryDirectory()
+    path = offered.write(source.held, Path(scratch.name))
+    held: Any = adaptor.load(path, example=_example(boundary, source))
+    inner: Signature = held.signature
+    outside = boundary.signature
+    inputs = _matched(outside.inputs, inner.inputs, "inputs")
+    outputs = _matched(outside.outputs, inner.outputs, "outputs")
+    chosen = inner.choosing(tuple(p.name for p in inputs), tuple(p.name for p in outputs))
+    signature = Signature(
+        _named_as(outside.inputs, inputs), _named_as(outside.outputs, outputs), outside.returns
+    )
+    sizes = tuple(np.shape(array) for array in boundary.arrays(source.example_inputs()))
+    return LoadedModel(
+        adaptor,
+        replace(held, signature=chosen),
+        boundary=replace(boundary, signature=signature, sizes=sizes, held=scratch),
+    )
+
+
+@dataclass(frozen=True)
+class TransferredLoader:
+    """A picklable loader of a model in another runtime.
+
+    Attributes:
+        load: loads the model in its source framework.
+        runtime: the runtime.
+    """
+
+    load: Callable[[], AnyModel]
+    runtime: str
+
+    def __call__(self) -> AnyModel:
+        """Return the model."""
+        return transferred(self.load(), self.runtime)
+
+
+def _example(boundary: Boundary, source: AnyModel) -> dict[str, Array] | tuple[Array, ...]:
+    """Return example inputs for the file: by name, or in its order."""
+    bound = boundary.signature.bind(boundary.arrays(source.example_inputs()))
+    if all(tensor.startswith(POSITION) for tensor in bound):
+        return tuple(bound[f"{POSITION}{index}"] for index in range(len(bound)))
+    return {port.name: bound[port.tensor] for port in boundary.signature.inputs}
+
+
+def _matched(
+    outside: tuple[TensorSpec, ...], inside: tuple[TensorSpec, ...], kind: str
+) -> tuple[TensorSpec, ...]:
+    """Return the tensor of the file for each tensor of the source.
+
+    Raises:
+        ConversionError: a tensor is missing in the file.
+    """
+    found = []
+    for port in outside:
+        if port.tensor.startswith(POSITION):
+            # Files without unused inputs would shift the positions.
+            fits = inside if len(inside) == len(outside) else ()
+            match = fits[int(port.tensor[1:])] if fits else None
+        else:
+            match = next((spec for spec in inside if spec.answers_to(port.name)), None)
+        if match is None:
+            names = ", ".join(spec.name for spec in inside)
+            raise ConversionError(
+                f"the {kind} of the transferred model must include {port.name!r}, got {names}"
+            )
+        found.append(match)
+    return tuple(found)
+
+
+def _named_as(
+    outside: tuple[TensorSpec, ...], inside: tuple[TensorSpec, ...]
+) -> tuple[TensorSpec, ...]:
+    return tuple(
+        replace(spec, name=port.name, alias=port.alias)
+        for port, spec in zip(outside, inside, strict=True)
+    )

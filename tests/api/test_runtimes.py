@@ -1,0 +1,296 @@
+"""The runtime as a part of the search."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from neural_mp import MixedPrecision, load
+from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.transfer import transferred
+from neural_mp.api.runtimes import compared
+from neural_mp.config import settings_from
+from neural_mp.errors import ConfigurationError, ConversionError, MissingFrameworkError
+from neural_mp.runs.report import RuntimeFigures
+
+RUNTIMES = ("onnxrt", "openvino")
+QUICK = {
+    "exit_policy": {"max_trials": 3},
+    "precisions": "int8",
+    "strategy": "basic",
+    "objective": "modelsize",
+}
+
+
+@pytest.fixture
+def batches(digits):
+    images, labels = digits[1].images, digits[1].labels
+    return [(torch.from_numpy(images[i : i + 50]), labels[i : i + 50]) for i in (0, 50, 100)]
+
+
+def torch_model(module: nn.Module, example) -> LoadedModel:
+    adaptor = adaptor_named("pytorch")
+    return LoadedModel(adaptor, adaptor.load(module.eval(), example=example))
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 3)
+
+    def forward(self, a, b, scale=None):
+        logits = self.dense(a - b)
+        return OrderedDict(logits=logits, more=(logits.argmax(-1), [a * 2]))
+
+
+class Branch(nn.Module):
+    """Another branch per input."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.inner = module
+
+    def forward(self, x):
+        return self.inner(x) if x.sum() > 0 else -self.inner(x)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batches, tmp_path):
+    found = MixedPrecision(
+        model=net, runtime=runtime, metric="accuracy", eval_dataloader=batches, **QUICK
+    )()
+    assert found.framework == runtime
+    assert found.met is True
+    images = batches[0][0]
+    with torch.no_grad():
+        expected = net(images)
+    for size in (len(images), 3):
+        outputs = found(images[:size])
+        assert type(outputs) is torch.Tensor
+        assert outputs.dtype == expected.dtype
+        assert (outputs - expected[:size]).norm() < 0.1 * expected[:size].norm()
+    found.save(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert type(again(images)) is torch.Tensor
+    torch.testing.assert_close(again(images), found(images))
+    arrays = again(images.numpy())
+    assert type(arrays) is np.ndarray
+    np.testing.assert_allclose(arrays, found(images).numpy(), rtol=1e-5)
+    assert again.audit().holds
+    assert runtime[:4] in "".join(again.needs)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_inputs_and_outputs_keep_names_and_containers(runtime):
+    example = {"b": torch.rand(2, 4), "a": torch.rand(2, 4)}
+    source = torch_model(Named(), example)
+    other = transferred(source, runtime)
+    for inputs in (example, (example["a"], example["b"])):
+        expected, found = source(inputs), other(inputs)
+        assert list(found) == list(expected)
+        assert type(found["more"]) is tuple
+        assert type(found["more"][1]) is list
+        torch.testing.assert_close(found["logits"], expected["logits"])
+        assert torch.equal(found["more"][0], expected["more"][0])
+    assert other({name: value[:1] for name, value in example.items()})["logits"].shape == (1, 3)
+
+
+def test_auto_lists_all_candidates_with_reasons(net, batches):
+    found = MixedPrecision(
+        model=net, runtime="auto", metric="accuracy", eval_dataloader=batches, **QUICK
+    )()
+    candidates = {figures.framework: figures for figures in found.report.runtimes}
+    assert set(candidates) == {"pytorch", *RUNTIMES}
+    assert [f.framework for f in candidates.values() if f.chosen] == [found.framework]
+    assert all(figures.reason and figures.latency for figures in candidates.values())
+    assert all(candidates[name].sqnr_db > 90 for name in RUNTIMES)
+    assert type(found(batches[0][0])) is torch.Tensor
+    again = type(found.report).from_dict(
+        {k: v for k, v in found.report.to_dict().items() if k != "speedup"}
+    )
+    assert again.runtimes == found.report.runtimes
+
+
+def test_an_evaluation_function_receives_a_callable(net, batches):
+    def accuracy(model) -> float:
+        model.eval()
+        images, labels = batches[0]
+        return float((model(images).argmax(-1).numpy() == labels).mean())
+
+    found = MixedPrecision(
+        model=net, runtime="openvino", eval_func=accuracy, calib_dataloader=batches, **QUICK
+    )()
+    assert found.met is True
+
+
+def test_data_dependent_control_flow_stays_in_the_source(net, batches):
+    found = MixedPrecision(
+        model=Branch(net).eval(),
+        runtime="auto",
+        capture="modules",
+        metric="accuracy",
+        eval_dataloader=batches,
+        **QUICK,
+    )()
+    assert found.framework == "pytorch"
+    others = [figures for figures in found.report.runtimes if not figures.chosen]
+    assert {figures.framework for figures in others} == set(RUNTIMES)
+    assert all("single graph" in figures.reason for figures in others)
+
+
+def test_a_traced_branch_is_found_by_its_sqnr(net, batches):
+    images = [inputs for inputs, _ in batches]
+    source = torch_model(net, images[0])
+    other = transferred(torch_model(nn.Sequential(net, nn.Softsign()), images[0]), "onnxrt")
+    sqnr_db, reason = compared(source, other, iter(images))
+    assert sqnr_db < 90
+    assert f"{sqnr_db:.1f} dB" in reason
+    same = transferred(source, "onnxrt")
+    assert compared(source, same, iter(images))[1] == ""
+
+
+def _hooked(net: nn.Module) -> nn.Module:
+    module = nn.Sequential(net).eval()
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+class Counts(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = net, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_hooked, "hooks"),
+        (lambda net: Counts(net).eval(), "state"),
+        (lambda net: nn.Sequential(net).train(), "training mode"),
+    ],
+)
+def test_models_with_state_or_hooks_stay(make, reason, net, batches):
+    adaptor = adaptor_named("pytorch")
+    module = make(net)
+    source = LoadedModel(adaptor, adaptor.load(module, example=batches[0][0]))
+    try:
+        with pytest.raises(ConversionError, match=reason):
+            transferred(source, "onnxrt")
+    finally:
+        net.eval()
+
+
+def test_unknown_names_are_refused_with_a_suggestion(net, batches):
+    with pytest.raises(ConfigurationError, match="openvino"):
+        MixedPrecision(model=net, runtime="openvin", eval_dataloader=batches)()
+    with pytest.raises(ConfigurationError, match=r"model\.runtime"):
+        settings_from({"model": {"name": "m", "runtime": "openvin"}})
+    assert settings_from({"model": {"name": "m", "runtime": "auto"}}).model.runtime == "auto"
+
+
+def test_a_named_runtime_that_cannot_run_the_model_is_an_error(net, batches):
+    with pytest.raises(ConfigurationError, match="tensorflow"):
+        MixedPrecision(
+            model=net, runtime="tensorflow", metric="accuracy", eval_dataloader=batches
+        )()
+
+
+def _not_installed(monkeypatch, package: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else found(name)
+    )
+
+
+def test_a_runtime_that_is_not_installed(net, batches, monkeypatch):
+    _not_installed(monkeypatch, "openvino")
+    options = {"model": net, "metric": "accuracy", "eval_dataloader": batches, **QUICK}
+    with pytest.raises(MissingFrameworkError, match="pip install"):
+        MixedPrecision(runtime="openvino", **options)()
+    found = MixedPrecision(runtime="auto", **options)()
+    (missing,) = (f for f in found.report.runtimes if f.framework == "openvino")
+    assert "pip install" in missing.reason
+    assert not missing.chosen
+
+
+def test_constraints_by_op_keep_the_source(net, batches):
+    found = MixedPrecision(
+        model=net,
+        runtime="auto",
+        exclude="head",
+        metric="accuracy",
+        eval_dataloader=batches,
+        **QUICK,
+    )()
+    assert found.framework == "pytorch"
+    assert any("constraints name ops" in figures.reason for figures in found.report.runtimes)
+
+
+def test_an_onnx_file_in_openvino(net, digits, tmp_path):
+    example = torch.from_numpy(digits[1].images[:2])
+    source = torch_model(net, example)
+    path = tmp_path / "net.onnx"
+    adaptor_named("pytorch").onnx_export.export_onnx(source.held, path, {})
+    images = digits[1].images[:100]
+    found = MixedPrecision(
+        model=path,
+        runtime="openvino",
+        metric="accuracy",
+        eval_dataloader=[(images, digits[1].labels[:100])],
+        **QUICK,
+    )()
+    assert found.framework == "openvino"
+    assert found.met is True
+    expected = source(images)
+    assert type(found(images)) is np.ndarray
+    assert np.linalg.norm(found(images) - expected) < 0.1 * np.linalg.norm(expected)
+
+
+@pytest.mark.slow
+def test_the_command_line_lists_the_runtimes(run, workplace):
+    code, out, err = run("tune", "conf.yaml", "--runtime", "auto", "--json", "-o", "tuned")
+    assert code == 0, err
+    found = json.loads(out)
+    runtimes = {each["framework"]: each for each in found["report"]["runtimes"]}
+    assert set(runtimes) == {"pytorch", *RUNTIMES}
+    assert runtimes[found["framework"]]["chosen"]
+    assert load("tuned").report.runtimes == tuple(RuntimeFigures(**r) for r in runtimes.values())
+
+
+@pytest.mark.slow
+def test_a_keras_model_in_openvino(tmp_path):
+    import tensorflow as tf
+
+    tf.keras.utils.set_random_seed(0)
+    first, second = tf.keras.Input((4,), name="first"), tf.keras.Input((4,), name="second")
+    hidden = tf.keras.layers.Dense(16, activation="relu")(first - second)
+    logits = tf.keras.layers.Dense(3)(hidden)
+    model = tf.keras.Model([first, second], {"logits": logits, "hidden": hidden})
+    rng = np.random.default_rng(0)
+    batches = [
+        tuple(rng.normal(size=(8, 4)).astype(np.float32) for _ in range(2)) for _ in range(3)
+    ]
+    found = MixedPrecision(
+        model=model, runtime="openvino", calib_dataloader=batches, precisions="int8"
+    )()
+    assert found.framework == "openvino"
+    expected = model(list(batches[0]))
+    found.save(tmp_path / "saved")
+    for result in (found, load(tmp_path / "saved")):
+        tensors = result(tuple(map(tf.constant, batches[0])))
+        assert tf.is_tensor(tensors["logits"])
+        assert set(tensors) == {"logits", "hidden"}
+        off = np.linalg.norm(tensors["logits"] - expected["logits"])
+        assert off < 0.1 * np.linalg.norm(expected["logits"])
+        assert type(result(batches[0])["hidden"]) is np.ndarray
