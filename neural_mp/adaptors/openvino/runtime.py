@@ -157,7 +157,7 @@ class Runner:
             ConversionError: a kernel fails.
         """
         try:
-            found = self._request.infer(dict(enumerate(feeds)), share_inputs=True)
+            found = self._request.infer(dict(enumerate(feeds)))
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
