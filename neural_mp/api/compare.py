@@ -117,13 +117,13 @@ def _taken(source: object, framework: str | None, example: object) -> _Taken:
 def _rescaled(one: _Taken, other: _Taken) -> frozenset[str]:
     """Return the ops whose channels are scaled differently in the two models."""
     plans = [plan or PrecisionPlan({}) for _, plan in (one, other)]
-    repairs = [{op: c.corrections for op, c in plan.items() if c.corrections} for plan in plans]
-    if repairs[0] == repairs[1]:
+    corrections = [{op: c.corrections for op, c in plan.items() if c.corrections} for plan in plans]
+    if corrections[0] == corrections[1]:
         return frozenset()
     untouched = next((model for model, plan in (one, other) if plan is None), None)
     if untouched is not None:
         return frozenset().union(*map(untouched.rescaled_by, plans))
     # Converted models lack the ops between two layers, so the inputs of the second layer decide.
     graph = one[0].observable_ops
-    asked = [op for found in repairs for op in found if op in graph]
+    asked = [op for found in corrections for op in found if op in graph]
     return frozenset(source for op in asked for source in graph[op].inputs)

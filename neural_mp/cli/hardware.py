@@ -22,4 +22,4 @@ def hardware(*, out: Output) -> None:
     if out.as_json:
         supports = {p.value: vars(found.support(p)) for p in Precision}
         described = {"name": found.name, "cores": found.cores, "cpu": supports}
-        out.document({**described, "byte_products": products})
+        out.document({**described, "int8_accumulation": products})

@@ -102,8 +102,8 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
             selection = select_fp32(job)
         return _unchecked(job, setup, selection, _report(job, selection, log), Observations())
     job = job.in_space(model.space)
-    repairs = best_corrections(model.observations)
-    plan = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, repairs))
+    corrections = best_corrections(model.observations)
+    plan = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
     with log.phase("convert", "Converting"):
         converted = model.converted(plan)
     sqnr_db = _compared_with_fp32(job, converted, log)

@@ -102,7 +102,7 @@ def test_the_command_says_where_a_result_is_right(run_command, saved_portable):
 def test_the_command_shows_how_each_framework_multiplies(run_command):
     code, out, _ = run_command("hardware", "--json")
     assert code == 0
-    products = json.loads(out)["byte_products"]
+    products = json.loads(out)["int8_accumulation"]
     assert set(products["pytorch"]) == {"convolution", "depthwise", "dense"}
     assert {"pytorch", "tensorflow", "onnxrt"} <= set(products)
     code, out, _ = run_command("hardware")

@@ -81,7 +81,7 @@ def _change(
     names: edit.GraphNames,
 ) -> None:
     node, weight = found.nodes[name], change.weight(layer)
-    edit.put_input(node, 1, names.constant(f"{name}/repaired/weight", weight))
+    edit.put_input(node, 1, names.constant(f"{name}/corrected/weight", weight))
     addition, place = _bias_place(found, name, node)
     before = edit.array_of(edit.input_of(addition, place)) if addition is not None else None
     if addition is None or (before is None and change.shift is None):
@@ -91,7 +91,7 @@ def _change(
     bias = change.bias(given, channels)
     if before is not None and before.size == channels:
         bias = bias.reshape(before.shape)  # the bias of a product may have more axes
-    edit.put_input(addition, place, names.constant(f"{name}/repaired/bias", bias))
+    edit.put_input(addition, place, names.constant(f"{name}/corrected/bias", bias))
 
 
 def _bias_place(found: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:
