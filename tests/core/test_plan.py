@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 from hypothesis import given
@@ -99,3 +102,9 @@ def test_a_malformed_range_names_the_tensor(tmp_path):
     file.write_text(yaml.safe_dump(document))
     with pytest.raises(PlanError, match="observations.ranges.relu.minmax: expected a range"):
         load_plan_file(file)
+
+
+def test_the_page_of_plans_lists_the_keys_of_observations():
+    page = (Path(__file__).parents[2] / "docs" / "plans.md").read_text("utf-8")
+    listed = set(re.findall(r"`observations\.(\w+)`", page))
+    assert listed == set(Observations().to_dict()) - {"samples"}
