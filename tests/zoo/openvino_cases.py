@@ -181,8 +181,10 @@ def iterated(x: Any) -> Any:
     iterator.set_body(body)
     result = body.get_results()[0]
     iterator.set_sliced_input(step, product(x).output(0), 0, 1, 1, -1, 1)
-    iterator.set_merged_input(state, ops.constant(np.zeros((2, 1, 32), F32)).output(0), result)
-    stacked = iterator.get_concatenated_slices(result, 0, 1, 1, -1, 1)
+    iterator.set_merged_input(
+        state, ops.constant(np.zeros((2, 1, 32), F32)).output(0), result.output(0)
+    )
+    stacked = iterator.get_concatenated_slices(result.output(0), 0, 1, 1, -1, 1)
     return product(stacked, weight(8, 32))
 
 
@@ -195,8 +197,8 @@ def looped(x: Any) -> Any:
     loop.set_function(body)
     loop.set_special_body_ports([-1, 0])
     result = body.get_results()[1]
-    loop.set_merged_input(row, product(x).output(0), result)
-    return product(loop.get_iter_value(result, -1), weight(8, 32))
+    loop.set_merged_input(row, product(x).output(0), result.output(0))
+    return product(loop.get_iter_value(result.output(0), -1), weight(8, 32))
 
 
 def lstm(x: Any) -> Any:
@@ -212,9 +214,7 @@ def gru(x: Any) -> Any:
     zeros = ops.constant(np.zeros((2, 1, 16), F32))
     lengths = ops.constant(np.full(2, 6, np.int64))
     gates = [weight(1, 48, 32), weight(1, 48, 16), np.zeros((1, 64), F32)]
-    found = ops.gru_sequence(
-        x, zeros, lengths, *gates, 16, "forward", None, None, None, 0.0, True
-    )
+    found = ops.gru_sequence(x, zeros, lengths, *gates, 16, "forward", None, None, None, 0.0, True)
     return product(ops.squeeze(found.output(1), np.array([1])), weight(8, 16))
 
 
@@ -233,6 +233,7 @@ def largest(x: Any) -> list[Any]:
 
 def in_type(kind: str, x: Any) -> Any:
     """A net written in 16 bits between casts."""
+
     def layer(value: Any, seed: int) -> Any:
         kernel = ops.convert(ops.constant(weight(32, 32, seed=seed)), kind)
         return ops.matmul(value, kernel, False, True)
@@ -258,13 +259,6 @@ def bytes_in(x: Any) -> Any:
     return convolved(ops.relu(convolved(scaled)), 8, size=1)
 
 
-def half_built(kind: str) -> Built:
-    """A net whose input and output are 16-bit."""
-    wide = in_type(kind, ops.parameter([-1, 32], F32))
-    del wide
-    return built(partial(in_type, kind), ROWS)
-
-
 def half_throughout() -> Built:
     given = ops.parameter([-1, 32], np.float16, name="x0")
 
@@ -281,6 +275,41 @@ def chosen_names() -> Built:
     turned = [tuple(reversed(batch)) for batch in made.batches]
     first = [outputs[:1] for outputs in made.outputs]
     return Built(made.model, turned, first, {"inputs": ["x1", "x0"], "outputs": ["y0"]})
+
+
+def selected(x: Any) -> Any:
+    """A choice by condition between two results."""
+    first = product(x)
+    kept = ops.logical_not(ops.greater(first, F32(0.5)))
+    return product(ops.select(kept, first, F32(-1.0)), weight(8, 32))
+
+
+def summed_by_row(x: Any) -> Any:
+    """A product added to one row of products per sample: a sum that broadcasts."""
+    mean = ops.reduce_mean(x, np.array([1]), True)
+    return product(ops.relu(ops.add(product(x), product(mean))), weight(8, 32))
+
+
+def by_constant(x: Any) -> Any:
+    """A sum of pictures with a constant picture, and a concatenation with one."""
+    first = ops.relu(ops.add(convolved(x), PICTURES[:1]))
+    joined = ops.concat([first, ops.multiply(first, F32(0.5))], 1)
+    kernel = weight(8, 32, 1, 1)
+    return ops.convolution(joined, kernel, [1, 1], [0, 0], [0, 0], [1, 1])
+
+
+def broadcast_sum(x: Any) -> Any:
+    """A residual sum with a branch of one pixel."""
+    first = ops.relu(convolved(x))
+    mean = ops.reduce_mean(first, np.array([2, 3]), True)
+    return convolved(ops.relu(ops.add(convolved(first, seed=2), mean)), 8, size=1)
+
+
+def own_output(x: Any) -> list[Any]:
+    """A residual sum, and the branches under it as outputs."""
+    first = ops.relu(convolved(x))
+    second = convolved(first, seed=2)
+    return [convolved(ops.add(second, first), 8, size=1), first, second]
 
 
 def unpooled(x: Any) -> Any:
@@ -302,23 +331,93 @@ def cases() -> Iterator[Case]:
         Case(name, partial(built, body, *inputs, **rest))
         for name, body, inputs, rest in [
             ("Convolution", two_layers, [PICTURES], {}),
-            ("Convolution of signals", lambda x: convolved(biased(convolved(x, axes=1), axes=1), 8, axes=1), [SIGNALS], {}),
-            ("Convolution of volumes", lambda x: convolved(ops.relu(convolved(x, axes=3)), 8, axes=3, size=1), [VOLUMES], {}),
-            ("Convolution, dilated", lambda x: convolved(ops.relu(convolved(x, dilation=2)), 8, size=1), [PICTURES], {}),
+            (
+                "Convolution of signals",
+                lambda x: convolved(biased(convolved(x, axes=1), axes=1), 8, axes=1),
+                [SIGNALS],
+                {},
+            ),
+            (
+                "Convolution of volumes",
+                lambda x: convolved(ops.relu(convolved(x, axes=3)), 8, axes=3, size=1),
+                [VOLUMES],
+                {},
+            ),
+            (
+                "Convolution, dilated",
+                lambda x: convolved(ops.relu(convolved(x, dilation=2)), 8, size=1),
+                [PICTURES],
+                {},
+            ),
             ("Convolution of static shape", two_layers, [PICTURES], {"sizes": [[2, 16, 8, 8]]}),
             ("Convolution of any size", two_layers, [PICTURES], {"sizes": [[-1, 16, -1, -1]]}),
-            ("GroupConvolution", lambda x: convolved(ops.relu(biased(grouped(x, 4))), 8, size=1), [PICTURES], {}),
-            ("GroupConvolution by channel", lambda x: convolved(ops.clamp(biased(grouped(x, 16)), 0.0, 6.0), 8, size=1), [PICTURES], {}),
-            ("GroupConvolution of signals", lambda x: convolved(ops.relu(grouped(x, 16, 1)), 8, axes=1, size=1), [SIGNALS], {}),
-            ("GroupConvolution of volumes", lambda x: convolved(ops.relu(grouped(x, 16, 3)), 8, axes=3, size=1), [VOLUMES], {}),
-            ("ConvolutionBackpropData", lambda x: convolved(transposed(convolved(x)), 8, size=1), [PICTURES], {}),
-            ("GroupConvolutionBackpropData", lambda x: convolved(transposed(convolved(x), 4), 8, size=1), [PICTURES], {}),
+            (
+                "GroupConvolution",
+                lambda x: convolved(ops.relu(biased(grouped(x, 4))), 8, size=1),
+                [PICTURES],
+                {},
+            ),
+            (
+                "GroupConvolution by channel",
+                lambda x: convolved(ops.clamp(biased(grouped(x, 16)), 0.0, 6.0), 8, size=1),
+                [PICTURES],
+                {},
+            ),
+            (
+                "GroupConvolution of signals",
+                lambda x: convolved(ops.relu(grouped(x, 16, 1)), 8, axes=1, size=1),
+                [SIGNALS],
+                {},
+            ),
+            (
+                "GroupConvolution of volumes",
+                lambda x: convolved(ops.relu(grouped(x, 16, 3)), 8, axes=3, size=1),
+                [VOLUMES],
+                {},
+            ),
+            (
+                "ConvolutionBackpropData",
+                lambda x: convolved(transposed(convolved(x)), 8, size=1),
+                [PICTURES],
+                {},
+            ),
+            (
+                "GroupConvolutionBackpropData",
+                lambda x: convolved(transposed(convolved(x), 4), 8, size=1),
+                [PICTURES],
+                {},
+            ),
             ("MatMul", lambda x: product(ops.relu(product(x))), [ROWS], {}),
-            ("MatMul, not transposed", lambda x: product(ops.relu(product(x, across=False)), weight(32, 8), across=False), [ROWS], {}),
-            ("MatMul of sequences", lambda x: product(ops.relu(ops.add(product(x), weight(1, 1, 32)))), [STEPS], {}),
-            ("MatMul of sequences of any length", lambda x: product(ops.relu(product(x))), [STEPS], {"sizes": [[-1, -1, 32]]}),
-            ("MatMul with a batch of weights", lambda x: ops.matmul(x, weight(2, 32, 8), False, False), [STEPS], {"sizes": [[2, -1, 32]]}),
-            ("MatMul of a transposed input", lambda x: ops.matmul(x, weight(6, 8), True, False), [STEPS], {}),
+            (
+                "MatMul, not transposed",
+                lambda x: product(ops.relu(product(x, across=False)), weight(32, 8), across=False),
+                [ROWS],
+                {},
+            ),
+            (
+                "MatMul of sequences",
+                lambda x: product(ops.relu(ops.add(product(x), weight(1, 1, 32)))),
+                [STEPS],
+                {},
+            ),
+            (
+                "MatMul of sequences of any length",
+                lambda x: product(ops.relu(product(x))),
+                [STEPS],
+                {"sizes": [[-1, -1, 32]]},
+            ),
+            (
+                "MatMul with a batch of weights",
+                lambda x: ops.matmul(x, weight(2, 32, 8), False, False),
+                [STEPS],
+                {"sizes": [[2, -1, 32]]},
+            ),
+            (
+                "MatMul of a transposed input",
+                lambda x: ops.matmul(x, weight(6, 8), True, False),
+                [STEPS],
+                {},
+            ),
             ("MatMul of a vector", rows_from_vector, [ROWS], {}),
             ("MatMul with float16 weights", halved, [ROWS], {}),
             ("MatMul with a shared weight", shared, [ROWS], {}),
@@ -331,15 +430,31 @@ def cases() -> Iterator[Case]:
             ("Gather, embedding", embedded, [TOKENS], {}),
             ("MVN", normed, [STEPS], {}),
             ("Multiply, squeeze and excitation", excited, [PICTURES], {}),
+            ("Select", selected, [ROWS], {}),
+            ("Add of rows", summed_by_row, [STEPS], {}),
+            ("Add of a constant", by_constant, [PICTURES], {}),
+            ("Add of a pixel", broadcast_sum, [PICTURES], {}),
+            ("Add, with its terms as outputs", own_output, [PICTURES], {}),
             ("ReduceMean of the batch", unpooled, [ROWS], {}),
             ("If", branched, [ROWS], {}),
             ("TensorIterator", iterated, [STEPS], {"sizes": [[2, 6, 32]]}),
+            (
+                "GroupConvolution of volumes, in groups",
+                lambda x: convolved(ops.relu(grouped(x, 4, 3)), 8, axes=3, size=1),
+                [VOLUMES],
+                {},
+            ),
             ("Loop", looped, [ROWS], {}),
             ("LSTMSequence", lstm, [STEPS], {"sizes": [[2, 6, 32]]}),
             ("GRUSequence", gru, [STEPS], {"sizes": [[2, 6, 32]]}),
             ("TopK", largest, [ROWS], {}),
             ("Parameter, two", two_inputs, [ROWS, ROWS[::-1].copy()], {}),
-            ("Parameter of bytes", bytes_in, [_DRAWN.integers(0, 255, (2, 16, 8, 8)).astype(np.uint8)], {}),
+            (
+                "Parameter of bytes",
+                bytes_in,
+                [_DRAWN.integers(0, 255, (2, 16, 8, 8)).astype(np.uint8)],
+                {},
+            ),
             ("Convert to bfloat16", partial(in_type, "bf16"), [ROWS], {}),
             ("Convert to float16", partial(in_type, "f16"), [ROWS], {}),
             ("Convert to bfloat16 beside float32", mixed_types, [ROWS], {}),

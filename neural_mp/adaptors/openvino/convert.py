@@ -37,6 +37,8 @@ from neural_mp.space import ResolvedPlan
 
 #: Suffixes of the names of inserted nodes.
 QUANTIZED, WEIGHT, CAST = "/quantize", "/weight", "/cast"
+#: Suffix of the name of the int8 constant of a weight.
+STORED = "/int8"
 #: The levels of uint8.
 _LEVELS = LEVELS + 1
 _F32 = ov.Type.f32
@@ -93,7 +95,7 @@ def quantized_weight(name: str, node: Any, spec: QuantSpec) -> Any:
     scales = weight_scales(weight, axes, limit)
     integers = round_to_int8(weight, scales, limit)
     stored = ops.constant(integers)
-    stored.set_friendly_name(f"{name}{WEIGHT}/int8")
+    stored.set_friendly_name(f"{name}{WEIGHT}{STORED}")
     widened = ops.convert(stored, "f32")
     widened.set_friendly_name(f"{name}{WEIGHT}/float")
     found = ops.multiply(widened, ops.constant(scales))

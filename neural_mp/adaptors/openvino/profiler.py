@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from neural_mp.adaptors.openvino.convert import STORED
 from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.runtime import Kernel, Runner
+from neural_mp.adaptors.openvino.reduce_range import REDUCED
+from neural_mp.adaptors.openvino.runtime import Kernel, Runner, ov
 from neural_mp.core.kernel_trace import OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
@@ -19,7 +21,11 @@ _PRECISIONS = {
 }
 _BYTES = ("u8", "i8")
 #: Suffixes that the plugin adds to names of ops in INT8 graphs.
-_ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original")
+_ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original", REDUCED, STORED)
+#: Kernels of matrix products.
+_PRODUCTS = frozenset({"FullyConnected", "MatMul"})
+#: Element types of bytes that no plan quantized: conditions and integers.
+_OWN_BYTES = (ov.Type.boolean, ov.Type.u8, ov.Type.i8)
 #: Kernels that convert between variants of a tensor.
 _CONVERSIONS = frozenset({"Reorder", "Convert", "FakeQuantize"})
 
@@ -56,16 +62,24 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     runner = Runner(model.program, profiled=True)
     runner(model.feeds(model.signature.bind(inputs)))
     found: dict[str, list[TracedKernel]] = {}
+    products: set[str] = set()
     for kernel in runner.kernels():
         if kernel.microseconds is None or kernel.type in _CONVERSIONS:
             continue
         ran = list(dict.fromkeys(_ops_of(model, kernel)))
         for op in ran[:1] if kernel.is_integer else ran:
-            found.setdefault(op, []).append(_traced(kernel))
+            given = model.structure.nodes[op].input(0).get_element_type()
+            found.setdefault(op, []).append(_traced(kernel, quantized=given not in _OWN_BYTES))
+        products.update(ran if kernel.type in _PRODUCTS else ())
     for op in reversed(list(model.structure.nodes)):
         reader = _only_reader(model, op)
-        if op not in found and reader in found and type_of(model.structure.nodes[op]) == "MatMul":
+        if (
+            op not in found
+            and reader in products
+            and type_of(model.structure.nodes[op]) == "MatMul"
+        ):
             found[op] = found[reader]
+            products.add(op)
     written = {op: _written_in(node) for op, node in model.structure.nodes.items()}
     return {
         model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in found.items()
@@ -83,8 +97,12 @@ def _only_reader(model: OpenVinoModel, op: str) -> str | None:
 
 
 def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
-    """Yield the ops of the unconverted graph that a kernel runs."""
-    for name in kernel.ops:
+    """Yield the ops of the unconverted graph that a kernel runs.
+
+    The plugin renames some INT8 products; the name of the weight then identifies the op.
+    """
+    weights = [name for name in kernel.constants if name.removesuffix(REDUCED).endswith(STORED)]
+    for name in (*kernel.ops, *weights):
         for suffix in _ADDED:
             name = name.removesuffix(suffix)
         op = model.ops.get(name, name)
@@ -92,7 +110,9 @@ def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
             yield op
 
 
-def _traced(kernel: Kernel) -> TracedKernel:
+def _traced(kernel: Kernel, *, quantized: bool) -> TracedKernel:
+    if kernel.precision in _BYTES and not quantized:
+        return TracedKernel(kernel.primitive)
     if kernel.is_integer and kernel.precision in _BYTES:
         return TracedKernel(kernel.primitive, Precision.INT8, True)
     if kernel.precision in _BYTES:

@@ -90,6 +90,7 @@ class Kernel:
         precision: the element type that it computes in, such as `u8` or `f32`.
         primitive: the implementation, such as `brgconv_avx512_I8`.
         ops: the friendly names of the ops that it runs; empty for inserted conversions.
+        constants: the names of the constants that it reads.
         microseconds: time in the last run; None if not executed.
     """
 
@@ -98,6 +99,7 @@ class Kernel:
     precision: str
     primitive: str
     ops: tuple[str, ...]
+    constants: tuple[str, ...]
     microseconds: float | None
 
     @property
@@ -171,12 +173,14 @@ class Runner:
 def _kernel(node: Any) -> Kernel:
     said = {key: str(node.get_rt_info()[key].astype(str)) for key in _FIELDS}
     time = said["execTimeMcs"]
+    read = [value.get_node() for value in node.input_values()]
     return Kernel(
         str(node.get_friendly_name()),
         said["layerType"],
         said["runtimePrecision"],
         said["primitiveType"],
         tuple(name for name in said["originalLayersNames"].split(",") if name),
+        tuple(str(n.get_friendly_name()) for n in read if not n.get_input_size()),
         None if time == _NOT_EXECUTED else float(time),
     )
 
