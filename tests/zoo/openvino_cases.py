@@ -312,6 +312,12 @@ def own_output(x: Any) -> list[Any]:
     return [convolved(ops.add(second, first), 8, size=1), first, second]
 
 
+def gram(x: Any) -> Any:
+    """A product of a quantized tensor with itself, beside one with a weight."""
+    first = ops.relu(product(x))
+    return ops.matmul(product(first), ops.matmul(first, first, True, False), False, False)
+
+
 def unpooled(x: Any) -> Any:
     """Ops without a channel axis around a product."""
     vector = ops.reduce_mean(x, np.array([0]), False)
@@ -435,6 +441,7 @@ def cases() -> Iterator[Case]:
             ("Add of a constant", by_constant, [PICTURES], {}),
             ("Add of a pixel", broadcast_sum, [PICTURES], {}),
             ("Add, with its terms as outputs", own_output, [PICTURES], {}),
+            ("MatMul of a tensor with itself", gram, [STEPS], {}),
             ("ReduceMean of the batch", unpooled, [ROWS], {}),
             ("If", branched, [ROWS], {}),
             ("TensorIterator", iterated, [STEPS], {"sizes": [[2, 6, 32]]}),

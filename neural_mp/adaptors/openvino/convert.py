@@ -150,9 +150,11 @@ class _Writer:
                 for given in output.get_target_inputs()
                 if written or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
             ]
+            # An output of the model reads quantized values, too: with a second, unquantized reader
+            # the plugin computes sums of such tensors with wrong scales.
             stored = self._fake_quantize(tensor, output, QuantParams.of(self.ranges[root]))
             for given in readers:
-                if type_of(given.get_node()) != "Result":
+                if written or type_of(given.get_node()) != "Result":
                     given.replace_source_output(stored.output(0))
             if not written:
                 self.quantized += 1

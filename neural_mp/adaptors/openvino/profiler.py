@@ -113,8 +113,9 @@ def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
 def _traced(kernel: Kernel, *, quantized: bool) -> TracedKernel:
     if kernel.precision in _BYTES and not quantized:
         return TracedKernel(kernel.primitive)
-    if kernel.is_integer and kernel.precision in _BYTES:
+    if kernel.precision not in _BYTES:
+        return TracedKernel(kernel.primitive, _PRECISIONS.get(kernel.precision))
+    if kernel.is_integer:
         return TracedKernel(kernel.primitive, Precision.INT8, True)
-    if kernel.precision in _BYTES:
-        return TracedKernel(kernel.primitive, None, True)
-    return TracedKernel(kernel.primitive, _PRECISIONS.get(kernel.precision))
+    # Kernels without integer variants, such as means, compute in float on what they read.
+    return TracedKernel(kernel.primitive, None if kernel.may_be_integer else Precision.FP32, True)

@@ -104,12 +104,34 @@ class Kernel:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the kernel computes with 8-bit products."""
-        return self.primitive.endswith(("_I8", "_i8", "_u8")) and self.type not in _MOVERS
+        """Whether the kernel computes with 8-bit integers."""
+        return self.type in _COMPUTING and self.primitive.endswith(("_I8", "_i8", "_u8"))
+
+    @property
+    def may_be_integer(self) -> bool:
+        """Whether kernels of this type compute with integers or only move values."""
+        return self.type in _COMPUTING | _MOVING
 
 
-#: Kernels that convert or move values.
-_MOVERS = frozenset({"Reorder", "Convert", "Const", "Input", "Output", "Transpose", "Reshape"})
+#: Kernels with integer variants.
+_COMPUTING = frozenset(
+    {"Convolution", "Deconvolution", "FullyConnected", "MatMul", "Eltwise", "Subgraph", "Pooling"}
+)
+_MOVING = frozenset(
+    {
+        *(
+            "Concatenation",
+            "Split",
+            "StridedSlice",
+            "Reshape",
+            "Transpose",
+            "Tile",
+            "Gather",
+            "Pad",
+        ),
+        *("SpaceToDepth", "DepthToSpace", "ShuffleChannels", "Broadcast", "Unsqueeze", "Squeeze"),
+    }
+)
 
 
 def dtype_of(kind: Any) -> np.dtype[Any]:
