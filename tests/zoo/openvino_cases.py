@@ -318,6 +318,12 @@ def gram(x: Any) -> Any:
     return ops.matmul(product(first), ops.matmul(first, first, True, False), False, False)
 
 
+def read_twice(x: Any) -> list[Any]:
+    """The float result of a convolution without a bias, read by two ops."""
+    result = convolved(ops.relu(convolved(x)), seed=2)
+    return [ops.multiply(result, F32(3)), ops.sigmoid(result)]
+
+
 def unpooled(x: Any) -> Any:
     """Ops without a channel axis around a product."""
     vector = ops.reduce_mean(x, np.array([0]), False)
