@@ -363,6 +363,7 @@ def cases() -> Iterator[Case]:
             ),
             ("Convolution of static shape", two_layers, [PICTURES], {"sizes": [[2, 16, 8, 8]]}),
             ("Convolution of any size", two_layers, [PICTURES], {"sizes": [[-1, 16, -1, -1]]}),
+            ("Convolution, read twice", read_twice, [PICTURES], {}),
             (
                 "GroupConvolution",
                 lambda x: convolved(ops.relu(biased(grouped(x, 4))), 8, size=1),
