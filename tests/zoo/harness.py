@@ -252,7 +252,13 @@ by `pytest tests/zoo -n 0 --layer-tables`.
 | layer | INT8 | not quantized | SQNR |
 |---|---|---|---|
 """
-TITLES = {"keras": "Keras", "onnx": "ONNX", "tensorflow": "TensorFlow", "torch": "PyTorch"}
+TITLES = {
+    "keras": "Keras",
+    "onnx": "ONNX",
+    "openvino": "OpenVINO",
+    "tensorflow": "TensorFlow",
+    "torch": "PyTorch",
+}
 
 
 def write_page(framework: str, rows: Iterable[Row]) -> None:

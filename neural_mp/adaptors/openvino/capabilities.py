@@ -74,6 +74,8 @@ def _integer_kernel(
         return TRANSPOSED_INPUT
     if type_of(node) == "MatMul" and weight.ndim != 2:
         return "the weight must be a matrix for the integer kernel"
+    if type_of(node) == "GroupConvolution" and weight.ndim == 6 and weight.shape[2] == 1:
+        return "the integer kernels by channel have at most two spatial axes"
     if (rank_of(node.output(0)) or 0) < 2:
         return "the integer kernel needs at least two axes"
     spec = weight_quant_spec(accumulation[kernel_of(node)])

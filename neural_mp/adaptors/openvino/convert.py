@@ -19,7 +19,7 @@ from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.openvino.fusion import GraphStructure, has_weight, structure
+from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS, GraphStructure, has_weight, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
@@ -36,7 +36,11 @@ from neural_mp.core.precision import Precision, QuantSpec
 from neural_mp.space import ResolvedPlan
 
 #: Suffixes of the names of inserted nodes.
-QUANTIZED, WEIGHT, CAST = "/quantize", "/weight", "/cast"
+QUANTIZED, WEIGHT, CAST, BOUNDED = "/quantize", "/weight", "/cast", "/bounded"
+#: Near the largest finite float32.
+_FLOAT_BOUND = 3e38
+#: Suffix of the name of the int8 constant of a weight.
+STORED = "/int8"
 #: The levels of uint8.
 _LEVELS = LEVELS + 1
 _F32 = ov.Type.f32
@@ -64,6 +68,7 @@ def convert_graph(
     writer = _Writer(structure(program), plan, ranges)
     writer.quantize_weights()
     writer.quantize_tensors()
+    writer.bound_results()
     writer.cast_to_16_bits()
     program.validate_nodes_and_infer_types()
     return replace(
@@ -93,7 +98,7 @@ def quantized_weight(name: str, node: Any, spec: QuantSpec) -> Any:
     scales = weight_scales(weight, axes, limit)
     integers = round_to_int8(weight, scales, limit)
     stored = ops.constant(integers)
-    stored.set_friendly_name(f"{name}{WEIGHT}/int8")
+    stored.set_friendly_name(f"{name}{WEIGHT}{STORED}")
     widened = ops.convert(stored, "f32")
     widened.set_friendly_name(f"{name}{WEIGHT}/float")
     found = ops.multiply(widened, ops.constant(scales))
@@ -148,12 +153,31 @@ class _Writer:
                 for given in output.get_target_inputs()
                 if written or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
             ]
+            # Outputs of the model read quantized values, too: a kernel has a single result.
             stored = self._fake_quantize(tensor, output, QuantParams.of(self.ranges[root]))
             for given in readers:
-                if type_of(given.get_node()) != "Result":
+                if written or type_of(given.get_node()) != "Result":
                     given.replace_source_output(stored.output(0))
             if not written:
                 self.quantized += 1
+
+    def bound_results(self) -> None:
+        """Insert a Clamp without effect behind INT8 convolutions that end in float without a bias.
+
+        A result with several readers is scaled wrongly by the plugin otherwise. The Clamp becomes
+        part of the kernel.
+        """
+        for name, node in self.structure.nodes.items():
+            if type_of(node) not in CONVOLUTIONS or f"{name}{WEIGHT}" not in self.owners:
+                continue
+            if name in self.plan.flow.int8_outputs or self._is_within(name):
+                continue
+            readers = list(node.output(0).get_target_inputs())
+            bounded = ops.clamp(node, -_FLOAT_BOUND, _FLOAT_BOUND)
+            bounded.set_friendly_name(f"{name}{BOUNDED}")
+            self.owners[f"{name}{BOUNDED}"] = name
+            for given in readers:
+                given.replace_source_output(bounded.output(0))
 
     def _fake_quantize(self, tensor: str, output: Any, params: QuantParams) -> Any:
         low, high = np.float32(params.low), np.float32(params.high)
@@ -223,7 +247,9 @@ class _Writer:
                 params = QuantParams.of(self.ranges[root])
                 found[tensor] = OutputLocation(place, type_of(node), params)
             else:
-                found[tensor] = OutputLocation(tensor, type_of(node))
+                bounded = f"{tensor}{BOUNDED}"
+                place = bounded if bounded in self.owners else tensor
+                found[tensor] = OutputLocation(place, type_of(node))
         return found
 
     def _is_within(self, op: str) -> bool:

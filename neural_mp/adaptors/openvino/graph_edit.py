@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -125,23 +125,30 @@ def op_nodes(model: Any) -> Iterator[Any]:
             yield node
 
 
-def give_stable_names(model: Any) -> None:
+def give_stable_names(model: Any, types: Collection[str]) -> None:
     """Rename nodes so that names are unique and do not depend on counters of the process.
+
+    Args:
+        model: the graph.
+        types: the op types before the transformations: a fused op keeps the name of a fused one.
 
     A node with a counted name takes that of its first named reader, e.g. `conv1/bias/Multiply`, or
     else its type.
     """
+    known = {*types, *map(type_of, model.get_ops()), "Multiply", "Result"}
     taken = {name_of(n) for n in model.get_ops() if not _COUNTED_RE.match(name_of(n))}
     seen: set[str] = set()
     for node in reversed(model.get_ordered_ops()):
         name = name_of(node)
         counted = _COUNTED_RE.match(name)
-        made_up = counted is not None and counted["type"] in (type_of(node), "Multiply", "Result")
+        made_up = counted is not None and counted["type"] in known
         if made_up or name in seen:
             stem = type_of(node)
+            # The set of readers has no order.
             readers = [i.get_node() for o in node.outputs() for i in o.get_target_inputs()]
-            if readers and type_of(readers[0]) != "Result":
-                stem = f"{min(map(name_of, readers))}/{stem}"
+            named = [name_of(reader) for reader in readers if type_of(reader) != "Result"]
+            if named:
+                stem = f"{min(named)}/{stem}"
             name = unique_name(stem if made_up else name, taken | seen)
             node.set_friendly_name(name)
         seen.add(name)

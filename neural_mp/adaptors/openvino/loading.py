@@ -75,13 +75,14 @@ def _read_file(path: Path) -> Any:
 
 def canonicalize(program: Any) -> None:
     """Fold batch norms and constants, and give stable names, in place."""
+    types = frozenset(map(type_of, program.get_ops()))
     try:
         from openvino._offline_transformations import apply_moc_transformations
     except ImportError:
         logger.debug("no common transformations in this version", exc_info=True)
     else:
         apply_moc_transformations(program, True)
-    give_stable_names(program)
+    give_stable_names(program, types)
 
 
 def read_signature(program: Any) -> Signature:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from neural_mp.adaptors.openvino.convert import STORED
 from neural_mp.adaptors.openvino.fusion import has_weight
 from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.runtime import Kernel, Runner
+from neural_mp.adaptors.openvino.reduce_range import REDUCED
+from neural_mp.adaptors.openvino.runtime import Kernel, Runner, ov
 from neural_mp.core.kernel_trace import OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
@@ -20,11 +22,15 @@ _PRECISIONS = {
 }
 _BYTES = ("u8", "i8")
 #: Suffixes that the plugin adds to names of ops in INT8 graphs.
-_ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original")
+_ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original", REDUCED, STORED)
+#: Kernels of matrix products.
+_PRODUCTS = frozenset({"FullyConnected", "MatMul"})
+#: Kernels of layers with a weight.
+_LAYERS = _PRODUCTS | {"Convolution"}
+#: Element types of bytes that no plan quantized: conditions and integers.
+_OWN_BYTES = (ov.Type.boolean, ov.Type.u8, ov.Type.i8)
 #: Kernels that convert between variants of a tensor.
 _CONVERSIONS = frozenset({"Reorder", "Convert", "FakeQuantize"})
-#: Kernels of layers with a weight.
-_LAYERS = ("Convolution", "FullyConnected", "MatMul")
 
 
 def time_ops(model: OpenVinoModel, inputs: Any, runs: int) -> dict[str, list[float]]:
@@ -59,19 +65,26 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     runner = Runner(model.program, profiled=True)
     runner(model.feeds(model.signature.bind(inputs)))
     found: dict[str, list[TracedKernel]] = {}
+    products: set[str] = set()
     for kernel in runner.kernels():
         if kernel.microseconds is None or kernel.type in _CONVERSIONS:
             continue
         ran = list(dict.fromkeys(_ops_of(model, kernel)))
         if kernel.is_integer and ran:
-            ran = [_layer_behind(model, ran)] if kernel.type in _LAYERS else ran[:1]
+            ran = [_layer_behind(model, ran) if kernel.type in _LAYERS else ran[0]]
         for op in ran:
-            floating = _is_floating(model.structure.nodes[op])
-            found.setdefault(op, []).append(_traced(kernel, floating))
+            given = model.structure.nodes[op].input(0).get_element_type()
+            found.setdefault(op, []).append(_traced(kernel, quantized=given not in _OWN_BYTES))
+        products.update(ran if kernel.type in _PRODUCTS else ())
     for op in reversed(list(model.structure.nodes)):
         reader = _only_reader(model, op)
-        if op not in found and reader in found and type_of(model.structure.nodes[op]) == "MatMul":
+        if (
+            op not in found
+            and reader in products
+            and type_of(model.structure.nodes[op]) == "MatMul"
+        ):
             found[op] = found[reader]
+            products.add(op)
     written = {op: _written_in(node) for op, node in model.structure.nodes.items()}
     return {
         model.ops.get(op, op): op_trace(kernels, written.get(op)) for op, kernels in found.items()
@@ -80,16 +93,12 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
 
 def _layer_behind(model: OpenVinoModel, ran: list[str]) -> str:
     """Return the layer of an integer kernel: among its ops, or before the first of them."""
-    nodes = model.structure.nodes
-    for op in ran:
-        if has_weight(nodes[op]):
-            return op
-    op = ran[0]
-    while before := [name for name in model.structure.read_by(op) if name in nodes]:
-        op = before[0]
-        if has_weight(nodes[op]):
-            return op
-    return ran[0]
+    nodes, before = model.structure.nodes, ran[:1]
+    found = [op for op in ran if has_weight(nodes[op])]
+    while not found and before:
+        before = [op for op in model.structure.read_by(before[0]) if op in nodes]
+        found = [op for op in before[:1] if has_weight(nodes[op])]
+    return found[0] if found else ran[0]
 
 
 def _written_in(node: Any) -> Precision | None:
@@ -103,8 +112,12 @@ def _only_reader(model: OpenVinoModel, op: str) -> str | None:
 
 
 def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
-    """Yield the ops of the unconverted graph that a kernel runs."""
-    for name in kernel.ops:
+    """Yield the ops of the unconverted graph that a kernel runs.
+
+    The plugin renames some INT8 products; the name of the weight then identifies the op.
+    """
+    weights = [name for name in kernel.constants if name.removesuffix(REDUCED).endswith(STORED)]
+    for name in (*kernel.ops, *weights):
         for suffix in _ADDED:
             name = name.removesuffix(suffix)
         op = model.ops.get(name, name)
@@ -112,16 +125,12 @@ def _ops_of(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:
             yield op
 
 
-def _is_floating(node: Any) -> bool:
-    return bool(node.get_output_element_type(0).is_real())
-
-
-def _traced(kernel: Kernel, floating: bool) -> TracedKernel:
-    """Return a kernel; one of an op on integers or booleans has no precision of a plan."""
-    if not floating:
+def _traced(kernel: Kernel, *, quantized: bool) -> TracedKernel:
+    if kernel.precision in _BYTES and not quantized:
         return TracedKernel(kernel.primitive)
-    if kernel.is_integer and kernel.precision in _BYTES:
+    if kernel.precision not in _BYTES:
+        return TracedKernel(kernel.primitive, _PRECISIONS.get(kernel.precision))
+    if kernel.is_integer:
         return TracedKernel(kernel.primitive, Precision.INT8, True)
-    if kernel.precision in _BYTES:
-        return TracedKernel(kernel.primitive, None, True)
-    return TracedKernel(kernel.primitive, _PRECISIONS.get(kernel.precision))
+    # Kernels without integer variants, such as means, compute in float on what they read.
+    return TracedKernel(kernel.primitive, None if kernel.may_be_integer else Precision.FP32, True)

@@ -15,6 +15,9 @@ from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 
+#: Suffix of the names of constants with halved integers.
+REDUCED = "/reduced"
+
 
 def kernel_of(node: Any) -> KernelKind:
     """Return the kind of integer kernel of a layer."""
@@ -52,7 +55,7 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
     for constant in saturating(_weights(program)):
         halved = np.clip(np.rint(np.asarray(constant.get_data()) / 2), -limit, limit)
         smaller = ops.constant(halved.astype(np.int8))
-        smaller.set_friendly_name(f"{name_of(constant)}/reduced")
+        smaller.set_friendly_name(f"{name_of(constant)}{REDUCED}")
         readers = list(constant.output(0).get_target_inputs())
         for reader in readers:
             reader.replace_source_output(smaller.output(0))

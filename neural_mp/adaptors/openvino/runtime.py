@@ -90,6 +90,7 @@ class Kernel:
         precision: the element type that it computes in, such as `u8` or `f32`.
         primitive: the implementation, such as `brgconv_avx512_I8`.
         ops: the friendly names of the ops that it runs; empty for inserted conversions.
+        constants: the names of the constants that it reads.
         microseconds: time in the last run; None if not executed.
     """
 
@@ -98,16 +99,39 @@ class Kernel:
     precision: str
     primitive: str
     ops: tuple[str, ...]
+    constants: tuple[str, ...]
     microseconds: float | None
 
     @property
     def is_integer(self) -> bool:
-        """Whether the kernel computes with 8-bit products."""
-        return self.primitive.endswith(("_I8", "_i8", "_u8")) and self.type not in _MOVERS
+        """Whether the kernel computes with 8-bit integers."""
+        return self.type in _COMPUTING and self.primitive.endswith(("_I8", "_i8", "_u8"))
+
+    @property
+    def may_be_integer(self) -> bool:
+        """Whether kernels of this type compute with integers or only move values."""
+        return self.type in _COMPUTING | _MOVING
 
 
-#: Kernels that convert or move values.
-_MOVERS = frozenset({"Reorder", "Convert", "Const", "Input", "Output", "Transpose", "Reshape"})
+#: Kernels with integer variants.
+_COMPUTING = frozenset(
+    {"Convolution", "Deconvolution", "FullyConnected", "MatMul", "Eltwise", "Subgraph", "Pooling"}
+)
+_MOVING = frozenset(
+    {
+        *(
+            "Concatenation",
+            "Split",
+            "StridedSlice",
+            "Reshape",
+            "Transpose",
+            "Tile",
+            "Gather",
+            "Pad",
+        ),
+        *("SpaceToDepth", "DepthToSpace", "ShuffleChannels", "Broadcast", "Unsqueeze", "Squeeze"),
+    }
+)
 
 
 def dtype_of(kind: Any) -> np.dtype[Any]:
@@ -171,12 +195,14 @@ class Runner:
 def _kernel(node: Any) -> Kernel:
     said = {key: str(node.get_rt_info()[key].astype(str)) for key in _FIELDS}
     time = said["execTimeMcs"]
+    read = [value.get_node() for value in node.input_values()]
     return Kernel(
         str(node.get_friendly_name()),
         said["layerType"],
         said["runtimePrecision"],
         said["primitiveType"],
         tuple(name for name in said["originalLayersNames"].split(",") if name),
+        tuple(str(n.get_friendly_name()) for n in read if not n.get_input_size()),
         None if time == _NOT_EXECUTED else float(time),
     )
 
