@@ -11,6 +11,7 @@ from typing import Any
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
+from neural_mp.adaptors.common.threads import limited_threads
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.onnxrt import (
     layer_params,
@@ -28,7 +29,7 @@ from neural_mp.adaptors.onnxrt.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.onnxrt.kernel_registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.op_types import TYPES
-from neural_mp.adaptors.onnxrt.sessions import CPU, limited_threads
+from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind

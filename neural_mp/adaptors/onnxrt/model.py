@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Array, Signature
+from neural_mp.adaptors.common.threads import allowed_threads
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
-from neural_mp.adaptors.onnxrt.sessions import CPU, Runner, allowed_threads
+from neural_mp.adaptors.onnxrt.sessions import CPU, Runner
 from neural_mp.errors import ModelLoadError
 
 

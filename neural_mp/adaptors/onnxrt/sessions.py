@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.threads import allowed_threads
 from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
 from neural_mp.errors import ConversionError, one_line
 
@@ -155,31 +155,3 @@ def _from_ort_value(value: ort.OrtValue) -> Any:
 def bytes_of(value: ir.Value | None) -> int:
     """Return the size of a constant in bytes; 0 for strings."""
     return 0 if value is None or value.const_value is None else tensor_bytes(value.const_value)
-
-
-class _Limit:
-    """The number of threads for new sessions; None for no limit."""
-
-    threads: int | None = None
-
-
-@contextmanager
-def limited_threads(count: int | None) -> Iterator[None]:
-    """Limit the threads of sessions created within this context; existing ones keep theirs."""
-    before, _Limit.threads = _Limit.threads, count
-    try:
-        yield
-    finally:
-        _Limit.threads = before
-
-
-def allowed_threads() -> int | None:
-    """Return threads per op: the requested number, or else `OMP_NUM_THREADS`.
-
-    ONNX Runtime ignores that variable, and also the CPU affinity of the process: its threads are
-    bound to all cores. None leaves the choice to ONNX Runtime.
-    """
-    if _Limit.threads is not None:
-        return _Limit.threads
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) else None

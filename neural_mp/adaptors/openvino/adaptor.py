@@ -11,6 +11,7 @@ import numpy as np
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
+from neural_mp.adaptors.common.threads import limited_threads
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.openvino import (
     layer_params,
@@ -27,7 +28,6 @@ from neural_mp.adaptors.openvino.graph_edit import type_of
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.op_types import TYPES
-from neural_mp.adaptors.openvino.runtime import limited_threads
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
 

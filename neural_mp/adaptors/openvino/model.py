@@ -9,10 +9,11 @@ from typing import Any
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Array, Signature
+from neural_mp.adaptors.common.threads import allowed_threads
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
 from neural_mp.adaptors.openvino.graph_edit import name_of
-from neural_mp.adaptors.openvino.runtime import Runner, allowed_threads
+from neural_mp.adaptors.openvino.runtime import Runner
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -15,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from neural_mp.adaptors.common.threads import allowed_threads
 from neural_mp.errors import ConversionError, one_line
 from neural_mp.util.pytree import Array
 
@@ -54,30 +53,6 @@ _NOT_EXECUTED = "not_executed"
 def core() -> Any:
     """Return the process-wide `openvino.Core`."""
     return ov.Core()
-
-
-class _Limit:
-    """The number of threads for new compiled models; None for no limit."""
-
-    threads: int | None = None
-
-
-@contextmanager
-def limited_threads(count: int | None) -> Iterator[None]:
-    """Limit the threads of models compiled within this context; existing ones keep theirs."""
-    before, _Limit.threads = _Limit.threads, count
-    try:
-        yield
-    finally:
-        _Limit.threads = before
-
-
-def allowed_threads() -> int | None:
-    """Return the requested number of threads, or else `OMP_NUM_THREADS`, which OpenVINO ignores."""
-    if _Limit.threads is not None:
-        return _Limit.threads
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) else None
 
 
 @dataclass(frozen=True)
