@@ -41,7 +41,7 @@ class NamedOutputs(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(
-                f"the model returns no {name!r}; it returns {', '.join(self)}"
+                f"the model has no output {name!r}; the outputs are {', '.join(self)}"
             ) from None
 
     def __getitem__(self, key: str | int | slice) -> Any:
