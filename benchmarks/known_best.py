@@ -64,20 +64,20 @@ class Found:
     ours: tuple[float, ...]
 
     @property
-    def shards(self) -> list[float]:
+    def ratios(self) -> list[float]:
         """The time of every run's plan over that of the best, smallest first."""
         return sorted(self.best / speed for speed in self.ours)
 
     def cells(self) -> list[str]:
         """One row."""
-        shares = self.shares
+        ratios = self.ratios
         return [
             self.name,
             str(self.plans),
             f"{self.best:.2f}",
             " ".join(f"{speed:.2f}" for speed in self.ours),
-            f"{shares[len(shares) // 2]:.3f}",
-            f"{shares[-1]:.3f}",
+            f"{ratios[len(ratios) // 2]:.3f}",
+            f"{ratios[-1]:.3f}",
         ]
 
 
