@@ -12,7 +12,7 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.openvino.file_checks import check_xml
 from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.runtime import Runner, core, dtype_of, ov
+from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import require_regular_file
 from neural_mp.util.pytree import Structure
@@ -41,11 +41,10 @@ def load(source: object, wanted: InputSpec) -> OpenVinoModel:
     canonicalize(program)
     signature = read_signature(program).choosing(wanted.names, wanted.outputs)
     example, warnings = wanted.feeds(signature)
-    model = OpenVinoModel(program, signature, example, program)
+    notes = (*warnings, *_left_alone(program))
+    model = OpenVinoModel(program, signature, example, program, warnings=notes)
     _try(model)
-    return OpenVinoModel(
-        program, signature, example, program, warnings=(*warnings, *_left_alone(program))
-    )
+    return model
 
 
 def _read(source: object, wanted: InputSpec) -> Any:
@@ -117,7 +116,7 @@ def _port(output: Any, name: str, tensor: str) -> TensorSpec:
 def _try(model: OpenVinoModel) -> None:
     """Run a model once, so that a broken one is refused on loading."""
     try:
-        Runner(model.runs)(model.feeds(model.example))
+        model.run(model.example)
     except ConversionError as error:
         raise ModelLoadError(f"OpenVINO cannot run the model: {error}") from error
 

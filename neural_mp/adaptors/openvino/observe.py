@@ -12,7 +12,7 @@ from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_va
 from neural_mp.adaptors.common.signature import Array, in_parts
 from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS
 from neural_mp.adaptors.openvino.graph import build_graph
-from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, tensor_of, type_of
+from neural_mp.adaptors.openvino.graph_edit import is_float, tensor_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.runtime import Runner, ops
 from neural_mp.core.graph import OpGraph
@@ -122,9 +122,4 @@ def _value(place: OutputLocation, found: Array) -> OpOutput | None:
 
 def _place(model: OpenVinoModel, op: str) -> OutputLocation:
     found = model.results.get(op)
-    return found or OutputLocation(op, type_of(model.structure.nodes[name_of_op(model, op)]))
-
-
-def name_of_op(model: OpenVinoModel, tensor: str) -> str:
-    """Return the op of a tensor."""
-    return name_of(model.structure.tensors[tensor].get_node())
+    return found or OutputLocation(op, type_of(model.structure.tensors[op].get_node()))

@@ -94,17 +94,9 @@ _COMPUTING = frozenset(
 )
 _MOVING = frozenset(
     {
-        *(
-            "Concatenation",
-            "Split",
-            "StridedSlice",
-            "Reshape",
-            "Transpose",
-            "Tile",
-            "Gather",
-            "Pad",
-        ),
-        *("SpaceToDepth", "DepthToSpace", "ShuffleChannels", "Broadcast", "Unsqueeze", "Squeeze"),
+        *("Concatenation", "Split", "StridedSlice", "Reshape", "Transpose", "Tile", "Gather"),
+        *("Pad", "SpaceToDepth", "DepthToSpace", "ShuffleChannels", "Broadcast", "Unsqueeze"),
+        "Squeeze",
     }
 )
 
