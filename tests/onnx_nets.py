@@ -21,6 +21,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.profiling.audit import Verdict, audit_ops
 from neural_mp.space import planned_ops
+from neural_mp.testing.products_contract import SIDE
 
 MACHINE = machine(Precision.BF16, Precision.FP16)
 
@@ -146,3 +147,23 @@ class Converted:
         low, high = self.observed.ranges[tensor]["minmax"]
         scale = (max(high, 0) - min(low, 0)) / 255
         return scale, round(-min(low, 0) / scale)
+
+
+#: Kind of node → the field of a case that asks for it.
+_STEPS = {"Add": "residual", "Relu": "relu"}
+
+
+def product_graph(case: Any, weight: np.ndarray) -> onnx.ModelProto:
+    """A product or convolution of `AccumulationContract`, with its sum and ReLU."""
+    rest = [name for name in ("Add", "Relu") if getattr(case, _STEPS[name])]
+    names = [f"t{index}" for index in range(len(rest))] + ["y"]
+    if case.dense:
+        nodes = [op("MatMul", "x w", names[0])]
+        shape, weight = ["n", case.inputs], weight.T.copy()
+    else:
+        nodes = [op("Conv", "x w", names[0], group=case.groups, pads=[1] * 4)]
+        shape = ["n", case.inputs, SIDE, SIDE]
+    for index, kind in enumerate(rest):
+        read = f"{names[index]} x" if kind == "Add" else names[index]
+        nodes.append(op(kind, read, names[index + 1]))
+    return graph(nodes, {"x": shape}, ["y"], {"w": weight})

@@ -22,7 +22,7 @@ def weight(node) -> np.ndarray:
 
 
 def bias(node) -> np.ndarray:
-    """What is added to the result of a convolution."""
+    """The bias of a convolution."""
     (reader,) = node.output(0).get_target_inputs()
     (constant,) = [
         value.get_node()

@@ -37,7 +37,7 @@ def trained(optimizer, digits):
 
 
 def convolved(config=None):
-    """What a session makes of a convolution: its result, and the casts to BF16 in its graph."""
+    """Run a convolution in a session; return its result and the casts to BF16 in its graph."""
     with tf.Graph().as_default(), v1.Session(config=config) as session:
         filters = v1.get_variable("filters", initializer=FILTERS)
         result = tf.nn.relu(
