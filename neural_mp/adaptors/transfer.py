@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
@@ -56,11 +54,10 @@ def transferred(source: AnyModel, runtime: str) -> AnyModel:
     signature = Signature(
         _named_as(outside.inputs, inputs), _named_as(outside.outputs, outputs), outside.returns
     )
-    sizes = tuple(np.shape(array) for array in boundary.arrays(source.example_inputs()))
     return LoadedModel(
         adaptor,
         replace(held, signature=chosen),
-        boundary=replace(boundary, signature=signature, sizes=sizes, held=scratch),
+        boundary=replace(boundary, signature=signature, held=scratch),
     )
 
 

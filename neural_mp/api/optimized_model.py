@@ -294,10 +294,7 @@ def load(path: str | Path) -> OptimizedModel:
     if RECORD_FILE in manifest["files"]:
         record = read_record_file(folder / RECORD_FILE)
     report = replace(manifest["report"], record=record)
-    held, boundary = adaptor.restore(folder), manifest["boundary"]
-    if boundary is not None:
-        held = boundary.with_example(held)
-    restored = LoadedModel(adaptor, held, boundary=boundary)
+    restored = LoadedModel(adaptor, adaptor.restore(folder), boundary=manifest["boundary"])
     right, done = ensure_exact(restored, repr(str(folder)))
     return OptimizedModel(
         right,

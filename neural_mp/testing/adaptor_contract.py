@@ -20,6 +20,7 @@ from neural_mp.errors import ConversionError
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.space import TuningSpace, planned_ops
 from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
+from neural_mp.util.pytree import tree_leaves
 
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 #: Plan → converted net.
@@ -226,6 +227,11 @@ class AdaptorContract(OnDigits):
         )
         before, after = (LoadedModel(adaptor, model) for model in (converted, restored))
         assert after.conversions == before.conversions
+        shapes = [
+            [np.shape(leaf) for leaf in tree_leaves(each.example_inputs())]
+            for each in (before, after)
+        ]
+        assert shapes[0] == shapes[1]
 
     @pytest.mark.parametrize("precision", [INT8, BF16, FP16])
     def test_what_ran_is_what_the_plan_says(self, space, audit_of, precision):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.adaptors.common.signature import Array, Signature, example_for, shape_of
+from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.util.pytree import NamedOutputs, as_numpy, tree_leaves
 from neural_mp.util.validators import (
     InvalidValueError,
     invalid,
-    list_of,
     mapping_of,
     non_negative_integer,
     one_of,
@@ -45,14 +44,12 @@ class Boundary:
         framework: the source framework.
         signature: inputs in the order of a batch; inputs and outputs in the order of the runtime.
         containers: containers of the outputs; None for those of the signature.
-        sizes: sizes of the example inputs, in the order of the signature.
         held: an object that must live as long as the model.
     """
 
     framework: str
     signature: Signature
     containers: Containers = None
-    sizes: tuple[tuple[int, ...], ...] = ()
     held: Any = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,20 +85,12 @@ class Boundary:
             return self.signature.packed(values)
         return arranged(self.containers, values)
 
-    def with_example(self, held: Any) -> Any:
-        """Return a restored model of the runtime with an example of the sizes before saving."""
-        known = zip(self.signature.inputs, self.sizes, strict=True)
-        sized = tuple(replace(port, shape=sizes) for port, sizes in known)
-        return replace(held, example=example_for(replace(self.signature, inputs=sized)))
-
     def to_dict(self) -> dict[str, Any]:
         """Return strings, numbers and containers for JSON."""
-        signature = self.signature.to_dict()
         return {
             "framework": self.framework,
-            "signature": signature,
+            "signature": self.signature.to_dict(),
             "containers": self.containers,
-            "sizes": [list(sizes) for sizes in self.sizes],
         }
 
     @classmethod
@@ -112,8 +101,6 @@ class Boundary:
             NeuralMPError: the data is malformed.
         """
         found = cls(**_BOUNDARY(data))
-        if len(found.sizes) != len(found.signature.inputs):
-            raise invalid(f"the sizes of {len(found.signature.inputs)} inputs", found.sizes)
         for index in _indices(found.containers):
             if index >= len(found.signature.outputs):
                 raise invalid("the index of an output", index)
@@ -146,6 +133,5 @@ _BOUNDARY = record(
         "framework": one_of(tuple(FRAMEWORKS)),
         "signature": Signature.from_dict,
         "containers": _containers,
-        "sizes": list_of(shape_of),
     }
 )

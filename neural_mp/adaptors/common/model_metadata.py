@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from neural_mp.adaptors.common.op_outputs import OutputLocation
+from neural_mp.adaptors.common.signature import (
+    Array,
+    Shape,
+    Signature,
+    example_for,
+    shape_of,
+)
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.readers import read_json
@@ -21,7 +31,36 @@ CONVERTED: Mapping[str, Validator[Any]] = {
     "ops": mapping_of(string),
 }
 #: Optional entries, absent from files of earlier versions.
-LATER: Mapping[str, Validator[Any]] = {"results": mapping_of(OutputLocation.from_list)}
+LATER: Mapping[str, Validator[Any]] = {
+    "results": mapping_of(OutputLocation.from_list),
+    "example": mapping_of(shape_of),
+}
+
+
+def details_of(
+    signature: Signature,
+    example: Mapping[str, Array],
+    ops: Mapping[str, str],
+    results: Mapping[str, OutputLocation],
+    counts: ConversionCounts,
+) -> dict[str, Any]:
+    """Return the signature and the entries of `CONVERTED` and `LATER` for JSON."""
+    tensors = [port.tensor for port in signature.inputs if port.dtype is not None]
+    return {
+        **signature.to_dict(),
+        "counts": vars(counts),
+        "ops": dict(ops),
+        "results": {op: result.to_list() for op, result in results.items()},
+        # Sizes of the example inputs, not their values, which are the user's data.
+        "example": {tensor: list(np.shape(example[tensor])) for tensor in tensors},
+    }
+
+
+def restored_example(signature: Signature, details: Mapping[str, Any]) -> dict[str, Array]:
+    """Return synthetic inputs with the sizes of the example before saving, if stored."""
+    shapes: Mapping[str, Shape] = details.get("example", {})
+    inputs = (replace(port, shape=shapes.get(port.tensor, port.shape)) for port in signature.inputs)
+    return example_for(replace(signature, inputs=tuple(inputs)))
 
 
 def write_details(file: Path, details: Mapping[str, Any]) -> None:

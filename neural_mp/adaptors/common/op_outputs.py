@@ -6,7 +6,7 @@ exist if the op is fused into another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
 from neural_mp.util.validators import integer, non_negative_float, string, tuple_of
+
+#: Number of tensors per run in the search for the first non-finite one.
+_SEARCHED_PER_RUN = 64
 
 
 @dataclass(frozen=True)
@@ -90,3 +93,20 @@ def results_graph(
         if result.tensor in op_of
     }
     return written.with_only(kept)
+
+
+def first_with_non_finite(
+    ops: Sequence[str], fetch: Callable[[Sequence[str]], Iterable[Sequence[Array]]]
+) -> str | None:
+    """Return the first op whose floating-point results hold NaN or Inf.
+
+    Args:
+        ops: the ops in execution order.
+        fetch: some of the ops → the results of each in one run.
+    """
+    for start in range(0, len(ops), _SEARCHED_PER_RUN):
+        part = ops[start : start + _SEARCHED_PER_RUN]
+        for op, arrays in zip(part, fetch(part), strict=True):
+            if not all(np.isfinite(array).all() for array in arrays):
+                return op
+    return None

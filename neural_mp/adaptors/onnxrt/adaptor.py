@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
-from neural_mp.adaptors.common.threads import limited_threads
-from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
+from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.onnxrt import (
     layer_params,
     loading,
@@ -30,7 +27,6 @@ from neural_mp.adaptors.onnxrt.kernel_registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.op_types import TYPES
 from neural_mp.adaptors.onnxrt.sessions import CPU
-from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 
@@ -38,7 +34,7 @@ from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 PROVIDER_VARIABLE = "NEURAL_MP_ONNX_PROVIDER"
 
 
-class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
+class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     """The adaptor of ONNX files, messages and serialized messages.
 
     Args:
@@ -46,6 +42,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     """
 
     framework = "onnxrt"
+    title = "ONNX"
     packages = ("onnxruntime", "onnx")
     op_kinds = TYPES
     op_timing = optional.OpTiming(profiler.time_ops)
@@ -69,24 +66,13 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     native = staticmethod(storage.whole)
     save = staticmethod(storage.save)
     fingerprint = staticmethod(storage.fingerprint)
-    threads = staticmethod(limited_threads)
 
     def __init__(self, provider: str | None = None) -> None:
         self.provider = provider or os.environ.get(PROVIDER_VARIABLE) or CPU
 
-    def load(
-        self,
-        source: object,
-        *,
-        inputs: object = None,
-        outputs: object = None,
-        example: object = None,
-        capture: Capture = Capture.WHOLE,
-    ) -> OnnxModel:
-        """Read and canonicalize a model. `inputs` are names, or example arrays."""
-        wanted = InputSpec.read(inputs, outputs, example).without_shapes("ONNX")
-        model = loading.load(source, wanted, self.provider)
-        return replace(model, warnings=(*model.warnings, *unused_capture("ONNX", capture)))
+    def read(self, source: object, wanted: InputSpec) -> OnnxModel:
+        """Read and canonicalize a model."""
+        return loading.load(source, wanted, self.provider)
 
     def kernels(self, model: OnnxModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return kernels from the provider's kernel registry and ONNX's schemas."""
@@ -97,15 +83,6 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     def op_types(self) -> Collection[str]:
         """Return the op types of ONNX and ONNX Runtime."""
         return every_op_type(self.provider)
-
-    def predict(self, model: OnnxModel, inputs: Any) -> Any:
-        """Return outputs as arrays."""
-        results = model.run(model.signature.bind(inputs))
-        return model.signature.packed(results)
-
-    def example_inputs(self, model: OnnxModel, batch_size: int | None = None) -> Any:
-        """Return a tuple in input order: the example of the data, or synthetic inputs."""
-        return model.signature.in_order(model.example, batch_size)
 
     def weight_bytes(self, model: OnnxModel) -> int:
         """Return the size of the constants in bytes."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signature import Array, Signature
-from neural_mp.adaptors.common.threads import allowed_threads
-from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.common.graph_model import GraphModel, Run
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
 from neural_mp.adaptors.onnxrt.sessions import CPU, Runner
 from neural_mp.errors import ModelLoadError
@@ -78,46 +75,22 @@ def _state(file: Path) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class OnnxModel:
+class OnnxModel(GraphModel[ir.Model]):
     """A graph that ONNX Runtime runs.
 
     Attributes:
-        program: the graph for planning: canonicalized, or converted.
-        signature: the inputs and outputs.
-        example: name → array, inputs for a run.
-        given: the user's graph; None for a converted model.
         origin: the files of weights that were not loaded.
-        ops: for a converted model, node → the op of the unconverted graph that its time counts
-            towards, if the names differ.
-        results: for a converted model, op of the unconverted graph → location of its result; ops
-            fused into others have none.
-        warnings: notes to the user.
-        counts: the inserted conversions.
         opset: the ai.onnx opset of the canonicalized graph.
         obstacle: the reason why nothing can be converted, if any.
         provider: the execution provider to run the model.
         held: an object that must live as long as the model.
     """
 
-    program: ir.Model
-    signature: Signature
-    example: dict[str, Array]
-    given: ir.Model | None
     origin: Origin | None = None
-    ops: Mapping[str, str] = field(default_factory=dict)
-    results: Mapping[str, OutputLocation] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    counts: ConversionCounts = ConversionCounts()
     opset: int = 0
     obstacle: str | None = None
     provider: str = CPU
     held: Any = None
-    _runners: dict[int | None, Runner] = field(default_factory=dict)
-
-    @property
-    def runs(self) -> ir.Model:
-        """The graph to run: the user's own, unless converted."""
-        return self.program if self.given is None else self.given
 
     @cached_property
     def structure(self) -> GraphStructure:
@@ -135,9 +108,7 @@ class OnnxModel:
             self.origin.check()
         return Runner(program, self.folder, self.provider, **settings)
 
-    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """Return the outputs, in the order of the signature."""
-        threads = allowed_threads()
-        if threads not in self._runners:
-            self._runners[threads] = self.session(self.runs)
-        return self._runners[threads](feeds, self.signature.output_tensors)
+    def compiled(self) -> Run:
+        """Return a session of the graph to run, for the allowed number of threads."""
+        session, outputs = self.session(self.runs), self.signature.output_tensors
+        return lambda bound: session(bound, outputs)

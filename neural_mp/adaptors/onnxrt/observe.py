@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
-from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
+from neural_mp.adaptors.common.op_outputs import (
+    OpOutput,
+    OutputLocation,
+    first_with_non_finite,
+    op_value,
+    results_graph,
+)
 from neural_mp.adaptors.common.signature import Array, in_parts
 from neural_mp.adaptors.onnxrt import subgraph_outputs
 from neural_mp.adaptors.onnxrt.graph import build_graph
@@ -28,8 +34,6 @@ _WHOLE = sys.maxsize
 _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
 #: Types of tensors that may hold NaN or Inf.
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
-#: Number of tensors per run in the search for the first non-finite one.
-_LOOKED_AT = 64
 
 
 def watch(
@@ -119,21 +123,21 @@ def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
     """Return the first op whose result holds NaN or Inf."""
     program, feeds = subgraph_outputs.typed(model.program), model.signature.bind(inputs)
     can_be_had = subgraph_outputs.visible(program, subgraph_outputs.values_in(program))
-    floating = [
-        (name, str(value.name))
+    floating = {
+        name: str(value.name)
         for name, value in model.structure.values.items()
         if name in model.structure.nodes
         and str(value.name) in can_be_had
         and value.dtype in (None, *_FLOATING)
-    ]
-    for start in range(0, len(floating), _LOOKED_AT):
-        looked_at = floating[start : start + _LOOKED_AT]
-        fetched = [value for _, value in looked_at]
-        runner: Runner = model.session(subgraph_outputs.with_outputs(program, fetched), level=PLAIN)
-        for (name, _), found in zip(looked_at, runner(feeds, fetched), strict=True):
-            if not all(np.isfinite(array).all() for array in _floats(found)):
-                return model.ops.get(name, name)
-    return None
+    }
+
+    def fetch(ops: Sequence[str]) -> list[list[Array]]:
+        fetched = [floating[op] for op in ops]
+        runner = model.session(subgraph_outputs.with_outputs(program, fetched), level=PLAIN)
+        return [_floats(found) for found in runner(feeds, fetched)]
+
+    first = first_with_non_finite(list(floating), fetch)
+    return None if first is None else model.ops.get(first, first)
 
 
 def observable_ops(model: OnnxModel) -> OpGraph:

@@ -12,8 +12,15 @@ import onnx_ir as ir
 from google.protobuf import text_format
 
 from neural_mp.adaptors.common.boundary import Boundary
-from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
-from neural_mp.adaptors.common.signature import Signature, example_for
+from neural_mp.adaptors.common.graph_model import graph_details
+from neural_mp.adaptors.common.model_metadata import (
+    CONVERTED,
+    LATER,
+    read_details,
+    restored_example,
+    write_details,
+)
+from neural_mp.adaptors.common.signature import Signature
 from neural_mp.adaptors.onnxrt.external_data import raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.graph_edit import parts_of
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
@@ -28,15 +35,7 @@ MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
 def save(model: OnnxModel, folder: Path) -> None:
     """Write the model and its metadata."""
     save_file(model, folder / MODEL_FILE, {})
-    details = {
-        **model.signature.to_dict(),
-        "counts": vars(model.counts),
-        "ops": dict(model.ops),
-        "results": {op: result.to_list() for op, result in model.results.items()},
-        "opset": model.opset,
-        "converted": model.given is None,
-    }
-    write_details(folder / DETAILS_FILE, details)
+    write_details(folder / DETAILS_FILE, {**graph_details(model), "opset": model.opset})
 
 
 def restore(folder: Path, provider: str) -> OnnxModel:
@@ -58,12 +57,12 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     return OnnxModel(
         program,
         signature,
-        example_for(signature),
+        restored_example(signature, details),
         None if details["converted"] else program,
-        origin,
         details["ops"],
         details.get("results", {}),
         counts=details["counts"],
+        origin=origin,
         opset=details["opset"],
         provider=provider,
     )

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
-from neural_mp.adaptors.common.threads import limited_threads
-from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.openvino import (
     layer_params,
     loading,
@@ -28,14 +25,14 @@ from neural_mp.adaptors.openvino.graph_edit import type_of
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.op_types import TYPES
-from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
 
 
-class OpenVinoAdaptor(Adaptor[OpenVinoModel]):
+class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     """The adaptor of `openvino.Model` objects and files that OpenVINO reads."""
 
     framework = "openvino"
+    title = "OpenVINO"
     packages = ("openvino",)
     op_kinds = TYPES
     op_timing = optional.OpTiming(profiler.time_ops)
@@ -50,39 +47,21 @@ class OpenVinoAdaptor(Adaptor[OpenVinoModel]):
     single_file = optional.SingleFile((".xml",), storage.save_file)
     graph_dump = optional.GraphDump(storage.dump_graph)
 
+    read = staticmethod(loading.load)
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
     observe_tensors = staticmethod(observe.watch)
     convert_graph = staticmethod(convert_graph)
     save = staticmethod(storage.save)
     restore = staticmethod(storage.restore)
-    threads = staticmethod(limited_threads)
-
-    def load(
-        self,
-        source: object,
-        *,
-        inputs: object = None,
-        outputs: object = None,
-        example: object = None,
-        capture: Capture = Capture.WHOLE,
-    ) -> OpenVinoModel:
-        """Read and canonicalize a model. `inputs` are names, or example arrays."""
-        wanted = InputSpec.read(inputs, outputs, example).without_shapes("OpenVINO")
-        model = loading.load(source, wanted)
-        return replace(model, warnings=(*model.warnings, *unused_capture("OpenVINO", capture)))
 
     def kernels(self, model: OpenVinoModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return the kernels of the CPU plugin."""
         return kernels(model, self.int8_accumulation(hardware))
 
-    def predict(self, model: OpenVinoModel, inputs: Any) -> Any:
-        """Return outputs as arrays."""
-        return model.signature.packed(model.run(model.signature.bind(inputs)))
-
-    def example_inputs(self, model: OpenVinoModel, batch_size: int | None = None) -> Any:
-        """Return a tuple in input order: the example of the data, or synthetic inputs."""
-        return model.signature.in_order(model.example, batch_size)
+    def to_picklable(self, model: OpenVinoModel) -> OpenVinoModel:
+        """Return the model itself, which is pickled as the contents of its files."""
+        return model
 
     def native(self, model: OpenVinoModel) -> Any:
         """Return the `openvino.Model`."""

@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signature import Array, Signature
-from neural_mp.adaptors.common.threads import allowed_threads
-from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.common.graph_model import GraphModel, Run
+from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
 from neural_mp.adaptors.openvino.graph_edit import name_of
-from neural_mp.adaptors.openvino.runtime import Runner
+from neural_mp.adaptors.openvino.runtime import Runner, from_bytes, to_bytes
 
 
 @dataclass(frozen=True, eq=False)
-class OpenVinoModel:
-    """A graph that OpenVINO runs.
-
-    Attributes:
-        program: the `openvino.Model` for planning: canonicalized, or converted.
-        signature: the inputs and outputs, in the order of `program`.
-        example: name → array, inputs for a run.
-        given: the user's graph; None for a converted model.
-        ops: for a converted model, inserted node → the op that it was inserted for.
-        results: for a converted model, op of the unconverted graph → location of its result.
-        warnings: notes to the user.
-        counts: the inserted conversions.
-    """
-
-    program: Any
-    signature: Signature
-    example: dict[str, Array]
-    given: Any
-    ops: Mapping[str, str] = field(default_factory=dict)
-    results: Mapping[str, OutputLocation] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    counts: ConversionCounts = ConversionCounts()
-    _runners: dict[int | None, Runner] = field(default_factory=dict)
-
-    @property
-    def runs(self) -> Any:
-        """The graph to run: the user's own, unless converted."""
-        return self.program if self.given is None else self.given
+class OpenVinoModel(GraphModel[Any]):
+    """An `openvino.Model` that OpenVINO runs, with the signature in the order of the data."""
 
     @cached_property
     def structure(self) -> GraphStructure:
@@ -65,10 +37,28 @@ class OpenVinoModel:
         """Return bound inputs in the order of the graph."""
         return [bound[tensor] for tensor in self._inputs]
 
-    def run(self, bound: Mapping[str, Array]) -> list[Array]:
-        """Return the outputs, in the order of the signature."""
-        threads = allowed_threads()
-        if threads not in self._runners:
-            self._runners[threads] = Runner(self.runs)
-        found = self._runners[threads](self.feeds(bound))
-        return [found[position] for position in self._outputs]
+    def compiled(self) -> Run:
+        """Return the compiled graph to run, for the allowed number of threads."""
+        runner = Runner(self.runs)
+
+        def run(bound: Mapping[str, Array]) -> list[Array]:
+            found = runner(self.feeds(bound))
+            return [found[position] for position in self._outputs]
+
+        return run
+
+    def __reduce__(self) -> tuple[Callable[..., OpenVinoModel], tuple[Any, ...]]:
+        """Return the parts for pickling: graphs as the contents of their files."""
+        rest = {each.name: getattr(self, each.name) for each in fields(self)}
+        given = rest.pop("given")
+        contents = [to_bytes(rest.pop("program"))]
+        if given is not None and given is not self.program:
+            contents.append(to_bytes(given))
+        return _unpickled, (contents, given is None, {**rest, "_runners": {}})
+
+
+def _unpickled(
+    contents: list[tuple[bytes, bytes]], converted: bool, rest: dict[str, Any]
+) -> OpenVinoModel:
+    graphs = [from_bytes(*each) for each in contents]
+    return OpenVinoModel(graphs[0], given=None if converted else graphs[-1], **rest)

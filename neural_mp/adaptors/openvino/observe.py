@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
-from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
+from neural_mp.adaptors.common.op_outputs import (
+    OpOutput,
+    OutputLocation,
+    first_with_non_finite,
+    op_value,
+    results_graph,
+)
 from neural_mp.adaptors.common.signature import Array, in_parts
 from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS
 from neural_mp.adaptors.openvino.graph import build_graph
@@ -21,8 +27,6 @@ from neural_mp.core.graph import OpGraph
 _FETCHED_BYTES = 32 << 20
 #: Ops with channels on axis 1; for all others, the last axis is assumed.
 _CHANNELS_SECOND = (*CONVOLUTIONS, "AvgPool", "MaxPool", "ConvolutionBackpropData")
-#: Number of tensors per run in the search for the first non-finite one.
-_LOOKED_AT = 64
 
 
 def watch(
@@ -75,13 +79,12 @@ def first_non_finite(model: OpenVinoModel, inputs: Any) -> str | None:
         for name, output in model.structure.tensors.items()
         if name in model.structure.nodes and is_float(output)
     ]
-    for start in range(0, len(floating), _LOOKED_AT):
-        looked_at = floating[start : start + _LOOKED_AT]
-        found = Runner(_with_outputs(model.program, looked_at))(feeds)
-        for name, array in zip(looked_at, found, strict=True):
-            if not np.isfinite(array).all():
-                return model.ops.get(name, name)
-    return None
+
+    def fetch(ops: Sequence[str]) -> list[list[Array]]:
+        return [[array] for array in Runner(_with_outputs(model.program, ops))(feeds)]
+
+    first = first_with_non_finite(floating, fetch)
+    return None if first is None else model.ops.get(first, first)
 
 
 def observable_ops(model: OpenVinoModel) -> OpGraph:

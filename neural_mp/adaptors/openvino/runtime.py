@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -53,6 +55,19 @@ _NOT_EXECUTED = "not_executed"
 def core() -> Any:
     """Return the process-wide `openvino.Core`."""
     return ov.Core()
+
+
+def to_bytes(model: Any) -> tuple[bytes, bytes]:
+    """Return an `openvino.Model` as the contents of its `.xml` and `.bin` file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.xml"
+        ov.save_model(model, path, compress_to_fp16=False)
+        return path.read_bytes(), path.with_suffix(".bin").read_bytes()
+
+
+def from_bytes(text: bytes, weights: bytes) -> Any:
+    """Return the `openvino.Model` of `to_bytes`."""
+    return core().read_model(text, weights)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
-from neural_mp.adaptors.common.signature import Signature, example_for
+from neural_mp.adaptors.common.graph_model import graph_details
+from neural_mp.adaptors.common.model_metadata import (
+    CONVERTED,
+    LATER,
+    read_details,
+    restored_example,
+    write_details,
+)
+from neural_mp.adaptors.common.signature import Signature
 from neural_mp.adaptors.openvino.file_checks import check_xml, weights_file
 from neural_mp.adaptors.openvino.graph_edit import name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
@@ -25,14 +32,7 @@ MODEL_FILE, DETAILS_FILE = "model.xml", "neural_mp_openvino.json"
 def save(model: OpenVinoModel, folder: Path) -> None:
     """Write the model and its metadata."""
     save_file(model, folder / MODEL_FILE, {})
-    details = {
-        **model.signature.to_dict(),
-        "counts": vars(model.counts),
-        "ops": dict(model.ops),
-        "results": {op: result.to_list() for op, result in model.results.items()},
-        "converted": model.given is None,
-    }
-    write_details(folder / DETAILS_FILE, details)
+    write_details(folder / DETAILS_FILE, graph_details(model))
 
 
 def restore(folder: Path) -> OpenVinoModel:
@@ -52,7 +52,7 @@ def restore(folder: Path) -> OpenVinoModel:
     return OpenVinoModel(
         program,
         signature,
-        example_for(signature),
+        restored_example(signature, details),
         None if details["converted"] else program,
         details["ops"],
         details.get("results", {}),

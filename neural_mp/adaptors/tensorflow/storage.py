@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,15 @@ from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.common.boundary import Boundary
-from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
-from neural_mp.adaptors.common.signature import Shape, Signature, TensorSpec, example_for, shape_of
+from neural_mp.adaptors.common.model_metadata import (
+    CONVERTED,
+    LATER,
+    details_of,
+    read_details,
+    restored_example,
+    write_details,
+)
+from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.tensorflow import graph_files
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
@@ -52,16 +58,8 @@ def save(model: TensorFlowModel, folder: Path) -> None:
         raise ConversionError(f"the model cannot be written as a SavedModel: {error}") from error
     (folder / MODEL_FILE).write_bytes(data)
     (folder / "variables").mkdir()
-    details = {
-        **model.signature.to_dict(),
-        "ops": model.ops,
-        "written": dict(model.written),
-        "results": {op: result.to_list() for op, result in model.results.items()},
-        "counts": vars(model.counts),
-        # Sizes of the example inputs, not their values, which are the user's data.
-        "example": {tensor: list(array.shape) for tensor, array in model.example.items()},
-    }
-    write_details(folder / DETAILS_FILE, details)
+    details = details_of(model.signature, model.example, model.ops, model.results, model.counts)
+    write_details(folder / DETAILS_FILE, {**details, "written": dict(model.written)})
 
 
 def transfer_folder(model: TensorFlowModel, folder: Path) -> Path:
@@ -103,15 +101,10 @@ def restore(folder: Path) -> TensorFlowModel:
         raise ModelLoadError(f"{str(path)!r} is missing or damaged: {error}") from error
     signature, details = read_details(folder / DETAILS_FILE, _details)
     _check_ports(signature, known, folder / DETAILS_FILE)
-    shapes: dict[str, Shape] = details["example"]
-    sized = replace(
-        signature,
-        inputs=tuple(replace(p, shape=shapes.get(p.tensor, p.shape)) for p in signature.inputs),
-    )
     return TensorFlowModel(
         TensorGraph.from_graph_def(graph),
         signature,
-        example_for(sized),
+        restored_example(signature, details),
         details["ops"],
         counts=details["counts"],
         # Earlier versions did not write the key; `ops` serves instead.
@@ -138,9 +131,7 @@ def _details(value: object) -> tuple[ServedSignature, dict[str, Any]]:
     return ServedSignature.from_dict(value), _DETAILS(value)
 
 
-_DETAILS = record(
-    {**CONVERTED, "example": mapping_of(shape_of)}, {**LATER, "written": mapping_of(string)}
-)
+_DETAILS = record(CONVERTED, {**LATER, "written": mapping_of(string)})
 
 
 def _described(port: TensorSpec) -> meta_graph_pb2.TensorInfo:

@@ -1,0 +1,70 @@
+"""The representation of models that a runtime compiles as graphs with named tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from neural_mp.adaptors.common.model_metadata import details_of
+from neural_mp.adaptors.common.op_outputs import OutputLocation
+from neural_mp.adaptors.common.signature import Array, Signature
+from neural_mp.adaptors.common.threads import allowed_threads
+from neural_mp.adaptors.contract import ConversionCounts
+
+P = TypeVar("P")
+
+#: Function: tensor → array → the outputs, in the order of the signature.
+Run = Callable[[Mapping[str, Array]], list[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class GraphModel(ABC, Generic[P]):
+    """A graph that a runtime compiles, generic in the type of graph.
+
+    Attributes:
+        program: the graph for planning: canonicalized, or converted.
+        signature: the inputs and outputs.
+        example: tensor → array, inputs for a run.
+        given: the user's graph; None for a converted model.
+        ops: for a converted model, node → the op of the unconverted graph that its time counts
+            towards, if the names differ.
+        results: for a converted model, op of the unconverted graph → location of its result; ops
+            fused into others have none.
+        warnings: notes to the user.
+        counts: the inserted conversions.
+    """
+
+    program: P
+    signature: Signature
+    example: dict[str, Array]
+    given: P | None
+    ops: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, OutputLocation] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    counts: ConversionCounts = ConversionCounts()
+    #: Number of threads → the compiled graph.
+    _runners: dict[int | None, Run] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> P:
+        """The graph to run: the user's own, unless converted."""
+        return self.program if self.given is None else self.given
+
+    @abstractmethod
+    def compiled(self) -> Run:
+        """Return the compiled graph to run, for the allowed number of threads."""
+
+    def run(self, bound: Mapping[str, Array]) -> list[Any]:
+        """Return the outputs for bound inputs, in the order of the signature."""
+        threads = allowed_threads()
+        if threads not in self._runners:
+            self._runners[threads] = self.compiled()
+        return self._runners[threads](bound)
+
+
+def graph_details(model: GraphModel[Any]) -> dict[str, Any]:
+    """Return the metadata of a model for JSON."""
+    details = details_of(model.signature, model.example, model.ops, model.results, model.counts)
+    return {**details, "converted": model.given is None}
