@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +75,13 @@ class OpenVinoAdaptor(Adaptor[OpenVinoModel]):
     def kernels(self, model: OpenVinoModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return the kernels of the CPU plugin."""
         return kernels(model, self.int8_accumulation(hardware))
+
+    def element_counts(
+        self, model: OpenVinoModel, inputs: Any, tensors: Collection[str]
+    ) -> dict[str, float]:
+        """Return the sizes that OpenVINO infers, or those of a run if they depend on values."""
+        found = observe.inferred_counts(model, inputs, tensors)
+        return super().element_counts(model, inputs, tensors) if found is None else found
 
     def predict(self, model: OpenVinoModel, inputs: Any) -> Any:
         """Return outputs as arrays."""
