@@ -5,11 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import sqlite3
+import sys
 from contextlib import suppress
 
 # One thread, here and in child processes: on a busy machine, threads that wait for each other at
 # every op make tiny nets a hundred times slower. Set before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Without bytecode files, each of some hundred child processes compiles all modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# torch's cache of fake tensors costs more than it saves for nets of few layers.
+os.environ["TORCH_FAKE_TENSOR_DISPATCH_CACHE"] = "0"
 # Where oneDNN is to do as on an older processor, TensorFlow is to do so, too: on those without
 # AVX-512 it leaves oneDNN's float kernels off by itself. Set before TensorFlow is imported.
 if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX", "AVX2", "AVX2_VNNI"):
@@ -20,6 +26,7 @@ import torch
 from hypothesis import settings
 from machine import machine
 from nets import deep_net, hostile, small_net, train
+from optuna.storages._rdb.storage import _VersionManager
 from quick_runs import make_quick, measure_briefly
 from ray_nodes_here import NODE
 from sqlalchemy import Engine, event
@@ -47,6 +54,21 @@ def _leave_writing_to_the_system(connection, _) -> None:
     if isinstance(connection, sqlite3.Connection):
         with suppress(sqlite3.Error):  # a damaged file, as a test has made it
             connection.execute("PRAGMA synchronous = OFF")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _migration_scripts_are_read_once():
+    """Optuna reads its migration scripts again for every storage that it opens."""
+    found = []
+
+    def scripts(manager):
+        found[:] = found or [read(manager)]
+        return found[0]
+
+    read = _VersionManager._create_alembic_script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_VersionManager, "_create_alembic_script", scripts)
+        yield
 
 
 def pytest_configure(config):

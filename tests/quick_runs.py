@@ -38,13 +38,24 @@ def load_once(source: Any, framework: Any, inputs: Any, **options: Any) -> AnyMo
     return _loaded[key][2]
 
 
-_measured_rounds = Measurement.rounds
+_measured_rounds, _measured_decides = Measurement.rounds, Measurement._decides
+_measured_side_by_side = Measurement.side_by_side
+#: Rounds after which a comparison of latencies may end without a decision.
+_MOST_ROUNDS = 90
 
 
 def _rounds(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
     if Objective.PERFORMANCE not in self.objectives:
         self, longer = replace(self, warmup=0, iterations=3), 1
     return _measured_rounds(self, models, longer)
+
+
+def _decides(self: Measurement, taken: list[list[float]]) -> bool:
+    return len(taken[0]) >= _MOST_ROUNDS or _measured_decides(self, taken)
+
+
+def _side_by_side(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
+    return _measured_side_by_side(self, models)
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +72,5 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objectives, "_PATIENCE", 1.0)
     monkeypatch.setattr(Measurement, "rounds", _rounds)
     monkeypatch.setattr(Listener, "wants_hints", False)
+    monkeypatch.setattr(Measurement, "_decides", _decides)
+    monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)

@@ -193,6 +193,17 @@ class Adaptor(ABC, Generic[M]):
         """
         return None
 
+    def element_counts(self, model: M, inputs: Any, tensors: Collection[str]) -> dict[str, float]:
+        """Return tensor → its number of elements in a run of one batch, over all iterations.
+
+        Tensors that are not floating-point, or empty, are omitted. By default from
+        `observe_tensors`; overridden by frameworks that know sizes without computing statistics.
+        """
+        found: dict[str, float] = {}
+        for name, seen in self.observe_tensors(model, [inputs], tensors):
+            found[name] = found.get(name, 0.0) + seen.count * len(seen.power)
+        return found
+
     def threads(self, count: int | None) -> AbstractContextManager[None]:
         """Let the framework use `count` threads within this context; None changes nothing."""
         return nullcontext()

@@ -221,10 +221,7 @@ class TunableModel(LoadedModel[M]):
         """Return op or graph input → its number of floating-point elements for one batch."""
         graph = self.space.graph
         names = [*graph.inputs, *(op.name for op in graph)]
-        found: dict[str, float] = {}
-        for name, seen in self.adaptor.observe_tensors(self.held, [self._given(inputs)], names):
-            found[name] = found.get(name, 0.0) + seen.count * len(seen.power)
-        return found
+        return self.adaptor.element_counts(self.held, self._given(inputs), names)
 
     def weight_sensitivity(self, batches: Iterable[Any]) -> dict[str, float]:
         """Return op with an INT8 weight → sensitivity, from second derivatives.

@@ -5,7 +5,7 @@ They require pytest (extra `testing`).
 
 from neural_mp.testing.adaptor_contract import AdaptorContract
 from neural_mp.testing.amp_contract import AmpContract
-from neural_mp.testing.api_contract import ApiContract
+from neural_mp.testing.api_contract import ApiContract, ModelFormContract
 from neural_mp.testing.comparison_contract import ComparisonContract
 from neural_mp.testing.correction_contract import FACTOR, CorrectionCase, CorrectionContract
 from neural_mp.testing.deployment_contract import DeploymentContract
@@ -24,6 +24,7 @@ __all__ = [
     "CorrectionCase",
     "CorrectionContract",
     "DeploymentContract",
+    "ModelFormContract",
     "Split",
     "TrainingContract",
     "digits",

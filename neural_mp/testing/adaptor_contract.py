@@ -268,6 +268,12 @@ class AdaptorContract(OnDigits):
         assert set(space.tunable_ops) <= set(seconds)
         assert all(value >= 0 for value in seconds.values())
 
+    def test_elements_are_counted_as_in_a_run(self, adaptor, model, space, images):
+        names = [*space.graph.inputs, *(op.name for op in space.graph)]
+        counted = adaptor.element_counts(model, images, names)
+        assert counted == Adaptor.element_counts(adaptor, model, images, names)
+        assert counted[self.input_name] == images.size
+
     def test_nan_is_traced_to_where_it_begins(self, adaptor, model, images):
         if adaptor.op_outputs is None:
             pytest.skip(f"{self.framework} does not show what single ops compute")

@@ -29,8 +29,11 @@ tuning:
 """
 
 
-class ApiContract(OnDigits):
-    """API contract; subclasses define the fixtures `model`, `reference` and `hostile_net`."""
+class ModelFormContract(OnDigits):
+    """API contract of one form of a model: how it reads data and a YAML file.
+
+    Subclasses define the fixtures `model` and `reference`.
+    """
 
     framework: str
     #: Type of the framework's own object.
@@ -53,56 +56,9 @@ class ApiContract(OnDigits):
         raise NotImplementedError
 
     @pytest.fixture
-    def hostile_net(self) -> Any:
-        """A net of eight convolutions and a dense layer, with an outlier.
-
-        Between the second and the third convolution, one channel is scaled by 1024, and the weights
-        that consume it by 1/1024.
-        """
-        raise NotImplementedError
-
-    @pytest.fixture
     def accuracy(self) -> Accuracy:
         """A new metric for each test."""
         return Accuracy()
-
-    def test_memory_of_a_run_is_the_same_on_every_call(self, model, digits):
-        """Derived from the graph, so independent of other memory in the process."""
-        found = []
-        for _ in range(2):
-            converter = MixedPrecision()
-            converter.precisions = "int8"
-            converter.model = model
-            converter.calib_dataloader = digits[0].loader(64)
-            found.append(converter().report)
-        before, after = found[0].baseline_footprint, found[0].footprint
-        assert before is not None
-        assert after is not None
-        assert (found[1].baseline_footprint, found[1].footprint) == (before, after)
-        assert before - found[0].baseline_size >= digits[0].images[:64].nbytes
-        assert found[0].size < after < before
-
-    @pytest.mark.parametrize("precisions", ["bf16", "int8,bf16", ["int8", "bf16"], "fp16"])
-    def test_a_model_alone(self, monkeypatch, model, reference, digits, precisions):
-        monkeypatch.setenv("FORCE_BF16", "1")
-        monkeypatch.setenv("FORCE_FP16", "1")
-
-        converter = MixedPrecision()
-        converter.precisions = precisions
-        converter.model = model
-        optimized_model = converter()
-
-        lowest = "fp16" if precisions == "fp16" else "bf16"
-        # Means overflow FP16 and are on its DENY list.
-        assert {config.precision for config in optimized_model.plan.values()} - {"fp32"} == {lowest}
-        assert optimized_model.report.op_counts[self.convolution] == {lowest: 6}
-        assert optimized_model.met is None
-        warnings = optimized_model.report.warnings
-        assert any("accuracy was not checked" in warning for warning in warnings)
-        given = optimized_model(digits[1].images)
-        assert (given.argmax(1) == reference.argmax(1)).mean() > 0.97
-        assert given.dtype == np.float32
-        assert isinstance(optimized_model.model, self.native)
 
     def test_a_yaml_file(self, monkeypatch, tmp_path, model, digits):
         monkeypatch.setenv("FORCE_BF16", "1")
@@ -159,6 +115,57 @@ class ApiContract(OnDigits):
         assert result.met
         np.testing.assert_array_equal(result(**given), result(test.images))
         np.testing.assert_array_equal(result(given), result(test.images))
+
+
+class ApiContract(ModelFormContract):
+    """API contract; subclasses define the fixtures `model`, `reference` and `hostile_net`."""
+
+    @pytest.fixture
+    def hostile_net(self) -> Any:
+        """A net of eight convolutions and a dense layer, with an outlier.
+
+        Between the second and the third convolution, one channel is scaled by 1024, and the weights
+        that consume it by 1/1024.
+        """
+        raise NotImplementedError
+
+    def test_memory_of_a_run_is_the_same_on_every_call(self, model, digits):
+        """Derived from the graph, so independent of other memory in the process."""
+        found = []
+        for _ in range(2):
+            converter = MixedPrecision()
+            converter.precisions = "int8"
+            converter.model = model
+            converter.calib_dataloader = digits[0].loader(64)
+            found.append(converter().report)
+        before, after = found[0].baseline_footprint, found[0].footprint
+        assert before is not None
+        assert after is not None
+        assert (found[1].baseline_footprint, found[1].footprint) == (before, after)
+        assert before - found[0].baseline_size >= digits[0].images[:64].nbytes
+        assert found[0].size < after < before
+
+    @pytest.mark.parametrize("precisions", ["bf16", ["int8", "bf16"], "fp16"])
+    def test_a_model_alone(self, monkeypatch, model, reference, digits, precisions):
+        monkeypatch.setenv("FORCE_BF16", "1")
+        monkeypatch.setenv("FORCE_FP16", "1")
+
+        converter = MixedPrecision()
+        converter.precisions = precisions
+        converter.model = model
+        optimized_model = converter()
+
+        lowest = "fp16" if precisions == "fp16" else "bf16"
+        # Means overflow FP16 and are on its DENY list.
+        assert {config.precision for config in optimized_model.plan.values()} - {"fp32"} == {lowest}
+        assert optimized_model.report.op_counts[self.convolution] == {lowest: 6}
+        assert optimized_model.met is None
+        warnings = optimized_model.report.warnings
+        assert any("accuracy was not checked" in warning for warning in warnings)
+        given = optimized_model(digits[1].images)
+        assert (given.argmax(1) == reference.argmax(1)).mean() > 0.97
+        assert given.dtype == np.float32
+        assert isinstance(optimized_model.model, self.native)
 
     @pytest.mark.parametrize("wrong", ["dtype", "key", "shape"])
     @pytest.mark.parametrize(

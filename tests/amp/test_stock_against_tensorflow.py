@@ -67,13 +67,13 @@ def in_16_bits(graph: GraphDef, outputs, precision) -> dict[str, bool]:
 
 
 @pytest.mark.skipif(not has_rewrite_pass(), reason="its pass for BF16 does nothing here")
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(triples())
 def test_random_graphs_in_bf16(drawn):
     agree(drawn, Precision.BF16)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(triples())
 def test_random_graphs_in_fp16(drawn):
     agree(drawn, Precision.FP16)

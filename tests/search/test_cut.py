@@ -54,7 +54,7 @@ def assignments(draw, count: int) -> Assignment:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_no_assignment_is_better(count, data):
     problem = data.draw(assignments(count))
@@ -64,7 +64,7 @@ def test_no_assignment_is_better(count, data):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_the_extreme_weights_minimize_one_cost_and_break_ties_by_the_other(count, data):
     problem = data.draw(assignments(count))

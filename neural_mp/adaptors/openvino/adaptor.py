@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,13 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     def to_picklable(self, model: OpenVinoModel) -> OpenVinoModel:
         """Return the model itself, which is pickled as the contents of its files."""
         return model
+
+    def element_counts(
+        self, model: OpenVinoModel, inputs: Any, tensors: Collection[str]
+    ) -> dict[str, float]:
+        """Return the sizes that OpenVINO infers, or those of a run if they depend on values."""
+        found = observe.inferred_counts(model, inputs, tensors)
+        return super().element_counts(model, inputs, tensors) if found is None else found
 
     def native(self, model: OpenVinoModel) -> Any:
         """Return the `openvino.Model`."""

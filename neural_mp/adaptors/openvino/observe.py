@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,12 @@ from neural_mp.adaptors.common.op_outputs import (
 from neural_mp.adaptors.common.signature import Array, in_parts
 from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS
 from neural_mp.adaptors.openvino.graph import build_graph
-from neural_mp.adaptors.openvino.graph_edit import is_float, tensor_of, type_of
+from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, tensor_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.runtime import Runner, ops
 from neural_mp.core.graph import OpGraph
+
+logger = logging.getLogger(__name__)
 
 #: Maximum bytes fetched per run, which bounds the memory of a part of a batch.
 _FETCHED_BYTES = 32 << 20
@@ -54,6 +58,35 @@ def watch(
                     yield name, summary
             size = sum(array.nbytes for array in found.values())
             most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
+
+
+def inferred_counts(
+    model: OpenVinoModel, inputs: Any, tensors: Collection[str]
+) -> dict[str, float] | None:
+    """Return tensor → its number of elements in a run, from shape inference.
+
+    None if the size of a tensor depends on values.
+    """
+    sized = _with_sizes(model, model.signature.bind(inputs))
+    if sized is None:
+        return None
+    outputs = {tensor_of(o): o for node in sized.get_ops() for o in node.outputs()}
+    shapes = {n: outputs[n].get_partial_shape() for n in tensors if is_float(outputs[n])}
+    if any(shape.is_dynamic for shape in shapes.values()):
+        return None
+    sizes = {name: math.prod(shape.to_shape()) for name, shape in shapes.items()}
+    return {name: float(size) for name, size in sizes.items() if size}
+
+
+def _with_sizes(model: OpenVinoModel, bound: Mapping[str, Array]) -> Any:
+    """Return a copy of a graph with the sizes of bound inputs; None if it rejects them."""
+    sized = model.program.clone()
+    try:
+        sized.reshape({p: list(bound[name_of(p.get_node())].shape) for p in sized.inputs})
+    except RuntimeError:
+        logger.debug("the graph rejects the sizes of its inputs", exc_info=True)
+        return None
+    return sized
 
 
 def _with_outputs(program: Any, tensors: Sequence[str]) -> Any:

@@ -84,6 +84,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     int8_accumulation = staticmethod(int8_accumulation)
     op_types = staticmethod(every_op_type)
     observe_tensors = staticmethod(observe.watch)
+    element_counts = staticmethod(observe.element_counts)
     convert_graph = staticmethod(write)
     save = staticmethod(storage.save)
     restore = staticmethod(storage.restore)

@@ -61,25 +61,22 @@ _ELEMENTWISE = (
 
 def canonical_dense_layers(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Rewrite the dense layers of a graph in place."""
-    if not any(node.op in ("Reshape", "MatMul", *_PRODUCTS) for node in graph.nodes.values()):
+    for node in list(graph.nodes.values()):
+        if node.op == "MatMul" and dtype_attribute(node) is tf.float32:
+            _untransposed(graph, node)
+    if not any(node.op in ("Reshape", *_PRODUCTS) for node in graph.nodes.values()):
         return
     known, before = shapes(graph), len(graph.nodes)
     for node in list(graph.nodes.values()):
-        if dtype_attribute(node) is not tf.float32:
-            continue
-        if node.op in _BATCH_PRODUCTS:
-            _from_batches(graph, node, known)
-        elif node.op == "Einsum":
-            _from_einsum(graph, node, known)
-        elif node.op == "MatMul":
-            _untransposed(graph, node)
+        if node.op in _PRODUCTS and dtype_attribute(node) is tf.float32:
+            rewrite = _from_einsum if node.op == "Einsum" else _from_batches
+            rewrite(graph, node, known)
     if not any(node.op == "Reshape" for node in graph.nodes.values()):
         return
     if len(graph.nodes) > before:  # products were rewritten
         known = shapes(graph)
     _fix_reshapes(graph, known)
-    _sink_reshapes(graph, outputs, known)
-    _join_reshapes(graph, outputs)
+    _join_reshapes(graph, outputs, _sink_reshapes(graph, outputs, known))
 
 
 def _untransposed(graph: TensorGraph, node: NodeDef) -> None:
@@ -204,8 +201,13 @@ def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
             edited.attr["Tshape"].type = tf.int32.as_datatype_enum
 
 
-def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -> None:
-    """Move Reshapes that follow a product behind the elementwise ops after it."""
+def _sink_reshapes(
+    graph: TensorGraph, outputs: frozenset[str], known: Shapes
+) -> Mapping[str, Shape]:
+    """Move Reshapes that follow a product behind the elementwise ops after it.
+
+    Return node → the shape of its first result afterwards.
+    """
     now = {name: found[0] for name, found in known.fixed.items() if found}
     # Matrix → its product: all matrices of a product have the same number of rows.
     flat = {node.name: node.name for node in graph.nodes.values() if node.op == "MatMul"}
@@ -236,9 +238,11 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -
             Tshape=tf.as_dtype(reshapes[0].attr["Tshape"].type),
         )
         moved[node.name] = reshaped
-        now[reshaped], now[node.name] = shape, (None, width)
-        flat[node.name] = flat[bases.pop()]
+        base = bases.pop()
+        now[reshaped], now[node.name] = shape, now[base]
+        flat[node.name] = flat[base]
     graph.redirect(moved, unless={*moved, *moved.values()})
+    return now
 
 
 def _target_shape(graph: TensorGraph, reshape: NodeDef) -> tuple[int, ...] | str:
@@ -275,14 +279,16 @@ def _flat_input(
     return graph.put_constant(name, value.reshape(-1))
 
 
-def _join_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
-    """Merge consecutive Reshapes, and remove those that change nothing."""
+def _join_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Mapping[str, Shape]) -> None:
+    """Merge consecutive Reshapes, and remove those that change nothing.
+
+    `known` are the shapes of the nodes' first results.
+    """
     for node in list(graph.nodes.values()):
         if node.op == "Reshape" and graph[node.input[0]].op == "Reshape":
             edited = graph.edit(node.name)
             while graph[edited.input[0]].op == "Reshape":
                 edited.input[0] = graph[edited.input[0]].input[0]
-    known = shapes(graph)
     replaced = {}
     for node in graph.nodes.values():
         if node.op != "Reshape" or node.name in outputs or not graph.is_constant(node.input[1]):
@@ -320,7 +326,7 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
     canonical_dense_layers(graph, kept)
     graph = graph.pruned(outputs, inputs)
     fold_affine_chains(graph, kept)
-    fold_paddings(graph, shapes(graph))
+    fold_paddings(graph)
     tie_constants(graph)
     name_every_result(graph)
     return with_functions_of_its_own(graph.pruned(outputs, inputs)), warnings

@@ -34,6 +34,7 @@ def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
     return frozenset(tf.as_dtype(value) for value in found if 0 < value < types_pb2.DT_FLOAT_REF)
 
 
+@cache
 def has_kernel(op: str) -> bool:
     """Whether an op has any kernel on the CPU."""
     registered = kernels.get_registered_kernels_for_op(op).kernel

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.tensorflow.shape_inference import Shapes
+from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     Consumers,
@@ -126,8 +126,9 @@ def _replace_chain(
     graph.add(make_node("BiasAdd", last.name, [layer.name, bias], T=tf.float32))
 
 
-def fold_paddings(graph: TensorGraph, known: Shapes) -> None:
+def fold_paddings(graph: TensorGraph) -> None:
     """Fold a zero Pad before a convolution into the padding of the convolution."""
+    known: Shapes | None = None  # inferred only for a graph that needs them
     for name, node in list(graph.nodes.items()):
         if node.op not in CONVOLUTIONS:
             continue
@@ -138,6 +139,7 @@ def fold_paddings(graph: TensorGraph, known: Shapes) -> None:
         if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or amounts.min() < 0:
             continue
         padding = text_attribute(node, "padding")
+        known = known or shapes(graph)
         if padding == "VALID" and _is_same(graph, node, amounts, known[pad.name]):
             edited = graph.edit(name)
             edited.attr["padding"].s = b"SAME"

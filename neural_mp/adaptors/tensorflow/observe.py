@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from neural_mp.adaptors.tensorflow.control_flow import EXITS, frames, in_bodies,
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import Runner
+from neural_mp.adaptors.tensorflow.shape_inference import with_sizes
 from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph, node_of, output_of
 from neural_mp.core.graph import OpGraph
 
@@ -58,7 +61,7 @@ class LoopRecords:
         The record of a tensor is a vector of float32 that is computed in the same loop.
         """
         ops = tf.raw_ops
-        nest = self._nest(self._frames[node_of(tensor)])
+        nest = self._nest(self.loop(tensor))
         handle = ops.EmptyTensorList(
             element_shape=tf.constant(-1),
             max_num_elements=tf.constant(-1),
@@ -85,6 +88,10 @@ class LoopRecords:
             element_dtype=tf.float32,
         ).tensor
 
+    def loop(self, tensor: str) -> str:
+        """Return the loop in which a tensor is computed."""
+        return self._frames[node_of(tensor)]
+
     def _nest(self, loop: str) -> list[str]:
         """Return a loop and its enclosing loops, the outermost first."""
         found = []
@@ -110,7 +117,7 @@ def watch(
         positions = tf.constant(sample_fractions())
         numbers = float_results(graph, model.graph, sorted(tensors))
         reduced = {name: _reduced(tensor, positions) for name, tensor in numbers.items()}
-        recorded = _recorded(graph, model.graph, sorted(tensors))
+        recorded = _recorded(graph, model.graph, sorted(tensors), _record)
     fetches = [tensor.name for results in reduced.values() for tensor in results]
     fetches += [tensor.name for tensor in recorded.values()]
     runner = Runner(graph, weights, optimized=False)
@@ -123,38 +130,103 @@ def watch(
                     continue
                 low, high, power, mean = map(np.atleast_1d, rest)
                 yield name, BatchStats(low, high, power, int(size) // len(power), sample, mean)
-            for name in recorded:
-                for summary in _iterations(next(found)):
-                    yield name, summary
+            for names in recorded:
+                yield from _iterations(names, next(found))
 
 
 def _recorded(
-    imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
-) -> dict[str, tf.Tensor]:
-    """Return tensor in a loop → records of all iterations, each starting with its length."""
-    records, bodies, found = LoopRecords(imported, graph), in_bodies(graph), {}
-    inside = (name for name in tensors if node_of(name) in bodies)
-    for name, tensor in _floats(imported, inside).items():
-        with tf.control_dependencies([tensor.op]):  # ties the constants to the iteration
-            size, *rest = _reduced(tensor, tf.constant(sample_fractions()))
-            parts = [tf.raw_ops.Reshape(tensor=part, shape=[-1]) for part in rest]
-            counted = tf.raw_ops.Cast(x=[size], DstT=tf.float32)
-            record = tf.concat([counted, *parts], 0)
-            length = tf.raw_ops.Cast(x=tf.raw_ops.Shape(input=record), DstT=tf.float32)
-            record = tf.concat([length, record], 0)
-        found[name] = records.collected(name, record)
+    imported: tf.Graph,
+    graph: TensorGraph,
+    tensors: Iterable[str],
+    record: Callable[[tf.Tensor], tf.Tensor],
+) -> dict[tuple[str, ...], tf.Tensor]:
+    """Return tensors of the same loop → their records of all iterations, in this order."""
+    records, bodies = LoopRecords(imported, graph), in_bodies(graph)
+    inside = _floats(imported, (name for name in tensors if node_of(name) in bodies))
+    by_loop: dict[str, list[str]] = {}
+    for name in inside:
+        by_loop.setdefault(records.loop(name), []).append(name)
+    found = {}
+    for names in by_loop.values():
+        made = []
+        for tensor in map(inside.__getitem__, names):
+            with tf.control_dependencies([tensor.op]):  # ties the constants to the iteration
+                made.append(record(tensor))
+        with tf.control_dependencies([made[0].op]):
+            joined = tf.concat(made, 0)
+        found[tuple(names)] = records.collected(names[0], joined)
     return found
 
 
-def _iterations(records: Array) -> Iterator[BatchStats]:
-    """Yield the statistics of every iteration in which a tensor is not empty."""
-    while records.size:
+def _record(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the statistics of one iteration as a vector that starts with its length."""
+    size, *rest = _reduced(tensor, tf.constant(sample_fractions()))
+    parts = [tf.raw_ops.Reshape(tensor=part, shape=[-1]) for part in rest]
+    counted = tf.raw_ops.Cast(x=[size], DstT=tf.float32)
+    record = tf.concat([counted, *parts], 0)
+    length = tf.raw_ops.Cast(x=tf.raw_ops.Shape(input=record), DstT=tf.float32)
+    return tf.concat([length, record], 0)
+
+
+def _iterations(names: Sequence[str], records: Array) -> Iterator[tuple[str, BatchStats]]:
+    """Yield tensor → its statistics, for every iteration in which it is not empty."""
+    for name in cycle(names):
+        if not records.size:
+            return
         length, size = int(records[0]), int(records[1])
         numbers, records = records[2 : length + 1], records[length + 1 :]
         if size:
             sample, rest = numbers[:SAMPLES_PER_BATCH], numbers[SAMPLES_PER_BATCH:]
             low, high, power, mean = rest.reshape(4, -1)
-            yield BatchStats(low, high, power, size // len(power), sample, mean)
+            yield name, BatchStats(low, high, power, size // len(power), sample, mean)
+
+
+def element_counts(
+    model: TensorFlowModel, inputs: Any, tensors: Collection[str]
+) -> dict[str, float]:
+    """Return tensor → its number of elements in a run; see `Adaptor.element_counts`.
+
+    Only a graph with sizes that depend on values is run.
+    """
+    feeds = model.signature.bind(inputs)
+    inferred = with_sizes(model.graph, {name: array.shape for name, array in feeds.items()})
+    if inferred is not None:
+        numbers = float_results(inferred, model.graph, sorted(tensors))
+        sizes = {name: tensor.shape.num_elements() for name, tensor in numbers.items()}
+        if None not in sizes.values():
+            return {name: float(size) for name, size in sizes.items() if size}
+    return _counted(model, feeds, sorted(tensors))
+
+
+def _counted(
+    model: TensorFlowModel, feeds: dict[str, Array], tensors: Iterable[str]
+) -> dict[str, float]:
+    """Return tensor → its number of elements, from a run."""
+    graph, weights = model.without_weights()
+    with graph.as_default():
+        numbers = float_results(graph, model.graph, tensors)
+        sizes = {
+            name: tf.raw_ops.Size(input=tensor, out_type=tf.int64)
+            for name, tensor in numbers.items()
+        }
+        recorded = _recorded(graph, model.graph, tensors, _size_record)
+    runner = Runner(graph, weights, optimized=False)
+    fetches = [tensor.name for tensor in (*sizes.values(), *recorded.values())]
+    found: dict[str, float] = defaultdict(float)
+    for part in _parts(model, feeds):
+        results = map(np.asarray, runner(part, fetches))
+        for name in sizes:
+            found[name] += float(next(results).sum())  # empty if in a branch not taken
+        for names in recorded:
+            counts = next(results).reshape(-1, len(names)).sum(0)
+            for name, count in zip(names, counts, strict=True):
+                found[name] += float(count)
+    return {name: count for name, count in found.items() if count}
+
+
+def _size_record(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the number of elements in one iteration, as a vector."""
+    return tf.raw_ops.Cast(x=[tf.raw_ops.Size(input=tensor, out_type=tf.int64)], DstT=tf.float32)
 
 
 def _reduced(tensor: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.tensor_graph import (
+    CONTROL_FLOW,
     PLACEHOLDERS,
     GraphDef,
     NodeDef,
@@ -162,3 +163,25 @@ def _imported_shapes(serialized: bytes) -> Mapping[str, tuple[Shape, ...]]:
         operation.name: tuple(known_sizes(tensor.shape) for tensor in operation.outputs)
         for operation in operations
     }
+
+
+def with_sizes(graph: TensorGraph, sizes: Mapping[str, tuple[int, ...]]) -> tf.Graph | None:
+    """Return a graph imported with known sizes of its inputs, given tensor → shape.
+
+    None for a graph with branches or loops, whose sizes depend on values, and for inputs in the
+    middle of the graph.
+    """
+    named = {node_of(tensor): shape for tensor, shape in sizes.items()}
+    if any(node.op in CONTROL_FLOW for node in graph.nodes.values()):
+        return None
+    if any(graph[name].op not in PLACEHOLDERS for name in named):
+        return None
+    small, _ = without_large(graph, _LARGE)
+    for node in small.node:
+        if node.name in named:
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(named[node.name]).as_proto())
+    try:
+        return imported(small)
+    except (ValueError, tf.errors.OpError):
+        logger.debug("the graph rejects the sizes of its inputs", exc_info=True)
+        return None

@@ -12,29 +12,38 @@ import neural_mp
 from neural_mp import MixedPrecision, PrecisionPlan
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.core.hardware import Hardware
-from neural_mp.testing import ApiContract
+from neural_mp.testing import ApiContract, ModelFormContract
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.usefixtures("quick_runs")
-class TestFace(ApiContract):
+class OnOnnx:
     framework = "onnxrt"
     native = onnx.ModelProto
     convolution = "Conv"
     casts = None
 
-    @pytest.fixture(params=["file", "message", "bytes"])
-    def model(self, request, net, net_file):
-        return {"file": net_file, "message": net, "bytes": net.SerializeToString()}[request.param]
+    @pytest.fixture
+    def reference(self, net, digits):
+        return run(net, image=digits[1].images)[0]
+
+
+@pytest.mark.usefixtures("quick_runs")
+class TestFace(OnOnnx, ApiContract):
+    @pytest.fixture
+    def model(self, net_file):
+        return net_file
 
     @pytest.fixture
     def hostile_net(self, _exported):
         return _exported["hostile"]
 
-    @pytest.fixture
-    def reference(self, net, digits):
-        return run(net, image=digits[1].images)[0]
+
+@pytest.mark.usefixtures("quick_runs")
+class TestObjects(OnOnnx, ModelFormContract):
+    @pytest.fixture(params=["message", "bytes"])
+    def model(self, request, net):
+        return net if request.param == "message" else net.SerializeToString()
 
 
 def test_the_hostile_net_computes_the_same(hostile_net, deep, digits):

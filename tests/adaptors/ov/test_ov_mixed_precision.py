@@ -16,31 +16,37 @@ import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.openvino.runtime import core, ov
 from neural_mp.errors import ModelLoadError
-from neural_mp.testing import ApiContract
+from neural_mp.testing import ApiContract, ModelFormContract
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.usefixtures("quick_runs")
-class TestApi(ApiContract):
+class OnOpenVino:
     framework = "openvino"
     native = ov.Model
     convolution = "Convolution"
 
-    @pytest.fixture(params=["file", "object"])
-    def model(self, request, net, tmp_path):
-        if request.param == "object":
-            return net
-        ov.save_model(net, tmp_path / "net.xml", compress_to_fp16=False)
-        return str(tmp_path / "net.xml")
+    @pytest.fixture
+    def reference(self, net, digits):
+        return run(net, digits[1].images)[0]
+
+
+@pytest.mark.usefixtures("quick_runs")
+class TestApi(OnOpenVino, ApiContract):
+    @pytest.fixture
+    def model(self, net):
+        return net
 
     @pytest.fixture
     def hostile_net(self, _taken_in):
         return _taken_in["hostile"]
 
+
+@pytest.mark.usefixtures("quick_runs")
+class TestFile(OnOpenVino, ModelFormContract):
     @pytest.fixture
-    def reference(self, net, digits):
-        return run(net, digits[1].images)[0]
+    def model(self, saved):
+        return str(saved)
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class Sum(nn.Module):
         return self.reader(F.relu(total) if self.activated else total)
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(12))
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 4, 16, 24]),
@@ -145,7 +145,7 @@ class DenseSum(nn.Module):
         return self.reader(total) if self.read else total * 2
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(1, 3), (8, 5), (64, 33), (17, 64)]),

@@ -27,7 +27,7 @@ def drawn(*shape, shift=0.0):
     return off_ties(values, (max(values.max(), 0) - min(values.min(), 0)) / 255)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(1, 1), (3, 8), (16, 16), (5, 7)]),
@@ -82,7 +82,7 @@ def test_what_is_made_of_padding_alone_is_not_left_to_the_kernel(kernel, padding
     assert np.abs(result - exact).max() < 0.05 * np.abs(exact).max()
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(1, 1), (7, 5), (64, 10), (33, 128)]),

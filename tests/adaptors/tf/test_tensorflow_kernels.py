@@ -163,7 +163,7 @@ def check(converted, exact: np.ndarray, output: Scale, doubtful: np.ndarray | bo
 
 
 @given(case=geometry)
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(16))
 def test_convolutions(case):
     draw = np.random.default_rng(case["seed"])
     outputs = int(draw.integers(1, 20))
@@ -199,7 +199,7 @@ def tail(converted) -> str:
 
 
 @given(case=geometry)
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(12))
 def test_depthwise_convolutions(case):
     draw = np.random.default_rng(case["seed"])
     kernel, stride = case["kernel"][0], case["stride"]
@@ -230,7 +230,7 @@ def test_depthwise_convolutions(case):
 
 
 @given(case=geometry)
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 def test_residual_sums(case):
     """The summand is a convolution of the same input; with and without an activation behind."""
     draw = np.random.default_rng(case["seed"])

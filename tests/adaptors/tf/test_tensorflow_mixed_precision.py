@@ -8,7 +8,7 @@ from keras_nets import ChannelsLast, hostile
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from neural_mp import MixedPrecision
-from neural_mp.testing import ApiContract
+from neural_mp.testing import ApiContract, ModelFormContract
 
 pytestmark = pytest.mark.slow
 
@@ -26,25 +26,33 @@ def as_saved_model(net, folder):
     return str(folder / "net")
 
 
-@pytest.mark.usefixtures("quick_runs")
-class TestFace(ChannelsLast, ApiContract):
+class OnTensorFlow(ChannelsLast):
     framework = "tensorflow"
     native = tf.Module
     convolution = "Conv2D"
 
-    @pytest.fixture(params=["keras", "saved model", "frozen graph"])
-    def model(self, request, net, tmp_path):
-        if request.param == "keras":
-            return net
-        return (as_saved_model if request.param == "saved model" else as_pb)(net, tmp_path)
+    @pytest.fixture
+    def reference(self, net, digits):
+        return np.asarray(net(digits[1].images, training=False))
+
+
+@pytest.mark.usefixtures("quick_runs")
+class TestFace(OnTensorFlow, ApiContract):
+    @pytest.fixture
+    def model(self, net):
+        return net
 
     @pytest.fixture
     def hostile_net(self, _keras_trained):
         return hostile(_keras_trained[1])
 
-    @pytest.fixture
-    def reference(self, net, digits):
-        return np.asarray(net(digits[1].images, training=False))
+
+@pytest.mark.usefixtures("quick_runs")
+class TestFiles(OnTensorFlow, ModelFormContract):
+    @pytest.fixture(scope="class", params=[as_saved_model, as_pb])
+    @classmethod
+    def model(cls, request, net, tmp_path_factory):
+        return request.param(net, tmp_path_factory.mktemp("files"))
 
 
 def test_the_hostile_net_computes_the_same(hostile_net, deep, digits):
