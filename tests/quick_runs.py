@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,24 @@ def load_once(source: Any, framework: Any, inputs: Any, **options: Any) -> AnyMo
 _measured_rounds = Measurement.rounds
 
 
-def _rounds(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
+def _measured(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
     if Objective.PERFORMANCE not in self.objectives:
         self, longer = replace(self, warmup=0, iterations=3), 1
     return _measured_rounds(self, models, longer)
+
+
+_interleaved_rounds = objectives.interleaved_rounds
+#: What a latency is measured with at most; a decision is given up after this many seconds.
+_ROUNDS, _SECONDS = 10, 1.0
+
+
+def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[float]]:
+    """Time runs as the tuner does; without a decision to make, in few rounds."""
+    options["time_limit"] = min(options["time_limit"], _SECONDS)
+    if options["decides"] is None:
+        options["warmup"] = min(options["warmup"], 1)
+        options["iterations"] = min(options["iterations"], _ROUNDS)
+    return _interleaved_rounds(runs, **options)
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,4 +69,5 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure latencies no longer than their number needs; thrice if speed is no objective."""
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(objectives, "_PATIENCE", 1.0)
-    monkeypatch.setattr(Measurement, "rounds", _rounds)
+    monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
+    monkeypatch.setattr(Measurement, "rounds", _measured)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from neural_mp import MixedPrecision
+from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.core import hardware
 from neural_mp.util import environment
 
@@ -60,6 +60,7 @@ def tuned(net, batches):
             "eval_dataloader": batches,
             "precisions": "int8",
             "accuracy_criterion": 0.05,
+            "exit_policy": ExitPolicy(max_trials=1),
             **options,
         }
         return MixedPrecision(**given)()
