@@ -170,6 +170,9 @@ def ray():
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # What Ray starts would give way to the other tests, and answer too late.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (so Ray has it)
+    # A node that is gone does not answer at once; a busy one has the usual time.
+    os.environ["RAY_health_check_period_ms"] = "300"  # noqa: SIM112
+    os.environ["RAY_health_check_failure_threshold"] = "3"  # noqa: SIM112
     return pytest.importorskip("ray")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ _measured_side_by_side = Measurement.side_by_side
 _MOST_ROUNDS = 90
 
 
-def _rounds(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
+def _measured(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
     if Objective.PERFORMANCE not in self.objectives:
         self, longer = replace(self, warmup=0, iterations=3), 1
     return _measured_rounds(self, models, longer)
@@ -56,6 +56,20 @@ def _decides(self: Measurement, taken: list[list[float]]) -> bool:
 
 def _side_by_side(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
     return _measured_side_by_side(self, models)
+
+
+_interleaved_rounds = objectives.interleaved_rounds
+#: What a latency is measured with at most; a decision is given up after this many seconds.
+_ROUNDS, _SECONDS = 10, 1.0
+
+
+def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[float]]:
+    """Time runs as the tuner does; without a decision to make, in few rounds."""
+    options["time_limit"] = min(options["time_limit"], _SECONDS)
+    if options["decides"] is None:
+        options["warmup"] = min(options["warmup"], 1)
+        options["iterations"] = min(options["iterations"], _ROUNDS)
+    return _interleaved_rounds(runs, **options)
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +84,8 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(objectives, "_PATIENCE", 1.0)
-    monkeypatch.setattr(Measurement, "rounds", _rounds)
     monkeypatch.setattr(Listener, "wants_hints", False)
     monkeypatch.setattr(Measurement, "_decides", _decides)
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
+    monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
+    monkeypatch.setattr(Measurement, "rounds", _measured)

@@ -109,7 +109,7 @@ def changed_bytes(data: st.DataObject, whole: bytes, programs: tuple[bytes, ...]
     return whole[:start] + put + whole[stop:]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_changed_file_loads_or_is_refused_and_nothing_in_it_runs(
     files, programs, canary, tmp_path_factory, data
@@ -154,7 +154,7 @@ def test_what_a_program_in_a_file_does_is_seen(programs, canary):
     "options",
     [
         ("--only", "hostile files"),
-        ("--scale", "0.01", "--without", "hostile files"),
+        ("--scale", "0.0004", "--without", "hostile files"),
     ],
     ids=["every hostile file", "some of all other attacks"],
 )

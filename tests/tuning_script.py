@@ -91,7 +91,7 @@ def write_inputs(folder: Path, model: onnx.ModelProto, split: Split) -> None:
 
 
 def killed_and_resumed(
-    folder: Path, strategy: str, workers: str, least: int = 4, pause: float = 0.1
+    folder: Path, strategy: str, workers: str, least: int = 4, pause: float = 0.05
 ) -> Resumed:
     """Kill a run in the middle of a trial, and have another process resume it, alone.
 

@@ -50,7 +50,7 @@ GROUPS = {group.name: group for group in _ALL}
 
 
 def _findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
-    shares = {group: max(1, round(count * group.share / MUTATIONS.full)) for group in _ALL}
+    shares = {group: round(count * group.share / MUTATIONS.full) for group in _ALL}
     # Groups that are made alike share what is made.
     places = {group.prepare: folder / group.name for group in _ALL}
     yield from judged_in_children(

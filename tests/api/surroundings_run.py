@@ -150,6 +150,8 @@ def doings(model: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
         load_source(model, None, None, example=batches()[0][0]).profile(batches()[0][0])
 
+    # What starts the workers does not know the framework, which each of them imports anew.
+    workers = () if hasattr(model, "get_config") or hasattr(model, "modules") else (side_by_side,)
     for function in (
         succeed,
         fail,
@@ -159,7 +161,7 @@ def doings(model: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         convert_unchecked,
         module_by_module,
         refuse,
-        side_by_side,
+        *workers,
         save_and_load,
         compare,
         sensitivity,

@@ -20,7 +20,7 @@ def bert():
     config = transformers.BertConfig(
         vocab_size=len(WORDS),
         hidden_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=32,

@@ -26,10 +26,16 @@ pytestmark = pytest.mark.slow
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.fixture(scope="module")
+def onnx_net(hostile_net):
+    """The net for ONNX Runtime: a node's process imports PyTorch for seconds."""
+    return as_onnx(hostile_net)
+
+
 @pytest.fixture
-def converter(hostile_net, digits):
+def converter(onnx_net, digits):
     made = MixedPrecision()
-    made.model = hostile_net
+    made.model = onnx_net
     made.precisions = "int8"
     made.strategy = "random"
     made.objective = "modelsize"
@@ -82,7 +88,7 @@ def told(result):
     return [(trial.plan, trial.accuracy, trial.outcome) for trial in result.trials]
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "random", "tpe"])
+@pytest.mark.parametrize("strategy", ["exhaustive", "tpe"])
 def test_two_nodes_find_what_one_process_finds(converter, cluster, strategy):
     converter.strategy = strategy
     alone = converter()
@@ -96,9 +102,7 @@ def test_two_nodes_find_what_one_process_finds(converter, cluster, strategy):
         assert {trial.node for trial in alone.trials}.isdisjoint(nodes)
 
 
-@pytest.mark.parametrize("strategy", ["exhaustive", "random"])
-def test_a_node_killed_in_the_middle_changes_nothing(converter, cluster, tmp_path, strategy):
-    converter.strategy = strategy
+def test_a_node_killed_in_the_middle_changes_nothing(converter, cluster, tmp_path):
     converter.metric = MarkedMetric(tmp_path, 0.0)
     alone = converter()
     converter.metric = MarkedMetric(tmp_path, 0.2)
@@ -107,9 +111,9 @@ def test_a_node_killed_in_the_middle_changes_nothing(converter, cluster, tmp_pat
 
 
 def test_a_driver_that_is_killed_repeats_nothing_when_it_is_resumed(
-    cluster, hostile_net, digits, tmp_path
+    cluster, onnx_net, digits, tmp_path
 ):
-    write_inputs(tmp_path, as_onnx(hostile_net), digits[1])
+    write_inputs(tmp_path, onnx_net, digits[1])
     workers = f"ray:{cluster.address}"
     resumed = killed_and_resumed(tmp_path, "exhaustive", workers, pause=0.5)
     assert resumed.outcome["plans"] == resumed.outcome["trials"]
@@ -160,12 +164,12 @@ def test_a_node_that_computes_in_another_way_gets_no_work(converter, cluster, mo
     here = ray_nodes.NumericalTraits.here
 
     def other_version(kind):
-        return ray_nodes.NumericalTraits({**here(kind).values, "torch": "1.0"})
+        return ray_nodes.NumericalTraits({**here(kind).values, "onnxruntime": "1.0"})
 
     # Only this process is changed, not those of the nodes.
     monkeypatch.setattr(ray_nodes.NumericalTraits, "here", other_version)
     converter.workers = {"engine": "ray", "address": cluster.address}
-    with pytest.raises(TuningError, match=r"node .* is excluded: torch is .*, here 1\.0"):
+    with pytest.raises(TuningError, match=r"node .* is excluded: onnxruntime is .*, here 1\.0"):
         converter()
 
 

@@ -6,6 +6,7 @@ import math
 import optuna
 import pytest
 import torch
+from quick_runs import make_quick
 from torch.nn import functional
 
 from neural_mp import ExitPolicy, MixedPrecision, load
@@ -14,19 +15,39 @@ from neural_mp.errors import HistoryError, NeuralMPError
 from neural_mp.runs.history import read_record, storage_url
 from neural_mp.runs.record_schema import record_from_dict, record_to_dict
 from neural_mp.runs.report import Report
+from neural_mp.testing import Accuracy
 
 
-@pytest.fixture
-def converter(net, digits, accuracy, tmp_path):
+def converter_in(workspace, net, digits):
     return MixedPrecision(
         model=net,
         precisions="int8",
-        metric=accuracy,
+        metric=Accuracy(),
         eval_dataloader=digits[1].loader(64),
         calib_dataloader=digits[0].loader(100),
         accuracy_criterion=0.02,
-        workspace=tmp_path / "workspace",
+        random_seed=3,
+        workspace=workspace,
     )
+
+
+@pytest.fixture(scope="module")
+def finished(net, digits, tmp_path_factory):
+    """A workspace, and the result of the run in it; nothing changes them."""
+    workspace = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch)
+        return workspace, converter_in(workspace, net, digits)()
+
+
+@pytest.fixture
+def result(finished):
+    return finished[1]
+
+
+@pytest.fixture
+def converter(net, digits, tmp_path):
+    return converter_in(tmp_path / "workspace", net, digits)
 
 
 @pytest.fixture
@@ -35,22 +56,22 @@ def stored(converter):
     return lambda number=None: read_record(storage_url(converter.workspace), number)
 
 
-def test_the_record_of_a_workspace_is_that_of_the_result(converter, stored):
-    result = converter()
-    assert record_to_dict(stored()) == record_to_dict(result.record)
-    assert record_to_dict(stored(1)) == record_to_dict(result.record)
+def test_the_record_of_a_workspace_is_that_of_the_result(finished):
+    workspace, result = finished
+    for number in (None, 1):
+        found = read_record(storage_url(workspace), number)
+        assert record_to_dict(found) == record_to_dict(result.record)
 
 
-def test_a_record_survives_json_and_a_saved_folder(converter, tmp_path):
-    result = converter()
+def test_a_record_survives_json_and_a_saved_folder(result, tmp_path):
     said = record_to_dict(result.record)
     assert record_to_dict(record_from_dict(json.loads(json.dumps(said)))) == said
     result.save(tmp_path / "saved")
     assert record_to_dict(load(tmp_path / "saved").record) == said
 
 
-def test_a_saved_result_has_the_page_of_its_run_and_can_draw_it_again(converter, net, tmp_path):
-    converter().save(tmp_path / "saved")
+def test_a_saved_result_has_the_page_of_its_run_and_can_draw_it_again(result, net, tmp_path):
+    result.save(tmp_path / "saved")
     page = (tmp_path / "saved" / "report.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert type(net).__name__ in page
@@ -60,10 +81,8 @@ def test_a_saved_result_has_the_page_of_its_run_and_can_draw_it_again(converter,
         Report().save_html(tmp_path / "none.html")
 
 
-def test_it_says_what_the_run_was(converter, net):
-    converter.random_seed = 3
-    record = converter().record
-    setup = record.setup
+def test_it_says_what_the_run_was(result, net):
+    setup = result.record.setup
     assert setup.model == type(net).__name__
     assert setup.framework == "pytorch"
     assert setup.versions["torch"] == torch.__version__
@@ -91,9 +110,9 @@ def test_options_of_a_file_are_told_from_those_of_python(net, digits, accuracy, 
     assert settings["precisions"].origin == "Python"
 
 
-def test_multiply_adds_are_those_of_the_arithmetic(converter, net):
+def test_multiply_adds_are_those_of_the_arithmetic(result, net):
     """Counted independently, by the shapes that torch's own hooks see."""
-    found = converter().record.multiply_adds
+    found = result.record.multiply_adds
     counted = {}
 
     def count(name):
@@ -113,8 +132,7 @@ def test_multiply_adds_are_those_of_the_arithmetic(converter, net):
     assert found == counted
 
 
-def test_it_says_where_the_result_converts_and_how_long_its_ops_take(converter):
-    result = converter()
+def test_it_says_where_the_result_converts_and_how_long_its_ops_take(result):
     ending = result.record.ending
     counts = result.report.conversions
     kinds = [conversion.kind for conversion in ending.conversions]
@@ -156,6 +174,7 @@ def test_a_run_whose_accuracy_nobody_checks_has_a_record_too(converter):
 
 @pytest.mark.parametrize("since", ["the end", "the first trial", "the baseline"])
 def test_a_disk_that_is_full_does_not_cost_the_result(converter, stored, monkeypatch, since):
+    converter.objective = "modelsize"  # figures of another run are others
     expected, writing, full = converter(), optuna.Study.set_user_attr, []
 
     def write(study, name, value):
@@ -183,16 +202,15 @@ def test_a_disk_that_is_full_does_not_cost_the_result(converter, stored, monkeyp
     assert len(stored().trials) == (len(result.trials) if since == "the end" else 0)
 
 
-def test_there_is_no_record_of_a_run_that_is_not_there(converter, stored, tmp_path):
+def test_there_is_no_record_of_a_run_that_is_not_there(finished, tmp_path):
     with pytest.raises(HistoryError, match="there is no run in"):
         read_record(storage_url(tmp_path / "elsewhere"))
-    converter()
     with pytest.raises(HistoryError, match="there is no run 7 in .*; the latest are 1"):
-        stored(7)
+        read_record(storage_url(finished[0]), 7)
 
 
-def test_a_damaged_record_is_one_clear_error(converter):
-    said = record_to_dict(converter().record)
+def test_a_damaged_record_is_one_clear_error(result):
+    said = record_to_dict(result.record)
     said["setup"]["ops"][0]["runs in"] = ["int7"]
     with pytest.raises(
         HistoryError, match=r"the record of a run: setup\.ops\.0\.runs in\.0: expected one of int8"

@@ -1,13 +1,15 @@
 """A second run takes over what the first one measured, where nothing that matters has changed."""
 
 import copy
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from quick_runs import make_quick
 
-from neural_mp import MixedPrecision
+from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.core import hardware
 from neural_mp.util import environment
 
@@ -46,29 +48,45 @@ class Counted(list):
             yield batch
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def batches(digits):
     return list(digits[1].loader(batch_size=10))
 
 
+def options_of(net, batches, **options):
+    given = {
+        "model": net,
+        "metric": Right(),
+        "eval_dataloader": batches,
+        "precisions": "int8",
+        "accuracy_criterion": 0.05,
+        "exit_policy": ExitPolicy(max_trials=1),
+    }
+    return given | options
+
+
 @pytest.fixture
 def tuned(net, batches):
-    def run(**options):
-        given = {
-            "model": net,
-            "metric": Right(),
-            "eval_dataloader": batches,
-            "precisions": "int8",
-            "accuracy_criterion": 0.05,
-            **options,
-        }
-        return MixedPrecision(**given)()
-
-    return run
+    return lambda **options: MixedPrecision(**options_of(net, batches, **options))()
 
 
-def test_with_another_tolerance_only_plans_are_tried(tuned):
-    first = tuned()
+@pytest.fixture(scope="module")
+def first_run(net, batches, tmp_path_factory):
+    """A workspace, and the result of the run in it."""
+    workspace = tmp_path_factory.mktemp("first") / "workspace"
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch)
+        return workspace, MixedPrecision(**options_of(net, batches, workspace=workspace))()
+
+
+@pytest.fixture
+def first(first_run):
+    """The result of a first run, of which the workspace here knows."""
+    shutil.copytree(first_run[0], "neural_mp_workspace")
+    return first_run[1]
+
+
+def test_with_another_tolerance_only_plans_are_tried(tuned, first):
     second = tuned(accuracy_criterion=0.02)
     assert first.report.cache_hits == ()
     assert second.report.cache_hits == (BASELINE, CALIBRATION, OPS)
@@ -79,9 +97,10 @@ def test_with_another_tolerance_only_plans_are_tried(tuned):
     assert second.met
 
 
+@pytest.mark.usefixtures("first")
 def test_what_is_taken_over_is_what_would_be_measured(tuned):
-    tuned(accuracy_criterion=0.02)
     again = tuned()
+    assert again.report.cache_hits == (BASELINE, CALIBRATION, OPS)
     anew = tuned(cache=False)
     assert anew.report.cache_hits == ()
     assert again.report.baseline_accuracy == anew.report.baseline_accuracy
@@ -94,8 +113,8 @@ def test_with_the_cache_off_nothing_is_kept(tuned, tmp_path):
     assert tuned().report.cache_hits == ()
 
 
+@pytest.mark.usefixtures("first")
 def test_data_that_changed_in_their_last_batch_are_evaluated_again(tuned, batches):
-    tuned()
     images, labels = batches[-1]
     changed = [*batches[:-1], (images, (np.asarray(labels) + 1) % 10)]
     again = tuned(eval_dataloader=changed)
@@ -111,13 +130,13 @@ def test_calibration_data_that_changed_are_looked_at_again(tuned, batches):
     assert again.report.cache_hits == (BASELINE,)
 
 
+@pytest.mark.usefixtures("first")
 def test_data_that_come_in_another_order_are_evaluated_again(tuned, batches):
-    tuned()
     assert BASELINE not in tuned(eval_dataloader=batches[::-1]).report.cache_hits
 
 
+@pytest.mark.usefixtures("first")
 def test_a_metric_that_counts_otherwise_is_evaluated_again(tuned):
-    tuned()
     again = tuned(metric=Right(share=0.5))
     assert again.report.cache_hits == (CALIBRATION, OPS)
 
@@ -136,9 +155,9 @@ def test_the_data_of_an_eval_func_are_not_known(tuned, batches):
     assert BASELINE not in tuned(**given).report.cache_hits
 
 
+@pytest.mark.usefixtures("first")
 @pytest.mark.parametrize("changed", ["cpu", "version", "variable", "weight"])
 def test_nothing_is_taken_from_elsewhere(tuned, net, monkeypatch, changed):
-    tuned()
     options = {}
     if changed == "cpu":
         here = hardware.detect()

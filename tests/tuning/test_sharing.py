@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import re
-import threading
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import ClassVar
 
-import cloudpickle
-import numpy as np
 import pytest
 import torch
 
 from neural_mp import ExitPolicy, MixedPrecision
-from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.common import DataLoader
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.metrics import Accuracy, build_metric
 from neural_mp.testing import Accuracy as WithoutMerge
 from neural_mp.tuning import executors, sharding, trial_runner
-from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.evaluator import (
     Deadline,
     DeadlineExceededError,
-    Evaluator,
     NotShardableError,
-    UserCodeError,
 )
-from neural_mp.tuning.executors import Executor, Worker, WorkerPayload, taken
-from neural_mp.tuning.executors.contract import _Package, crashed
+from neural_mp.tuning.executors import Executor, WorkerPayload
+from neural_mp.tuning.executors.contract import crashed
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.sharding import Shard, sharded_seconds
 
 WIDTH = 3
 #: Of twelve batches.
@@ -305,24 +296,6 @@ def test_what_the_users_own_code_raises_in_a_share_comes_through(converter, here
     assert not here.made[0].open
 
 
-class Failing:
-    """In place of an plan_evaluator."""
-
-    def evaluate_shard(self, share, deadline):
-        raise UserCodeError(KeyError("no such class"))
-
-    @property
-    def model(self):
-        return SimpleNamespace(adaptor=PyTorchAdaptor())
-
-
-def test_a_worker_sends_back_what_the_users_own_code_raised():
-    worker = Worker(PyTorchAdaptor, cloudpickle.dumps(_Package(None, Failing())))
-    with pytest.raises(UserCodeError) as failure:
-        taken(worker(Shard(None, slice(0, 4)), 0.0))
-    assert repr(failure.value.error) == repr(KeyError("no such class"))
-
-
 def raising(error):
     def answer(number):
         if number == 4:
@@ -362,55 +335,3 @@ def test_what_cannot_be_sent_to_workers_is_evaluated_whole(converter, always, mo
     assert told(result) == told(alone)
     (warning,) = said(result)
     assert warning.endswith(": it cannot be copied")
-
-
-class Turned:
-    """Other batches from the fourth walk on, as where the order depends on the process."""
-
-    def __init__(self, loader):
-        self.batches, self.walks = list(loader), 0
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __iter__(self):
-        self.walks += 1
-        return iter(self.batches if self.walks < 4 else self.batches[::-1])
-
-
-class Locked(Merging):
-    def update(self, preds, labels):
-        super().update(preds, labels)
-        self.lock = threading.Lock()
-
-
-@pytest.mark.parametrize(
-    ("loader", "metric", "words"),
-    [(Turned, Merging, "differs between processes"), (list, Locked, "cannot be pickled")],
-)
-def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
-    batches = Batches(loader(digits[1].loader(100)), "eval_dataloader")
-    evaluator = Evaluator(batches, [(metric(), 1.0)])
-
-    def model(inputs):
-        return np.zeros((len(inputs), 10))
-
-    assert not batches.shuffled
-    if loader is Turned:
-        evaluator.states(model, Deadline(), slice(0, 3), model)
-    with pytest.raises(NotShardableError, match=words):
-        evaluator.states(model, Deadline(), slice(0, 3), model)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "cpu_seconds", "width", "threads", "expected"),
-    [
-        (100, 100, 2, 1, 50),  # one thread of two cores was at work
-        (50, 100, 2, 1, 50),  # both were: nothing is left to gain
-        (50, 100, 2, 2, 25),  # two other machines of two cores
-        (10, 160, 2, 1, 80),  # two small machines instead of a large one
-        (100, 20, 4, 1, 25),  # waiting for data
-    ],
-)
-def test_what_a_shared_evaluation_takes(seconds, cpu_seconds, width, threads, expected):
-    assert sharded_seconds(seconds, cpu_seconds, width, threads) == expected
