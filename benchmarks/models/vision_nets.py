@@ -1,4 +1,4 @@
-"""ResNet-50 and MobileNetV2 for every framework, and images: what `processors.py` converts.
+"""ResNet-50 and MobileNetV2 for every framework, EfficientNet-B0 in torch, and images.
 
 Weights are random. What batch norms subtract and divide by is that of a pass over images, as it is
 after training. In a random net each layer tears images further apart, and noise with them; in a
@@ -34,15 +34,19 @@ def images(count: int, seed: int) -> np.ndarray:
 def torch_net(name: str) -> Any:
     """A model in torch."""
     import torch
+    from efficientnet import efficientnet_b0
     from mobilenetv2 import mobilenetv2
     from resnet50 import resnet50
 
-    net = {"resnet50": resnet50, "mobilenetv2": mobilenetv2}[name]()
+    build = {"resnet50": resnet50, "mobilenetv2": mobilenetv2, "efficientnetb0": efficientnet_b0}
+    net = build[name]()
     for path, module in net.named_modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 1.0
             if path.endswith("norm3"):
                 module.weight.data *= _BRANCH
+        elif getattr(module, "shortcut", None) is True and name == "efficientnetb0":
+            module.layers[-1].weight.data *= _BRANCH
         elif isinstance(module, torch.nn.Sequential):
             for layer, following in pairwise(module):
                 if isinstance(following, torch.nn.ReLU6):

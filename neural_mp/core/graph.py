@@ -44,6 +44,8 @@ class Op:
             INT8 ops only (addition, average pooling). The kernel runs if some input is written in
             INT8 and the result (of the op, or of the last op of its fusion group) is read in INT8;
             or if none of its inputs can be written in another precision.
+        quantizes_terms: whether an INT8 kernel that this sum is fused into rounds both terms to INT8,
+            also the one that the kernel computes itself.
         weights: number of elements of all constants read.
         layers: layers that contain the op, outermost first, including those of ops folded into the
             op (batch norm). Empty if the graph has no layer names.
@@ -58,6 +60,7 @@ class Op:
     quantize_agnostic: bool = False
     writes_int8: bool = False
     joins_int8: bool = False
+    quantizes_terms: bool = False
     weights: int = 0
     layers: tuple[Layer, ...] = ()
     source_precision: Precision = Precision.FP32

@@ -142,6 +142,8 @@ def _propagate(
                 for source in op.inputs:
                     if members.get(source) != members[op.name]:
                         read_quantized(op, source)
+                    elif op.quantizes_terms:
+                        scales.add(source)
             if op.name == tails[members[op.name]] and op.name in wanted:
                 int8_outputs.add(op.name)
                 scales.add(op.name)
@@ -256,7 +258,8 @@ def _passes_int8_on(op: Op, chosen: Mapping[str, Precision]) -> bool:
 def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:
     """Return every tensor that is quantized under some plan using only these INT8 ops.
 
-    Tensors within a fusion group are never quantized. An op that joins INT8 nowhere when all of
+    Tensors within a fusion group are not quantized, except for the terms of a sum that rounds them
+    (`Op.quantizes_terms`). An op that joins INT8 nowhere when all of
     these ops run in INT8 joins under no plan.
     """
     found: set[str] = set()
@@ -268,7 +271,12 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
         if op.name == head:
             found.update(_read_by_head(op))
         else:
-            found.update(s for s in op.inputs if s != head and not _in_fusion_group(graph, s, head))
+            found.update(
+                source
+                for source in op.inputs
+                if op.quantizes_terms
+                or (source != head and not _in_fusion_group(graph, source, head))
+            )
         last = not any(reader.fusion_group == head for reader in graph.consumers(op.name))
         if last and (graph[head].writes_int8 or graph[head].joins_int8):
             found.add(op.name)

@@ -158,6 +158,7 @@ _OP = record(
         "inputs": _NAMES,
         "fusion_group": string,
         **dict.fromkeys(("quantize_agnostic", "writes_int8", "joins_int8"), boolean),
+        "quantizes_terms": boolean,
         "weights": non_negative_integer,
         "layers": list_of(_layer),
         "emulated": list_of(enum_of(Precision)),

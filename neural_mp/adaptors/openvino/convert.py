@@ -148,17 +148,20 @@ class _Writer:
             op = self.structure.parts.get(tensor, tensor)
             if written and op in moved and type_of(self.structure.nodes[op]) != "Concat":
                 continue
+            # The plugin fuses a sum into a convolution if the result of the convolution is
+            # quantized, too.
+            is_term = not written and self._is_within(op)
             readers = [
                 given
                 for given in output.get_target_inputs()
-                if written or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
+                if written or is_term or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
             ]
             # Outputs of the model read quantized values, too: a kernel has a single result.
             stored = self._fake_quantize(tensor, output, QuantParams.of(self.ranges[root]))
             for given in readers:
                 if written or type_of(given.get_node()) != "Result":
                     given.replace_source_output(stored.output(0))
-            if not written:
+            if not written and not is_term:
                 self.quantized += 1
 
     def bound_results(self) -> None:

@@ -25,6 +25,8 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
     """Return every node with edges and fusion group; further results follow as ops."""
     structure = model.structure
     counted: set[str] = set()
+    groups = structure.fusion_groups.values()
+    sums = {group.residual_sum.ops[-1] for group in groups if group.residual_sum is not None}
     ops = []
     for name, node in structure.nodes.items():
         # A constant that several ops read counts once.
@@ -39,6 +41,7 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 fusion_group=structure.layer_of.get(name),
                 quantize_agnostic=name in structure.agnostic_ops,
                 joins_int8=type_of(node) in JOINERS and name in structure.fusion_groups,
+                quantizes_terms=name in sums,
                 weights=weights,
                 layers=_layers(name, node),
                 source_precision=_source_precision(node),

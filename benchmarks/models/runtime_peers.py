@@ -1,0 +1,102 @@
+"""INT8 files by the peers' own tools, run by a Python that has them: NNCF, ONNX Runtime, torchao.
+
+    python runtime_peers.py nncf|static|pt2e SOURCE DATA TARGET
+
+SOURCE is an ONNX file, or the exported program for `pt2e`; DATA an `.npz` of calibration samples
+by input, in batches of eight. Prints CPU seconds of its parts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from clock import Clock
+
+Feeds = dict[str, np.ndarray]
+_BATCH = 8
+
+
+def batches(path: Path) -> Iterator[Feeds]:
+    held = dict(np.load(path))
+    for start in range(0, len(next(iter(held.values()))), _BATCH):
+        yield {name: array[start : start + _BATCH] for name, array in held.items()}
+
+
+def nncf(source: Path, data: Path, target: Path, clock: Clock) -> None:
+    """As its documentation advises for OpenVINO."""
+    import nncf
+    import openvino
+
+    feeds = list(batches(data))
+    is_transformer = len(feeds[0]) > 1
+    with clock.part("read"):
+        model = openvino.Core().read_model(source)
+    with clock.part("calibrate + convert"):
+        made = nncf.quantize(
+            model,
+            nncf.Dataset(feeds),
+            preset=nncf.QuantizationPreset.MIXED,
+            model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
+            subset_size=len(feeds),
+        )
+    openvino.save_model(made, target, compress_to_fp16=False)
+
+
+def static(source: Path, data: Path, target: Path, clock: Clock) -> None:
+    """With the preprocessing that its documentation asks for, weights per channel."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self._feeds = batches(data)
+
+        def get_next(self) -> Feeds | None:
+            return next(self._feeds, None)
+
+    prepared = target.with_suffix(".prepared.onnx")
+    with clock.part("read"):
+        quant_pre_process(str(source), str(prepared))
+    with clock.part("calibrate + convert"):
+        quantize_static(
+            str(prepared),
+            str(target),
+            Reader(),
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+
+
+def pt2e(source: Path, data: Path, target: Path, clock: Clock) -> None:
+    """Compiled ahead of time for the batch size of the program, since a file is needed."""
+    import torch
+    from pt2e import quantized
+
+    with clock.part("read"):
+        program = torch.export.load(source)
+    size = len(program.example_inputs[0][0])
+    held = [torch.from_numpy(array).split(size) for array in np.load(data).values()]
+    with clock.part("calibrate + convert"):
+        made = quantized(program.module(check_guards=False), zip(*held, strict=True))
+    with clock.part("compile"), torch.no_grad():
+        exported = torch.export.export(made, program.example_inputs[0])
+        options = {"freezing": True}
+        torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(target), inductor_configs=options
+        )
+
+
+def main() -> None:
+    way, *paths = sys.argv[1:]
+    clock = Clock()
+    {"nncf": nncf, "static": static, "pt2e": pt2e}[way](*map(Path, paths), clock)
+    print(json.dumps(clock.parts))
+
+
+if __name__ == "__main__":
+    main()
