@@ -134,6 +134,40 @@ def lstm(x: Any) -> Any:
     return product(last, weight(8, 16))
 
 
+def lstm_of_any_size(x: Any) -> list[Any]:
+    """All results of an LSTM whose state and lengths have the sizes of its input."""
+    sizes = ops.shape_of(x, "i64")
+    batch = ops.gather(sizes, np.array([0]), np.array(0))
+    steps = ops.gather(sizes, np.array([1]), np.array(0))
+    zeros = ops.broadcast(F32(0), ops.concat([batch, np.array([1, 16])], 0))
+    lengths = ops.broadcast(steps, batch)
+    gates = [weight(1, 64, 32), weight(1, 64, 16), weight(1, 64)]
+    found = ops.lstm_sequence(product(x), zeros, zeros, lengths, *gates, 16, "reverse")
+    hidden = ops.squeeze(found.output(0), np.array([1]))
+    return [product(hidden, weight(8, 16)), found.output(1), found.output(2)]
+
+
+def lstms(x: Any) -> Any:
+    """Two LSTMs of the same sizes, with inputs and weights of other magnitudes."""
+    zeros = ops.constant(np.zeros((2, 1, 32), F32))
+    lengths = ops.constant(np.full(2, 6, np.int64))
+    hidden = ops.multiply(x, F32(3))
+    for seed in (1, 2):
+        gates = [weight(1, 128, 32, seed=seed + place) * F32(seed) for place in (2, 4)]
+        bias = np.zeros((1, 128), F32)
+        found = ops.lstm_sequence(hidden, zeros, zeros, lengths, *gates, bias, 32, "forward")
+        hidden = ops.squeeze(found.output(0), np.array([1]))
+    return product(hidden, weight(8, 32))
+
+
+def lstm_two_way(x: Any) -> Any:
+    zeros = ops.constant(np.zeros((2, 2, 16), F32))
+    lengths = ops.constant(np.full(2, 6, np.int64))
+    gates = [weight(2, 64, 32), weight(2, 64, 16), np.zeros((2, 64), F32)]
+    found = ops.lstm_sequence(product(x), zeros, zeros, lengths, *gates, 16, "bidirectional")
+    return product(ops.reduce_mean(found.output(1), np.array([1]), False), weight(8, 16))
+
+
 def gru(x: Any) -> Any:
     zeros = ops.constant(np.zeros((2, 1, 16), F32))
     lengths = ops.constant(np.full(2, 6, np.int64))

@@ -21,6 +21,7 @@ CASES = {case.name: case for case in openvino_cases.cases()}
 MIXED = (
     *("Add, residual", "Concat", "Split", "MVN", "Softmax, attention", "AvgPool"),
     *("Multiply, squeeze and excitation", "GroupConvolution", "Add, with its terms as outputs"),
+    *("LSTMSequence", "LSTMSequence of any size, reversed"),
 )
 
 

@@ -30,8 +30,8 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.loading import RECURRENT
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.recurrent import LSTM, RECURRENT, obstacle
 from neural_mp.adaptors.openvino.reduce_range import kernel_of
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, weight_quant_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
@@ -65,6 +65,9 @@ def _integer_kernel(
         if name in structure.agnostic_ops:
             return AGNOSTIC
         return _reason(node)
+    if type_of(node) == LSTM:
+        spec = weight_quant_spec(accumulation[kernel_of(node)])
+        return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
     if type_of(node) not in LAYERS:
         return IntegerKernel(algorithms=RANGE_ALGORITHMS)
     weight = array_of(source_of(node, 1))
@@ -83,6 +86,8 @@ def _integer_kernel(
 
 
 def _reason(node: Any) -> str:
+    if type_of(node) in RECURRENT:
+        return obstacle(node) or NO_INTEGER_KERNEL
     if type_of(node) not in LAYERS:
         return NO_INTEGER_KERNEL
     if not is_float(node.output(0)):

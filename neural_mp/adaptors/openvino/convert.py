@@ -29,6 +29,13 @@ from neural_mp.adaptors.openvino.graph_edit import (
     type_of,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.recurrent import (
+    LSTM,
+    SUFFIXES,
+    input_widths,
+    quantized_parts,
+    state_params,
+)
 from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
@@ -70,6 +77,7 @@ def convert_graph(
     writer.quantize_tensors()
     writer.bound_results()
     writer.cast_to_16_bits()
+    writer.quantize_recurrent()
     program.validate_nodes_and_infer_types()
     return replace(
         model,
@@ -148,6 +156,9 @@ class _Writer:
             op = self.structure.parts.get(tensor, tensor)
             if written and op in moved and type_of(self.structure.nodes[op]) != "Concat":
                 continue
+            # The state within the kernel of an LSTM is quantized, its result is float.
+            if self._is_lstm(op) and all(tensor not in read for read in flow.int8_reads.values()):
+                continue
             # The plugin fuses a sum into a convolution if the result of the convolution is
             # quantized, too.
             is_term = not written and self._is_within(op)
@@ -159,12 +170,35 @@ class _Writer:
                 or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
             ]
             # Outputs of the model read quantized values, too: a kernel has a single result.
-            stored = self._fake_quantize(tensor, output, QuantParams.of(self.ranges[root]))
+            stored = self._fake_quantize(tensor, output, self._params(root))
             for given in readers:
                 if written or type_of(given.get_node()) != "Result":
                     given.replace_source_output(stored.output(0))
             if not written and not is_term:
                 self.quantized += 1
+
+    def quantize_recurrent(self) -> None:
+        """Quantize inputs, states and weights of INT8 LSTMs.
+
+        The input has a scale of its own, and is not quantized before unless for other readers.
+        """
+        layers = {
+            name: node
+            for name, node in self.structure.nodes.items()
+            if self._is_lstm(name) and self.plan.effective.get(name) is Precision.INT8
+        }
+        widths = input_widths(layers.values())
+        for name, node in layers.items():
+            tensor = tensor_of(source_of(node, 0)).removesuffix(QUANTIZED)
+            if tensor not in self.plan.flow.int8_outputs:
+                node.input(0).replace_source_output(self._stored[tensor].input_value(0))
+            span = self.ranges[self.plan.flow.scale_owner[tensor]]
+            limit = weight_qmax(self.plan.plan[name].weight)
+            state = self._params(self.plan.flow.scale_owner[name])
+            for place, value in quantized_parts(node, span, state, limit, widths[name]):
+                value.set_friendly_name(f"{name}{SUFFIXES[place]}")
+                self.owners[f"{name}{SUFFIXES[place]}"] = name
+                node.input(place).replace_source_output(value.output(0))
 
     def bound_results(self) -> None:
         """Insert a Clamp without effect behind INT8 convolutions that end in float without a bias.
@@ -183,6 +217,14 @@ class _Writer:
             self.owners[f"{name}{BOUNDED}"] = name
             for given in readers:
                 given.replace_source_output(bounded.output(0))
+
+    def _params(self, root: str) -> QuantParams:
+        """Return the parameters of the tensors that share a scale."""
+        states = any(map(self._is_lstm, self.plan.flow.scale_members[root]))
+        return (state_params if states else QuantParams.of)(self.ranges[root])
+
+    def _is_lstm(self, op: str) -> bool:
+        return op in self.structure.nodes and type_of(self.structure.nodes[op]) == LSTM
 
     def _fake_quantize(self, tensor: str, output: Any, params: QuantParams) -> Any:
         low, high = np.float32(params.low), np.float32(params.high)
@@ -247,9 +289,10 @@ class _Writer:
             if node is None or self._is_within(op) or output.get_element_type() not in _FLOATING:
                 continue
             root = self.plan.flow.scale_owner.get(tensor)
-            if tensor in self.plan.flow.int8_outputs and root is not None:
+            written = tensor in self.plan.flow.int8_outputs
+            if written and root is not None and (tensor in self._stored or not self._is_lstm(op)):
                 place = f"{tensor}{QUANTIZED}" if tensor in self._stored else tensor
-                params = QuantParams.of(self.ranges[root])
+                params = self._params(root)
                 found[tensor] = OutputLocation(place, type_of(node), params)
             else:
                 bounded = f"{tensor}{BOUNDED}"

@@ -20,6 +20,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     tensor_of,
     type_of,
 )
+from neural_mp.adaptors.openvino.recurrent import LSTM, has_integer_kernel
 
 FusionGroup = fusion.FusionGroup[str, str]
 Step = fusion.Step[str, str]
@@ -101,6 +102,8 @@ def has_weight(node: Any) -> bool:
 
 
 def _heads(node: Any) -> bool:
+    if has_integer_kernel(node):
+        return True
     if len(outputs_of(node)) != 1 or not is_float(node.output(0)):
         return False
     if has_weight(node):
@@ -157,6 +160,8 @@ class _Kernels(FusionRules[str, str]):
     def activation(self, group: FusionGroup) -> Step | None:
         step = self._only_reader(group.tail)
         if step is None or type_of(step) not in ACTIVATIONS:
+            return None
+        if type_of(self.nodes[group.head]) == LSTM:
             return None
         return Step(type_of(step), (name_of(step),))
 

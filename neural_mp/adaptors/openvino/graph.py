@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from neural_mp.adaptors.common.naming import module_layers
 from neural_mp.adaptors.openvino.fusion import JOINERS
 from neural_mp.adaptors.openvino.graph_edit import (
     SIXTEEN_BITS,
@@ -14,11 +15,9 @@ from neural_mp.adaptors.openvino.graph_edit import (
     type_of,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.core.graph import Layer, Op, OpGraph
+from neural_mp.adaptors.openvino.recurrent import LSTM
+from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
-
-#: The prefix of names that OpenVINO gives to the modules of a PyTorch model.
-_MODULE = "__module."
 
 
 def build_graph(model: OpenVinoModel) -> OpGraph:
@@ -40,10 +39,11 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 tuple(dict.fromkeys(structure.read_by(name))),
                 fusion_group=structure.layer_of.get(name),
                 quantize_agnostic=name in structure.agnostic_ops,
+                writes_int8=type_of(node) == LSTM and name in structure.fusion_groups,
                 joins_int8=type_of(node) in JOINERS and name in structure.fusion_groups,
                 quantizes_terms=name in sums,
                 weights=weights,
-                layers=_layers(name, node),
+                layers=module_layers(name, type_of(node)),
                 source_precision=_source_precision(node),
             )
         )
@@ -56,17 +56,6 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
 
 def _is_weight(constant: Any) -> bool:
     return bool(constant.get_element_type().is_real())
-
-
-def _layers(name: str, node: Any) -> tuple[Layer, ...]:
-    """Return the PyTorch modules in a name, such as `__module.layer1.0.conv1/aten::…`."""
-    if not name.startswith(_MODULE):
-        return ()
-    path = name.removeprefix(_MODULE).partition("/")[0].split(".")
-    names = (".".join(path[: end + 1]) for end in range(len(path)))
-    return tuple(
-        Layer(layer, type_of(node) if layer == ".".join(path) else "Module") for layer in names
-    )
 
 
 def _source_precision(node: Any) -> Precision:

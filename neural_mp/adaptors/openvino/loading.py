@@ -12,6 +12,7 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.openvino.file_checks import check_xml
 from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.recurrent import RECURRENT, has_integer_kernel
 from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import require_regular_file
@@ -21,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: Files that OpenVINO itself reads, without running code from them.
 _FILES = (".onnx", ".pb", ".pbtxt", ".tflite")
-#: Ops that run a graph of their own or keep a state.
-RECURRENT = ("LSTMSequence", "GRUSequence", "RNNSequence", "LSTMCell", "GRUCell", "RNNCell")
+#: Files of other frameworks that are checked and read by these, and reach OpenVINO by transfer.
+_TRANSFERRED = (".pt2", ".keras", ".h5", ".hdf5")
 
 
 def load(source: object, wanted: InputSpec) -> OpenVinoModel:
@@ -66,6 +67,11 @@ def _read_file(path: Path) -> Any:
         return core().read_model(path)
     if path.suffix in _FILES or (path / "saved_model.pb").is_file():
         return ov.convert_model(path)
+    if path.suffix in _TRANSFERRED or (path / "config.json").is_file():
+        raise ModelLoadError(
+            f"{str(path)!r} must be read by its own framework before OpenVINO; set runtime = "
+            f"'openvino' in place of framework = 'openvino'"
+        )
     raise ModelLoadError(
         f"{str(path)!r} must be a file of OpenVINO (.xml), ONNX or TensorFlow, got "
         f"{path.suffix or 'no suffix'!r}; load the model in its framework and give the object"
@@ -123,6 +129,6 @@ def _try(model: OpenVinoModel) -> None:
 
 def _left_alone(program: Any) -> tuple[str, ...]:
     """Return a note about recurrent layers without an integer kernel."""
-    found = (type_of(node) for node in op_nodes(program))
+    found = (type_of(node) for node in op_nodes(program) if not has_integer_kernel(node))
     why = "no plan quantizes it in OpenVINO"
     return stays_in_fp32((kind for kind in found if kind in RECURRENT), "", why)

@@ -10,8 +10,15 @@ import numpy as np
 
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.openvino.fusion import LAYERS
-from neural_mp.adaptors.openvino.graph_edit import constants_read, name_of, source_of, type_of
+from neural_mp.adaptors.openvino.graph_edit import (
+    array_of,
+    constants_read,
+    name_of,
+    source_of,
+    type_of,
+)
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.recurrent import LSTM
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 
@@ -21,7 +28,7 @@ REDUCED = "/reduced"
 
 def kernel_of(node: Any) -> KernelKind:
     """Return the kind of integer kernel of a layer."""
-    if type_of(node) == "MatMul":
+    if type_of(node) in ("MatMul", LSTM):
         return KernelKind.DENSE
     if type_of(node) == "Convolution":
         return KernelKind.CONVOLUTION
@@ -33,11 +40,14 @@ def kernel_of(node: Any) -> KernelKind:
 def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
     """Yield the int8 weights of layers."""
     for node in program.get_ordered_ops():
-        if type_of(node) not in LAYERS:
+        if type_of(node) not in (*LAYERS, LSTM):
             continue
-        for constant in constants_read(node):
-            if constant.get_element_type() == ov.Type.i8:
-                yield IntegerWeight(constant, kernel_of(node), np.asarray(constant.get_data()))
+        found = {name_of(c): c for c in constants_read(node) if c.get_element_type() == ov.Type.i8}
+        integers = [np.asarray(constant.get_data()) for constant in found.values()]
+        if type_of(node) == LSTM and integers:  # its weights have the same scales
+            integers = [np.concatenate([array.ravel() for array in integers])] * len(found)
+        for constant, array in zip(found.values(), integers, strict=True):
+            yield IntegerWeight(constant, kernel_of(node), array)
 
 
 def full_range_kernels(model: OpenVinoModel) -> frozenset[KernelKind]:
@@ -66,9 +76,16 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
 
 
 def _double(convert: Any) -> None:
-    """Insert a doubling after the conversion of a weight to float."""
-    readers = list(convert.output(0).get_target_inputs())
-    doubled = ops.multiply(convert, ops.constant(np.float32(2)))
-    doubled.set_friendly_name(f"{name_of(convert)}/doubled")
-    for reader in readers:
-        reader.replace_source_output(doubled.output(0))
+    """Double the scales of a weight that is converted to float."""
+    inserted = None
+    for reader in list(convert.output(0).get_target_inputs()):
+        node, other = reader.get_node(), 1 - reader.get_index()
+        scales = array_of(source_of(node, other)) if type_of(node) == "Multiply" else None
+        if scales is not None:
+            doubled = ops.constant(scales * np.float32(2))
+            node.input(other).replace_source_output(doubled.output(0))
+            continue
+        if inserted is None:
+            inserted = ops.multiply(convert, ops.constant(np.float32(2)))
+            inserted.set_friendly_name(f"{name_of(convert)}/doubled")
+        reader.replace_source_output(inserted.output(0))

@@ -105,7 +105,10 @@ class Kernel:
 
 #: Kernels with integer variants.
 _COMPUTING = frozenset(
-    {"Convolution", "Deconvolution", "FullyConnected", "MatMul", "Eltwise", "Subgraph", "Pooling"}
+    {
+        *("Convolution", "Deconvolution", "FullyConnected", "MatMul", "Eltwise", "Subgraph"),
+        *("Pooling", "RNNSeq"),
+    }
 )
 _MOVING = frozenset(
     {

@@ -140,6 +140,16 @@ def test_a_file_that_would_run_code_is_not_opened(tmp_path):
         converter()
 
 
+@pytest.mark.parametrize("name", ["net.pt2", "net.keras", "net.h5"])
+def test_a_file_that_its_framework_must_check_is_transferred(name, tmp_path):
+    (tmp_path / name).write_bytes(b"PK")
+    converter = MixedPrecision()
+    converter.framework = "openvino"
+    converter.model = str(tmp_path / name)
+    with pytest.raises(ModelLoadError, match="set runtime = 'openvino'"):
+        converter()
+
+
 def test_nothing_is_sent_and_nothing_written_into_the_home_directory(saved, tmp_path):
     """OpenVINO's telemetry client is never imported, so that no id is written, no event sent."""
     home = tmp_path / "home"
