@@ -68,6 +68,8 @@ def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batche
     )()
     assert found.framework == runtime
     assert found.met is True
+    modules = {op.partition("/")[0] for op in found.plan}
+    assert {"__module.block1.conv1", "__module.block2.conv2"} <= modules
     images = batches[0][0]
     with torch.no_grad():
         expected = net(images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.naming import module_layers
 from neural_mp.adaptors.onnxrt.fusion import JOINERS
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, constants_of, read_by
 from neural_mp.adaptors.onnxrt.model import OnnxModel
@@ -31,6 +32,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 writes_int8=node.op_type == "Conv" and name in structure.fusion_groups,
                 joins_int8=node.op_type in JOINERS and name in structure.fusion_groups,
                 weights=sum(constant.size for constant in constants_of(node)),
+                layers=module_layers(name, node.op_type),
                 source_precision=_source_precision(node),
             )
         )

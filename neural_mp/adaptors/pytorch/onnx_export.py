@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.common.naming import MODULE, reserve_name
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.model import TorchModel
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: torch.export's symbol of a dynamic axis: letter and number.
 _SYMBOL = re.compile(r"[su]\d+")
+#: Property of a node with the names of its modules, outermost first, and its own.
+_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def name_axes(model: onnx_ir.Model) -> None:
@@ -35,6 +38,19 @@ def name_axes(model: onnx_ir.Model) -> None:
             continue
         # A shape shared by nodes is frozen, so each value gets a shape of its own.
         value.shape = type(value.shape)([_renamed(size, names) for size in value.shape])
+
+
+def name_nodes(model: onnx_ir.Model) -> None:
+    """Rename nodes of a graph in place after their modules, such as `__module.block1.conv1/Conv`.
+
+    Nodes outside of submodules keep their names.
+    """
+    taken: set[str] = set()
+    for node in model.graph.all_nodes():
+        scopes = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))
+        module = scopes[-2] if len(scopes) > 1 else ""
+        name = f"{MODULE}{module}/{node.op_type}" if module else node.name
+        node.name = reserve_name(name or node.op_type, taken)
 
 
 def _renamed(size: onnx_ir.SymbolicDim | int, names: Mapping[str, str]) -> Any:
@@ -69,8 +85,16 @@ def _values(model: onnx_ir.Model) -> Iterator[Any]:
 OPSET = 22
 
 
-def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
+def export_onnx(
+    model: TorchModel, path: Path, metadata: Mapping[str, str], *, by_module: bool = False
+) -> None:
     """Write a model as `.onnx`, with named dynamic axes and `metadata` in its properties.
+
+    Args:
+        model: the model.
+        path: the file.
+        metadata: the properties.
+        by_module: whether nodes are named after their modules.
 
     Raises:
         MissingFrameworkError: if onnx or onnxscript is not installed.
@@ -95,6 +119,8 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
             )
         assert program is not None
         name_axes(program.model)
+        if by_module:
+            name_nodes(program.model)
         program.model.metadata_props.update(metadata)
         program.save(str(path))
     except Exception as error:

@@ -27,7 +27,7 @@ _STAYS = "the model stays in PyTorch"
 def write(model: TorchModel, folder: Path) -> Path:
     """Write a model as an ONNX file in a folder; return the file."""
     path = folder / "model.onnx"
-    export_onnx(model, path, {})
+    export_onnx(model, path, {}, by_module=True)
     return path
 
 
