@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from neural_mp import MixedPrecision, load
+from neural_mp.adaptors.common.naming import source_op
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.pytorch import onnx_export, transfer
 from neural_mp.adaptors.registry import adaptor_named
@@ -105,6 +107,7 @@ def test_the_target_is_judged_in_the_chosen_runtime(net, batches, times):
     speeds = {figures.framework: figures.result_speedup for figures in found.report.runtimes}
     assert speeds["pytorch"] == pytest.approx(10 / 2)
     assert speeds["onnxrt"] == pytest.approx(4 / 2)
+    assert speeds["openvino"] == pytest.approx(8 / 2)
 
 
 def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times, tmp_path):
@@ -124,6 +127,8 @@ def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times,
     assert found.report.best_rejected is not None
     assert found.report.best_rejected.outcome is Outcome.SLOW
     assert [trial.outcome for trial in found.trials] == [Outcome.SLOW]
+    speeds = {figures.framework: figures.result_speedup for figures in found.report.runtimes}
+    assert (speeds["pytorch"], speeds["onnxrt"]) == (pytest.approx(10 / 4), None)
     assert any("the FP32 model in onnxrt" in warning for warning in found.report.warnings)
     assert "FP32 model" in verdict(found.report, found.met)
     assert set(found.plan.counts()) == {"fp32"}
@@ -132,10 +137,22 @@ def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times,
     torch.testing.assert_close(found(images), net(images).detach(), rtol=1e-4, atol=1e-4)
     assert found.audit().holds
     found.report.save_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert all(name in page for name in ("Runtimes", "onnxrt", "openvino"))
     found.save(tmp_path / "saved")
     again = load(tmp_path / "saved")
     assert again.framework == "onnxrt"
     torch.testing.assert_close(again(images), found(images))
+
+
+def test_a_plan_that_is_faster_by_the_required_gain_stays(net, batches, times):
+    def accuracy(model) -> float:
+        times["openvino int8"] = 3.85  # 1.039 times as fast as FP32 in ONNX Runtime
+        return 1.0
+
+    found = tuned(net, batches, accuracy)
+    assert found.framework == "openvino"
+    assert found.met is True
 
 
 def test_the_fastest_fp32_is_the_result_if_no_plan_meets_the_target(net, batches, times):
@@ -264,6 +281,8 @@ def test_a_run_in_the_source_ends_with_a_hint(net, batches, times, monkeypatch, 
     with (console := Console(width=200)).capture() as shown:
         console.print(result_tables(found.report, found.met))
     assert text in shown.get()
+    found.report.save_html("page.html")
+    assert f"{hint.framework} runs this model 2.5 times" in Path("page.html").read_text("utf-8")
     values = {k: v for k, v in found.report.to_dict().items() if k != "speedup"}
     assert values["hint"]["framework"] == "onnxrt"
     assert Report.from_dict(values).hint == hint
@@ -346,3 +365,11 @@ def test_workers_load_the_model_in_its_runtime(net, digits, tmp_path):
     assert not [trial for trial in found.trials if trial.error]
     assert found.trials
     assert type(found(images[:2])) is np.ndarray
+
+
+def test_names_made_up_by_an_exporter_lead_to_no_op_of_the_source():
+    known = {"block/conv", "block/conv/Add", "head"}
+    assert source_op("head/WithoutBiases", known) == "head"
+    assert source_op("block/conv/Add", known) == "block/conv/Add"
+    assert source_op("block/conv/Mul", known) == "block/conv"
+    assert source_op("head/MatMul/Relu/Convolution", known) is None
