@@ -154,7 +154,9 @@ class _Writer:
             readers = [
                 given
                 for given in output.get_target_inputs()
-                if written or is_term or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
+                if written
+                or is_term
+                or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
             ]
             # Outputs of the model read quantized values, too: a kernel has a single result.
             stored = self._fake_quantize(tensor, output, QuantParams.of(self.ranges[root]))
