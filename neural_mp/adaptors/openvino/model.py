@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.threads import allowed_threads
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
 from neural_mp.adaptors.openvino.graph_edit import name_of
-from neural_mp.adaptors.openvino.runtime import Runner
+from neural_mp.adaptors.openvino.runtime import Runners
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class OpenVinoModel:
     results: Mapping[str, OutputLocation] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     counts: ConversionCounts = ConversionCounts()
-    _runners: dict[int | None, Runner] = field(default_factory=dict)
+    _runners: dict[int | None, Runners] = field(default_factory=dict)
 
     @property
     def runs(self) -> Any:
@@ -69,6 +69,7 @@ class OpenVinoModel:
         """Return the outputs, in the order of the signature."""
         threads = allowed_threads()
         if threads not in self._runners:
-            self._runners[threads] = Runner(self.runs)
-        found = self._runners[threads](self.feeds(bound))
+            self._runners[threads] = Runners(self.runs)
+        feeds = self.feeds(bound)
+        found = self._runners[threads].runner_for(feeds)(feeds)
         return [found[position] for position in self._outputs]
