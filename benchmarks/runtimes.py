@@ -106,6 +106,11 @@ class Bench:
         data = source.parent / "calibration.npz"
         return self._child(python, PEER_SCRIPT, way, source, data, target)
 
+    def written(self, way: str, source: Path, target: Path) -> None:
+        """Let a tool write its file, unless a kept folder has it."""
+        if not target.exists():
+            self.peer(way, source, target)
+
     def _child(self, *command: object) -> dict[str, Any] | None:
         words = list(map(str, command))
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.options.threads)}
@@ -119,18 +124,21 @@ class Bench:
 
     def columns(self, name: str, folder: Path) -> Iterator[Column]:
         """Yield what is found for a model at each batch size."""
-        self.stage("make", name, folder)
-        self.peer("nncf", folder / "fp32.onnx", folder / "nncf.xml")
-        self.peer("static", folder / "fp32.onnx", folder / "static.onnx")
+        source = folder / "fp32.onnx"
+        if not source.exists():
+            self.stage("make", name, folder)
+        self.written("nncf", source, folder / "nncf.xml")
+        self.written("static", source, folder / "static.onnx")
         judged = self.options.peer and self.stage("judge", name, folder, "nncf.xml")
         most_noise = judged["noise"] * _SLACK if judged else _MOST_NOISE
         for size in CASES[name].batches:
             if self.options.batches and str(size) not in self.options.batches.split(","):
                 continue
             if shutil.which("g++") or shutil.which("clang++"):
-                self.peer("pt2e", folder / f"{size}.pt2", folder / f"pt2e{size}.pt2")
-            tuned = self.stage("tune", name, folder, size, most_noise) or {}
-            found = self.stage("race", name, folder, size, self.options.rounds, self.options.clock)
+                self.written("pt2e", folder / f"{size}.pt2", folder / f"pt2e{size}.pt2")
+            clock = self.options.clock
+            tuned = self.stage("tune", name, folder, size, most_noise, clock) or {}
+            found = self.stage("race", name, folder, size, self.options.rounds, clock)
             if found is not None:
                 yield Column(name, size, tuned, **found)
 
@@ -170,7 +178,7 @@ def column_table(column: Column, clock: str) -> Table:
 
 
 def _decibels(noise: float) -> str:
-    return f"{-10 * math.log10(max(noise, 1e-16)):.1f}"
+    return f"{-10 * math.log10(max(noise, 1e-16)):.2f}"
 
 
 def summary(columns: list[Column]) -> Table:
@@ -277,6 +285,7 @@ def main() -> None:
     if options.stage:
         run_stage(options.stage)
         return
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     console = Console() if sys.stdout.isatty() else Console(width=160)
     bench, columns = Bench(options, console), list[Column]()
     costs: dict[str, dict[str, list[dict[str, Any]]]] = {}
