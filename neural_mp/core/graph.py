@@ -44,8 +44,8 @@ class Op:
             INT8 ops only (addition, average pooling). The kernel runs if some input is written in
             INT8 and the result (of the op, or of the last op of its fusion group) is read in INT8;
             or if none of its inputs can be written in another precision.
-        quantizes_terms: whether an INT8 kernel that this sum is fused into rounds both terms to INT8,
-            also the one that the kernel computes itself.
+        quantizes_terms: whether the INT8 kernel that this sum is fused into rounds both terms, also
+            the one that it computes itself.
         weights: number of elements of all constants read.
         layers: layers that contain the op, outermost first, including those of ops folded into the
             op (batch norm). Empty if the graph has no layer names.

@@ -50,8 +50,9 @@ _CONVERSION_COST_FACTORS = (2, 4, 8)
 _FASTER_TRIALS = 2
 #: Upper bound of the output NSR: plans above it are equally unusable.
 _MAX_OUTPUT_NSR = 1e3
-#: Maximum output NSR of a corrected plan, relative to the uncorrected one, for a trial.
-_MAX_NSR_RATIO_FOR_TRIAL = 0.25
+#: Maximum output NSR of a corrected plan, relative to the uncorrected one, for a trial. A plan that
+#: keeps all its speed is worth a trial before any that gives some up.
+_MAX_NSR_RATIO_FOR_TRIAL = 0.9
 
 Steps = Generator[list[PrecisionPlan], list[Trial], None]
 

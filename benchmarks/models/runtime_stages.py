@@ -1,0 +1,258 @@
+"""The stages of `runtimes.py`, each in a process of its own; they return what is to be printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from clock import Clock
+from runtime_nets import (
+    AT_ONCE,
+    CALIBRATED,
+    CALIBRATION,
+    CASES,
+    JUDGED,
+    TIMED,
+    noise,
+    reference,
+    write_sources,
+)
+
+from neural_mp import AccuracyCriterion, MixedPrecision, load
+from neural_mp.adaptors.openvino.runtime import core
+from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.api.runtimes import RuntimeChoice
+from neural_mp.core.hardware import detect
+from neural_mp.core.precision import Precision
+from neural_mp.profiling import measurement
+
+Run = Callable[[], Any]
+Call = Callable[[tuple[np.ndarray, ...]], Any]
+#: Ways to run a model → their names in the tables.
+TORCH, ORT, OPENVINO = "PyTorch FP32", "ONNX Runtime FP32", "OpenVINO FP32"
+OURS, PLAIN = "ours, runtime=auto", "ours, by plain OpenVINO"
+NNCF, NNCF_F32 = "NNCF, OpenVINO's own hint", "NNCF, hint f32"
+STATIC, PT2E = "quantize_static", "torchao PT2E + inductor"
+FLOATS, PEERS = (TORCH, ORT, OPENVINO), (NNCF, NNCF_F32, STATIC, PT2E)
+
+
+def make(name: str, folder: Path) -> dict[str, Any]:
+    """Write what the tools start from."""
+    write_sources(name, folder)
+    return {}
+
+
+def convert(name: str, folder: Path) -> dict[str, Any]:
+    """Read, calibrate and convert in OpenVINO what NNCF starts from; CPU and wall seconds."""
+    case, clock = CASES[name], Clock()
+    batches = list(case.cut(CALIBRATION, CALIBRATED, AT_ONCE))
+    adaptor = adaptor_named("openvino")
+    with clock.part("read"):
+        example = dict(zip(case.names, (array[:1] for array in batches[0]), strict=True))
+        model = adaptor.load(folder / "fp32.onnx", example=example)
+        space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
+    with clock.part("calibrate + convert"):
+        seen = adaptor.observe(model, batches, space)
+        adaptor.convert(model, space.resolve(space.fastest_plan()), seen, space)
+    return clock.parts
+
+
+def tune(name: str, folder: Path, size: str, most_noise: str, read: str) -> dict[str, Any]:
+    """Tune the torch module with `runtime=auto`: the fastest at most as noisy as NNCF."""
+    if read == "cpu":
+        measurement._seconds = _cpu_seconds
+    case = CASES[name]
+    net, expected = reference(name)
+    parts = np.split(expected, range(int(size), case.judged, int(size)))
+    judged = list(zip(case.cut(case.judged, JUDGED, int(size)), parts, strict=True))
+    clock = Clock()
+    choose = RuntimeChoice.fastest
+
+    def timed(choice: RuntimeChoice) -> Any:
+        with clock.part("choice"):
+            return choose(choice)
+
+    RuntimeChoice.fastest = timed  # type: ignore[method-assign]
+    with clock.part("run"):
+        result = MixedPrecision(
+            model=net,
+            runtime="auto",
+            metric=fidelity,
+            eval_dataloader=[(_single(given), output) for given, output in judged],
+            calib_dataloader=[
+                _single(given) for given in case.cut(CALIBRATION, CALIBRATED, AT_ONCE)
+            ],
+            sampling_size=CALIBRATION,
+            accuracy_criterion=AccuracyCriterion(float(most_noise), relative=False),
+            workspace=folder / f"workspace{size}",
+            cache=False,
+        )()
+    shutil.rmtree(folder / f"ours{size}", ignore_errors=True)
+    result.save(folder / f"ours{size}")
+    counts = {str(precision): count for precision, count in result.plan.counts().items()}
+    return {
+        **{part: cpu for part, (cpu, _) in clock.parts.items()},
+        "runtime": result.framework,
+        "met": result.met,
+        "plan": counts,
+        "trials": len(result.trials),
+    }
+
+
+def _cpu_seconds(run: Run, times: int) -> float:
+    """The mean CPU seconds of consecutive runs, in place of those by the clock."""
+    before = time.process_time()
+    for _ in range(times):
+        run()
+    return (time.process_time() - before) / times
+
+
+def fidelity(predictions: Any, expected: Any) -> float:
+    """One less the noise of the outputs."""
+    return 1 - noise(expected, predictions)
+
+
+fidelity.higher_is_better = True  # type: ignore[attr-defined]
+
+
+def _single(given: tuple[np.ndarray, ...]) -> Any:
+    return given[0] if len(given) == 1 else given
+
+
+def judge(name: str, folder: Path, way: str) -> dict[str, Any]:
+    """Return the noise of a file in OpenVINO."""
+    case = CASES[name]
+    _, expected = reference(name)
+    call = _openvino(folder / way, case.draw(1, TIMED), {"INFERENCE_PRECISION_HINT": "f32"})
+    found = [call(given) for given in case.cut(case.judged, JUDGED, 1)]
+    return {"noise": noise(expected, np.concatenate(found))}
+
+
+def _openvino(file: Path, example: tuple[np.ndarray, ...], settings: dict[str, Any]) -> Call:
+    """A model compiled for one shape, called at the least overhead."""
+    program = core().read_model(file)
+    program.reshape(dict(zip(range(len(example)), (a.shape for a in example), strict=True)))
+    threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+    request = core().compile_model(program, "CPU", {**threads, **settings}).create_infer_request()
+
+    def call(given: tuple[np.ndarray, ...]) -> np.ndarray:
+        found = request.infer(list(given), share_inputs=True, share_outputs=True)
+        return np.array(found[0])
+
+    return call
+
+
+def _session(file: Path) -> Call:
+    """A session whose threads do not spin, as they would take the cores from the others."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+    return lambda given: session.run(None, dict(zip(names, given, strict=True)))[0]
+
+
+def _module(module: Any) -> Call:
+    def call(given: tuple[np.ndarray, ...]) -> np.ndarray:
+        with torch.inference_mode():
+            found = module(*map(torch.from_numpy, given))
+        return np.asarray(found[0] if isinstance(found, tuple | list) else found)
+
+    return call
+
+
+def _contenders(name: str, folder: Path, size: int, net: Any) -> dict[str, Call]:
+    """Return way → the call of a model, for all files that there are."""
+    example, f32 = CASES[name].draw(size, TIMED), {"INFERENCE_PRECISION_HINT": "f32"}
+    source, ours = folder / "fp32.onnx", folder / f"ours{size}"
+    found: dict[str, Call] = {
+        TORCH: _module(net),
+        ORT: _session(source),
+        OPENVINO: _openvino(source, example, f32),
+    }
+    if ours.exists():
+        result = load(ours)
+        found[OURS] = lambda given: result(*given)
+        if (ours / "model.xml").exists():
+            found[PLAIN] = _openvino(ours / "model.xml", example, f32)
+    if (folder / "nncf.xml").exists():
+        found[NNCF] = _openvino(folder / "nncf.xml", example, {})
+        found[NNCF_F32] = _openvino(folder / "nncf.xml", example, f32)
+    if (folder / "static.onnx").exists():
+        found[STATIC] = _session(folder / "static.onnx")
+    package = folder / f"pt2e{size}.pt2"
+    if package.exists():
+        found[PT2E] = _module(torch._inductor.aoti_load_package(str(package)))
+    return found
+
+
+def race(name: str, folder: Path, size: str, rounds: str, clock: str) -> dict[str, Any]:
+    """Return way → seconds of every round, and its noise."""
+    case, net = CASES[name], None
+    net, expected = reference(name)
+    calls = _contenders(name, folder, int(size), net)
+    given = case.draw(int(size), TIMED)
+    noises = {}
+    for way, call in calls.items():
+        found = [call(batch) for batch in case.cut(case.judged, JUDGED, int(size))]
+        noises[way] = noise(expected, np.concatenate(found))
+    read = time.process_time if clock == "cpu" else time.perf_counter
+    runs = {way: _repeated(call, given, read) for way, call in calls.items()}
+    return {"noise": noises, "seconds": _in_turn(runs, int(rounds))}
+
+
+#: Seconds of a run in a round, at least.
+_BLOCK = 0.02
+
+
+def _repeated(
+    call: Call, given: tuple[np.ndarray, ...], read: Callable[[], float]
+) -> Callable[[], float]:
+    """Return what runs a call, once without counting, then for a while: mean seconds of a call."""
+    call(given)
+    before = read()
+    call(given)
+    times = max(1, round(_BLOCK / max(read() - before, 1e-6)))
+
+    def run() -> float:
+        call(given)
+        before = read()
+        for _ in range(times):
+            call(given)
+        return (read() - before) / times
+
+    return run
+
+
+def _in_turn(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Take turns in a random order, as what runs after a small model finds warm caches."""
+    order, taken = random.Random(0), {way: [] for way in runs}
+    for _ in range(rounds):
+        for way in order.sample(list(runs), len(runs)):
+            taken[way].append(runs[way]())
+    return taken
+
+
+STAGES: dict[str, Callable[..., dict[str, Any]]] = {
+    "make": make,
+    "convert": convert,
+    "tune": tune,
+    "judge": judge,
+    "race": race,
+}
+
+
+def run_stage(arguments: Sequence[str]) -> None:
+    """Run a stage and print what it found as the last line."""
+    stage, name, folder, *more = arguments
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    print(json.dumps(STAGES[stage](name, Path(folder), *more)))

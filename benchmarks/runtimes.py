@@ -1,0 +1,307 @@
+"""The fastest runtime for four models: ours with `runtime=auto`, beside FP32 and other tools' INT8.
+
+    python benchmarks/runtimes.py [--peer ENV/bin/python] [--models resnet50,bert,…]
+                                  [--batches 1,8] [--rounds 25] [--only speed,costs]
+                                  [--clock cpu] [--threads 1] [--keep FOLDER]
+
+`--peer` is a Python with NNCF and torchao (and torch, onnx, openvino) in an environment of its own;
+its tools write files, which plain OpenVINO, ONNX Runtime and torch run here. ONNX Runtime's own
+tool runs in this environment. Ours starts from the torch module and may be as noisy as NNCF, or,
+without a peer, have an SQNR of 13 dB. All ways run in turn in one process, on the same threads,
+with static shapes, and without spinning threads. `--clock cpu` counts CPU seconds, for a machine
+with other load: on one thread, these are the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Files beside this one bear the names of packages: its folder must not be searched for those.
+# ruff: noqa: E402
+sys.path[0] = str(Path(__file__).resolve().parent / "models")
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from runtime_nets import CASES
+from runtime_stages import FLOATS, NNCF, NNCF_F32, OURS, PEERS, PLAIN, TORCH, run_stage
+
+from neural_mp.profiling import Ratio, ratio, uncontended
+
+THIS = Path(__file__).resolve()
+PEER_SCRIPT = THIS.parent / "models" / "runtime_peers.py"
+#: Noise that ours may have if there is no peer to compare with; else a tenth of a decibel above it.
+_MOST_NOISE, _SLACK = 0.05, 1.023
+PARTS = ("speed", "costs")
+
+
+@dataclass
+class Column:
+    """What is found for one model at one batch size.
+
+    Attributes:
+        name, size: the model and the batch size.
+        tuned: what the run of ours reports.
+        seconds: way → seconds of every round.
+        noise: way → its noise.
+    """
+
+    name: str
+    size: int
+    tuned: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    noise: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The model and the batch size."""
+        return f"{self.name} {self.size}"
+
+    def speed(self, way: str, over: str) -> Ratio | None:
+        """How many times as fast a way is as another one."""
+        if way not in self.seconds or over not in self.seconds:
+            return None
+        return ratio(self.seconds[over], self.seconds[way])
+
+    def best(self, ways: tuple[str, ...]) -> str | None:
+        """The fastest of some ways."""
+        known = [way for way in ways if way in self.seconds]
+        return min(known, key=lambda way: uncontended(self.seconds[way]), default=None)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Runs the stages, each in a process of its own.
+
+    Attributes:
+        options: the command line.
+        console: where tables and failures are printed.
+    """
+
+    options: argparse.Namespace
+    console: Console
+
+    def stage(self, *arguments: object) -> dict[str, Any] | None:
+        """What a stage of ours found; None after an error, which is printed."""
+        return self._child(sys.executable, THIS, "--stage", *arguments)
+
+    def peer(self, way: str, source: Path, target: Path) -> dict[str, Any] | None:
+        """The seconds that a tool takes to write its file; None without the tool."""
+        python = sys.executable if way == "static" else self.options.peer
+        if python is None:
+            return None
+        data = source.parent / "calibration.npz"
+        return self._child(python, PEER_SCRIPT, way, source, data, target)
+
+    def written(self, way: str, source: Path, target: Path) -> None:
+        """Let a tool write its file, unless a kept folder has it."""
+        if not target.exists():
+            self.peer(way, source, target)
+
+    def _child(self, *command: object) -> dict[str, Any] | None:
+        words = list(map(str, command))
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.options.threads)}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        lines = done.stdout.strip().splitlines()
+        if done.returncode or not lines:
+            last = (done.stderr.strip().splitlines() or ["no words"])[-1]
+            self.console.print(f"{' '.join(words[2:5])} failed: {last}")
+            return None
+        return dict(json.loads(lines[-1]))
+
+    def columns(self, name: str, folder: Path) -> Iterator[Column]:
+        """Yield what is found for a model at each batch size."""
+        source = folder / "fp32.onnx"
+        if not source.exists():
+            self.stage("make", name, folder)
+        self.written("nncf", source, folder / "nncf.xml")
+        self.written("static", source, folder / "static.onnx")
+        judged = self.options.peer and self.stage("judge", name, folder, "nncf.xml")
+        most_noise = judged["noise"] * _SLACK if judged else _MOST_NOISE
+        for size in CASES[name].batches:
+            if self.options.batches and str(size) not in self.options.batches.split(","):
+                continue
+            if shutil.which("g++") or shutil.which("clang++"):
+                self.written("pt2e", folder / f"{size}.pt2", folder / f"pt2e{size}.pt2")
+            clock = self.options.clock
+            tuned = self.stage("tune", name, folder, size, most_noise, clock) or {}
+            found = self.stage("race", name, folder, size, self.options.rounds, clock)
+            if found is not None:
+                yield Column(name, size, tuned, **found)
+
+    def costs(self, name: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """CPU and wall seconds to read, calibrate and convert: ours and NNCF's in turn."""
+        source = folder / "fp32.onnx"
+        if not source.exists():
+            self.stage("make", name, folder)
+        found: dict[str, list[dict[str, Any]]] = {"ours": [], "NNCF": []}
+        for _ in range(self.options.conversions):
+            taken = {
+                "ours": self.stage("convert", name, folder),
+                "NNCF": self.peer("nncf", source, folder / "nncf.xml"),
+            }
+            for way, parts in taken.items():
+                if parts is not None:
+                    found[way].append(parts)
+        return found
+
+
+def column_table(column: Column, clock: str) -> Table:
+    """One model at one batch size: every way with its latency, speed and fidelity."""
+    table = Table(title=f"{column.name}, batch {column.size}")
+    for heading in ("", f"ms ({clock})", "× of PyTorch FP32", "99 %", "SQNR, dB"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for way, seconds in column.seconds.items():
+        speed = column.speed(way, TORCH)
+        assert speed is not None
+        table.add_row(
+            f"{way} → {column.tuned.get('runtime')}" if way == OURS else way,
+            f"{uncontended(seconds) * 1e3:.2f}",
+            f"{speed.value:.2f}",
+            f"{speed.low:.2f} to {speed.high:.2f}",
+            _decibels(column.noise[way]) if way != TORCH else "",
+        )
+    return table
+
+
+def _decibels(noise: float) -> str:
+    return f"{-10 * math.log10(max(noise, 1e-16)):.2f}"
+
+
+def summary(columns: list[Column]) -> Table:
+    """All columns: speeds over PyTorch FP32, and ours over the best of the others."""
+    table = Table(title="speed over PyTorch FP32")
+    table.add_column("")
+    for column in columns:
+        table.add_column(column.title, justify="right")
+    ways = dict.fromkeys(way for column in columns for way in column.seconds)
+    for way in ways:
+        speeds = [column.speed(way, TORCH) for column in columns]
+        table.add_row(way, *("" if speed is None else f"{speed.value:.2f}" for speed in speeds))
+    table.add_section()
+    table.add_row("runtime of ours", *(str(column.tuned.get("runtime", "")) for column in columns))
+    rows = {
+        "ours over the best peer": PEERS,
+        "ours over NNCF": (NNCF, NNCF_F32),
+        "ours over the best FP32": FLOATS,
+    }
+    for label, others in rows.items():
+        table.add_row(label, *(_compared(column, OURS, others) for column in columns))
+    table.add_row(
+        "by plain OpenVINO over NNCF",
+        *(_compared(column, PLAIN, (NNCF, NNCF_F32)) for column in columns),
+    )
+    table.add_row("SQNR over NNCF's, dB", *map(_fidelity, columns))
+    return table
+
+
+def _compared(column: Column, way: str, others: tuple[str, ...]) -> str:
+    best = column.best(others)
+    speed = None if best is None else column.speed(way, best)
+    return "" if speed is None else f"{speed.value:.2f} (≥ {speed.low:.2f})"
+
+
+def _fidelity(column: Column) -> str:
+    best = column.best((NNCF, NNCF_F32))
+    if best is None or OURS not in column.noise:
+        return ""
+    gain = 10 * math.log10(column.noise[best] / max(column.noise[OURS], 1e-16))
+    return f"{gain:+.1f}"
+
+
+def cost_table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> Table:
+    """CPU seconds to read, calibrate and convert, medians of conversions in turn."""
+    table = Table(title="CPU seconds to read, calibrate and convert in OpenVINO")
+    for heading in ("", "ours", "NNCF", "ours / NNCF"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, ways in found.items():
+        taken = {
+            way: statistics.median(sum(cpu for cpu, _ in parts.values()) for parts in all_parts)
+            for way, all_parts in ways.items()
+            if all_parts
+        }
+        both = taken.keys() >= {"ours", "NNCF"}
+        quotient = f"{taken['ours'] / taken['NNCF']:.2f}" if both else ""
+        table.add_row(name, *(f"{taken[w]:.2f}" if w in taken else "" for w in ways), quotient)
+    return table
+
+
+def run_table(columns: list[Column]) -> Table:
+    """What the runs of ours took: in total, and to choose the runtime."""
+    table = Table(title="runs of ours, CPU seconds")
+    for heading in ("", "run", "choice of the runtime", "trials", "target", "ops"):
+        table.add_column(heading)
+    for column in columns:
+        tuned = column.tuned
+        if tuned:
+            plan = ", ".join(f"{count} {precision}" for precision, count in tuned["plan"].items())
+            table.add_row(
+                column.title,
+                f"{tuned['run']:.1f}",
+                f"{tuned.get('choice', 0.0):.1f}",
+                str(tuned["trials"]),
+                "met" if tuned["met"] else "missed",
+                plan,
+            )
+    return table
+
+
+@contextmanager
+def _folder(keep: str | None) -> Iterator[Path]:
+    if keep is not None:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        yield Path(keep).resolve()
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Path(scratch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--batches", help="of the batch sizes of a model; default: both")
+    parser.add_argument("--peer", help="a Python with nncf, torchao, torch, onnx and openvino")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--conversions", type=int, default=3, help="of each tool, for the costs")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--threads", type=int, default=os.environ.get("OMP_NUM_THREADS", 1))
+    parser.add_argument("--keep", help="a folder for all files, which stay there")
+    parser.add_argument("--stage", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.stage:
+        run_stage(options.stage)
+        return
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    bench, columns = Bench(options, console), list[Column]()
+    costs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name in options.models.split(","):
+        with _folder(options.keep and str(Path(options.keep) / name)) as folder:
+            if "speed" in options.only:
+                for column in bench.columns(name, folder):
+                    columns.append(column)
+                    console.print(column_table(column, options.clock))
+            if "costs" in options.only:
+                costs[name] = bench.costs(name, folder)
+    if columns:
+        console.print(summary(columns), run_table(columns))
+    if costs:
+        console.print(cost_table(costs))
+
+
+if __name__ == "__main__":
+    main()
