@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sqlite3
 import sys
@@ -46,6 +47,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # Each of the many graphs that torch captures makes Python look through all that is there, again and
 # again: a fifth of the time of such tests. What is in cycles is still found, less often.
 gc.set_threshold(50_000, 20, 100)
+
+
+# pytest captures loggers that do not propagate, and for any handler of its trace, torch collects a
+# stack with every record: a tenth of the time of an export.
+logging.getLogger("torch.__trace").propagate = True
 
 
 @event.listens_for(Engine, "connect")

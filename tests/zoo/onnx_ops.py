@@ -7,7 +7,6 @@ integers; its further inputs are constants, as a trained model has them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -17,6 +16,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.case.test_case import TestCase
+from onnx_node_tests import node_tests
 from zoo.harness import Built, Case, flat
 
 _DOMAINS = ("", "ai.onnx.ml")
@@ -101,13 +101,8 @@ def built(op_type: str, variant: str) -> Built:
 @cache
 def single_op_tests() -> dict[str, list[TestCase]]:
     """Return op type → its single-op tests in the onnx package."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package casts numbers that are too large on purpose
-        from onnx.backend.test.case.node import collect_testcases
-
-        collected = collect_testcases(None)
     found: dict[str, list[TestCase]] = {}
-    for test in collected:
+    for test in node_tests():
         node, *others = test.model.graph.node
         if not others and node.domain in _DOMAINS and "expanded" not in test.name:
             found.setdefault(node.op_type, []).append(test)

@@ -15,7 +15,7 @@ from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats,
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
 from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
-from neural_mp.adaptors.tensorflow.control_flow import EXITS, frames, in_bodies, in_loops, loops_of
+from neural_mp.adaptors.tensorflow.control_flow import frames, in_bodies, loops_of
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import Runner
@@ -33,9 +33,8 @@ def float_results(
     without results (assertions), and tensors in loops, which the runtime cannot fetch and which
     differ in every iteration.
     """
-    within = in_loops(graph)
-    outside = (n for n in tensors if node_of(n) not in within or graph[n].op in EXITS)
-    return _floats(imported, outside)
+    within = frames(graph)  # without the exits of outermost loops
+    return _floats(imported, (name for name in tensors if node_of(name) not in within))
 
 
 def _floats(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:

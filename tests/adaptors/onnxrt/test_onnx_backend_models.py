@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx.backend.test.case.test_case import TestCase
-from onnx.backend.test.loader import DATA_DIR, load_model_tests
+from onnx.backend.test.loader import DATA_DIR
 from onnx_nets import MACHINE, session
+from onnx_node_tests import node_tests
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.observations import Observations
@@ -134,12 +133,6 @@ def assert_near(given, reference, tolerance: float, what) -> None:
     if finite.any():
         largest = max(float(np.abs(reference[finite]).max()), 1e-6)
         assert np.abs(given[finite] - reference[finite]).max() <= tolerance * largest, what
-
-
-@cache
-def node_tests() -> list[TestCase]:
-    """Return the tests of single ops, which take seconds to make."""
-    return list({case.name: case for case in load_model_tests(kind="node")}.values())
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -1,8 +1,5 @@
 """Training that learns nothing any more is stopped, and the layer named."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -218,44 +215,3 @@ def test_a_model_that_cannot_be_called_is_stopped_all_the_same(data):
     model.compile("adam", jit_compile=False)
     with pytest.raises(TrainingError, match=r"^2 steps in a row .*layer cannot be found: .*call"):
         fit(model, data, Watch(patience=2))
-
-
-ON_TWO_DEVICES = """
-import keras
-import numpy as np
-import tensorflow as tf
-from sklearn.datasets import load_digits
-
-from neural_mp.errors import ConfigurationError, TrainingError
-from neural_mp.training import LossScaleOptimizer, Watch, advise
-
-halves = [tf.config.LogicalDeviceConfiguration()] * 2
-tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], halves)
-digits = load_digits()
-images, labels = digits.data[:256].astype(np.float32), digits.target[:256]
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-with strategy.scope():
-    net = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activation="softmax")])
-for around in (LossScaleOptimizer, keras.optimizers.LossScaleOptimizer):
-    with strategy.scope():
-        net.compile(around(keras.optimizers.Adam()), "sparse_categorical_crossentropy")
-    try:
-        net.fit(images * np.nan, labels, verbose=0, callbacks=[Watch(patience=3)])
-    except TrainingError as error:
-        assert "The batch contains NaN" in str(error)
-    else:
-        raise AssertionError("it was not stopped")
-try:
-    advise(net, [(images, labels)])
-except ConfigurationError as error:
-    assert "on several devices" in str(error)
-else:
-    raise AssertionError("it was not refused")
-"""
-
-
-def test_a_training_on_two_devices_is_watched_and_advice_is_for_one():
-    done = subprocess.run(
-        [sys.executable, "-c", ON_TWO_DEVICES], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]

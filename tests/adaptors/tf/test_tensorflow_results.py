@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 
@@ -56,12 +57,37 @@ _GRAPHS = [_with_assertion, _with_strings, _with_tensor_array, _with_map]
 def test_sizes_of_every_float_result_outside_of_loops_are_returned(
     function: Callable[[tf.Tensor], tf.Tensor],
 ) -> None:
-    model = _loaded(function)
+    adaptor, model = TensorFlowAdaptor(), _loaded(function)
     names = [node.name for node in model.op_nodes]
-    found = {}
-    for name, seen in TensorFlowAdaptor().observe_tensors(model, [_INPUTS], names):
-        found[name] = found.get(name, 0) + seen.count * len(seen.power)
+    found = adaptor.element_counts(model, _INPUTS, names)
     assert found[_product(model)] == _INPUTS.shape[0] * _WEIGHT.shape[1]
+    assert found == Adaptor.element_counts(adaptor, model, _INPUTS, names)  # as observed
+
+
+def _nested(x: tf.Tensor) -> tf.Tensor:
+    def outer(step: int, value: tf.Tensor) -> tuple[int, tf.Tensor]:
+        _, value = tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, tf.tanh(v)), (0, value))
+        return step + 1, tf.concat([value, value], 0)  # longer in each iteration
+
+    return tf.while_loop(
+        lambda i, _: i < 3, outer, (0, x), (tf.TensorShape([]), tf.TensorShape([None, 16]))
+    )[1]
+
+
+def _branched(x: tf.Tensor) -> tf.Tensor:
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.nn.relu(x) @ _WEIGHT, lambda: x @ -_WEIGHT)
+
+
+@pytest.mark.parametrize("function", [_nested, _branched])
+def test_elements_in_loops_and_branches_are_counted_as_observed(
+    function: Callable[[tf.Tensor], tf.Tensor],
+) -> None:
+    adaptor, model = TensorFlowAdaptor(), _loaded(function)
+    names = [node.name for node in model.op_nodes]
+    for inputs in (_INPUTS, -_INPUTS):
+        found = adaptor.element_counts(model, inputs, names)
+        assert found == Adaptor.element_counts(adaptor, model, inputs, names)
+        assert sum(found.values()) > inputs.size
 
 
 @pytest.mark.parametrize("function", _GRAPHS)
