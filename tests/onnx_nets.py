@@ -1,4 +1,7 @@
-"""The tests' nets as ONNX, and what ONNX Runtime makes of a model by itself."""
+"""The tests' nets as ONNX, and what ONNX Runtime makes of a model by itself.
+
+PyTorch is imported only by what exports from it: other processes import this file, too.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,12 @@ import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-import torch
 from machine import machine
-from torch import nn
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.hardware import Hardware
@@ -23,11 +24,16 @@ from neural_mp.profiling.audit import Verdict, audit_ops
 from neural_mp.space import planned_ops
 from neural_mp.testing.products_contract import SIDE
 
+if TYPE_CHECKING:
+    from torch import nn
+
 MACHINE = machine(Precision.BF16, Precision.FP16)
 
 
 def as_onnx(net: nn.Module, opset: int = 20) -> onnx.ModelProto:
     """What torch's exporter writes, with an open batch; [batch, 1, 8, 8] → logits."""
+    import torch
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         torch.onnx.export(

@@ -60,7 +60,7 @@ def _side_by_side(self: Measurement, models: Sequence[AnyModel], longer: int = 1
 
 _interleaved_rounds = objectives.interleaved_rounds
 #: What a latency is measured with at most; a decision is given up after this many seconds.
-_ROUNDS, _SECONDS = 10, 1.0
+_ROUNDS, _SECONDS = 6, 0.5
 
 
 def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[float]]:

@@ -89,6 +89,10 @@ def test_streams_that_are_closed_change_nothing_else(closed, form):
     done = _ended(closed, "hardware", *filter(None, [form]))
     assert (done.returncode, done.stderr) == (0, "")
     assert bool(done.stdout) == (">&-" not in closed.split())
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_mistake_is_one_whichever_streams_are_closed(closed):
     done = _ended(closed, "inspect", "missing")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == ("2>&-" not in closed)

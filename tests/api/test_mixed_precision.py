@@ -28,12 +28,9 @@ class TestFace(ApiContract):
     convolution = "conv2d"
     image = "x"
 
-    @pytest.fixture(params=["object", "path"])
-    def model(self, request, net, exported, tmp_path):
-        if request.param == "object":
-            return net
-        (tmp_path / "net.pt2").write_bytes(exported)
-        return str(tmp_path / "net.pt2")
+    @pytest.fixture
+    def model(self, net):
+        return net
 
     @pytest.fixture
     def reference(self, net, digits):
@@ -42,6 +39,23 @@ class TestFace(ApiContract):
     @pytest.fixture
     def hostile_net(self, hostile_net):
         return hostile_net
+
+
+class TestFaceOfAFile:
+    """What is done with a model that was given as a file, once in every way."""
+
+    framework, native, convolution = TestFace.framework, TestFace.native, TestFace.convolution
+    image, reference = TestFace.image, TestFace.reference
+    test_a_yaml_file = ApiContract.test_a_yaml_file
+    test_dicts_with_labels_in_them = ApiContract.test_dicts_with_labels_in_them
+
+    @pytest.fixture
+    def model(self, exported, tmp_path):
+        (tmp_path / "net.pt2").write_bytes(exported)
+        return str(tmp_path / "net.pt2")
+
+    def test_a_model_alone(self, monkeypatch, model, reference, digits):
+        ApiContract.test_a_model_alone(self, monkeypatch, model, reference, digits, "bf16")
 
 
 def test_bf16_beside_int8_without_hardware_is_left_out(net, plain_machine, digits, accuracy):

@@ -15,6 +15,7 @@ from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.adaptors.transfer import transferred
+from neural_mp.api import runtimes
 from neural_mp.api.runtime_verification import compared
 from neural_mp.config import settings_from
 from neural_mp.errors import ConfigurationError, ConversionError, MissingFrameworkError
@@ -22,14 +23,31 @@ from neural_mp.runs.report import RuntimeFigures
 
 RUNTIMES = ("onnxrt", "openvino")
 QUICK = {
-    "exit_policy": {"max_trials": 3},
+    "exit_policy": {"max_trials": 1},
     "precisions": "int8",
     "strategy": "basic",
     "objective": "modelsize",
 }
 
 
+#: Source and runtime → the source, which must live as long as its ID, and what came of it.
+_transferred: dict = {}
+
+
 @pytest.fixture
+def transferred_once(quick_runs, monkeypatch):
+    """A net is captured and exported once for all tests that ask for this."""
+
+    def once(source, runtime):
+        key = id(source.held), runtime
+        if key not in _transferred:
+            _transferred[key] = source.held, transferred(source, runtime)
+        return _transferred[key][1]
+
+    monkeypatch.setattr(runtimes, "transferred", once)
+
+
+@pytest.fixture(scope="module")
 def batches(digits):
     images, labels = digits[1].images, digits[1].labels
     return [(torch.from_numpy(images[i : i + 50]), labels[i : i + 50]) for i in (0, 50, 100)]
@@ -61,6 +79,7 @@ class Branch(nn.Module):
         return self.inner(x) if x.sum() > 0 else -self.inner(x)
 
 
+@pytest.mark.usefixtures("transferred_once")
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batches, tmp_path):
     found = MixedPrecision(
@@ -102,6 +121,7 @@ def test_inputs_and_outputs_keep_names_and_containers(runtime):
     assert other({name: value[:1] for name, value in example.items()})["logits"].shape == (1, 3)
 
 
+@pytest.mark.usefixtures("transferred_once")
 def test_auto_lists_all_candidates_with_reasons(net, batches):
     found = MixedPrecision(
         model=net, runtime="auto", metric="accuracy", eval_dataloader=batches, **QUICK
@@ -118,6 +138,7 @@ def test_auto_lists_all_candidates_with_reasons(net, batches):
     assert again.runtimes == found.report.runtimes
 
 
+@pytest.mark.usefixtures("transferred_once")
 def test_an_evaluation_function_receives_a_callable(net, batches):
     def accuracy(model) -> float:
         model.eval()
@@ -199,6 +220,7 @@ def test_unknown_names_are_refused_with_a_suggestion(net, batches):
     assert settings_from({"model": {"name": "m", "runtime": "auto"}}).model.runtime == "auto"
 
 
+@pytest.mark.usefixtures("quick_runs")
 def test_a_named_runtime_that_cannot_run_the_model_is_an_error(net, batches):
     with pytest.raises(ConfigurationError, match="tensorflow"):
         MixedPrecision(
@@ -213,6 +235,7 @@ def _not_installed(monkeypatch, package: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("quick_runs")
 def test_a_runtime_that_is_not_installed(net, batches, monkeypatch):
     _not_installed(monkeypatch, "openvino")
     options = {"model": net, "metric": "accuracy", "eval_dataloader": batches, **QUICK}
@@ -248,6 +271,8 @@ def test_an_onnx_file_in_openvino(net, digits, tmp_path):
 def test_the_command_line_lists_the_runtimes(run, workplace):
     conf = workplace / "conf.yaml"
     conf.write_text(conf.read_text().replace(", runtime: source", ""))
+    with conf.open("a") as file:
+        file.write("tuning: {objective: modelsize, exit_policy: {max_trials: 1}}\n")
     code, out, err = run("tune", "conf.yaml", "--json", "-o", "tuned")
     assert code == 0, err
     found = json.loads(out)

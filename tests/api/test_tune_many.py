@@ -50,7 +50,7 @@ def test_a_crash_stops_nothing_and_what_is_finished_is_not_done_again(folder, ru
     folder("first")
     folder("second", "Raises")
     broken = folder("third", "Crashes")
-    code, out, err = run("tune-many", "jobs/*.yaml", "--workers", "2", "-o", "out", "--json")
+    code, out, err = run("tune-many", "jobs/*.yaml", "--workers", str(10**9), "-o", "out", "--json")
     assert code == 1
     found = json.loads(out)
     jobs = {Path(job["file"]).stem: job for job in found["jobs"]}
@@ -83,7 +83,7 @@ def test_a_crash_stops_nothing_and_what_is_finished_is_not_done_again(folder, ru
 
 @pytest.mark.slow
 def test_after_kill_9_two_commands_go_on_and_nothing_is_repeated(folder):
-    for name in ("first", "second", "third"):
+    for name in ("first", "second"):
         folder(name)
     folder("zeroth", "Raises")
     process = command(env={**os.environ, "PAUSE": "0.5"})
@@ -98,13 +98,13 @@ def test_after_kill_9_two_commands_go_on_and_nothing_is_repeated(folder):
     both = [command("--json"), command("--json")]
     for again in both:
         document = json.loads(again.communicate(timeout=600)[0])
-        assert [job["status"] for job in document["jobs"]] == [*["met"] * 3, "failed"]
+        assert [job["status"] for job in document["jobs"]] == ["met", "met", "failed"]
     # One of the two took over from the other that it fails.
     (log,) = Path("out").glob("zeroth-*/log.txt")
     assert log.read_text().count("Traceback") == 1
-    assert evaluations("end") == 3 * EVALUATIONS
+    assert evaluations("end") == 2 * EVALUATIONS
     # Only what the kill cut off was begun twice.
-    assert evaluations("begin") == 3 * EVALUATIONS + 1
+    assert evaluations("begin") == 2 * EVALUATIONS + 1
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
@@ -118,12 +118,6 @@ def test_ctrl_c_ends_the_processes_and_leaves_a_page(folder):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 130
     assert "interrupted" in Path("out/index.html").read_text("utf-8")
-
-
-def test_a_billion_workers_are_as_many_as_there_are_jobs(folder):
-    folder("first")
-    done = neural_mp.tune_many("jobs", workers=10**9, output="out")
-    assert [job.status for job in done.outcomes] == [JobStatus.MET]
 
 
 @pytest.mark.parametrize("changed", ["model", "data", "metric", "setting", "file that is no YAML"])

@@ -40,6 +40,11 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch, quick_runs):
     conf.clear()
 
 
+@pytest.fixture(scope="module")
+def onnx_net(net):
+    return as_onnx(net)
+
+
 class Pairs:
     """A dataset: images and labels."""
 
@@ -155,13 +160,13 @@ def test_an_output_that_the_graph_lacks_is_named_and_left_out(monkeypatch, caplo
 
 
 def test_fp16_that_is_forced_leaves_an_onnx_model_alone_where_it_gains_nothing(
-    monkeypatch, caplog, net, plain_machine
+    monkeypatch, caplog, onnx_net, plain_machine
 ):
     there = replace(plain_machine, forced=frozenset({Precision.FP16}))
     monkeypatch.setattr(hardware, "detect", lambda: there)
     converter = MixedPrecision()
     converter.precisions = "fp16"
-    converter.model = as_onnx(net)
+    converter.model = onnx_net
     with caplog.at_level(logging.WARNING):
         output_model = converter.fit()
     assert not any(node.op_type == "Cast" for node in output_model.nodes())
@@ -252,24 +257,22 @@ def test_a_criterion_is_relative_or_absolute():
         AccuracyCriterion(criterion="relativ")
 
 
-def test_speed_in_one_process_and_in_two(net, loader):
+def test_speed_in_one_process(net, loader):
     alone = benchmark.fit(net, BenchmarkConfig(warmup=1, iteration=4), b_dataloader=loader)
     assert (len(alone.seconds), len(alone.seconds[0]), alone.batch_size) == (1, 4, 64)
     assert alone.throughput == pytest.approx(64 * 4 / sum(alone.seconds[0]))
-    config = BenchmarkConfig(warmup=1, iteration=3, cores_per_instance=1, num_of_instance=1)
-    pinned = benchmark.fit(net, config, b_dataloader=loader)
-    assert len(pinned.cores[0]) == 1
 
 
 @pytest.mark.slow
-def test_instances_run_on_cores_of_their_own(net, loader):
+def test_instances_run_on_cores_of_their_own(onnx_net, loader):
     import os
 
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core is no two")
     config = BenchmarkConfig(warmup=1, iteration=3, cores_per_instance=1, num_of_instance=2)
-    found = benchmark.fit(net, config, b_dataloader=loader)
+    found = benchmark.fit(onnx_net, config, b_dataloader=loader)
     assert len(set(found.cores)) == 2
+    assert all(len(cores) == 1 for cores in found.cores)
     assert found.throughput == pytest.approx(sum(64 * 3 / sum(taken) for taken in found.seconds))
     assert "2 instances, 1 cores each" in found.words()[-1]
 
