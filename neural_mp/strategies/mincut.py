@@ -66,7 +66,7 @@ class MinimumCut(Strategy):
     1. The fastest plan by measured times; noisy tensors get corrections that cost no time: channel
        scaling. Most models meet the target here.
     2. If the target is missed, embedding tables quantized only for their size leave INT8.
-    3. Another calibration algorithm, or bias correction, if a few samples show far less noise.
+    3. Another calibration algorithm, or bias correction, if a few samples show less noise.
     4. Tensors with an NSR above 5 % leave INT8.
     5. Bisection of the front between the slowest plan that missed the target and the fastest that
        met it, until no plan lies between or after four trials. If no plan has met the target, the
@@ -299,7 +299,7 @@ class _Run:
             yield self.problem.space.resolve(only(plan, kept)).plan
 
     def _try_corrections(self, plan: PrecisionPlan) -> Steps:
-        """Try other calibration algorithms or bias correction if few samples show a large gain."""
+        """Try the calibration algorithm or bias correction with the least noise on few samples."""
         probe = self.problem.probe
         before = probe.output_noise(self._finished(plan))
         if before is None:

@@ -99,6 +99,23 @@ def test_a_residual_sum_is_quantized_only_if_its_result_is():
     assert float_behind.int8_outputs == {"stem", "a"}
 
 
+def test_a_sum_that_rounds_its_terms_has_a_scale_for_the_term_of_its_own_kernel():
+    ops = [replace(op, quantizes_terms=op.name == "add") for op in RESIDUAL]
+    graph = OpGraph(ops, ["x"], ["c"])
+    everything = {name: INT8 for name in ("stem", "a", "b", "c")}
+    flow = propagate_quantization(graph, everything)
+    plain = propagate_quantization(RESIDUAL, everything)
+    assert set(flow.scale_owner) - set(plain.scale_owner) == {"b"}
+    assert (flow.int8_reads, flow.int8_outputs) == (plain.int8_reads, plain.int8_outputs)
+    in_float = propagate_quantization(graph, {**everything, "c": FP32})
+    assert "b" not in in_float.scale_owner
+    int8_ops = frozenset(everything)
+    observed = observable_tensors(graph, int8_ops)
+    assert observed - observable_tensors(RESIDUAL, int8_ops) == {"b"}
+    # Its noise is part of that of the sum: no plan can take it away alone.
+    assert quantized_tensors(graph, int8_ops) == quantized_tensors(RESIDUAL, int8_ops)
+
+
 def test_the_readers_and_the_writer_of_a_tensor_belong_together():
     tensors = {t.name: t for t in quantized_tensors(RESIDUAL, frozenset({"stem", "a", "b", "c"}))}
     assert tensors["stem"].ops == {"stem", "a", "b"}

@@ -40,6 +40,9 @@ from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 _RUN_GRAPHS = frozenset({"If", "Loop", "TensorIterator", "ReadValue", "Assign"})
 #: Ops in FP16 types run in FP32 on rounded values while the model is compiled for FP32.
 _EMULATED = frozenset({Precision.FP16})
+#: Weights of a convolution over one position below which INT8 gains nothing: in float, they still
+#: fit into the cache of a core.
+_LEAST_WEIGHTS = 1 << 17
 
 
 def kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
@@ -79,10 +82,20 @@ def _integer_kernel(
         return "the weight must be a matrix for the integer kernel"
     if type_of(node) == "GroupConvolution" and weight.ndim == 6 and weight.shape[2] == 1:
         return "the integer kernels by channel have at most two spatial axes"
+    if _has_one_position(node) and weight.size < _LEAST_WEIGHTS:
+        return "so few products over one position gain no time from INT8"
     if (rank_of(node.output(0)) or 0) < 2:
         return "the integer kernel needs at least two axes"
     spec = weight_quant_spec(accumulation[kernel_of(node)])
     return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
+
+
+def _has_one_position(node: Any) -> bool:
+    """Whether a convolution reads one value per channel, as in squeeze-and-excitation."""
+    shape = source_of(node, 0).get_partial_shape()
+    if type_of(node) == "MatMul" or shape.rank.is_dynamic:
+        return False
+    return all(size.is_static and size.get_length() == 1 for size in list(shape)[2:])
 
 
 def _reason(node: Any) -> str:

@@ -1,0 +1,96 @@
+"""What makes converted models fast: fused sums, and forms for fixed shapes."""
+
+import numpy as np
+import pytest
+import torch
+from ov_nets import as_openvino
+from torch import nn
+
+from neural_mp.adaptors.openvino.runtime import Runner, Runners
+from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.core.hardware import detect
+from neural_mp.core.precision import Precision
+
+
+class Branched(nn.Module):
+    """Two convolutions beside a shortcut, and a layer that reads the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.after = nn.Conv2d(16, 16, 1)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        return self.after((self.second(x) + x).relu())
+
+
+@pytest.fixture
+def batch():
+    return np.random.default_rng(0).standard_normal((4, 1, 8, 8), dtype=np.float32)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return as_openvino(Branched())
+
+
+def test_both_terms_of_a_residual_sum_are_written_in_int8(net, batch):
+    adaptor = adaptor_named("openvino")
+    model = adaptor.load(net)
+    space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
+    plan = space.resolve(space.fastest_plan())
+    held = adaptor.convert(model, plan, adaptor.observe(model, [batch], space), space)
+    # The plugin fuses a sum into a convolution only if it can write both terms in INT8.
+    kernels = [kernel for kernel in Runner(held.program).kernels() if kernel.is_integer]
+    terms = {"node_conv2d_1", "node_conv2d_1/quantize"}
+    assert any(terms <= set(kernel.ops) for kernel in kernels)
+    assert held.counts.quantize == 1  # only the input: the rest is within kernels
+    expected = adaptor.predict(model, batch)
+    noise = np.linalg.norm(adaptor.predict(held, batch) - expected) / np.linalg.norm(expected)
+    assert noise < 0.02
+
+
+class Gated(nn.Module):
+    """A convolution whose channels are weighted by what two layers find in their means."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        self.first, self.after = nn.Conv2d(1, channels, 3), nn.Conv2d(channels, 4, 1)
+        self.squeeze, self.excite = nn.Conv2d(channels, 4, 1), nn.Conv2d(4, channels, 1)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        return self.after(
+            x * self.excite(self.squeeze(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+        )
+
+
+def test_small_layers_over_one_position_gain_nothing_from_int8(plain_machine):
+    adaptor = adaptor_named("openvino")
+    space = adaptor.space(adaptor.load(as_openvino(Gated())), plain_machine)
+    layers = [op.name for op in space.graph if op.type == "Convolution"]
+    ineligible = [name for name in layers if name not in space.int8_ops]
+    assert len(layers) == 4
+    assert len(ineligible) == 2
+    for name in ineligible:
+        assert "one position" in space.capabilities[name].reasons[Precision.INT8]
+
+
+def test_a_form_for_fixed_shapes_is_held_for_those_that_recur(net, batch):
+    runners = Runners(net)
+    first = runners.runner_for([batch[:1]])
+    assert runners.runner_for([batch[:1]]) is first
+    other = runners.runner_for([batch])
+    assert other is not first
+    assert runners.runner_for([batch[:3]]) is other
+    for _ in range(2):
+        assert runners.runner_for([batch]) is other
+    recurring = runners.runner_for([batch])
+    assert recurring not in (first, other)
+    assert runners.runner_for([batch[:1]]) is other
+    for runner, given in ((recurring, batch), (other, batch), (other, batch[:1])):
+        (found,) = runner([given])
+        (expected,) = Runner(net)([given])
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
