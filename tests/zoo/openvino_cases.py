@@ -159,6 +159,12 @@ def cases() -> Iterator[Case]:
                 [STEPS],
                 {},
             ),
+            (
+                "MatMul of a fixed number of rows",
+                lambda x: product(product(ops.gelu(ops.add(product(x), weight(1, 32)), "erf"))),
+                [ROWS],
+                {"sizes": [[4, 32]]},
+            ),
             ("MatMul of a vector", rows_from_vector, [ROWS], {}),
             ("MatMul with float16 weights", halved, [ROWS], {}),
             ("MatMul with a shared weight", shared, [ROWS], {}),

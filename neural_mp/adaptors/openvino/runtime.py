@@ -49,6 +49,8 @@ _SETTINGS: Mapping[str, Any] = {
     "INFERENCE_PRECISION_HINT": "f32",
     "PERFORMANCE_HINT": "LATENCY",
 }
+#: No kernels that the plugin generates for several ops; see `Runner._merges_int8_products`.
+_SEPARATE_KERNELS: Mapping[str, Any] = {"SNIPPETS_MODE": "DISABLE"}
 _NOT_EXECUTED = "not_executed"
 #: Shapes of the inputs of a call.
 Shapes = tuple[tuple[int, ...], ...]
@@ -158,6 +160,9 @@ class Runner:
             settings["PERF_COUNT"] = True
         try:
             self._compiled = core().compile_model(model, CPU, settings)
+            if self._merges_int8_products():
+                logger.debug("compiled again with %s", _SEPARATE_KERNELS)
+                self._compiled = core().compile_model(model, CPU, {**settings, **_SEPARATE_KERNELS})
             self._request = self._compiled.create_infer_request()
         except Exception as error:
             # The bindings raise RuntimeError and types of their own.
@@ -177,6 +182,16 @@ class Runner:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
         return [in_own_type(found[index], kind) for index, kind in enumerate(self._outputs)]
+
+    def _merges_int8_products(self) -> bool:
+        """Whether a generated kernel reads an int8 weight.
+
+        The plugin computes small products of matrices that follow each other in one such kernel if
+        they have up to 8 rows, a fixed number. For INT8, its results are wrong (OpenVINO 2026.4).
+        """
+        kernels = self.kernels()
+        weights = {each.name for each in kernels if each.type == "Const" and each.precision == "i8"}
+        return any(each.type == "Subgraph" and weights & {*each.constants} for each in kernels)
 
     def kernels(self) -> list[Kernel]:
         """Return the kernels of the compiled model, in execution order, with times if profiled."""
