@@ -11,7 +11,7 @@ from neural_mp.adaptors.common.graph_model import GraphModel, Run
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
 from neural_mp.adaptors.openvino.graph_edit import name_of
-from neural_mp.adaptors.openvino.runtime import Runners, from_bytes, to_bytes
+from neural_mp.adaptors.openvino.runtime import Runner, from_bytes, to_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +39,10 @@ class OpenVinoModel(GraphModel[Any]):
 
     def compiled(self) -> Run:
         """Return the compiled graph to run, for the allowed number of threads."""
-        runners = Runners(self.runs)
+        runner = Runner(self.runs)
 
         def run(bound: Mapping[str, Array]) -> list[Array]:
-            feeds = self.feeds(bound)
-            found = runners.runner_for(feeds)(feeds)
+            found = runner(self.feeds(bound))
             return [found[position] for position in self._outputs]
 
         return run

@@ -10,7 +10,7 @@ from neural_mp.adaptors.openvino.fusion import has_weight
 from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.reduce_range import REDUCED
-from neural_mp.adaptors.openvino.runtime import Kernel, Runner, for_shapes_of, ov
+from neural_mp.adaptors.openvino.runtime import Kernel, Runner, ov
 from neural_mp.core.kernel_trace import OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
@@ -39,7 +39,7 @@ def time_ops(model: OpenVinoModel, inputs: Any, runs: int) -> dict[str, list[flo
     Layout changes and conversions that the plugin inserts have entries of their own (`Reorder`).
     """
     feeds = model.feeds(model.signature.bind(inputs))
-    runner = Runner(for_shapes_of(model.program, feeds), profiled=True)
+    runner = Runner(model.program, profiled=True)
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
     for run in range(runs):
         runner(feeds)
@@ -63,7 +63,7 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     such a kernel is that of the layer, too.
     """
     feeds = model.feeds(model.signature.bind(inputs))
-    runner = Runner(for_shapes_of(model.program, feeds), profiled=True)
+    runner = Runner(model.program, profiled=True)
     runner(feeds)
     found: dict[str, list[TracedKernel]] = {}
     products: set[str] = set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -52,11 +51,6 @@ _SETTINGS: Mapping[str, Any] = {
 #: No kernels that the plugin generates for several ops; see `Runner._merges_int8_products`.
 _SEPARATE_KERNELS: Mapping[str, Any] = {"SNIPPETS_MODE": "DISABLE"}
 _NOT_EXECUTED = "not_executed"
-#: Shapes of the inputs of a call.
-Shapes = tuple[tuple[int, ...], ...]
-#: Calls with the same shapes before a model is compiled for them, at least and as a multiple of
-#: those with the shapes that it is compiled for.
-_RECURRING, _TIMES_AS_OFTEN = 3, 2
 
 
 @lru_cache(maxsize=1)
@@ -177,7 +171,7 @@ class Runner:
             ConversionError: a kernel fails.
         """
         try:
-            found = self._request.infer(dict(enumerate(feeds)), share_inputs=True)
+            found = self._request.infer(dict(enumerate(feeds)))
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
@@ -196,61 +190,6 @@ class Runner:
     def kernels(self) -> list[Kernel]:
         """Return the kernels of the compiled model, in execution order, with times if profiled."""
         return [_kernel(node) for node in self._compiled.get_runtime_model().get_ordered_ops()]
-
-
-class Runners:
-    """Compiled forms of a model with dynamic shapes.
-
-    A form for fixed shapes is up to 8 % faster than one for any shapes. One is held for the shapes
-    that recur most, from the first call on; other shapes run in the form for any shapes.
-
-    Args:
-        model: the `openvino.Model`.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._calls: Counter[Shapes] = Counter()
-        self._fixed: tuple[Shapes, Runner] | None = None
-        self._any: Runner | None = None
-
-    def runner_for(self, feeds: Sequence[Array]) -> Runner:
-        """Return a compiled model that runs inputs of these shapes.
-
-        Raises:
-            ConversionError: OpenVINO rejects the model.
-        """
-        shapes = tuple(array.shape for array in feeds)
-        self._calls[shapes] += 1
-        if self._fixed is not None and self._fixed[0] == shapes:
-            return self._fixed[1]
-        if self._recurs(shapes):
-            self._fixed = shapes, Runner(for_shapes_of(self._model, feeds))
-            return self._fixed[1]
-        if self._any is None:
-            self._any = Runner(self._model)
-        return self._any
-
-    def _recurs(self, shapes: Shapes) -> bool:
-        """Whether shapes recur more often than those of the held form, beyond doubt."""
-        if self._fixed is None:
-            return True
-        least = max(_RECURRING, _TIMES_AS_OFTEN * self._calls[self._fixed[0]])
-        return self._calls[shapes] >= least
-
-
-def for_shapes_of(model: Any, feeds: Sequence[Array]) -> Any:
-    """Return a copy of a model for the shapes of some inputs; the model itself if that fails."""
-    if not model.is_dynamic():
-        return model
-    copied = model.clone()
-    try:
-        copied.reshape({position: list(array.shape) for position, array in enumerate(feeds)})
-    except RuntimeError:
-        # Some ops cannot infer their shapes ahead of a run.
-        logger.debug("the shapes of the inputs cannot be fixed", exc_info=True)
-        return model
-    return copied
 
 
 def _kernel(node: Any) -> Kernel:

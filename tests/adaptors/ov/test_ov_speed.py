@@ -6,7 +6,7 @@ import torch
 from ov_nets import as_openvino
 from torch import nn
 
-from neural_mp.adaptors.openvino.runtime import Runner, Runners
+from neural_mp.adaptors.openvino.runtime import Runner
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
@@ -76,21 +76,3 @@ def test_small_layers_over_one_position_gain_nothing_from_int8(plain_machine):
     assert len(ineligible) == 2
     for name in ineligible:
         assert "one position" in space.capabilities[name].reasons[Precision.INT8]
-
-
-def test_a_form_for_fixed_shapes_is_held_for_those_that_recur(net, batch):
-    runners = Runners(net)
-    first = runners.runner_for([batch[:1]])
-    assert runners.runner_for([batch[:1]]) is first
-    other = runners.runner_for([batch])
-    assert other is not first
-    assert runners.runner_for([batch[:3]]) is other
-    for _ in range(2):
-        assert runners.runner_for([batch]) is other
-    recurring = runners.runner_for([batch])
-    assert recurring not in (first, other)
-    assert runners.runner_for([batch[:1]]) is other
-    for runner, given in ((recurring, batch), (other, batch), (other, batch[:1])):
-        (found,) = runner([given])
-        (expected,) = Runner(net)([given])
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
