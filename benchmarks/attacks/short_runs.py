@@ -12,6 +12,7 @@ import os
 import sqlite3
 import time
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -91,19 +92,27 @@ class Noting:
         return self.right / self.all
 
 
-def write_nets(folder: Path) -> None:
-    """Nets of three dense layers that know digits, one layer of them hard to quantize."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
+@cache
+def _fitted() -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Weights and biases of three dense layers that know digits, one hard to quantize."""
     from sklearn.neural_network import MLPClassifier
 
     train, _ = digits()
     fitted = MLPClassifier((32, 16), max_iter=120, tol=0.01, random_state=0)
     fitted.fit(train.images.reshape(len(train), -1), train.labels)
-    layers = list(zip(fitted.coefs_, fitted.intercepts_, strict=True))
+    layers = tuple(zip(fitted.coefs_, fitted.intercepts_, strict=True))
     layers[0][0][:, 0] *= 1024  # one channel larger by far than the others
     layers[0][1][0] *= 1024
     layers[1][0][0] /= 1024
+    return layers
+
+
+def write_nets(folder: Path) -> None:
+    """Write nets of these layers."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    layers = _fitted()
     nodes, weights, name = [], [], "x"
     for place, (kernel, bias) in enumerate(layers):
         weights.append(numpy_helper.from_array(kernel.astype(np.float32), f"w{place}"))

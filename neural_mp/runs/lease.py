@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two heartbeats.
 _HEARTBEAT_SECONDS = 5.0
+#: Timeout for the thread to end with the lease, in seconds.
+_JOIN_SECONDS = 1.0
 #: Seconds without a heartbeat after which a process on another machine counts as dead.
 _LEASE_TIMEOUT_SECONDS = 60.0
 #: Seconds between two checks for a heartbeat.
@@ -133,7 +135,8 @@ class _Heartbeat:
         except BaseException:
             _held.discard(self._owner.token)
             raise
-        threading.Thread(target=self._renew_until_end, daemon=True).start()
+        self._thread = threading.Thread(target=self._renew_until_end, daemon=True)
+        self._thread.start()
 
     def _acquire(self) -> None:
         for _ in range(_ATTEMPTS):
@@ -219,3 +222,5 @@ class _Heartbeat:
                 # Any database error: the lease ends with the process.
                 logger.debug("run %r: release failed", self._row.name, exc_info=True)
             _held.discard(self._owner.token)
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
