@@ -14,6 +14,7 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api import job_builder, loading
 from neural_mp.core.enums import Objective
 from neural_mp.tuning import objectives
+from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement
 
 #: Arguments → source and inputs, which must live as long as their ids, and the loaded model.
@@ -52,7 +53,11 @@ def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure latencies no longer than their number needs; thrice if speed is no objective."""
+    """Measure latencies no longer than their number needs; thrice if speed is no objective.
+
+    Other runtimes are timed only where a test asks for that.
+    """
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(objectives, "_PATIENCE", 1.0)
     monkeypatch.setattr(Measurement, "rounds", _rounds)
+    monkeypatch.setattr(Listener, "wants_hints", False)

@@ -31,23 +31,54 @@ def runtimes_of(source: AnyModel) -> Iterator[str]:
             yield name
 
 
-def transferred(source: AnyModel, runtime: str) -> AnyModel:
+@dataclass(frozen=True)
+class TransferFile:
+    """A model in a temporary file that other runtimes read; the file lives as long as the object.
+
+    Attributes:
+        path: the file.
+        boundary: the calls of the model.
+        scratch: the temporary folder.
+    """
+
+    path: Path
+    boundary: Boundary
+    scratch: tempfile.TemporaryDirectory[str]
+
+
+def transfer_file(source: AnyModel) -> TransferFile:
+    """Write a model for other runtimes.
+
+    Raises:
+        ConversionError: the model must stay in its framework.
+    """
+    offered = needed(
+        source.adaptor.transfer, source.adaptor.framework, "transfer to other runtimes"
+    )
+    boundary = offered.boundary(source.held)
+    scratch = tempfile.TemporaryDirectory()
+    return TransferFile(offered.write(source.held, Path(scratch.name)), boundary, scratch)
+
+
+def transferred(source: AnyModel, runtime: str, file: TransferFile | None = None) -> AnyModel:
     """Return a model in another runtime, called as in its source framework.
+
+    Args:
+        source: the model.
+        runtime: the runtime.
+        file: the file of the model, if already written.
 
     Raises:
         ConversionError: the model must stay in its framework, or the runtime cannot read its file.
         MissingFrameworkError: the runtime is not installed.
         ModelLoadError: the runtime rejects the model.
     """
-    framework = source.adaptor.framework
-    offered = needed(source.adaptor.transfer, framework, "transfer to other runtimes")
     if runtime not in runtimes_of(source):
-        raise ConversionError(f"{runtime} does not read models of {framework}")
+        raise ConversionError(f"{runtime} does not read models of {source.adaptor.framework}")
     adaptor = adaptor_named(runtime)
-    boundary = offered.boundary(source.held)
-    scratch = tempfile.TemporaryDirectory()
-    path = offered.write(source.held, Path(scratch.name))
-    held: Any = adaptor.load(path, example=_example(boundary, source))
+    file = file or transfer_file(source)
+    boundary = file.boundary
+    held: Any = adaptor.load(file.path, example=_example(boundary, source))
     inner: Signature = held.signature
     outside = boundary.signature
     inputs = _matched(outside.inputs, inner.inputs, "inputs")
@@ -60,7 +91,7 @@ def transferred(source: AnyModel, runtime: str) -> AnyModel:
     return LoadedModel(
         adaptor,
         replace(held, signature=chosen),
-        boundary=replace(boundary, signature=signature, sizes=sizes, held=scratch),
+        boundary=replace(boundary, signature=signature, sizes=sizes, held=file),
     )
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 from neural_mp.config import Settings, settings_from
 from neural_mp.config.source import Source
 from neural_mp.core.enums import Dialect
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.space import Constraints, OpConstraint, TuningSpace
 
 _SECTIONS = ("quantization", "mixed_precision", "graph_optimization")
 _FP32_ONLY = OpConstraint((Precision.FP32,))
+_NO_LIMIT = OpConstraint()
 
 
 class Limits(Protocol):
@@ -28,9 +30,23 @@ class Limits(Protocol):
     model_wise: Any
 
 
+S = TypeVar("S", bound="_Constrainable")
+
+
+class _Constrainable(Protocol):
+    """A tuning space, or a collection of constraints on one."""
+
+    @property
+    def graph(self) -> OpGraph:
+        """The ops of the space."""
+
+    def constrained(self: S, constraints: Constraints) -> S:
+        """Return the space with further constraints."""
+
+
 def constrained(
-    space: TuningSpace, settings: Settings, given: Limits | None = None
-) -> tuple[TuningSpace, tuple[str, ...]]:
+    space: S, settings: Settings, given: Limits | None = None
+) -> tuple[S, tuple[str, ...]]:
     """Return the space after all constraints, and warnings about those of the file.
 
     Raises:
@@ -56,6 +72,92 @@ def names_ops(settings: Settings, given: Limits) -> bool:
     return any((given.exclude, given.op_wise, given.optype_wise)) or bool(
         by_file.op_wise or by_file.optype_wise
     )
+
+
+@dataclass(frozen=True)
+class _NamedLimits:
+    """Constraints on single ops of a space, collected like those of the space itself.
+
+    Attributes:
+        space: the space whose ops the constraints name.
+        by_op: op → its constraints, without those of the whole model.
+        whole: constraints of the whole model.
+    """
+
+    space: TuningSpace
+    by_op: Mapping[str, tuple[OpConstraint, ...]] = field(default_factory=dict)
+    whole: tuple[OpConstraint, ...] = ()
+
+    @property
+    def graph(self) -> OpGraph:
+        return self.space.graph
+
+    def constrained(self, constraints: Constraints) -> _NamedLimits:
+        """Return the limits with further constraints.
+
+        Raises:
+            UnknownOperatorError: as for `TuningSpace.constrained`.
+        """
+        found = self.space.limits(replace(constraints, model_wise=_NO_LIMIT))
+        by_op = {
+            op: self.by_op.get(op, ()) + tuple(limit for limit in limits if limit != _NO_LIMIT)
+            for op, limits in found.items()
+        }
+        whole = (*self.whole, constraints.model_wise)
+        return replace(self, by_op={op: kept for op, kept in by_op.items() if kept}, whole=whole)
+
+
+@dataclass(frozen=True)
+class SourceConstraints:
+    """The user's constraints by names of the source's ops, for the same model in another runtime.
+
+    Attributes:
+        source: the tuning space of the source, before constraints.
+        settings: the tuning file.
+        given: constraints set in Python.
+    """
+
+    source: TuningSpace
+    settings: Settings
+    given: Limits
+
+    def on(self, space: TuningSpace) -> tuple[TuningSpace, tuple[str, ...]]:
+        """Return the space of another runtime after all constraints, and warnings.
+
+        An op of the source is found by its name; ops that it was split into have the name, a slash
+        and a word.
+
+        Raises:
+            ConfigurationError: an op with constraints does not exist in the other runtime.
+            UnknownOperatorError: a constraint matches no op of the source.
+        """
+        limits, told = constrained(_NamedLimits(self.source), self.settings, self.given)
+        parts = _parts(limits.by_op, self.source, space)
+        tunable = {*self.source.tunable_ops}
+        missing = [op for op in limits.by_op if op in tunable and not parts[op]]
+        if missing:
+            raise ConfigurationError(
+                f"the constraints name {missing[0]!r}, which has no counterpart there"
+            )
+        by_op = {op: limits.whole for op in space.capabilities}
+        for op, kept in limits.by_op.items():
+            by_op |= {part: (*by_op[part], *kept) for part in parts[op]}
+        return space.limited(by_op), told
+
+
+def _parts(
+    named: Iterable[str], source: TuningSpace, space: TuningSpace
+) -> dict[str, tuple[str, ...]]:
+    """Return op of the source → its ops in another runtime."""
+    found: dict[str, list[str]] = {op: [] for op in named}
+    for op in space.graph:
+        words = op.name.split("/")
+        # The longest name is that of the op itself: names of files contain slashes, too.
+        ends = ("/".join(words[:count]) for count in range(len(words), 0, -1))
+        owner = next((name for name in ends if name in source.capabilities), None)
+        if owner in found:
+            found[owner].append(op.name)
+    return {op: tuple(parts) for op, parts in found.items()}
 
 
 def _of_python(given: Limits) -> Constraints:
@@ -94,7 +196,7 @@ def _names(exclude: object) -> tuple[str, ...]:
     )
 
 
-def _by_file(space: TuningSpace, settings: Settings) -> tuple[TuningSpace, tuple[str, ...]]:
+def _by_file(space: S, settings: Settings) -> tuple[S, tuple[str, ...]]:
     limits = settings.constraints
     told: list[str] = []
     with _placed(settings.source):
@@ -113,7 +215,7 @@ def _by_file(space: TuningSpace, settings: Settings) -> tuple[TuningSpace, tuple
         return space.constrained(limits), tuple(told)
 
 
-def _begin_with(pattern: str, space: TuningSpace) -> list[str]:
+def _begin_with(pattern: str, space: _Constrainable) -> list[str]:
     """Return the ops that match from the first character, as in INC, not as a whole."""
     try:
         found = re.compile(pattern)
@@ -122,7 +224,7 @@ def _begin_with(pattern: str, space: TuningSpace) -> list[str]:
     return [op.name for op in space.graph if found.match(op.name)]
 
 
-def _their_types(space: TuningSpace, limits: Constraints) -> dict[str, tuple[str, ...]]:
+def _their_types(space: _Constrainable, limits: Constraints) -> dict[str, tuple[str, ...]]:
     """Map INC op types to op types of the model; an unknown type maps to itself."""
     from neural_mp.compat.inc.op_types import matching_op_types
 

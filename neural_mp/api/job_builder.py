@@ -13,24 +13,24 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
-from neural_mp.api.constraints import constrained, names_ops
 from neural_mp.api.free_axes import for_all_sizes
 from neural_mp.api.loading import load_source, without_int8_if_no_data
 from neural_mp.api.metric_direction import directed, metric_label, together
 from neural_mp.api.options import describe_settings, model_name
 from neural_mp.api.portability import hardware_for, not_native, without_kernels
-from neural_mp.api.runtimes import RuntimeChoice, check_runtime, in_runtime, only_source
+from neural_mp.api.runtime_hint import HintSearch
+from neural_mp.api.runtime_options import RuntimeOptions
+from neural_mp.api.runtimes import check_runtime
 from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
-from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME, Approach, Capture, is_latency_only
+from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
 from neural_mp.core.precision import Precision, Precisions
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
 from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, FileCache
 from neural_mp.runs.fingerprint import in_detail, machine_key
-from neural_mp.runs.history import History, storage_url
-from neural_mp.runs.report import RuntimeFigures
+from neural_mp.runs.history import History, compared_runtimes, storage_url
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, FirstBatch
@@ -121,15 +121,29 @@ class JobBuilder:
         criterion = self._criterion(metrics)
         load, loaded = self._loaded(calibration, labelled=calibration is evaluation)
         noted = loaded.warnings
-        load, loaded, runtimes = self._in_runtime(load, loaded, evaluation, calibration, precisions)
+        samples, evaluator = int(given.sampling_size), self._evaluator(evaluation, metrics)
+        fingerprint = partial(
+            self._fingerprint, loaded.fingerprint, evaluator, calibration, criterion, amp
+        )
+        url = partial(storage_url, given.workspace, given.storage)
+        runtime = RuntimeOptions(
+            *(given.runtime, load, loaded, self.settings, given, precisions),
+            *(here.for_target(given.target), amp, strategy),
+        )
+        chosen = runtime.chosen(
+            None if calibration is None else Calibration(calibration, samples),
+            lambda: self._measurement(loaded, evaluation or calibration),
+            lambda: compared_runtimes(url(), fingerprint()) if given.resume else (),
+        )
+        hint = self._hint(loaded, evaluation or calibration)
+        load, loaded = chosen.load, chosen.model
         hardware, told = hardware_for(given.target, here, loaded.adaptor)
         read = () if calibration is None else calibration.assumed
         log.warnings += dict.fromkeys((*noted, *loaded.warnings, *told, *read))
         if given.approach in (None, Approach.STATIC):
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
-        space, precisions = self._space(loaded, hardware, precisions, amp)
-        samples, evaluator = int(given.sampling_size), self._evaluator(evaluation, metrics)
+        space, precisions = self._space(runtime, loaded, hardware, precisions, amp)
         job = TuningJob(
             model=loaded.in_space(space),
             load=load,
@@ -137,7 +151,9 @@ class JobBuilder:
             evaluator=evaluator,
             calibration=None if calibration is None else Calibration(calibration, samples),
             measurement=self._measurement(loaded, evaluation or calibration),
-            open_history=lambda: self._history(loaded, evaluator, calibration, criterion, amp),
+            open_history=lambda: History(
+                url(), fingerprint(), criterion.prefers_higher, given.resume
+            ),
             settings=SearchSettings(
                 precisions=precisions,
                 for_numbers=here.forced | not_native(here),
@@ -150,7 +166,9 @@ class JobBuilder:
             amp=amp.words(),
             cache=self._cache(loaded),
             description=RunDescription(model_name(given.model), describe_settings(given), hardware),
-            runtimes=runtimes,
+            runtimes=chosen.figures,
+            alternatives=chosen.alternatives,
+            hint=hint,
         )
         return job, log_folder
 
@@ -241,34 +259,9 @@ class JobBuilder:
             return found
         return for_all_sizes(*found, batches, partial(loading, batches.first))
 
-    def _in_runtime(
-        self,
-        load: Callable[[], AnyModel],
-        source: AnyModel,
-        evaluation: Batches | None,
-        calibration: Batches | None,
-        precisions: tuple[Precision, ...],
-    ) -> tuple[Callable[[], AnyModel], AnyModel, tuple[RuntimeFigures, ...]]:
-        """Return a loader and the model in the runtime of the options, and compared figures."""
-        runtime = self.options.runtime
-        if runtime == SOURCE_RUNTIME:
-            return load, source, ()
-        if runtime == AUTO_RUNTIME and names_ops(self.settings, self.options):
-            reason = f"constraints name ops of {source.adaptor.framework}; name the runtime instead"
-            return load, source, only_source(source, reason)
-        samples = int(self.options.sampling_size)
-        here = self.options.hardware or machine.detect()
-        choice = RuntimeChoice(
-            source,
-            None if calibration is None else Calibration(calibration, samples),
-            self._measurement(source, evaluation or calibration),
-            here.for_target(self.options.target),
-            Precision.INT8 in precisions,
-        )
-        return in_runtime(runtime, load, choice)
-
     def _space(
         self,
+        runtime: RuntimeOptions,
         model: AnyModel,
         hardware: machine.Hardware,
         precisions: tuple[Precision, ...],
@@ -279,7 +272,7 @@ class JobBuilder:
         lists, told = edited_lists(adaptor, amp, precisions)
         space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
         self.log.warnings += told
-        space, told = constrained(space, self.settings, self.options)
+        space, told = runtime.constrained(model, space)
         self.log.warnings += told
         if self.options.approach is not None:
             space = space.with_int8([Approach(self.options.approach)])
@@ -337,17 +330,27 @@ class JobBuilder:
         scope = {"model": model.fingerprint, **machine_key(model.adaptor.packages)}
         return FileCache(Path(workspace) / CACHE_FOLDER, scope)
 
-    def _history(
+    def _hint(self, source: AnyModel, data: Batches | None) -> HintSearch | None:
+        """Return the search for a faster runtime; None if not wanted."""
+        given = self.options
+        wanted = given.runtime == SOURCE_RUNTIME and self.log.listener.wants_hints
+        if not wanted or read_workers(given.workers).several:
+            return None
+        return HintSearch(source, self._measurement(source, data), self._cache(source))
+
+    def _fingerprint(
         self,
-        model: AnyModel,
+        model: str,
         evaluator: Evaluator,
         calibration: Batches | None,
         criterion: AccuracyCriterion,
         amp: AmpSettings,
-    ) -> History:
-        evaluation = evaluator.batches
-        fingerprint: Mapping[str, str] = {
-            "model": model.fingerprint,
+    ) -> Mapping[str, str]:
+        """Return the fingerprint of the run; `model` is that of the source."""
+        evaluation, runtime = evaluator.batches, self.options.runtime
+        return {
+            "model": model,
+            **({} if runtime == SOURCE_RUNTIME else {"runtime": runtime}),
             "data": evaluation.fingerprint() if evaluation is not None else "none",
             "calibration": f"{self.options.sampling_size} samples of "
             + (
@@ -363,8 +366,6 @@ class JobBuilder:
                 postprocess=evaluator.postprocess,
             ),
         }
-        url = storage_url(self.options.workspace, self.options.storage)
-        return History(url, fingerprint, criterion.prefers_higher, self.options.resume)
 
 
 def check_option(name: str, value: object) -> None:

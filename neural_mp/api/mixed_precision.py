@@ -21,6 +21,7 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.options import exit_policy_of, parse_criterion
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
+from neural_mp.core.enums import SOURCE_RUNTIME
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
@@ -135,7 +136,7 @@ class MixedPrecision:
         self.inputs: Any = settings.model.inputs or None
         self.outputs: Any = settings.model.outputs or None
         self.framework: str | None = settings.model.framework
-        self.runtime: str = settings.model.runtime
+        self.runtime: str = settings.model.runtime or SOURCE_RUNTIME
         self.capture: str = settings.model.capture
         self.exclude: str | Iterable[str] = ()
         self.op_wise: Mapping[str, Any] = {}
@@ -250,11 +251,13 @@ class MixedPrecision:
         report = replace(found.report, record=found.record)
         for line in report.converted:
             logger.info(line)
+        if report.hint is not None:
+            logger.info("%s", report.hint)
         if log_folder is not None:
-            missing = write_log(log_folder, job.model, found.model, plan)
+            missing = write_log(log_folder, found.fp32, found.model, plan)
             report = replace(report, warnings=(*report.warnings, *missing))
         log.listener.result(report, found.met)
-        planned = planned_ops(job.space, found.plan)
+        planned = planned_ops(found.fp32.space, found.plan)
         return OptimizedModel(
             found.model, plan, report, found.met, found.trials, found.observations, planned
         )

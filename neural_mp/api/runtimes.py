@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.adaptors.transfer import TransferredLoader, runtimes_of, transferred
+from neural_mp.adaptors.transfer import (
+    TransferFile,
+    TransferredLoader,
+    runtimes_of,
+    transfer_file,
+    transferred,
+)
+from neural_mp.api.runtime_verification import compared
 from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.errors import (
     ConfigurationError,
+    ConversionError,
     MissingFrameworkError,
-    NeuralMPError,
     did_you_mean,
     one_line,
 )
 from neural_mp.profiling import ratio, uncontended
 from neural_mp.runs.report import RuntimeFigures
+from neural_mp.space import TuningSpace
 from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.objectives import Measurement
-from neural_mp.tuning.sqnr import mean_nsr
-from neural_mp.util.pytree import as_numpy, structure_of, tree_leaves
+from neural_mp.tuning.other_runtimes import MIN_RUNTIME_SPEEDUP
 
 logger = logging.getLogger(__name__)
 
-#: SQNR in dB that FP32 in another runtime must reach, with the source as reference.
-MIN_RUNTIME_SQNR_DB = 90.0
-#: Speedup over the source, at its lower bound, below which the source is kept.
-MIN_RUNTIME_SPEEDUP = 1.05
-#: Largest fraction of integers or booleans that may differ, where rounding decides a near tie.
-_MAX_DIFFERENT = 1e-3
 #: Batches of data that outputs are compared on, and that INT8 is calibrated on for its latency.
 _COMPARED, _CALIBRATED = 4, 2
-#: Runtimes that are also timed in INT8.
-_TIMED_IN_INT8 = 2
+#: Runtimes that are also timed in INT8, and rounds that select these.
+_TIMED_IN_INT8, _FIRST_ROUNDS = 2, 5
 
 Load = Callable[[], AnyModel]
 
@@ -99,24 +98,48 @@ class RuntimeCandidate:
 
 
 @dataclass(frozen=True)
+class ChosenRuntime:
+    """A model in the runtime of the options.
+
+    Attributes:
+        load: a picklable loader of the model.
+        model: the model.
+        figures: figures of all candidates; empty without a comparison.
+        alternatives: FP32 models in other runtimes that the result must be faster than.
+    """
+
+    load: Load
+    model: AnyModel
+    figures: tuple[RuntimeFigures, ...] = ()
+    alternatives: tuple[AnyModel, ...] = ()
+
+
+@dataclass(frozen=True)
 class RuntimeChoice:
     """The choice of a runtime for a loaded model.
 
     Attributes:
+        load: loads the model in its own framework.
         source: the model in its own framework.
         calibration: calibration data; None without data.
         measurement: latency measurement.
         hardware: the hardware to convert for.
         int8: whether INT8 is requested.
+        needs_gradients: whether the strategy needs gradients.
+        constrained: model, its space → the space after the user's constraints;
+            `ConfigurationError` if that is impossible.
     """
 
+    load: Load
     source: AnyModel
     calibration: Calibration | None
     measurement: Measurement
     hardware: Hardware
     int8: bool
+    needs_gradients: bool = False
+    constrained: Callable[[AnyModel, TuningSpace], TuningSpace] = lambda model, space: space
 
-    def named(self, runtime: str) -> AnyModel:
+    def named(self, runtime: str) -> ChosenRuntime:
         """Return the verified model in a runtime.
 
         Raises:
@@ -125,9 +148,9 @@ class RuntimeChoice:
         """
         own = self.source.adaptor.framework
         if runtime == own:
-            return self.source
+            return ChosenRuntime(self.load, self.source)
         try:
-            model = transferred(self.source, runtime)
+            model = self._transferred(runtime)
         except MissingFrameworkError:
             raise
         except Exception as error:
@@ -137,32 +160,82 @@ class RuntimeChoice:
         if reason:
             raise _unusable(runtime, reason)
         logger.info("%s runs the model of %s with an SQNR of %s dB", runtime, own, sqnr_db)
-        return model
+        return ChosenRuntime(self._loader(model), model)
 
-    def fastest(self) -> tuple[AnyModel, tuple[RuntimeFigures, ...]]:
-        """Return the model in the fastest runtime, and the figures of all candidates."""
+    def fastest(self) -> ChosenRuntime:
+        """Return the model in the fastest runtime, with the figures of all candidates."""
         own = RuntimeCandidate(self.source.adaptor.framework, self.source)
         others = [self._verified(name) for name in runtimes_of(self.source)]
         found = [own, *others]
         able = [candidate for candidate in found if candidate.model is not None]
         if len(able) == 1:
-            return self.source, _report(found, own, {})
+            return ChosenRuntime(self.load, self.source, _report(found, own, {}))
         timed = self._timed(able)
         own = timed[0]
         winner = min(timed, key=lambda candidate: uncontended(candidate.best))
-        gain = ratio(own.best, winner.best)
-        reasons = {}
-        for candidate in timed:
-            speed = ratio(own.best, candidate.best)
-            if candidate.framework != own.framework:
-                reasons[candidate.framework] = f"{speed} the speed of {own.framework}"
-        if gain.low < MIN_RUNTIME_SPEEDUP:
+        if ratio(own.best, winner.best).low < MIN_RUNTIME_SPEEDUP:
             winner = own
+        reasons = {
+            each.framework: f"{ratio(own.best, each.best)} the speed of {own.framework}"
+            for each in timed
+            if each is not own
+        }
         by_name = {candidate.framework: candidate for candidate in timed}
         found = [by_name.get(candidate.framework, candidate) for candidate in found]
         model = winner.model
         assert model is not None
-        return model, _report(found, winner, reasons)
+        figures = _report(found, winner, reasons)
+        return ChosenRuntime(self._loader(model), model, figures, _rivals(timed, winner))
+
+    def repeated(self, figures: Sequence[RuntimeFigures]) -> ChosenRuntime:
+        """Return the choice of an earlier run, by its figures, without a new comparison.
+
+        Raises:
+            ConfigurationError: the runtime of that run can no longer run the model.
+            MissingFrameworkError: the runtime is no longer installed.
+        """
+        chosen = next(each for each in figures if each.chosen)
+        found = self.named(chosen.framework)
+        own = self.source.adaptor.framework
+        names = [
+            each.framework
+            for each in figures
+            if each.framework not in (own, chosen.framework)
+            and each.latency
+            and chosen.latency
+            and each.latency <= chosen.latency
+        ]
+        models = [self._verified(name).model for name in names]
+        if found.model is not self.source:
+            models.append(self.source)
+        alternatives = tuple(model for model in models if model is not None)
+        return replace(found, figures=tuple(figures), alternatives=alternatives)
+
+    def _loader(self, model: AnyModel) -> Load:
+        if model is self.source:
+            return self.load
+        return TransferredLoader(self.load, model.adaptor.framework)
+
+    @cached_property
+    def _file(self) -> TransferFile:
+        return transfer_file(self.source)
+
+    def _transferred(self, runtime: str) -> AnyModel:
+        """Return a model in another runtime that the strategy and the constraints allow.
+
+        Raises:
+            NeuralMPError: the model must stay in its framework.
+        """
+        if runtime not in runtimes_of(self.source):
+            return transferred(self.source, runtime)
+        model = transferred(self.source, runtime, self._file)
+        if self.needs_gradients and model.adaptor.hessian is None:
+            raise ConversionError("it has no gradients, which the strategy needs")
+        self._space(model)
+        return model
+
+    def _space(self, model: AnyModel) -> TuningSpace:
+        return self.constrained(model, model.adaptor.space(model.held, self.hardware))
 
     def _batches(self) -> Iterator[Any]:
         """Yield the inputs of batches of at least two sizes."""
@@ -176,7 +249,7 @@ class RuntimeChoice:
 
     def _verified(self, runtime: str) -> RuntimeCandidate:
         try:
-            model = transferred(self.source, runtime)
+            model = self._transferred(runtime)
             sqnr_db, reason = compared(self.source, model, self._batches())
         except Exception as error:
             # Exporters and runtimes raise errors of any type, and none may end the run.
@@ -187,16 +260,12 @@ class RuntimeChoice:
     def _timed(self, candidates: Sequence[RuntimeCandidate]) -> list[RuntimeCandidate]:
         """Return candidates with their latencies, the source first."""
         models = [candidate.model for candidate in candidates if candidate.model is not None]
-        first = self.measurement.interleaved(models)
-        order = sorted(range(len(models)), key=lambda index: uncontended(first[index]))
         low = {}
-        for index in order[:_TIMED_IN_INT8]:
-            converted = self._in_int8(models[index])
-            if converted is not None:
-                low[index] = converted
-        if not low:
-            pairs = zip(candidates, first, strict=True)
-            return [replace(candidate, rounds=rounds) for candidate, rounds in pairs]
+        if self.int8 and self.calibration is not None:
+            first = self.measurement.fastest_of(models, _FIRST_ROUNDS)
+            order = sorted(range(len(models)), key=first.__getitem__)
+            converted = {index: self._in_int8(models[index]) for index in order[:_TIMED_IN_INT8]}
+            low = {index: model for index, model in converted.items() if model is not None}
         rounds = self.measurement.interleaved([*models, *low.values()])
         int8 = dict(zip(low, rounds[len(models) :], strict=True))
         return [
@@ -206,10 +275,9 @@ class RuntimeChoice:
 
     def _in_int8(self, model: AnyModel) -> AnyModel | None:
         """Return a model with all eligible ops in INT8; None if there are none."""
-        if not self.int8 or self.calibration is None:
-            return None
+        assert self.calibration is not None
         try:
-            space = model.adaptor.space(model.held, self.hardware).restricted_to([Precision.INT8])
+            space = self._space(model).restricted_to([Precision.INT8])
             tunable = model.in_space(space)
             plan = space.resolve(space.fastest_plan())
             if not plan.has_low_precision:
@@ -222,28 +290,29 @@ class RuntimeChoice:
             return None
 
 
-def in_runtime(
-    runtime: str, load: Load, choice: RuntimeChoice
-) -> tuple[Load, AnyModel, tuple[RuntimeFigures, ...]]:
-    """Return a picklable loader, the model in the chosen runtime and figures of all candidates.
+def _rivals(timed: Sequence[RuntimeCandidate], winner: RuntimeCandidate) -> tuple[AnyModel, ...]:
+    """Return the source, and FP32 models that may be faster than FP32 in the winner."""
+    return tuple(
+        each.model
+        for index, each in enumerate(timed)
+        if each is not winner
+        and each.model is not None
+        and (index == 0 or ratio(each.rounds, winner.rounds).low < 1)
+    )
+
+
+def in_runtime(runtime: str, choice: RuntimeChoice) -> ChosenRuntime:
+    """Return the model in the chosen runtime, with figures of all candidates.
 
     Args:
         runtime: `auto`, or the name of a runtime.
-        load: loads the model in its source framework.
         choice: the choice.
 
     Raises:
         ConfigurationError: a named runtime cannot run the model.
         MissingFrameworkError: a named runtime is not installed.
     """
-    figures: tuple[RuntimeFigures, ...] = ()
-    if runtime == AUTO_RUNTIME:
-        model, figures = choice.fastest()
-    else:
-        model = choice.named(runtime)
-    if model is choice.source:
-        return load, model, figures
-    return TransferredLoader(load, model.adaptor.framework), model, figures
+    return choice.fastest() if runtime == AUTO_RUNTIME else choice.named(runtime)
 
 
 def only_source(source: AnyModel, reason: str) -> tuple[RuntimeFigures, ...]:
@@ -264,60 +333,6 @@ def _report(
         return reasons.get(name, "") or "not faster than the chosen runtime"
 
     return tuple(c.figures(c is winner, reason_of(c)) for c in found)
-
-
-def compared(
-    source: AnyModel, candidate: AnyModel, batches: Iterator[Any]
-) -> tuple[float | None, str]:
-    """Compare outputs with those of the source.
-
-    Returns:
-        The lowest SQNR over all batches in dB, None without float outputs; and the reason why the
-        candidate is ruled out, or an empty text.
-    """
-    lowest: float | None = None
-    for inputs in batches:
-        expected = source(inputs)
-        try:
-            found = candidate(inputs)
-        except (NeuralMPError, RuntimeError, ValueError) as error:
-            return lowest, f"fails on a batch that the source accepts: {one_line(error)}"
-        reason = _difference(expected, found)
-        if reason:
-            return lowest, reason
-        pairs = zip(_arrays(expected), _arrays(found), strict=True)
-        for one, other in ((a, b) for a, b in pairs if a.dtype.kind == "f"):
-            nsr = mean_nsr([one], [other])
-            sqnr_db = -10 * math.log10(nsr) if nsr > 0 else math.inf
-            lowest = sqnr_db if lowest is None else min(lowest, sqnr_db)
-    if lowest is not None and lowest < MIN_RUNTIME_SQNR_DB:
-        return lowest, (
-            f"the outputs must have an SQNR of at least {MIN_RUNTIME_SQNR_DB:g} dB relative to the "
-            f"source, got {lowest:.1f} dB"
-        )
-    return lowest, ""
-
-
-def _arrays(outputs: Any) -> list[np.ndarray]:
-    leaves = (leaf for leaf in tree_leaves(outputs, sort_keys=True) if leaf is not None)
-    return [as_numpy(leaf) for leaf in leaves]
-
-
-def _difference(expected: Any, found: Any) -> str:
-    """Return a difference of structure, names, dtypes, shapes or integers; empty without one."""
-    if structure_of(expected) != structure_of(found):
-        return "the structure or the names of the outputs differ"
-    for one, other in zip(_arrays(expected), _arrays(found), strict=True):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return (
-                f"an output must be {one.dtype}{list(one.shape)}, got "
-                f"{other.dtype}{list(other.shape)}"
-            )
-        if one.dtype.kind != "f" and one.size:
-            different = float(np.mean(one != other))
-            if different > _MAX_DIFFERENT:
-                return f"{different:.2%} of the values of an integer output differ"
-    return ""
 
 
 def _runs(model: AnyModel, inputs: Any) -> bool:

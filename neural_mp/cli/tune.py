@@ -23,7 +23,7 @@ def tune(
     target: TargetOption = None,
     runtime: Annotated[
         str | None,
-        typer.Option(help="Runtime of the result: source, auto or its name; default: source."),
+        typer.Option(help="Runtime of the result: auto, source or a name; default: auto."),
     ] = None,
     workers: Annotated[
         str | None,
@@ -44,18 +44,20 @@ def tune(
     """Tune a model as configured in a YAML file."""
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.api.saved_model import check_destination
+    from neural_mp.config import load_settings
+    from neural_mp.core.enums import AUTO_RUNTIME
     from neural_mp.reporting import LiveListener, error_console
     from neural_mp.tuning.listener import Listener
 
     if output is not None:
         check_destination(output)  # fail before the search, not after
-    converter = MixedPrecision(conf, trust=trust or ())
+    settings = load_settings(conf, trust=trust or ())
+    converter = MixedPrecision(settings, trust=trust or ())
     if model is not None:
         converter.model = model
     if target is not None:
         converter.target = target
-    if runtime is not None:
-        converter.runtime = runtime
+    converter.runtime = runtime or settings.model.runtime or AUTO_RUNTIME
     if workers is not None:
         converter.workers = workers
     if resume:

@@ -9,7 +9,7 @@ from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.config.source import Source
-from neural_mp.core.enums import SOURCE_RUNTIME, Capture, Dialect, Objective
+from neural_mp.core.enums import Capture, Dialect, Objective
 from neural_mp.core.hardware import HOST_TARGET
 from neural_mp.core.precision import Precision
 from neural_mp.space.capability import Constraints
@@ -25,7 +25,7 @@ class ModelSettings:
         framework: `pytorch`, `tensorflow`, `onnxrt` or `openvino`; None detects it from the model.
         inputs, outputs: names of the model's tensors, if the framework does not know them.
         capture: `whole`, or `modules` for a model whose graph cannot be captured as a whole.
-        runtime: `source`, `auto`, or the name of the runtime of the result.
+        runtime: `source`, `auto`, or the name of the runtime of the result; None if unset.
     """
 
     name: str | None = None
@@ -33,7 +33,7 @@ class ModelSettings:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     capture: str = Capture.WHOLE
-    runtime: str = SOURCE_RUNTIME
+    runtime: str | None = None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ _TRUST = "--trust="
 class _ProgressReporter(Listener):
     """Listener that sends the progress to the parent process."""
 
+    wants_hints = False
+
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._trials = tell, 0
 

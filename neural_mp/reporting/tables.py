@@ -141,6 +141,8 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
     ]
     if report.runtimes:
         parts.append(runtimes_table(report.runtimes))
+    if report.hint is not None:
+        parts.append(Text(str(report.hint)))
     if report.ineligible:
         parts.append(reasons_table("Ineligible contractions", report.ineligible))
     parts.extend(Text(line) for line in report.converted)
@@ -164,7 +166,7 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
 
 def runtimes_table(runtimes: Sequence[RuntimeFigures]) -> Table:
     """Return a table of the compared runtimes, with the reason for each choice."""
-    figures = ("FP32", "all eligible ops in INT8", "SQNR")
+    figures = ("FP32", "all eligible ops in INT8", "SQNR", "result over FP32")
     table = formatting.table("Runtimes", "runtime", *figures, "chosen", "reason", right=figures)
     for found in runtimes:
         table.add_row(
@@ -172,6 +174,7 @@ def runtimes_table(runtimes: Sequence[RuntimeFigures]) -> Table:
             formatting.seconds(found.latency),
             formatting.seconds(found.int8_latency),
             "" if found.sqnr_db is None else f"{found.sqnr_db:.1f} dB",
+            formatting.times(found.result_speedup),
             "yes" if found.chosen else "",
             found.reason,
         )

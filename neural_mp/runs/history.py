@@ -20,12 +20,14 @@ from neural_mp.runs.registry import (
     chosen_run,
     close_storage,
     has_study,
+    latest_run,
     lease_run,
     new_run,
     open_storage,
     run_names,
     study_named,
 )
+from neural_mp.runs.report import RuntimeFigures
 from neural_mp.runs.store import ENDING, MEASURED, SETUP, TRIAL, RunStore, accuracy_in
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import file_path, validate_option, without_nul
@@ -170,6 +172,26 @@ def _displayed(trial: Trial) -> dict[str, Any]:
         **trial.objectives,
         **{f"{precision} ops": count for precision, count in trial.plan.counts().items()},
     }
+
+
+def compared_runtimes(url: str, fingerprint: Mapping[str, str]) -> tuple[RuntimeFigures, ...]:
+    """Return the figures of the runtimes that the run to be resumed compared, if any.
+
+    Raises:
+        HistoryError: the storage cannot be opened or read.
+    """
+    with quiet_optuna():
+        try:
+            storage = open_storage(url)
+            try:
+                name = latest_run(storage, fingerprint)
+                return () if name is None else RunStore(study_named(storage, name)).runtimes
+            finally:
+                close_storage(storage)
+        except HistoryError:
+            raise
+        except Exception as error:
+            raise _not_opened(url, error) from error
 
 
 def read_record(url: str, number: int | None = None, model: str | None = None) -> RunRecord:

@@ -17,7 +17,7 @@ from neural_mp.core.quantization_flow import (
     propagate_quantization,
 )
 from neural_mp.core.trial import Trial
-from neural_mp.runs.report import Report
+from neural_mp.runs.report import Report, RuntimeFigures
 from neural_mp.space import Capability
 from neural_mp.util.validators import number, validate_at
 
@@ -74,6 +74,7 @@ class RunStart:
         batch_size: samples in the timed batch.
         machine: the machine of the run.
         versions: package → version.
+        runtimes: figures of the runtimes that were compared before the search.
     """
 
     started: str
@@ -88,6 +89,7 @@ class RunStart:
     batch_size: int = 0
     machine: Machine = Machine()
     versions: Mapping[str, str] = field(default_factory=dict)
+    runtimes: tuple[RuntimeFigures, ...] = ()
 
     def followed(self, plan: PrecisionPlan) -> QuantizationFlow:
         """Return the effective precision of every op under a resolved plan, and the INT8 flow."""

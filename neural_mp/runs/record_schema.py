@@ -26,7 +26,7 @@ from neural_mp.runs.record import (
     RunStart,
     Setting,
 )
-from neural_mp.runs.report import Report
+from neural_mp.runs.report import RUNTIME_FIGURES, Report
 from neural_mp.space import Capability
 from neural_mp.util.validators import (
     InvalidValueError,
@@ -79,6 +79,7 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
         "settings": {name: asdict(setting) for name, setting in setup.settings.items()},
         "machine": asdict(setup.machine),
         "versions": dict(setup.versions),
+        "runtimes": [asdict(found) for found in setup.runtimes],
     }
 
 
@@ -187,7 +188,8 @@ _SETUP = record(
         "settings": mapping_of(instance_of(Setting, _SETTING)),
         "machine": instance_of(Machine, _MACHINE),
         "versions": mapping_of(string),
-    }
+    },
+    {"runtimes": RUNTIME_FIGURES},
 )
 
 

@@ -256,10 +256,18 @@ def lease_run(
         HistoryError: no run matches; the message compares with the latest run.
         RunInUseError: another process writes to the run.
     """
+    name = latest_run(storage, fingerprint)
+    if name is None:
+        raise _nothing_to_resume(storage, fingerprint, url)
+    return name, RunLease(storage.engine, str(name))
+
+
+def latest_run(storage: RDBStorage, fingerprint: Mapping[str, str]) -> RunName | None:
+    """Return the latest run with the same fingerprint; None if there is none."""
     for name, found in reversed(_runs_with_fingerprints(storage, model_digest(fingerprint))):
         if not differences(found, fingerprint) and has_study(storage, name):
-            return name, RunLease(storage.engine, str(name))
-    raise _nothing_to_resume(storage, fingerprint, url)
+            return name
+    return None
 
 
 def _nothing_to_resume(

@@ -62,6 +62,8 @@ class RuntimeFigures:
             not measured.
         sqnr_db: lowest SQNR of FP32 relative to the source, in dB; None if not measured.
         chosen: whether the result runs in this runtime.
+        result_speedup: speed of the result relative to FP32 in this runtime; None if not measured.
+        result_speedup_low, result_speedup_high: its 99 % confidence interval.
         reason: why the runtime was ruled out, or its speed relative to the source.
     """
 
@@ -71,6 +73,31 @@ class RuntimeFigures:
     sqnr_db: float | None = None
     chosen: bool = False
     reason: str = ""
+    result_speedup: float | None = None
+    result_speedup_low: float | None = None
+    result_speedup_high: float | None = None
+
+
+@dataclass(frozen=True)
+class RuntimeHint:
+    """Another installed runtime that runs the FP32 model faster than its own framework.
+
+    Attributes:
+        framework: the runtime.
+        speedup: its speed in FP32, relative to FP32 in the framework of the model.
+        speedup_low, speedup_high: 99 % confidence interval of `speedup`.
+    """
+
+    framework: str
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.framework} runs this model {self.speedup:.1f} times as fast in FP32 "
+            f"({self.speedup_low:.1f} to {self.speedup_high:.1f}): set runtime='auto'"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,6 +133,7 @@ class Report(Displayed):
             largest group first.
         cache_hits: measurements that came from the measurement cache.
         runtimes: figures of the compared runtimes, the source first; empty without a comparison.
+        hint: a faster runtime for a run with `runtime="source"`; None if none is known.
         record: the stored record of the run; None if there is none.
     """
 
@@ -136,6 +164,7 @@ class Report(Displayed):
     ineligible: tuple[Reason, ...] = ()
     cache_hits: tuple[str, ...] = ()
     runtimes: tuple[RuntimeFigures, ...] = ()
+    hint: RuntimeHint | None = None
     record: RunRecord | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -182,6 +211,7 @@ class Report(Displayed):
             "metrics": {name: asdict(found) for name, found in self.metrics.items()},
             "seconds": dict(self.seconds),
             "runtimes": [asdict(found) for found in self.runtimes],
+            "hint": None if self.hint is None else asdict(self.hint),
             "op_counts": {kind: dict(by) for kind, by in self.op_counts.items()},
             "ineligible": [reason.to_dict() for reason in self.ineligible],
             "speedup": self.speedup,
@@ -213,7 +243,17 @@ _RUNTIME = record(
         "sqnr_db": optional(number),
         "chosen": boolean,
         "reason": string,
+        **dict.fromkeys(
+            ("result_speedup", "result_speedup_low", "result_speedup_high"), optional(number)
+        ),
     },
+)
+RUNTIME_FIGURES = list_of(instance_of(RuntimeFigures, _RUNTIME))
+RUNTIME_HINT = instance_of(
+    RuntimeHint,
+    record(
+        {"framework": string, **dict.fromkeys(("speedup", "speedup_low", "speedup_high"), number)}
+    ),
 )
 _REPORT = record(
     {},
@@ -235,7 +275,8 @@ _REPORT = record(
         "best_rejected": optional(Trial.from_dict),
         **dict.fromkeys(("emulated", "amp", "warnings", "cache_hits"), list_of(string)),
         "ineligible": list_of(Reason.from_dict),
-        "runtimes": list_of(instance_of(RuntimeFigures, _RUNTIME)),
+        "runtimes": RUNTIME_FIGURES,
+        "hint": optional(RUNTIME_HINT),
     },
 )
 

@@ -14,6 +14,7 @@ from neural_mp.errors import HistoryError, one_line
 from neural_mp.io.readers import compress_text, file_context, parse_json
 from neural_mp.runs.record import ELEMENTS, TIMES, ProbeMeasurements, RunRecord, output_nsr_in
 from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
+from neural_mp.runs.report import RuntimeFigures
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import Validator, mapping_of, non_negative_float, validate_at
 
@@ -102,6 +103,16 @@ class RunStore:
             for number, attributes in self._trials.items()
             if TRIAL in attributes
         ]
+
+    @property
+    def runtimes(self) -> tuple[RuntimeFigures, ...]:
+        """The figures of the runtimes that were compared before the search.
+
+        Raises:
+            HistoryError: the description of the run is damaged.
+        """
+        setup = self._read(SETUP, setup_from_dict)
+        return () if setup is None else setup.runtimes
 
     def record(self) -> RunRecord:
         """Return all stored data of the run.

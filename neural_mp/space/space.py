@@ -218,6 +218,14 @@ class TuningSpace:
             UnknownOperatorError: a name or pattern matches no op and no layer, or no op or layer
                 has a named type.
         """
+        return self.limited(self.limits(constraints))
+
+    def limits(self, constraints: Constraints) -> dict[str, tuple[OpConstraint, ...]]:
+        """Return op → the constraints that apply to the op.
+
+        Raises:
+            UnknownOperatorError: as for `constrained`.
+        """
         types = {kind for op in self.graph for kind in op.types}
         for op_type in constraints.optype_wise:
             if op_type not in types:
@@ -236,9 +244,13 @@ class TuningSpace:
             own = self.graph[name].types
             limits += (limit for kind, limit in constraints.optype_wise.items() if kind in own)
             limits.append(constraints.model_wise)
+        return {name: tuple(limits) for name, limits in by_op.items()}
+
+    def limited(self, by_op: Mapping[str, Iterable[OpConstraint]]) -> TuningSpace:
+        """Return the space reduced by constraints per op; FP32 is always kept."""
 
         def allowed(name: str, config: OpConfig) -> bool:
-            return all(limit.allows(config) for limit in by_op[name])
+            return all(limit.allows(config) for limit in by_op.get(name, ()))
 
         asked = {
             (name, precision)

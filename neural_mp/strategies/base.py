@@ -92,6 +92,8 @@ class Strategy(ABC):
     """A search method for the fastest plan that meets the target."""
 
     name: ClassVar[str]
+    #: Whether the search needs gradients, which some frameworks lack.
+    needs_gradients: ClassVar[bool] = False
 
     @abstractmethod
     def search(self, problem: TuningProblem) -> Search:

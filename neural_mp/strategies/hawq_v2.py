@@ -25,6 +25,7 @@ class HawqV2(Strategy):
     """
 
     name = "hawq_v2"
+    needs_gradients = True
 
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class.

@@ -14,7 +14,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.record import Setting
-from neural_mp.runs.report import RuntimeFigures
+from neural_mp.runs.report import RuntimeFigures, RuntimeHint
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.calibration_batches import Calibration
@@ -80,6 +80,9 @@ class TuningJob:
         cache: measurements of earlier runs of this model on this machine.
         description: shown in reports.
         runtimes: figures of the runtimes that were compared.
+        alternatives: the verified FP32 models in other runtimes that the result is compared with.
+        hint: seconds of each phase → another runtime that is faster in FP32, if any; None for no
+            search.
     """
 
     model: AnyTunableModel
@@ -94,6 +97,8 @@ class TuningJob:
     cache: MeasurementCache = NO_CACHE
     description: RunDescription = field(default_factory=RunDescription)
     runtimes: tuple[RuntimeFigures, ...] = ()
+    alternatives: tuple[AnyModel, ...] = ()
+    hint: Callable[[Mapping[str, float]], RuntimeHint | None] | None = None
 
     @property
     def space(self) -> TuningSpace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import ClassVar
 
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
@@ -13,6 +14,9 @@ from neural_mp.util.user_calls import call_user
 
 class Listener:
     """Receives the events of a run; all methods are optional and do nothing by default."""
+
+    #: Whether a run may spend seconds on finding a faster runtime.
+    wants_hints: ClassVar[bool] = True
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Handle the start of a phase, of `total` steps if known."""

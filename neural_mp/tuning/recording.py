@@ -54,6 +54,7 @@ def setup_of(job: TuningJob) -> RunStart:
         batch_size=job.measurement.batch_size,
         machine=machine_of(job.description.hardware),
         versions={"Python": platform.python_version(), **versions_of(packages)},
+        runtimes=job.runtimes,
     )
 
 

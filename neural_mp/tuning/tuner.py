@@ -35,6 +35,7 @@ from neural_mp.tuning.final_selection import (
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import best_trial
+from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_runtimes
 from neural_mp.tuning.plan_evaluator import PlanEvaluator
 from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_probes
 from neural_mp.tuning.recording import ending_of, setup_of
@@ -53,6 +54,7 @@ class TuningResult:
     Attributes:
         model: the best model that met the target; the FP32 model if none did.
         plan: its resolved plan.
+        fp32: the FP32 model in the runtime of the result.
         met: whether the target was met; None without a check.
         trials: every trial of the run, resumed ones included, oldest first.
         observations: result of calibration.
@@ -62,6 +64,7 @@ class TuningResult:
 
     model: AnyModel
     plan: ResolvedPlan
+    fp32: AnyTunableModel
     met: bool | None
     trials: tuple[Trial, ...]
     observations: Observations
@@ -110,6 +113,7 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     with log.phase("measure", "Measuring latency"):
         before, after = job.measurement.rounds([job.model, converted])
     selection = Selection(converted, plan, compare_latency(before, after))
+    job = speeds_over_runtimes(job, selection, log)
     report = replace(_report(job, selection, log), output_sqnr_db=sqnr_db)
     return _unchecked(job, setup, selection, report, model.observations)
 
@@ -128,7 +132,9 @@ def _unchecked(
         measured=ProbeMeasurements(elements=dict(job.footprints.values)),
         ending=ending_of(job, selection, None, report, LEAST_ALLOWANCE),
     )
-    return TuningResult(selection.model, selection.plan, None, (), observations, report, record)
+    return TuningResult(
+        selection.model, selection.plan, job.model, None, (), observations, report, record
+    )
 
 
 def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> float | None:
@@ -165,7 +171,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
         log.warn("the time limit passed before the search; the model stays FP32")
         with log.phase("measure"):
             selection = select_fp32(job)
-        return _judged_result(job, log, history, selection, baseline, kept)
+        return _judged_result(job, log, history, Settlement(job, selection), baseline, kept)
     job = job.in_space(model.space)
     history.cache.put(ELEMENTS, dict(job.footprints.values))
     cache = cache_of_probes(job, model.observations)
@@ -181,7 +187,8 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     selection, trials = _chosen(job, model, search.trials, search.measured_alone, log)
     if selection.trial is None:
         log.warn(why_fp32(job, trials, baseline.accuracy))
-    return _judged_result(job, log, history, selection, baseline, trials)
+    settlement = settled(job, selection, baseline.accuracy, log, deadline)
+    return _judged_result(job, log, history, settlement, baseline, trials)
 
 
 def _kept(job: TuningJob, history: History) -> list[Trial]:
@@ -312,7 +319,7 @@ def _judged_result(
     job: TuningJob,
     log: RunLog,
     history: History,
-    selection: Selection,
+    settlement: Settlement,
     baseline: Baseline | None,
     trials: Sequence[Trial],
 ) -> TuningResult:
@@ -320,22 +327,35 @@ def _judged_result(
     if history.degraded_because:
         log.warn(history.degraded_because)
     known = baseline.accuracy if baseline is not None else None
+    selection, here, rejected = settlement.selection, settlement.job, settlement.rejected
+    trial = selection.trial
+    accuracy = trial.accuracy if trial else settlement.accuracy
     report = replace(
-        _report(job, selection, log),
+        _report(here, selection, log),
         baseline_accuracy=known,
-        accuracy=selection.trial.accuracy if selection.trial else known,
-        metrics=job.evaluator.figures(selection.trial.metrics if selection.trial else None),
+        accuracy=known if accuracy is None else accuracy,
+        metrics=settlement.metrics or job.evaluator.figures(trial.metrics if trial else None),
         target=job.settings.criterion.target(known) if known is not None else None,
-        best_rejected=None if selection.trial else fastest_slow(trials) or closest(trials),
+        best_rejected=None if trial else rejected or fastest_slow(trials) or closest(trials),
     )
-    met = selection.trial is not None
+    if rejected is not None:
+        trials = [rejected if each.number == rejected.number else each for each in trials]
+    met = trial is not None
     seconds = allowance(job, baseline)
     so_far = history.record()
-    ending = ending_of(job, selection, met, report, seconds, so_far.measured.times, trials)
+    recorded = settlement.recorded_in(job)
+    ending = ending_of(job, recorded, met, report, seconds, so_far.measured.times, trials)
     history.end(ending)
     record = history.record()
     return TuningResult(
-        selection.model, selection.plan, met, tuple(trials), record.observations, report, record
+        selection.model,
+        selection.plan,
+        here.model,
+        met,
+        tuple(trials),
+        record.observations,
+        report,
+        record,
     )
 
 
@@ -363,6 +383,7 @@ def _report(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         warnings=tuple(log.warnings),
         cache_hits=tuple(log.cache_hits),
         runtimes=job.runtimes,
+        hint=None if job.hint is None else job.hint(log.seconds),
     )
 
 

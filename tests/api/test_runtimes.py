@@ -15,7 +15,7 @@ from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.adaptors.transfer import transferred
-from neural_mp.api.runtimes import compared
+from neural_mp.api.runtime_verification import compared
 from neural_mp.config import settings_from
 from neural_mp.errors import ConfigurationError, ConversionError, MissingFrameworkError
 from neural_mp.runs.report import RuntimeFigures

@@ -11,6 +11,8 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.common.naming import reserve_name
+from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.model import TorchModel
@@ -70,7 +72,7 @@ OPSET = 22
 
 
 def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a model as `.onnx`, with named dynamic axes and `metadata` in its properties.
+    """Write a model as `.onnx`, with the names of ops and axes and `metadata` in its properties.
 
     Raises:
         MissingFrameworkError: if onnx or onnxscript is not installed.
@@ -94,6 +96,7 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
                 verbose=False,
             )
         assert program is not None
+        name_nodes(program.model, model.portable)
         name_axes(program.model)
         program.model.metadata_props.update(metadata)
         program.save(str(path))
@@ -104,6 +107,34 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
         raise ConversionError(
             f"the model cannot be written as {str(path)!r}: {type(error).__name__}: {words[0]}"
         ) from error
+
+
+def name_nodes(model: onnx_ir.Model, module: GraphModule) -> None:
+    """Rename the nodes of an `onnx_ir.Model` in place after the ops that they come from.
+
+    The last node of an op has the name of the op; the nodes before it append their type: `act` and
+    `act/Sigmoid`. Nodes of no known op keep their names.
+    """
+    ops = {node.name: node.meta[fx.OP_NAME] for node in fx.op_nodes(module).values()}
+    nodes = list(model.graph)
+    origins = [_op_of(node.meta.get("node"), ops, id(module.graph)) for node in nodes]
+    last = {op: index for index, op in enumerate(origins)}
+    taken: set[str] = {node.name or "" for node in nodes}
+    for index, (node, op) in enumerate(zip(nodes, origins, strict=True)):
+        if op is not None:
+            is_last = last[op] == index
+            node.name = reserve_name(op if is_last else f"{op}/{node.op_type}", taken)
+
+
+def _op_of(node: Any, ops: Mapping[str, str], graph: int) -> str | None:
+    """Return the op that a node of the exported program comes from; None if unknown."""
+    waiting = list(getattr(node, "meta", {}).get("from_node") or ())
+    while waiting:
+        source = waiting.pop()
+        if getattr(source, "graph_id", None) == graph:
+            return ops.get(source.name)
+        waiting += getattr(source, "from_node", None) or ()
+    return None
 
 
 def output_names(module: GraphModule) -> list[str]:

@@ -1,0 +1,106 @@
+"""Hint at another installed runtime that is faster in FP32, at the end of a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.adaptors.transfer import TransferFile, runtimes_of, transfer_file, transferred
+from neural_mp.api.runtime_verification import compared
+from neural_mp.io.measurement_cache import MeasurementCache
+from neural_mp.profiling import ratio, uncontended
+from neural_mp.runs.report import RUNTIME_HINT, RuntimeHint
+from neural_mp.tuning.objectives import Measurement
+from neural_mp.util.environment import versions_of
+from neural_mp.util.text import shape_words
+from neural_mp.util.validators import optional, record
+
+logger = logging.getLogger(__name__)
+
+#: Speedup over the source, at its lower bound, from which a runtime is worth a hint.
+MIN_HINTED_SPEEDUP = 1.2
+#: Seconds, and fraction of the run, that the hint may cost.
+_SECONDS, _SHARE = 10.0, 0.1
+#: Cost of the transfer to other runtimes, in durations of loading the model.
+_TRANSFER_COST = 2.0
+_KEY = "runtime hint"
+_CACHED = record({"hint": optional(RUNTIME_HINT)})
+
+
+@dataclass(frozen=True)
+class HintSearch:
+    """Search for a runtime that is faster than the source in FP32.
+
+    Attributes:
+        source: the model in its own framework.
+        measurement: latency measurement of the run.
+        cache: measurements of the model on this machine.
+    """
+
+    source: AnyModel
+    measurement: Measurement
+    cache: MeasurementCache
+
+    def __call__(self, seconds: Mapping[str, float]) -> RuntimeHint | None:
+        """Return the fastest other runtime if it gains enough; None if not, or too costly.
+
+        Args:
+            seconds: phase of the run → its duration.
+        """
+        try:
+            names = [name for name in runtimes_of(self.source) if _installed(name)]
+            return self._cached(names, seconds) if names else None
+        except (Exception, KeyboardInterrupt):
+            # Runtimes raise errors of any type, and the result of the run does not depend on them.
+            logger.debug("no hint at another runtime", exc_info=True)
+            return None
+
+    def _cached(self, names: list[str], seconds: Mapping[str, float]) -> RuntimeHint | None:
+        cache = self.cache.scoped(
+            runtimes=json.dumps(versions_of(FRAMEWORKS[name].package for name in names)),
+            inputs=shape_words(self.measurement.inputs),
+            threads=str(self.measurement.threads),
+        )
+        _, known = cache.get(_KEY, _CACHED)
+        if known is not None:
+            return known["hint"]
+        allowed = max(_SECONDS, _SHARE * sum(seconds.values()))
+        if _TRANSFER_COST * seconds.get("load", 0.0) > allowed:
+            return None
+        found = self._measured(names)
+        cache.put(_KEY, {"hint": None if found is None else asdict(found)})
+        return found
+
+    def _measured(self, names: list[str]) -> RuntimeHint | None:
+        file = transfer_file(self.source)
+        found = [self._verified(name, file) for name in names]
+        models = [model for model in found if model is not None]
+        if not models:
+            return None
+        brief = replace(self.measurement, warmup=2, iterations=10, time_limit=1.0)
+        own, *rounds = brief.interleaved([self.source, *models])
+        seconds, best = min(zip(rounds, models, strict=True), key=lambda each: uncontended(each[0]))
+        gain = ratio(own, seconds)
+        if gain.low < MIN_HINTED_SPEEDUP:
+            return None
+        return RuntimeHint(best.adaptor.framework, gain.value, gain.low, gain.high)
+
+    def _verified(self, name: str, file: TransferFile) -> AnyModel | None:
+        """Return the model in another runtime; None if that computes other outputs, or fails."""
+        try:
+            model = transferred(self.source, name, file)
+            _, reason = compared(self.source, model, iter([self.measurement.inputs]))
+        except Exception:
+            # Of any type; another runtime may run the model.
+            logger.debug("no hint at %s", name, exc_info=True)
+            return None
+        return None if reason else model
+
+
+def _installed(runtime: str) -> bool:
+    return importlib.util.find_spec(FRAMEWORKS[runtime].package) is not None
