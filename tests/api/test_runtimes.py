@@ -224,19 +224,6 @@ def test_a_runtime_that_is_not_installed(net, batches, monkeypatch):
     assert not missing.chosen
 
 
-def test_constraints_by_op_keep_the_source(net, batches):
-    found = MixedPrecision(
-        model=net,
-        runtime="auto",
-        exclude="head",
-        metric="accuracy",
-        eval_dataloader=batches,
-        **QUICK,
-    )()
-    assert found.framework == "pytorch"
-    assert any("constraints name ops" in figures.reason for figures in found.report.runtimes)
-
-
 def test_an_onnx_file_in_openvino(net, digits, tmp_path):
     example = torch.from_numpy(digits[1].images[:2])
     source = torch_model(net, example)
