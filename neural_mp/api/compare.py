@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from neural_mp.adaptors.common.naming import source_op
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api.input_data import DEFAULT_SAMPLES, first_of, inputs_of
 from neural_mp.api.loading import load_source
@@ -114,6 +115,13 @@ def _taken(source: object, framework: str | None, example: object) -> _Taken:
     return load_source(source, framework, None, example=example), None
 
 
+def _by_names_of(model: AnyModel, plan: PrecisionPlan) -> PrecisionPlan:
+    """Return a plan, possibly of another runtime, by the names of the ops of a model."""
+    graph = model.adaptor.graph(model.held)
+    owners = {op: source_op(op, graph) for op, config in plan.items() if config.corrections}
+    return PrecisionPlan({owner: plan[op] for op, owner in owners.items() if owner is not None})
+
+
 def _rescaled(one: _Taken, other: _Taken) -> frozenset[str]:
     """Return the ops whose channels are scaled differently in the two models."""
     plans = [plan or PrecisionPlan({}) for _, plan in (one, other)]
@@ -122,7 +130,8 @@ def _rescaled(one: _Taken, other: _Taken) -> frozenset[str]:
         return frozenset()
     untouched = next((model for model, plan in (one, other) if plan is None), None)
     if untouched is not None:
-        return frozenset().union(*map(untouched.rescaled_by, plans))
+        named = (_by_names_of(untouched, plan) for plan in plans)
+        return frozenset().union(*map(untouched.rescaled_by, named))
     # Converted models lack the ops between two layers, so the inputs of the second layer decide.
     graph = one[0].observable_ops
     asked = [op for found in corrections for op in found if op in graph]

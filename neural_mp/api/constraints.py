@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from neural_mp.adaptors.common.naming import source_op
 from neural_mp.config import Settings, settings_from
 from neural_mp.config.source import Source
 from neural_mp.core.enums import Dialect
@@ -151,10 +152,7 @@ def _parts(
     """Return op of the source → its ops in another runtime."""
     found: dict[str, list[str]] = {op: [] for op in named}
     for op in space.graph:
-        words = op.name.split("/")
-        # The longest name is that of the op itself: names of files contain slashes, too.
-        ends = ("/".join(words[:count]) for count in range(len(words), 0, -1))
-        owner = next((name for name in ends if name in source.capabilities), None)
+        owner = source_op(op.name, source.capabilities)
         if owner in found:
             found[owner].append(op.name)
     return {op: tuple(parts) for op, parts in found.items()}

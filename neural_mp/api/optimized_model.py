@@ -210,7 +210,9 @@ class OptimizedModel:
 
         If the path ends in a single-file suffix of the framework (`.pb`, `.pbtxt`, `.onnx`), only
         the model is written, for use without this package; ONNX metadata include the plan. If INT8
-        accumulation is not exact on every CPU, a logged warning lists the suitable CPUs.
+        accumulation is not exact on every CPU, a logged warning lists the suitable CPUs. The file
+        of a model from another framework is called by the names and in the types of its runtime,
+        which a logged warning lists; the folder keeps the calls of the source.
 
         Raises:
             NeuralMPError: the folder contains another model, or is not writable.
@@ -239,6 +241,9 @@ class OptimizedModel:
                 single.save_file(self.held, complete, self._metadata())
                 for file in Path(scratch).iterdir():
                     file.replace(target.parent / file.name)
+        if self.loaded.boundary is not None:
+            calls = self.loaded.boundary.calls_of_file()
+            logger.warning("%s takes and returns arrays: %s", target, calls)
 
     def _metadata(self) -> dict[str, str]:
         return {

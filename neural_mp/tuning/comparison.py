@@ -218,14 +218,15 @@ class _Run:
     @classmethod
     def of(cls, a: AnyModel, b: AnyModel, rescaled: frozenset[str]) -> _Run:
         """Return a comparison of the ops that both models have."""
-        if a.adaptor.framework != b.adaptor.framework:
+        if _origin(a) != _origin(b):
             raise ComparisonError(
-                f"both models must be of one framework, got {a.adaptor.framework} (A) and "
-                f"{b.adaptor.framework} (B); {_SAME_ORIGIN}"
+                f"both models must be of one framework, got {_origin(a)} (A) and {_origin(b)} "
+                f"(B); {_SAME_ORIGIN}"
             )
         one, other = a.observable_ops, b.observable_ops
         both = [op for op in one if op.name in other]
-        if 2 * len(both) < min(len(one), len(other)) or not both:
+        in_one_runtime = a.adaptor.framework == b.adaptor.framework
+        if in_one_runtime and (2 * len(both) < min(len(one), len(other)) or not both):
             raise ComparisonError(
                 f"the models have {counted(len(both), 'op')} in common: A has {_first_names(one)}, "
                 f"B has {_first_names(other)}; {_SAME_ORIGIN}"
@@ -322,6 +323,11 @@ def _fused_into(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]
         if op.name not in compared and last.get(op.name):
             found.setdefault(last[op.name], []).append(op)
     return found
+
+
+def _origin(model: AnyModel) -> str:
+    """Return the framework that a model comes from; in another runtime, names may be lost."""
+    return model.adaptor.framework if model.boundary is None else model.boundary.framework
 
 
 def _missing(one: OpGraph, other: OpGraph) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from quick_runs import measure_briefly
 from neural_mp.cli import app
 
 CONF = """
-model: {name: net.pt2}
+model: {name: net.pt2, runtime: source}
 mixed_precision: {precisions: int8}
 quantization:
   calibration: {dataloader: {batch_size: 50, dataset: {numpy: {path: train.npz}}}}

@@ -246,13 +246,45 @@ def test_an_onnx_file_in_openvino(net, digits, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line_lists_the_runtimes(run, workplace):
-    code, out, err = run("tune", "conf.yaml", "--runtime", "auto", "--json", "-o", "tuned")
+    conf = workplace / "conf.yaml"
+    conf.write_text(conf.read_text().replace(", runtime: source", ""))
+    code, out, err = run("tune", "conf.yaml", "--json", "-o", "tuned")
     assert code == 0, err
     found = json.loads(out)
     runtimes = {each["framework"]: each for each in found["report"]["runtimes"]}
     assert set(runtimes) == {"pytorch", *RUNTIMES}
     assert runtimes[found["framework"]]["chosen"]
     assert load("tuned").report.runtimes == tuple(RuntimeFigures(**r) for r in runtimes.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_commands_work_on_a_result_in_another_runtime(runtime, run, workplace, digits):
+    np.save("x.npy", digits[1].images[:20])
+    code, _, err = run("tune", "conf.yaml", "--runtime", runtime, "-o", "tuned")
+    assert code == 0, err
+    for command, expected in (
+        (("inspect", "tuned"), "block1.conv1"),
+        (("audit", "tuned"), "the plan holds"),
+        (("compare", "net.pt2", "tuned", "--data", "x.npy"), "block1.conv2"),
+        (("benchmark", "net.pt2", "tuned"), "samples/s"),
+        (("report", "neural_mp_workspace"), "page saved"),
+    ):
+        code, out, err = run(*command)
+        assert code == 0, err
+        assert expected in out + err
+    page = (workplace / "report.html").read_text("utf-8")
+    assert runtime in page
+
+
+@pytest.mark.parametrize(("runtime", "suffix"), [("onnxrt", ".onnx"), ("openvino", ".xml")])
+def test_a_single_file_warns_of_the_calls_that_it_loses(runtime, suffix, tmp_path, caplog):
+    example = {"b": torch.rand(2, 4), "a": torch.rand(2, 4)}
+    found = MixedPrecision(
+        model=Named().eval(), runtime=runtime, calib_dataloader=[example], precisions="int8"
+    )()
+    found.save(tmp_path / f"net{suffix}")
+    assert "inputs 'a', 'b'; 3 outputs, in the order of pytorch" in caplog.text
 
 
 @pytest.mark.slow

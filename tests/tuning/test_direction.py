@@ -234,7 +234,7 @@ def tune(workplace, monkeypatch, capsys):
     def call(data, metric, criterion):
         (workplace / "conf.yaml").write_text(
             f"""
-model: {{name: {data}.pt2}}
+model: {{name: {data}.pt2, runtime: source}}
 mixed_precision: {{precisions: int8}}
 quantization:
   calibration: {{dataloader: {{batch_size: 50, dataset: {{numpy: {{path: {data}.npz}}}}}}}}

@@ -9,6 +9,7 @@ from typing import Any
 from neural_mp.adaptors.common.signature import Array, Signature, example_for, shape_of
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.util.pytree import NamedOutputs, as_numpy, tree_leaves
+from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     InvalidValueError,
     invalid,
@@ -93,6 +94,16 @@ class Boundary:
         known = zip(self.signature.inputs, self.sizes, strict=True)
         sized = tuple(replace(port, shape=sizes) for port, sizes in known)
         return replace(held, example=example_for(replace(self.signature, inputs=sized)))
+
+    def calls_of_file(self) -> str:
+        """Return the inputs and outputs of the runtime's own file, as text."""
+        inputs = ", ".join(
+            repr(port.tensor)
+            + ("" if port.tensor == port.name else f" ({port.name!r} in {self.framework})")
+            for port in self.signature.inputs
+        )
+        outputs = counted(len(self.signature.outputs), "output")
+        return f"inputs {inputs}; {outputs}, in the order of {self.framework}, without containers"
 
     def to_dict(self) -> dict[str, Any]:
         """Return strings, numbers and containers for JSON."""
