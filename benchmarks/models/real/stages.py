@@ -13,12 +13,15 @@ import numpy as np
 from peak import peak_memory
 
 from neural_mp import AccuracyCriterion, MixedPrecision, load
+from neural_mp.adaptors.transfer import transferred
+from neural_mp.api.loading import load_source
+from neural_mp.core.enums import SOURCE_RUNTIME
 from neural_mp.profiling import interleaved_rounds
 from real import case_named
 from real.case import Case, Metric, MissingPartError
 from real.kernels import integer_kernels
 from real.peers import PEERS, Run, graph_run, module_run, session_run
-from real.rows import FP32, OURS
+from real.rows import CHOSEN, ELSEWHERE, FP32, OURS
 
 SAVED, REFERENCE, TARGET = "ours", "outputs.npz", "target.json"
 
@@ -33,7 +36,7 @@ def begin(name: str, folder: Path) -> dict[str, Any]:
     return {"row": {"accuracy": accuracy, "file": megabytes(file)}, "peers": case.peers}
 
 
-def tune(name: str, folder: Path) -> dict[str, Any]:
+def tune(name: str, folder: Path, runtime: str = SOURCE_RUNTIME) -> dict[str, Any]:
     """Ours, saved, with what it gives for the first batch."""
     started = time.perf_counter()
     case = case_named(name)
@@ -43,22 +46,30 @@ def tune(name: str, folder: Path) -> dict[str, Any]:
     converter.eval_dataloader = case.batches("test")
     converter.calib_dataloader = case.batches("calibration")
     converter.accuracy_criterion = AccuracyCriterion(case.relative)
-    converter.workspace = folder / "workspace"
+    converter.workspace = folder / f"workspace-{runtime}"
+    converter.runtime = runtime
     result = converter()
     seconds = time.perf_counter() - started
-    result.save(folder / SAVED)
+    saved = folder / f"{SAVED}-{runtime}"
+    result.save(saved)
     megabytes_held = peak_memory() / 1e6  # before what follows, which no user does
     inputs, _ = case.batches("test").made[0]
-    np.savez(folder / REFERENCE, *arrays(result(inputs)))
-    check_plan(case, converter.model, result)
+    np.savez(saved / REFERENCE, *arrays(result(inputs)))
+    in_source = result.framework == case.framework
+    if in_source:
+        check_plan(case, converter.model, result)
     return {
+        "runtimes": [found.framework for found in result.report.runtimes if found.latency],
+        "framework": result.framework,
         "accuracy": result.report.accuracy,
         "met": meets(result.report.accuracy, folder),
         "trials": len(result.trials),
-        "int8": integer_kernels(case.framework, _runnable(case, folder, result)),
+        "int8": integer_kernels(case.framework, _runnable(case, folder, result))
+        if in_source
+        else None,
         "seconds": seconds,
         "megabytes": megabytes_held,
-        "file": megabytes(folder / SAVED),
+        "file": megabytes(saved),
         "warnings": result.report.warnings,
     }
 
@@ -85,11 +96,12 @@ def check_plan(case: Case, model: Any, result: Any) -> None:
                 raise SystemExit(f"the plan names {count} {kind} in {precision}, but {counted} run")
 
 
-def load_again(name: str, folder: Path) -> dict[str, Any]:
+def load_again(name: str, folder: Path, runtime: str = SOURCE_RUNTIME) -> dict[str, Any]:
     """The saved model in this fresh process: the same numbers, bit by bit."""
     inputs, _ = case_named(name).batches("test").made[0]
-    given = arrays(load(folder / SAVED)(inputs))
-    expected = list(np.load(folder / REFERENCE).values())
+    saved = folder / f"{SAVED}-{runtime}"
+    given = arrays(load(saved)(inputs))
+    expected = list(np.load(saved / REFERENCE).values())
     if [a.tobytes() for a in given] != [a.tobytes() for a in expected]:
         raise SystemExit("loaded in a fresh process, the model gives other numbers")
     return {}
@@ -116,7 +128,7 @@ def timed(name: str, folder: Path, *ways: str) -> dict[str, Any]:
     case = case_named(name)
     runs = {FP32: fp32(case, folder)[0]}
     for way in ways:
-        runs[way] = ours(case, folder) if way == OURS else PEERS[way](case, folder)[0]
+        runs[way] = _run_of(case, folder, way)
     inputs = first_inputs(case)
     began = time.perf_counter()
     runs[FP32](inputs)
@@ -130,6 +142,18 @@ def timed(name: str, folder: Path, *ways: str) -> dict[str, Any]:
         for way, seconds in zip(runs, taken, strict=True)
     }
     return {way: list(map(float, found)) for way, found in shares.items()}
+
+
+def _run_of(case: Case, folder: Path, way: str) -> Run:
+    if way == OURS:
+        return ours(case, folder)
+    if way.startswith(CHOSEN):
+        return load(folder / f"{SAVED}-{way.removeprefix(CHOSEN)}")
+    if way.startswith(ELSEWHERE):
+        source = load_source(case.source(folder), None, None, example=first_inputs(case))
+        return transferred(source, way.removeprefix(ELSEWHERE))
+    run: Run = PEERS[way](case, folder)[0]
+    return run
 
 
 def fp32(case: Case, folder: Path) -> tuple[Run, Path | int]:
@@ -154,7 +178,7 @@ def fp32(case: Case, folder: Path) -> tuple[Run, Path | int]:
 
 def ours(case: Case, folder: Path) -> Run:
     """The saved result, run as its framework's own object where that is what users would do."""
-    result = load(folder / SAVED)
+    result = load(folder / f"{SAVED}-{SOURCE_RUNTIME}")
     if case.framework == "onnxrt":
         file = folder / "ours.onnx"
         result.save(file)
