@@ -164,12 +164,14 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
     return Group(*parts)
 
 
-def runtimes_table(runtimes: Sequence[RuntimeFigures]) -> Table:
-    """Return a table of the compared runtimes, with the reason for each choice."""
-    figures = ("FP32", "all eligible ops in INT8", "SQNR", "result over FP32")
-    table = formatting.table("Runtimes", "runtime", *figures, "chosen", "reason", right=figures)
-    for found in runtimes:
-        table.add_row(
+_RUNTIME_FIGURES = ("FP32", "all eligible ops in INT8", "SQNR", "result over FP32")
+RUNTIME_HEADINGS = ("runtime", *_RUNTIME_FIGURES, "chosen", "reason")
+
+
+def runtime_rows(runtimes: Sequence[RuntimeFigures]) -> list[tuple[str, ...]]:
+    """Return the cells of the compared runtimes, as in `RUNTIME_HEADINGS`."""
+    return [
+        (
             found.framework,
             formatting.seconds(found.latency),
             formatting.seconds(found.int8_latency),
@@ -178,6 +180,15 @@ def runtimes_table(runtimes: Sequence[RuntimeFigures]) -> Table:
             "yes" if found.chosen else "",
             found.reason,
         )
+        for found in runtimes
+    ]
+
+
+def runtimes_table(runtimes: Sequence[RuntimeFigures]) -> Table:
+    """Return a table of the compared runtimes, with the reason for each choice."""
+    table = formatting.table("Runtimes", *RUNTIME_HEADINGS, right=_RUNTIME_FIGURES)
+    for row in runtime_rows(runtimes):
+        table.add_row(*row)
     return table
 
 

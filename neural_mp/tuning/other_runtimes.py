@@ -87,7 +87,7 @@ def settled(
     if not job.alternatives:
         return Settlement(job, selection)
     result, fp32, others = _timed(job, selection, log)
-    kept = Settlement(_with_speeds(job, result, others), selection)
+    kept = Settlement(_with_speeds(job, result, [fp32, *others]), selection)
     is_tuned = result is not fp32
     if not is_latency_only(job.objectives) or (is_tuned and not job.claims_speed(selection.plan)):
         return kept
@@ -108,7 +108,7 @@ def settled(
         f"is the FP32 model in {winner.framework}"
     )
     rejected = _beaten(selection.trial, winner, result)
-    moved = _moved(kept.job, winner)
+    moved = _moved(_with_speeds(job, winner, [fp32, *others]), winner)
     return Settlement(
         moved,
         _in_fp32(moved, selection, winner, rejected),
@@ -122,12 +122,12 @@ def speeds_over_runtimes(job: TuningJob, selection: Selection, log: RunLog) -> T
     """Return the job with the speed of a result over FP32 in every runtime; warn if slower."""
     if not job.alternatives:
         return job
-    result, _, others = _timed(job, selection, log)
+    result, fp32, others = _timed(job, selection, log)
     for other in others:
         speed = result.over(other)
         if speed.high < 1:
             log.warn(f"the result runs at {speed} the speed of FP32 in {other.framework}")
-    return _with_speeds(job, result, others)
+    return _with_speeds(job, result, [fp32, *others])
 
 
 def _timed(
@@ -216,8 +216,8 @@ def _moved(job: TuningJob, winner: _Timed) -> TuningJob:
 
 
 def _with_speeds(job: TuningJob, result: _Timed, others: Sequence[_Timed]) -> TuningJob:
-    """Return the job whose figures have the speed of the result over FP32 in other runtimes."""
-    speeds = {other.framework: result.over(other) for other in others}
+    """Return the job whose figures have the speed of the result over FP32 in each runtime."""
+    speeds = {other.framework: result.over(other) for other in others if other is not result}
 
     def figures(each: RuntimeFigures) -> RuntimeFigures:
         speed = speeds.get(each.framework)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,7 @@ def test_the_target_is_judged_in_the_chosen_runtime(net, batches, times):
     speeds = {figures.framework: figures.result_speedup for figures in found.report.runtimes}
     assert speeds["pytorch"] == pytest.approx(10 / 2)
     assert speeds["onnxrt"] == pytest.approx(4 / 2)
+    assert speeds["openvino"] == pytest.approx(8 / 2)
 
 
 def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times, tmp_path):
@@ -124,6 +126,8 @@ def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times,
     assert found.report.best_rejected is not None
     assert found.report.best_rejected.outcome is Outcome.SLOW
     assert [trial.outcome for trial in found.trials] == [Outcome.SLOW]
+    speeds = {figures.framework: figures.result_speedup for figures in found.report.runtimes}
+    assert (speeds["pytorch"], speeds["onnxrt"]) == (pytest.approx(10 / 4), None)
     assert any("the FP32 model in onnxrt" in warning for warning in found.report.warnings)
     assert "FP32 model" in verdict(found.report, found.met)
     assert set(found.plan.counts()) == {"fp32"}
@@ -132,6 +136,8 @@ def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times,
     torch.testing.assert_close(found(images), net(images).detach(), rtol=1e-4, atol=1e-4)
     assert found.audit().holds
     found.report.save_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert all(name in page for name in ("Runtimes", "onnxrt", "openvino"))
     found.save(tmp_path / "saved")
     again = load(tmp_path / "saved")
     assert again.framework == "onnxrt"
@@ -264,6 +270,8 @@ def test_a_run_in_the_source_ends_with_a_hint(net, batches, times, monkeypatch, 
     with (console := Console(width=200)).capture() as shown:
         console.print(result_tables(found.report, found.met))
     assert text in shown.get()
+    found.report.save_html("page.html")
+    assert f"{hint.framework} runs this model 2.5 times" in Path("page.html").read_text("utf-8")
     values = {k: v for k, v in found.report.to_dict().items() if k != "speedup"}
     assert values["hint"]["framework"] == "onnxrt"
     assert Report.from_dict(values).hint == hint

@@ -17,6 +17,7 @@ from neural_mp.reporting.page.sections import (
     noise_section,
     ops_section,
     run_section,
+    runtimes_section,
 )
 from neural_mp.reporting.page.summary import about, notices, tiles
 from neural_mp.reporting.page.time_section import (
@@ -118,6 +119,7 @@ def _content(view: View) -> list[Child]:
         ),
         tiles(view),
         notices(view),
+        _in_pairs(runtimes_section(view)),
         _in_pairs(trials_section(view), time_section(view)),
         map_section(view),
         _in_pairs(noise_section(view, wide=single is None), single),

@@ -22,6 +22,7 @@ from neural_mp.reporting.page.charts import (
     stacked,
 )
 from neural_mp.reporting.page.page_model import View
+from neural_mp.reporting.tables import RUNTIME_HEADINGS, runtime_rows
 from neural_mp.tuning.sensitivity import Sensitivity
 from neural_mp.util.html import Element, element, table
 from neural_mp.util.text import counted
@@ -54,6 +55,22 @@ def run_section(view: View) -> Element:
         _phases(view),
         facts(pairs),
         scrolling(settings, "Settings", "middle after") if rows else None,
+    )
+
+
+def runtimes_section(view: View) -> Element | None:
+    """Return the compared runtimes, and the hint at a faster one; None without both."""
+    report = view.report
+    runtimes = report.runtimes if report else view.record.setup.runtimes
+    hint = report.hint if report else None
+    if not runtimes and hint is None:
+        return None
+    rows = [list(row) for row in runtime_rows(runtimes)]
+    figures = table(list(RUNTIME_HEADINGS), rows, class_="left")
+    return card(
+        "Runtimes",
+        None if hint is None else str(hint),
+        scrolling(figures, "Runtimes", "middle after") if rows else None,
     )
 
 
