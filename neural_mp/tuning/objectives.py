@@ -120,6 +120,19 @@ class Measurement:
         """Return seconds per batch of models of any framework in every interleaved round."""
         return self._timed(models)
 
+    def contest(self, models: Sequence[AnyModel]) -> list[list[float]]:
+        """Return seconds per batch of models of any framework in every interleaved round.
+
+        Rounds are added until the last model is either faster than each of the others by
+        `min_speedup` or not, beyond noise, or until the time limit.
+        """
+
+        def decides(taken: list[list[float]]) -> bool:
+            *others, last = taken
+            return all(self._is_decided(seconds, last) for seconds in others)
+
+        return self._timed(models, decides=decides)
+
     def _timed(
         self,
         models: Sequence[AnyModel],

@@ -14,7 +14,7 @@ from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.final_selection import LatencyComparison, Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.objectives import is_slow, latency_figures
+from neural_mp.tuning.objectives import latency_figures
 
 #: Speedup over the source, at its lower bound, below which the source is kept.
 MIN_RUNTIME_SPEEDUP = 1.05
@@ -75,7 +75,7 @@ def settled(
     """Return FP32 in another runtime if the selection is not faster, else the selection.
 
     If latency is the only objective, a plan must be `min_speedup` times as fast as FP32 in every
-    runtime, beyond noise. FP32 in another runtime must meet the accuracy target as well.
+    runtime. FP32 in another runtime must meet the accuracy target as well.
 
     Args:
         job: the job, with the FP32 models in other runtimes as `alternatives`.
@@ -108,7 +108,7 @@ def settled(
         f"is the FP32 model in {winner.framework}"
     )
     rejected = _beaten(selection.trial, winner, result)
-    moved = _moved(_with_speeds(job, winner, [fp32, *others]), winner)
+    moved = _moved(_with_speeds(job, winner, [fp32, *others]), winner, result)
     return Settlement(
         moved,
         _in_fp32(moved, selection, winner, rejected),
@@ -137,22 +137,15 @@ def _timed(
     is_tuned = selection.model is not job.model
     models = [job.model, *job.alternatives, *([selection.model] if is_tuned else [])]
     with log.phase("measure", "Comparing runtimes"):
-        rounds = job.measurement.interleaved(models)
+        rounds = (job.measurement.contest if is_tuned else job.measurement.interleaved)(models)
     fp32, *others = (_Timed(*pair) for pair in zip(models, rounds, strict=True))
     return (others.pop() if is_tuned else fp32), fp32, others
 
 
 def _faster_than_plan(job: TuningJob, result: _Timed, others: Sequence[_Timed]) -> _Timed | None:
-    """Return FP32 in another runtime if the plan is not faster beyond noise; else None."""
-    beaten_by = [
-        other
-        for other in others
-        if is_slow(
-            job.objectives,
-            latency_figures(other.rounds, result.rounds),
-            job.measurement.min_speedup,
-        )
-    ]
+    """Return FP32 in another runtime if the plan is not faster; else None."""
+    least = job.measurement.min_speedup
+    beaten_by = [other for other in others if result.over(other).value < least]
     return _preferring_source(beaten_by, beaten_by) if beaten_by else None
 
 
@@ -205,12 +198,22 @@ def _in_fp32(
     )
 
 
-def _moved(job: TuningJob, winner: _Timed) -> TuningJob:
-    """Return the job with the FP32 model of another runtime."""
+def _moved(job: TuningJob, winner: _Timed, before: _Timed) -> TuningJob:
+    """Return the job with the FP32 model of another runtime than that of the result before."""
     adaptor, precisions = winner.model.adaptor, job.settings.precisions
     space = adaptor.space(winner.model.held, job.description.hardware).restricted_to(precisions)
+    speed = winner.over(before)
+    reasons = {
+        winner.framework: f"FP32 runs at {speed} the speed of the result in {before.framework}",
+        before.framework: f"not faster than FP32 in {winner.framework}",
+    }
     figures = tuple(
-        replace(each, chosen=each.framework == winner.framework) for each in job.runtimes
+        replace(
+            each,
+            chosen=each.framework == winner.framework,
+            reason=reasons.get(each.framework, each.reason),
+        )
+        for each in job.runtimes
     )
     return replace(job, model=winner.model.in_space(space), runtimes=figures)
 

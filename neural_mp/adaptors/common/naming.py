@@ -32,9 +32,10 @@ def reserve_name(name: str, taken: set[str], first: int = 1) -> str:
 def source_op(name: str, known: Container[str]) -> str | None:
     """Return the op of the source that an op of another runtime comes from; None if unknown.
 
-    Ops that an op was split into have its name, a slash and a word. The longest known name counts,
-    since names in files contain slashes, too.
+    Ops that an op was split into have its name, a slash and one word. Longer names are made up for
+    ops that an exporter left without a name.
     """
-    words = name.split("/")
-    names = ("/".join(words[:count]) for count in range(len(words), 0, -1))
-    return next((each for each in names if each in known), None)
+    if name in known:
+        return name
+    parent, _, _ = name.rpartition("/")
+    return parent if parent in known else None
