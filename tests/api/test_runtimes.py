@@ -38,10 +38,10 @@ _transferred: dict = {}
 def transferred_once(quick_runs, monkeypatch):
     """A net is captured and exported once for all tests that ask for this."""
 
-    def once(source, runtime):
+    def once(source, runtime, *rest):
         key = id(source.held), runtime
         if key not in _transferred:
-            _transferred[key] = source.held, transferred(source, runtime)
+            _transferred[key] = source.held, transferred(source, runtime, *rest)
         return _transferred[key][1]
 
     monkeypatch.setattr(runtimes, "transferred", once)
@@ -110,7 +110,7 @@ def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batche
 def test_inputs_and_outputs_keep_names_and_containers(runtime):
     example = {"b": torch.rand(2, 4), "a": torch.rand(2, 4)}
     source = torch_model(Named(), example)
-    other = transferred(source, runtime)
+    other = transferred(source, runtime, *rest)
     for inputs in (example, (example["a"], example["b"])):
         expected, found = source(inputs), other(inputs)
         assert list(found) == list(expected)
