@@ -96,16 +96,6 @@ class Boundary:
         outputs = counted(len(self.signature.outputs), "output")
         return f"inputs {inputs}; {outputs}, in the order of {self.framework}, without containers"
 
-    def calls_of_file(self) -> str:
-        """Return the inputs and outputs of the runtime's own file, as text."""
-        inputs = ", ".join(
-            repr(port.tensor)
-            + ("" if port.tensor == port.name else f" ({port.name!r} in {self.framework})")
-            for port in self.signature.inputs
-        )
-        outputs = counted(len(self.signature.outputs), "output")
-        return f"inputs {inputs}; {outputs}, in the order of {self.framework}, without containers"
-
     def to_dict(self) -> dict[str, Any]:
         """Return strings, numbers and containers for JSON."""
         return {
