@@ -110,7 +110,7 @@ def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batche
 def test_inputs_and_outputs_keep_names_and_containers(runtime):
     example = {"b": torch.rand(2, 4), "a": torch.rand(2, 4)}
     source = torch_model(Named(), example)
-    other = transferred(source, runtime, *rest)
+    other = transferred(source, runtime)
     for inputs in (example, (example["a"], example["b"])):
         expected, found = source(inputs), other(inputs)
         assert list(found) == list(expected)
