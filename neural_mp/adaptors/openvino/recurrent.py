@@ -56,9 +56,19 @@ def obstacle(node: Any) -> str | None:
         return "the weights are not constant"
     if is_constant(source_of(node, _INPUT)):
         return "its input is constant"
+    if _starts_from_input(node):
+        return "its initial state is given: the kernel would clip it to the range of later states"
     if not _has_whole_sequences(node):
         return "the integer kernel runs sequences of one length"
     return None
+
+
+def _starts_from_input(node: Any) -> bool:
+    """Whether the initial hidden state is computed from an input of the model."""
+    value = source_of(node, _STATE)
+    while value.get_node().get_input_size():
+        value = value.get_node().input_value(0)
+    return type_of(value.get_node()) == "Parameter"
 
 
 def _has_whole_sequences(node: Any) -> bool:
