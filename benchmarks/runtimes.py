@@ -50,7 +50,7 @@ PARTS = ("speed", "costs")
 
 @dataclass
 class Column:
-    """What is found for one model at one batch size.
+    """The figures of one model at one batch size.
 
     Attributes:
         name, size: the model and the batch size.
@@ -71,7 +71,7 @@ class Column:
         return f"{self.name} {self.size}"
 
     def speed(self, way: str, over: str) -> Ratio | None:
-        """How many times as fast a way is as another one."""
+        """Return the speed of a way relative to another; None if one was not timed."""
         if way not in self.seconds or over not in self.seconds:
             return None
         return ratio(self.seconds[over], self.seconds[way])
@@ -95,7 +95,7 @@ class Bench:
     console: Console
 
     def stage(self, *arguments: object) -> dict[str, Any] | None:
-        """What a stage of ours found; None after an error, which is printed."""
+        """Return the figures of a stage of ours; None after an error, which is printed."""
         return self._child(sys.executable, THIS, "--stage", *arguments)
 
     def peer(self, way: str, source: Path, target: Path) -> dict[str, Any] | None:
@@ -240,7 +240,7 @@ def cost_table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> Table:
 
 
 def run_table(columns: list[Column]) -> Table:
-    """What the runs of ours took: in total, and to choose the runtime."""
+    """Return the table of CPU seconds of our runs: in total, and to choose the runtime."""
     table = Table(title="runs of ours, CPU seconds")
     for heading in ("", "run", "choice of the runtime", "trials", "target", "ops"):
         table.add_column(heading)

@@ -42,7 +42,7 @@ class TestFace(ApiContract):
 
 
 class TestFaceOfAFile:
-    """What is done with a model that was given as a file, once in every way."""
+    """Every use of a model that was given as a file."""
 
     framework, native, convolution = TestFace.framework, TestFace.native, TestFace.convolution
     image, reference = TestFace.image, TestFace.reference

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import Branch
 from rich.console import Console
-from torch import nn
 
 from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.common.naming import source_op
@@ -332,15 +332,6 @@ def test_no_hint_if_its_cost_is_out_of_proportion(net, batches, times):
     assert search({"load": 20.0, "search": 100.0}) is None
     assert search({"load": 20.0, "search": 1000.0}) is not None
     assert search({"load": 2.0}) is not None
-
-
-class Branch(nn.Module):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.inner = module
-
-    def forward(self, x):
-        return self.inner(x) if x.sum() > 0 else -self.inner(x)
 
 
 @pytest.mark.usefixtures("with_hints")

@@ -9,6 +9,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from nets import Branch
 from torch import nn
 
 from neural_mp import MixedPrecision, load
@@ -66,17 +67,6 @@ class Named(nn.Module):
     def forward(self, a, b, scale=None):
         logits = self.dense(a - b)
         return OrderedDict(logits=logits, more=(logits.argmax(-1), [a * 2]))
-
-
-class Branch(nn.Module):
-    """Another branch per input."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.inner = module
-
-    def forward(self, x):
-        return self.inner(x) if x.sum() > 0 else -self.inner(x)
 
 
 @pytest.mark.usefixtures("transferred_once")

@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Container
 from itertools import chain, count
 
-from neural_mp.core.graph import Layer
-
-#: Start of the names of ops that come from the modules of a PyTorch model, as OpenVINO writes it.
-MODULE = "__module."
-
 
 def in_camel_case(kinds: str) -> dict[str, tuple[str, ...]]:
     """Return kind → op type (`log_softmax` → `LogSoftmax`) for kinds separated by spaces."""
@@ -44,17 +39,3 @@ def source_op(name: str, known: Container[str]) -> str | None:
         return name
     parent, _, _ = name.rpartition("/")
     return parent if parent in known else None
-
-
-def module_layers(name: str, kind: str) -> tuple[Layer, ...]:
-    """Return the PyTorch modules in the name of an op, such as `__module.layer1.0.conv1/Conv`.
-
-    Args:
-        name: the name.
-        kind: the op type, which stands for the type of the innermost module.
-    """
-    if not name.startswith(MODULE):
-        return ()
-    path = name.removeprefix(MODULE).partition("/")[0].split(".")
-    names = [".".join(path[: end + 1]) for end in range(len(path))]
-    return tuple(Layer(layer, kind if layer == names[-1] else "Module") for layer in names)

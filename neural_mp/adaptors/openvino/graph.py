@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from neural_mp.adaptors.common.naming import module_layers
 from neural_mp.adaptors.openvino.fusion import JOINERS
 from neural_mp.adaptors.openvino.graph_edit import (
     SIXTEEN_BITS,
@@ -16,8 +15,11 @@ from neural_mp.adaptors.openvino.graph_edit import (
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.recurrent import LSTM
-from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.graph import Layer, Op, OpGraph
 from neural_mp.core.precision import Precision
+
+#: Start of the names of ops that come from the modules of a PyTorch model.
+_MODULE = "__module."
 
 
 def build_graph(model: OpenVinoModel) -> OpGraph:
@@ -43,7 +45,7 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 joins_int8=type_of(node) in JOINERS and name in structure.fusion_groups,
                 quantizes_terms=name in sums,
                 weights=weights,
-                layers=module_layers(name, type_of(node)),
+                layers=_module_layers(name, type_of(node)),
                 source_precision=_source_precision(node),
             )
         )
@@ -62,3 +64,17 @@ def _source_precision(node: Any) -> Precision:
     """Return the precision of the first 16-bit input of a node; FP32 if there is none."""
     read = (given.get_element_type() for given in node.inputs())
     return next((SIXTEEN_BITS[kind] for kind in read if kind in SIXTEEN_BITS), Precision.FP32)
+
+
+def _module_layers(name: str, kind: str) -> tuple[Layer, ...]:
+    """Return the PyTorch modules in the name of an op, such as `__module.layer1.0.conv1/Conv`.
+
+    Args:
+        name: the name.
+        kind: the op type, which stands for the type of the innermost module.
+    """
+    if not name.startswith(_MODULE):
+        return ()
+    path = name.removeprefix(_MODULE).partition("/")[0].split(".")
+    names = [".".join(path[: end + 1]) for end in range(len(path))]
+    return tuple(Layer(layer, kind if layer == names[-1] else "Module") for layer in names)

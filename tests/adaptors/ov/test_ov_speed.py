@@ -1,4 +1,4 @@
-"""What makes converted models fast: fused sums, and forms for fixed shapes."""
+"""Speed of converted models: fused sums, and layers that stay in float."""
 
 import numpy as np
 import pytest
