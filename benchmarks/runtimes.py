@@ -6,10 +6,11 @@
 
 `--peer` is a Python with NNCF and torchao (and torch, onnx, openvino) in an environment of its own;
 its tools write files, which plain OpenVINO, ONNX Runtime and torch run here. ONNX Runtime's own
-tool runs in this environment. Ours starts from the torch module and may be as noisy as NNCF, or,
-without a peer, have an SQNR of 13 dB. All ways run in turn in one process, on the same threads,
-with static shapes, and without spinning threads. `--clock cpu` counts CPU seconds, for a machine
-with other load: on one thread, these are the same.
+tool runs in this environment, as does TFLite, which starts from Keras models of the same build.
+Ours starts from the torch module and may be as noisy as NNCF, or, without a peer, have an SQNR of
+13 dB. All ways run in turn in one process, on the same threads, with static shapes, and without
+spinning threads. `--clock cpu` counts CPU seconds, for a machine with other load: on one thread,
+these are the same. Peaks are those of products of large matrices in torch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from runtime_nets import CASES
-from runtime_stages import FLOATS, NNCF, NNCF_F32, OURS, PEERS, PLAIN, TORCH, run_stage
+from runtime_stages import (
+    FLOATS,
+    NNCF,
+    NNCF_F32,
+    OPENVINO,
+    OURS,
+    PEERS,
+    PLAIN,
+    TORCH,
+    run_stage,
+)
 
 from neural_mp.profiling import Ratio, ratio, uncontended
 
@@ -57,6 +68,8 @@ class Column:
         tuned: what the run of ours reports.
         seconds: way → seconds of every round.
         noise: way → its noise.
+        operations: multiplications and additions of a call.
+        peaks: precision → operations that the machine does a second.
     """
 
     name: str
@@ -64,6 +77,8 @@ class Column:
     tuned: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
+    operations: int = 0
+    peaks: dict[str, float] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -75,6 +90,13 @@ class Column:
         if way not in self.seconds or over not in self.seconds:
             return None
         return ratio(self.seconds[over], self.seconds[way])
+
+    def share(self, way: str, precision: str) -> str:
+        """Return the operations a second of a way as a share of the machine's peak, in percent."""
+        if way not in self.seconds:
+            return ""
+        rate = self.operations / uncontended(self.seconds[way])
+        return f"{rate / self.peaks[precision]:.0%}"
 
     def best(self, ways: tuple[str, ...]) -> str | None:
         """The fastest of some ways."""
@@ -129,6 +151,8 @@ class Bench:
             self.stage("make", name, folder)
         self.written("nncf", source, folder / "nncf.xml")
         self.written("static", source, folder / "static.onnx")
+        if not (folder / "lite.tflite").exists():
+            self.stage("lite", name, folder)
         judged = self.options.peer and self.stage("judge", name, folder, "nncf.xml")
         most_noise = judged["noise"] * _SLACK if judged else _MOST_NOISE
         for size in CASES[name].batches:
@@ -205,6 +229,13 @@ def summary(columns: list[Column]) -> Table:
         *(_compared(column, PLAIN, (NNCF, NNCF_F32)) for column in columns),
     )
     table.add_row("SQNR over NNCF's, dB", *map(_fidelity, columns))
+    table.add_section()
+    for way, precision in ((OURS, "INT8"), (NNCF, "INT8"), (OPENVINO, "FP32"), (TORCH, "FP32")):
+        shares = [column.share(way, precision) for column in columns]
+        table.add_row(f"{way}, share of {precision} peak", *shares)
+    for precision in columns[0].peaks:
+        rates = [f"{column.peaks[precision] / 1e9:.0f}" for column in columns]
+        table.add_row(f"peak {precision}, 10⁹ operations/s", *rates)
     return table
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from clock import Clock
+from runtime_lite import lite_call, write_lite
 from runtime_nets import (
     AT_ONCE,
     CALIBRATED,
@@ -26,6 +27,7 @@ from runtime_nets import (
     reference,
     write_sources,
 )
+from torch.utils.flop_counter import FlopCounterMode
 
 from neural_mp import AccuracyCriterion, MixedPrecision, load
 from neural_mp.adaptors.openvino.runtime import core
@@ -42,7 +44,8 @@ TORCH, ORT, OPENVINO = "PyTorch FP32", "ONNX Runtime FP32", "OpenVINO FP32"
 OURS, PLAIN = "ours, runtime=auto", "ours, by plain OpenVINO"
 NNCF, NNCF_F32 = "NNCF, OpenVINO's own hint", "NNCF, hint f32"
 STATIC, PT2E = "quantize_static", "torchao PT2E + inductor"
-FLOATS, PEERS = (TORCH, ORT, OPENVINO), (NNCF, NNCF_F32, STATIC, PT2E)
+TFLITE = "TFLite INT8 of the Keras model"
+FLOATS, PEERS = (TORCH, ORT, OPENVINO), (NNCF, NNCF_F32, STATIC, PT2E, TFLITE)
 
 
 def make(name: str, folder: Path) -> dict[str, Any]:
@@ -196,8 +199,8 @@ def _contenders(name: str, folder: Path, size: int, net: Any) -> dict[str, Call]
 
 
 def race(name: str, folder: Path, size: str, rounds: str, clock: str) -> dict[str, Any]:
-    """Return way → seconds of every round, and its noise."""
-    case, net = CASES[name], None
+    """Return way → seconds of every round, its noise; operations of a call; the machine's peaks."""
+    case = CASES[name]
     net, expected = reference(name)
     calls = _contenders(name, folder, int(size), net)
     given = case.draw(int(size), TIMED)
@@ -207,7 +210,44 @@ def race(name: str, folder: Path, size: str, rounds: str, clock: str) -> dict[st
         noises[way] = noise(expected, np.concatenate(found))
     read = time.process_time if clock == "cpu" else time.perf_counter
     runs = {way: _repeated(call, given, read) for way, call in calls.items()}
-    return {"noise": noises, "seconds": _in_turn(runs, int(rounds))}
+    if (folder / "lite.tflite").exists():
+        runs[TFLITE] = _repeated(lite_call(folder, name, int(size)), given, read)
+        noises[TFLITE] = float((folder / "lite.noise").read_text())
+    return {
+        "noise": noises,
+        "seconds": _in_turn(runs, int(rounds)),
+        "operations": _operations(net, given),
+        "peaks": _peaks(read),
+    }
+
+
+def lite(name: str, folder: Path) -> dict[str, Any]:
+    """Write the model of Keras as TFLite in INT8, and its noise beside its own FP32."""
+    write_lite(name, folder)
+    return {}
+
+
+def _operations(net: torch.nn.Module, given: tuple[np.ndarray, ...]) -> int:
+    """The multiplications and additions of a call."""
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        net(*map(torch.from_numpy, given))
+    return int(counter.get_total_flops())
+
+
+def _peaks(read: Callable[[], float]) -> dict[str, float]:
+    """Operations per second of the fastest of some products of large matrices, by precision."""
+    width, tries = 1024, 10
+    floats = torch.randn(2, width, width)
+    whole = torch.randint(-127, 127, (2, width, width), dtype=torch.int8)
+    products: dict[str, Run] = {
+        "FP32": lambda: floats[0] @ floats[1],
+        "INT8": lambda: torch._int_mm(whole[0], whole[1]),
+    }
+    fastest = {}
+    for precision, run in products.items():
+        once = _repeated(lambda _, run=run: run(), (), read)
+        fastest[precision] = 2 * width**3 / min(once() for _ in range(tries))
+    return fastest
 
 
 #: Seconds of a run in a round, at least.
@@ -244,6 +284,7 @@ def _in_turn(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, lis
 
 STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "make": make,
+    "lite": lite,
     "convert": convert,
     "tune": tune,
     "judge": judge,

@@ -1,4 +1,4 @@
-"""ResNet-50 and MobileNetV2 for every framework, EfficientNet-B0 in torch, and images.
+"""ResNet-50 and MobileNetV2 for every framework, EfficientNet-B0 in torch and Keras, and images.
 
 Weights are random. What batch norms subtract and divide by is that of a pass over images, as it is
 after training. In a random net each layer tears images further apart, and noise with them; in a
@@ -56,12 +56,19 @@ def torch_net(name: str) -> Any:
     return net.eval()
 
 
+_IN_KERAS = {
+    "resnet50": "ResNet50",
+    "mobilenetv2": "MobileNetV2",
+    "efficientnetb0": "EfficientNetB0",
+}
+
+
 def keras_net(name: str) -> Any:
     """A model of `keras.applications`, without its softmax."""
     import keras
     import keras_models
 
-    net = keras_models.build({"resnet50": "ResNet50", "mobilenetv2": "MobileNetV2"}[name])
+    net = keras_models.build(_IN_KERAS[name])
     net.layers[-1].activation = keras.activations.linear
     for layer in net.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
