@@ -196,7 +196,8 @@ def verdict(report: Report, met: bool | None) -> str:
     """Return the verdict on a run in one line."""
     rejected = report.best_rejected
     if rejected is not None and rejected.outcome is Outcome.SLOW:
-        return "No plan that meets the target is faster; the result is the FP32 model"
+        which = "No plan" if met is None else "No plan that meets the target"
+        return f"{which} is faster; the result is the FP32 model"
     return {
         True: "The accuracy target is met",
         False: "The accuracy target is NOT met; the result is the FP32 model",
