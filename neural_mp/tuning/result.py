@@ -75,7 +75,7 @@ def _slower(speed: Ratio, checked: bool) -> str:
     if checked:
         return words
     return (
-        f"{words}, and its accuracy was not checked: without a metric, every eligible op is "
-        f"converted, even if that saves no time. Set a metric and evaluation data to convert only "
-        f"ops that become faster, or use the FP32 model"
+        f"{words}, and its accuracy was not checked: every eligible op is converted, "
+        f"even if that saves no time. Set a metric and evaluation data to convert only ops that "
+        f"become faster, or use the FP32 model"
     )

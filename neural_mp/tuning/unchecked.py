@@ -27,7 +27,7 @@ from neural_mp.tuning.final_selection import (
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import latency_figures
-from neural_mp.tuning.other_runtimes import settled, speeds_over_runtimes
+from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_runtimes
 from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe, problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
@@ -80,7 +80,8 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         log.warn("the time limit passed during calibration; the model stays FP32")
         with log.phase("measure"):
             selection = select_fp32(job)
-        return _result(job, setup, selection, report_of(job, selection, log), Observations())
+        report = report_of(job, selection, log)
+        return _result(job, setup, selection, report, Observations(), selection, job.model)
     job = job.in_space(model.space)
     corrections = best_corrections(model.observations)
     every_op = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
@@ -89,25 +90,22 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     if is_timed:
         allowance = _allowance(job, time.process_time() - started, deadline)
         chosen = _fastest(job, model, chosen, allowance, log)
-    sqnr_db = _compared_with_fp32(job, chosen.model, log)
     with log.phase("measure", "Measuring latency"):
         selection = _measured(job, chosen)
     slow = selection.slower_than_fp32[0] if is_timed and selection.slower_than_fp32 else None
     if slow is not None:
         log.warn(f"no plan is {too_slow(job, slow)}; {_EVERY_OP}")
         selection = _in_fp32(job, selection)
-    here = job
     if is_timed:
         settlement = settled(job, selection, None, log, deadline)
-        here, selection = settlement.job, settlement.selection
-        recorded = settlement.recorded_in(job)
     else:
-        here = speeds_over_runtimes(job, selection, log)
-        recorded = selection
-    if selection.model is not chosen.model:
-        sqnr_db = None  # FP32, or FP32 in another runtime
+        settlement = Settlement(speeds_over_runtimes(job, selection, log), selection)
+    here, selection = settlement.job, settlement.selection
+    is_kept = selection.model is chosen.model
+    sqnr_db = _compared_with_fp32(job, chosen.model, log) if is_kept else None
     report = replace(report_of(here, selection, log), output_sqnr_db=sqnr_db, best_rejected=slow)
-    return _result(here, setup, selection, report, model.observations, recorded, chosen.times)
+    seen, fp32, recorded = model.observations, here.model, settlement.recorded_in(job)
+    return _result(job, setup, selection, report, seen, recorded, fp32, chosen.times)
 
 
 def _fastest(
@@ -161,15 +159,16 @@ def _result(
     selection: Selection,
     report: Report,
     observations: Observations,
-    recorded: Selection | None = None,
+    recorded: Selection,
+    fp32: AnyTunableModel,
     times: OpTimings = _NO_TIMES,
 ) -> TuningResult:
     """Return a result without accuracy check, which no history stores."""
     measured = ProbeMeasurements(elements=dict(job.footprints.values), times=times)
-    ending = ending_of(job, recorded or selection, None, report, LEAST_ALLOWANCE, times)
+    ending = ending_of(job, recorded, None, report, LEAST_ALLOWANCE, times)
     record = RunRecord(setup, observations=observations, measured=measured, ending=ending)
     return TuningResult(
-        selection.model, selection.plan, job.model, None, (), observations, report, record
+        selection.model, selection.plan, fp32, None, (), observations, report, record
     )
 
 
