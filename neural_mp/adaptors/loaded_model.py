@@ -150,6 +150,16 @@ class LoadedModel(Generic[M]):
         """A digest of ops and weights, computed once."""
         return self.adaptor.fingerprint(self.held)
 
+    def for_streams(self, count: int | None) -> LoadedModel[M]:
+        """Return the model for concurrent calls, if its runtime prepares for these.
+
+        None, for one call at a time, returns the model itself.
+        """
+        offered = self.adaptor.streams
+        if count is None or offered is None:
+            return self
+        return replace(self, held=offered.with_streams(self.held, count))
+
     def in_space(self, space: TuningSpace) -> TunableModel[M]:
         """Return the model with a tuning space."""
         return TunableModel(self.adaptor, self.held, space, boundary=self.boundary)

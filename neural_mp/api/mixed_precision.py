@@ -87,7 +87,8 @@ class MixedPrecision:
             `{"absolute": 0.002}`.
         exit_policy: timeout and number of trials; a dict is read as in YAML.
         strategy: name of the search strategy.
-        objective: `performance`, `footprint` or `modelsize`; or several with their weights.
+        objective: `latency` (also `performance`), `throughput` of concurrent calls, `footprint` or
+            `modelsize`; or several with their weights.
         min_speedup: minimum speedup over FP32 (lower confidence bound) of a result if latency is
             the only objective; default: 1.03. A smaller gain does not justify the accuracy loss.
         workspace: folder of the run history; `storage`: an Optuna storage URL instead.

@@ -229,6 +229,7 @@ class RuntimeChoice:
         if runtime not in runtimes_of(self.source):
             return transferred(self.source, runtime)
         model = transferred(self.source, runtime, self._file)
+        model = model.for_streams(self.measurement.streams)
         if self.needs_gradients and model.adaptor.hessian is None:
             raise ConversionError("it has no gradients, which the strategy needs")
         self._space(model)

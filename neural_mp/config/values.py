@@ -10,7 +10,7 @@ from typing import Any
 from neural_mp.adaptors.detect import FRAMEWORKS as DETECTED
 from neural_mp.amp import AmpDataType
 from neural_mp.config.inc_dialect import FRAMEWORKS, INT8_APPROACHES, QUANT_WORDS
-from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME, Approach, Capture, Objective
+from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME, Approach, Capture, ObjectiveName
 from neural_mp.core.precision import QUANT_CHOICES, Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.tuning.executors import read_workers
@@ -32,7 +32,7 @@ ANY = "any"
 EACH = "each"
 #: Keys among metrics that are not metrics.
 NO_METRICS = ("weight", "higher_is_better")
-OBJECTIVES = tuple(word.value for word in Objective)
+OBJECTIVES = tuple(word.value for word in ObjectiveName)
 _WEIGHTS = "numbers from 0, not all of them 0"
 
 

@@ -76,11 +76,27 @@ class RuleSet(StringEnum):
 
 
 class Objective(StringEnum):
-    """Quantity to minimize: latency, memory footprint, or size of the weights."""
+    """Quantity to minimize: seconds per batch, memory footprint, or size of the weights."""
 
     PERFORMANCE = "performance"
     FOOTPRINT = "footprint"
     MODELSIZE = "modelsize"
+
+
+class ObjectiveName(StringEnum):
+    """Name of an objective in options; `performance` is latency."""
+
+    LATENCY = "latency"
+    PERFORMANCE = "performance"
+    THROUGHPUT = "throughput"
+    FOOTPRINT = "footprint"
+    MODELSIZE = "modelsize"
+
+    @property
+    def objective(self) -> Objective:
+        """The quantity to minimize: seconds per batch for latency and for throughput."""
+        is_time = self in (ObjectiveName.LATENCY, ObjectiveName.THROUGHPUT)
+        return Objective.PERFORMANCE if is_time else Objective(self.value)
 
 
 class Dialect(StringEnum):

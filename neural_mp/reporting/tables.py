@@ -207,9 +207,7 @@ def verdict(report: Report, met: bool | None) -> str:
 
 def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
     """Return rows of name, FP32 value, result value and change, as text."""
-    latency = f"latency, batch of {report.batch_size}" if report.batch_size else "latency"
-    taken = formatting.seconds(report.baseline_latency), formatting.seconds(report.latency)
-    rows = [*_accuracy_rows(report), (latency, *taken, formatting.speed(report))]
+    rows = [*_accuracy_rows(report), (*formatting.time_of(report), formatting.speed(report))]
     if report.output_sqnr_db is not None:
         rows.append(("output SQNR, compared with FP32", "", "", f"{report.output_sqnr_db:.1f} dB"))
     for name, before, after in (

@@ -332,7 +332,7 @@ def cache_of_probes(job: TuningJob, observations: Observations) -> MeasurementCa
     return job.cache.scoped(
         space=job.space.digest,
         observations=hashlib.sha256(seen.encode()).hexdigest(),
-        threads=str(job.measurement.threads),
+        **job.measurement.conditions,
     )
 
 

@@ -51,6 +51,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         higher_is_better=job.settings.criterion.prefers_higher,
         **selection.speed.figures,
         batch_size=job.measurement.batch_size,
+        streams=job.measurement.streams,
         baseline_size=job.model.size,
         size=selection.model.size,
         baseline_footprint=job.footprints.baseline,

@@ -182,6 +182,17 @@ class Compiler(Generic[M]):
 
 
 @dataclass(frozen=True)
+class Streams(Generic[M]):
+    """Several calls of one model at a time, for runtimes that divide their threads among them.
+
+    Attributes:
+        with_streams: model, number of concurrent calls → the model compiled for these.
+    """
+
+    with_streams: Callable[[M, int], M]
+
+
+@dataclass(frozen=True)
 class GraphDump(Generic[M]):
     """Graph dumps for inspection.
 
