@@ -73,7 +73,8 @@ class MixedPrecision:
         framework: framework of the model; default: detected.
         runtime: `source` (default) runs the result in its own framework; `auto` compares the
             installed runtimes that compute the same outputs, and uses the fastest; or the name of a
-            runtime, such as `openvino`. The result is called as before.
+            runtime, such as `openvino`, or `torch.compile` for a compiled PyTorch model. The result
+            is called as before.
         capture: `modules` converts the modules of a model one by one if the graph cannot be
             captured as a whole; code between the modules stays unchanged.
         exclude: ops that stay in FP32: names of ops, names of layers or modules (all ops inside:

@@ -10,7 +10,14 @@ from typing import Any
 from neural_mp.adaptors.detect import FRAMEWORKS as DETECTED
 from neural_mp.amp import AmpDataType
 from neural_mp.config.inc_dialect import FRAMEWORKS, INT8_APPROACHES, QUANT_WORDS
-from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME, Approach, Capture, ObjectiveName
+from neural_mp.core.enums import (
+    AUTO_RUNTIME,
+    COMPILED_RUNTIME,
+    SOURCE_RUNTIME,
+    Approach,
+    Capture,
+    ObjectiveName,
+)
 from neural_mp.core.precision import QUANT_CHOICES, Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.tuning.executors import read_workers
@@ -176,7 +183,7 @@ def raised_to(least: int, most: int = MOST) -> Validator[int]:
     )
 
 
-RUNTIME = one_of((SOURCE_RUNTIME, AUTO_RUNTIME, *DETECTED))
+RUNTIME = one_of((SOURCE_RUNTIME, AUTO_RUNTIME, *DETECTED, COMPILED_RUNTIME))
 TEXT = matching("a word", lambda value: isinstance(value, str) or is_finite(value), str)
 VERSION = matching("a version such as 1.0", lambda value: isinstance(value, str | int | float))
 NAME_LIST = matching("a list of names, or names separated by commas", _is_words, split)

@@ -59,6 +59,8 @@ class Approach(StringEnum):
 
 #: Values of the option `runtime` besides the names of runtimes.
 SOURCE_RUNTIME, AUTO_RUNTIME = "source", "auto"
+#: PyTorch through its compiler, as a value of `runtime`.
+COMPILED_RUNTIME = "torch.compile"
 
 
 class Capture(StringEnum):

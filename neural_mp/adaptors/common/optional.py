@@ -176,9 +176,15 @@ class Compiler(Generic[M]):
 
     Attributes:
         compile: model → the framework's own object, compiled.
+        runtime: name of the compiled form as a runtime.
+        missing: → why nothing can be compiled on this machine; empty if it can.
+        compiling: model → the model whose calls, and those of its converted forms, are compiled.
     """
 
     compile: Callable[[M], Any]
+    runtime: str
+    missing: Callable[[], str]
+    compiling: Callable[[M], M]
 
 
 @dataclass(frozen=True)
