@@ -245,6 +245,7 @@ def test_what_names_the_framework_keeps_the_source(options, reason, net, batches
     found = tuned(net, batches, **options)
     assert found.framework == "pytorch"
     others = [figures for figures in found.report.runtimes if not figures.chosen]
+    others = [figures for figures in others if figures.framework in FP32]
     assert others
     assert all(reason in figures.reason for figures in others)
 
@@ -261,7 +262,8 @@ def test_resume_repeats_the_choice(net, batches, times):
     assert again.framework == first.framework == "openvino"
     assert again.report.evaluations == 0
     assert [trial.plan for trial in again.trials] == [trial.plan for trial in first.trials]
-    assert {f.framework: f.latency for f in again.report.runtimes} == FP32
+    latencies = {f.framework: f.latency for f in again.report.runtimes}
+    assert latencies == {**FP32, "torch.compile": None}
     assert tuned(net, batches).framework == "onnxrt"
 
 
