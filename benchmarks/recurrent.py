@@ -67,6 +67,7 @@ def converted(model: Any, batches: list[Any], **settings: Any) -> Any:
         converter = MixedPrecision()
         converter.model, converter.precisions = model, "int8"
         converter.calib_dataloader, converter.workspace = batches, folder
+        converter.exit_policy = {"performance_only": True}
         for name, value in settings.items():
             setattr(converter, name, value)
         return converter()

@@ -13,7 +13,7 @@ from torch import nn
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api import job_builder, loading
 from neural_mp.core.enums import Objective
-from neural_mp.tuning import objectives
+from neural_mp.tuning import objectives, unchecked
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement
 
@@ -80,11 +80,13 @@ def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure latencies no longer than their number needs; thrice if speed is no objective.
 
-    Other runtimes are timed only where a test asks for that.
+    Other runtimes are timed only where a test asks for that, and without an accuracy check, time
+    decides only there.
     """
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(objectives, "_PATIENCE", 1.0)
     monkeypatch.setattr(Listener, "wants_hints", False)
+    monkeypatch.setattr(unchecked, "decides_by_time", lambda job, plan: False)
     monkeypatch.setattr(Measurement, "_decides", _decides)
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)

@@ -76,6 +76,7 @@ class Adaptor(ABC, Generic[M]):
     onnx_export: optional.OnnxExport[M] | None = None
     transfer: optional.Transfer[M] | None = None
     compiler: optional.Compiler[M] | None = None
+    streams: optional.Streams[M] | None = None
     graph_dump: optional.GraphDump[M] | None = None
 
     @property

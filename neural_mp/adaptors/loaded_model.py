@@ -75,14 +75,14 @@ class LoadedModel(Generic[M]):
             validate_option("batch_size", shape_of_array(size), (batch_size,))
         return self.adaptor.example_inputs(self.held, batch_size)
 
-    def profile(self, inputs: Any) -> Mapping[str, float]:
-        """Return op → seconds of one run.
+    def profile(self, inputs: Any, brief: bool = False) -> Mapping[str, float]:
+        """Return op → seconds of the fastest of several runs; of few if `brief`.
 
         Raises:
             ConversionError: the framework does not time single ops.
         """
         timing = needed(self.adaptor.op_timing, self.adaptor.framework, "times of single ops")
-        return profile(timing, self.held, self._given(inputs))
+        return profile(timing, self.held, self._given(inputs), brief)
 
     def first_non_finite(self, inputs: Any) -> str | None:
         """Return the first op with NaN or Inf in its result; None if there is none or unknown."""
@@ -149,6 +149,16 @@ class LoadedModel(Generic[M]):
     def fingerprint(self) -> str:
         """A digest of ops and weights, computed once."""
         return self.adaptor.fingerprint(self.held)
+
+    def for_streams(self, count: int | None) -> LoadedModel[M]:
+        """Return the model for concurrent calls, if its runtime prepares for these.
+
+        None, for one call at a time, returns the model itself.
+        """
+        offered = self.adaptor.streams
+        if count is None or offered is None:
+            return self
+        return replace(self, held=offered.with_streams(self.held, count))
 
     def in_space(self, space: TuningSpace) -> TunableModel[M]:
         """Return the model with a tuning space."""

@@ -109,6 +109,34 @@ class TransferredLoader:
         return transferred(self.load(), self.runtime)
 
 
+def compiling(source: AnyModel) -> AnyModel:
+    """Return a model in its own framework whose calls are compiled.
+
+    Raises:
+        ConversionError: the framework has no compiler, or none is installed.
+    """
+    offered = needed(source.adaptor.compiler, source.adaptor.framework, "compiler")
+    reason = offered.missing()
+    if reason:
+        raise ConversionError(reason)
+    return replace(source, held=offered.compiling(source.held))
+
+
+@dataclass(frozen=True)
+class CompilingLoader:
+    """A picklable loader of a model whose calls are compiled.
+
+    Attributes:
+        load: loads the model.
+    """
+
+    load: Callable[[], AnyModel]
+
+    def __call__(self) -> AnyModel:
+        """Return the model."""
+        return compiling(self.load())
+
+
 def _example(boundary: Boundary, source: AnyModel) -> dict[str, Array] | tuple[Array, ...]:
     """Return example inputs for the file: by name, or in its order."""
     bound = boundary.signature.bind(boundary.arrays(source.example_inputs()))

@@ -15,6 +15,7 @@ from neural_mp.api import config_objects
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.free_axes import for_all_sizes
 from neural_mp.api.loading import load_source, without_int8_if_no_data
+from neural_mp.api.measurement import measurement_of, streams_of
 from neural_mp.api.metric_direction import directed, metric_label, together
 from neural_mp.api.options import describe_settings, model_name
 from neural_mp.api.portability import hardware_for, not_native, without_kernels
@@ -121,6 +122,12 @@ class JobBuilder:
         criterion = self._criterion(metrics)
         load, loaded = self._loaded(calibration, labelled=calibration is evaluation)
         noted = loaded.warnings
+        loaded = loaded.for_streams(streams_of(self.settings, given.objective))
+
+        def measured(model: AnyModel) -> Measurement:
+            data, wanted = evaluation or calibration, (given.objective, given.min_speedup)
+            return measurement_of(self.settings, *wanted, model, data)
+
         samples, evaluator = int(given.sampling_size), self._evaluator(evaluation, metrics)
         fingerprint = partial(
             self._fingerprint, loaded.fingerprint, evaluator, calibration, criterion, amp
@@ -132,10 +139,10 @@ class JobBuilder:
         )
         chosen = runtime.chosen(
             None if calibration is None else Calibration(calibration, samples),
-            lambda: self._measurement(loaded, evaluation or calibration),
+            lambda: measured(loaded),
             lambda: compared_runtimes(url(), fingerprint()) if given.resume else (),
         )
-        hint = self._hint(loaded, evaluation or calibration)
+        hint = self._hint(loaded, measured)
         load, loaded = chosen.load, chosen.model
         hardware, told = hardware_for(given.target, here, loaded.adaptor)
         read = () if calibration is None else calibration.assumed
@@ -150,7 +157,7 @@ class JobBuilder:
             strategy=strategy,
             evaluator=evaluator,
             calibration=None if calibration is None else Calibration(calibration, samples),
-            measurement=self._measurement(loaded, evaluation or calibration),
+            measurement=measured(loaded),
             open_history=lambda: History(
                 url(), fingerprint(), criterion.prefers_higher, given.resume
             ),
@@ -307,20 +314,6 @@ class JobBuilder:
         painted = self.options.strategy == AutoMixedPrecision.name
         return is_latency_only(parse_objectives(self.options.objective)) and not (alone or painted)
 
-    def _measurement(self, model: AnyModel, data: Batches | None) -> Measurement:
-        performance = self.settings.evaluation.performance
-        loader = config_objects.loader(self.settings, config_objects.PERFORMANCE)
-        if loader is not None:
-            data = Batches(loader, "performance.dataloader").tried_on(model)
-        return Measurement(
-            data.first_inputs if data is not None else model.example_inputs(),
-            parse_objectives(self.options.objective),
-            performance.warmup,
-            performance.iteration,
-            threads=performance.cores_per_instance,
-            min_speedup=float(self.options.min_speedup),
-        )
-
     def _cache(self, model: AnyModel) -> FileCache:
         """Return the workspace's cache of measurements of this model on this machine."""
         workspace = self.options.workspace
@@ -330,13 +323,15 @@ class JobBuilder:
         scope = {"model": model.fingerprint, **machine_key(model.adaptor.packages)}
         return FileCache(Path(workspace) / CACHE_FOLDER, scope)
 
-    def _hint(self, source: AnyModel, data: Batches | None) -> HintSearch | None:
+    def _hint(
+        self, source: AnyModel, measured: Callable[[AnyModel], Measurement]
+    ) -> HintSearch | None:
         """Return the search for a faster runtime; None if not wanted."""
         given = self.options
         wanted = given.runtime == SOURCE_RUNTIME and self.log.listener.wants_hints
         if not wanted or read_workers(given.workers).several:
             return None
-        return HintSearch(source, self._measurement(source, data), self._cache(source))
+        return HintSearch(source, measured(source), self._cache(source))
 
     def _fingerprint(
         self,
@@ -348,9 +343,11 @@ class JobBuilder:
     ) -> Mapping[str, str]:
         """Return the fingerprint of the run; `model` is that of the source."""
         evaluation, runtime = evaluator.batches, self.options.runtime
+        streams = streams_of(self.settings, self.options.objective)
         return {
             "model": model,
             **({} if runtime == SOURCE_RUNTIME else {"runtime": runtime}),
+            **({} if streams is None else {"throughput": f"{streams} streams"}),
             "data": evaluation.fingerprint() if evaluation is not None else "none",
             "calibration": f"{self.options.sampling_size} samples of "
             + (

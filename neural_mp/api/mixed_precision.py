@@ -73,7 +73,8 @@ class MixedPrecision:
         framework: framework of the model; default: detected.
         runtime: `source` (default) runs the result in its own framework; `auto` compares the
             installed runtimes that compute the same outputs, and uses the fastest; or the name of a
-            runtime, such as `openvino`. The result is called as before.
+            runtime, such as `openvino`, or `torch.compile` for a compiled PyTorch model. The result
+            is called as before.
         capture: `modules` converts the modules of a model one by one if the graph cannot be
             captured as a whole; code between the modules stays unchanged.
         exclude: ops that stay in FP32: names of ops, names of layers or modules (all ops inside:
@@ -87,7 +88,8 @@ class MixedPrecision:
             `{"absolute": 0.002}`.
         exit_policy: timeout and number of trials; a dict is read as in YAML.
         strategy: name of the search strategy.
-        objective: `performance`, `footprint` or `modelsize`; or several with their weights.
+        objective: `latency` (also `performance`), `throughput` of concurrent calls, `footprint` or
+            `modelsize`; or several with their weights.
         min_speedup: minimum speedup over FP32 (lower confidence bound) of a result if latency is
             the only objective; default: 1.03. A smaller gain does not justify the accuracy loss.
         workspace: folder of the run history; `storage`: an Optuna storage URL instead.

@@ -64,7 +64,7 @@ class HintSearch:
         cache = self.cache.scoped(
             runtimes=json.dumps(versions_of(FRAMEWORKS[name].package for name in names)),
             inputs=shape_words(self.measurement.inputs),
-            threads=str(self.measurement.threads),
+            **self.measurement.conditions,
         )
         _, known = cache.get(_KEY, _CACHED)
         if known is not None:
@@ -93,7 +93,7 @@ class HintSearch:
     def _verified(self, name: str, file: TransferFile) -> AnyModel | None:
         """Return the model in another runtime; None if that computes other outputs, or fails."""
         try:
-            model = transferred(self.source, name, file)
+            model = transferred(self.source, name, file).for_streams(self.measurement.streams)
             _, reason = compared(self.source, model, iter([self.measurement.inputs]))
         except Exception:
             # Of any type; another runtime may run the model.

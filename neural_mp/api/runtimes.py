@@ -12,14 +12,16 @@ from typing import Any
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.adaptors.transfer import (
+    CompilingLoader,
     TransferFile,
     TransferredLoader,
+    compiling,
     runtimes_of,
     transfer_file,
     transferred,
 )
 from neural_mp.api.runtime_verification import compared
-from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME
+from neural_mp.core.enums import AUTO_RUNTIME, COMPILED_RUNTIME, SOURCE_RUNTIME
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.errors import (
@@ -52,7 +54,7 @@ def check_runtime(name: object) -> str:
     Raises:
         ConfigurationError: the name is unknown.
     """
-    known = (SOURCE_RUNTIME, AUTO_RUNTIME, *FRAMEWORKS)
+    known = (SOURCE_RUNTIME, AUTO_RUNTIME, *FRAMEWORKS, COMPILED_RUNTIME)
     if not isinstance(name, str) or name not in known:
         hint = did_you_mean(name, known) if isinstance(name, str) else ""
         raise ConfigurationError(f"runtime must be one of {', '.join(known)}, got {name!r}{hint}")
@@ -166,7 +168,7 @@ class RuntimeChoice:
         """Return the model in the fastest runtime, with the figures of all candidates."""
         own = RuntimeCandidate(self.source.adaptor.framework, self.source)
         others = [self._verified(name) for name in runtimes_of(self.source)]
-        found = [own, *others]
+        found = [own, *others, *_compiled(self.source)]
         able = [candidate for candidate in found if candidate.model is not None]
         if len(able) == 1:
             return ChosenRuntime(self.load, self.source, _report(found, own, {}))
@@ -214,6 +216,8 @@ class RuntimeChoice:
     def _loader(self, model: AnyModel) -> Load:
         if model is self.source:
             return self.load
+        if model.boundary is None:
+            return CompilingLoader(self.load)
         return TransferredLoader(self.load, model.adaptor.framework)
 
     @cached_property
@@ -226,9 +230,12 @@ class RuntimeChoice:
         Raises:
             NeuralMPError: the model must stay in its framework.
         """
+        if runtime == COMPILED_RUNTIME:
+            return compiling(self.source)
         if runtime not in runtimes_of(self.source):
             return transferred(self.source, runtime)
         model = transferred(self.source, runtime, self._file)
+        model = model.for_streams(self.measurement.streams)
         if self.needs_gradients and model.adaptor.hessian is None:
             raise ConversionError("it has no gradients, which the strategy needs")
         self._space(model)
@@ -313,6 +320,17 @@ def in_runtime(runtime: str, choice: RuntimeChoice) -> ChosenRuntime:
         MissingFrameworkError: a named runtime is not installed.
     """
     return choice.fastest() if runtime == AUTO_RUNTIME else choice.named(runtime)
+
+
+def _compiled(source: AnyModel) -> Iterator[RuntimeCandidate]:
+    """Yield the compiled form of a model with the reason why `auto` does not choose it."""
+    offered = source.adaptor.compiler
+    if offered is not None:
+        reason = offered.missing() or (
+            f"not compared, as compiling costs more CPU time than a choice of the runtime may; set "
+            f"runtime={offered.runtime!r}"
+        )
+        yield RuntimeCandidate(offered.runtime, reason=reason)
 
 
 def only_source(source: AnyModel, reason: str) -> tuple[RuntimeFigures, ...]:

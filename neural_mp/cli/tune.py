@@ -25,6 +25,10 @@ def tune(
         str | None,
         typer.Option(help="Runtime of the result: auto, source or a name; default: auto."),
     ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="latency, throughput, footprint or modelsize; default: from the YAML."),
+    ] = None,
     workers: Annotated[
         str | None,
         typer.Option(
@@ -58,6 +62,8 @@ def tune(
     if target is not None:
         converter.target = target
     converter.runtime = runtime or settings.model.runtime or AUTO_RUNTIME
+    if objective is not None:
+        converter.objective = objective
     if workers is not None:
         converter.workers = workers
     if resume:

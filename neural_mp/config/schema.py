@@ -14,6 +14,7 @@ from neural_mp.errors import did_you_mean, error_path
 from neural_mp.tuning.criterion import check_min_speedup
 from neural_mp.util.validators import (
     MAX_SEED,
+    MOST_STREAMS,
     InvalidValueError,
     Validator,
     boolean,
@@ -138,6 +139,7 @@ def _schema(share: Any, seconds: Any, trials: Any, seed: Any) -> Section:
                 warmup=integer_between(0),
                 iteration=values.ITERATIONS,
                 cores_per_instance=integer_between(1),
+                streams=integer_between(1, MOST_STREAMS),
                 configs=_section(cores_per_instance=integer_between(1)),
                 dataloader=_DATALOADER,
             ),

@@ -57,7 +57,7 @@ class TuningSettings:
     Attributes:
         strategy: name of the strategy; None uses the default.
         criterion: accepted loss of accuracy.
-        objective: quantity to minimize: `performance` (latency), `footprint` or `modelsize`; or
+        objective: `latency` (also `performance`), `throughput`, `footprint` or `modelsize`; or
             several with weights.
         exit_policy: limits of the search, whether or not the target is met.
         random_seed: seed of all random numbers.
@@ -111,12 +111,14 @@ class PerformanceSettings:
         iteration: measured runs.
         cores_per_instance: number of threads; None leaves it to the framework.
         dataloader: input data; None uses the data of the accuracy.
+        streams: number of concurrent callers for the throughput; None for one per thread.
     """
 
     warmup: int = 5
     iteration: int = 30
     cores_per_instance: int | None = None
     dataloader: Mapping[str, Any] | None = None
+    streams: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,14 @@ from typing import Any
 from neural_mp.adaptors.detect import FRAMEWORKS as DETECTED
 from neural_mp.amp import AmpDataType
 from neural_mp.config.inc_dialect import FRAMEWORKS, INT8_APPROACHES, QUANT_WORDS
-from neural_mp.core.enums import AUTO_RUNTIME, SOURCE_RUNTIME, Approach, Capture, Objective
+from neural_mp.core.enums import (
+    AUTO_RUNTIME,
+    COMPILED_RUNTIME,
+    SOURCE_RUNTIME,
+    Approach,
+    Capture,
+    ObjectiveName,
+)
 from neural_mp.core.precision import QUANT_CHOICES, Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.tuning.executors import read_workers
@@ -32,7 +39,7 @@ ANY = "any"
 EACH = "each"
 #: Keys among metrics that are not metrics.
 NO_METRICS = ("weight", "higher_is_better")
-OBJECTIVES = tuple(word.value for word in Objective)
+OBJECTIVES = tuple(word.value for word in ObjectiveName)
 _WEIGHTS = "numbers from 0, not all of them 0"
 
 
@@ -176,7 +183,7 @@ def raised_to(least: int, most: int = MOST) -> Validator[int]:
     )
 
 
-RUNTIME = one_of((SOURCE_RUNTIME, AUTO_RUNTIME, *DETECTED))
+RUNTIME = one_of((SOURCE_RUNTIME, AUTO_RUNTIME, *DETECTED, COMPILED_RUNTIME))
 TEXT = matching("a word", lambda value: isinstance(value, str) or is_finite(value), str)
 VERSION = matching("a version such as 1.0", lambda value: isinstance(value, str | int | float))
 NAME_LIST = matching("a list of names, or names separated by commas", _is_words, split)

@@ -59,6 +59,8 @@ class Approach(StringEnum):
 
 #: Values of the option `runtime` besides the names of runtimes.
 SOURCE_RUNTIME, AUTO_RUNTIME = "source", "auto"
+#: PyTorch through its compiler, as a value of `runtime`.
+COMPILED_RUNTIME = "torch.compile"
 
 
 class Capture(StringEnum):
@@ -76,11 +78,27 @@ class RuleSet(StringEnum):
 
 
 class Objective(StringEnum):
-    """Quantity to minimize: latency, memory footprint, or size of the weights."""
+    """Quantity to minimize: seconds per batch, memory footprint, or size of the weights."""
 
     PERFORMANCE = "performance"
     FOOTPRINT = "footprint"
     MODELSIZE = "modelsize"
+
+
+class ObjectiveName(StringEnum):
+    """Name of an objective in options; `performance` is latency."""
+
+    LATENCY = "latency"
+    PERFORMANCE = "performance"
+    THROUGHPUT = "throughput"
+    FOOTPRINT = "footprint"
+    MODELSIZE = "modelsize"
+
+    @property
+    def objective(self) -> Objective:
+        """The quantity to minimize: seconds per batch for latency and for throughput."""
+        is_time = self in (ObjectiveName.LATENCY, ObjectiveName.THROUGHPUT)
+        return Objective.PERFORMANCE if is_time else Objective(self.value)
 
 
 class Dialect(StringEnum):

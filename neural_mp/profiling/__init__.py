@@ -1,5 +1,6 @@
 """Measurement of models, ops and kernels."""
 
+from neural_mp.profiling.concurrency import CALLS_PER_CALLER, concurrent_runs
 from neural_mp.profiling.kernel_log import kernel_log, read_kernel_log
 from neural_mp.profiling.kernel_log_diff import (
     KernelChange,
@@ -18,6 +19,7 @@ from neural_mp.profiling.measurement import (
 )
 
 __all__ = [
+    "CALLS_PER_CALLER",
     "KernelCall",
     "KernelChange",
     "KernelKey",
@@ -26,6 +28,7 @@ __all__ = [
     "Ratio",
     "RowPair",
     "changed_kernels",
+    "concurrent_runs",
     "interleaved_medians",
     "interleaved_rounds",
     "kernel_log",

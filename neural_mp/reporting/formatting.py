@@ -8,6 +8,7 @@ from rich.table import Table
 
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
+from neural_mp.util.text import counted
 
 
 def seconds(value: float | None) -> str:
@@ -48,6 +49,23 @@ def accuracy(trial: Trial) -> str:
     if not trial.metrics:
         return f"accuracy {number(trial.accuracy)}"
     return ", ".join(f"{name} {number(value)}" for name, value in trial.metrics.items())
+
+
+def time_of(report: Report) -> tuple[str, str, str]:
+    """Return the name of the measured time, and the figures of FP32 and of the result.
+
+    Samples per second if the throughput was measured, else seconds per batch.
+    """
+    batch = f", batch of {report.batch_size}" if report.batch_size else ""
+    if report.streams is None:
+        return f"latency{batch}", seconds(report.baseline_latency), seconds(report.latency)
+    name = f"throughput{batch}, {counted(report.streams, 'stream')}"
+    before, after = report.baseline_throughput, report.throughput
+    return name, _per_second(before), _per_second(after)
+
+
+def _per_second(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g} samples/s"
 
 
 def times(value: float | None) -> str:

@@ -196,7 +196,8 @@ def verdict(report: Report, met: bool | None) -> str:
     """Return the verdict on a run in one line."""
     rejected = report.best_rejected
     if rejected is not None and rejected.outcome is Outcome.SLOW:
-        return "No plan that meets the target is faster; the result is the FP32 model"
+        which = "No plan" if met is None else "No plan that meets the target"
+        return f"{which} is faster; the result is the FP32 model"
     return {
         True: "The accuracy target is met",
         False: "The accuracy target is NOT met; the result is the FP32 model",
@@ -206,9 +207,7 @@ def verdict(report: Report, met: bool | None) -> str:
 
 def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
     """Return rows of name, FP32 value, result value and change, as text."""
-    latency = f"latency, batch of {report.batch_size}" if report.batch_size else "latency"
-    taken = formatting.seconds(report.baseline_latency), formatting.seconds(report.latency)
-    rows = [*_accuracy_rows(report), (latency, *taken, formatting.speed(report))]
+    rows = [*_accuracy_rows(report), (*formatting.time_of(report), formatting.speed(report))]
     if report.output_sqnr_db is not None:
         rows.append(("output SQNR, compared with FP32", "", "", f"{report.output_sqnr_db:.1f} dB"))
     for name, before, after in (

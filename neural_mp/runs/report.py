@@ -118,6 +118,8 @@ class Report(Displayed):
             batch was available.
         speedup_low, speedup_high: 99 % confidence interval of `speedup`; None for the FP32 model.
         batch_size: samples in the timed batch.
+        streams: concurrent callers that the throughput was measured with: seconds per batch are
+            those of all calls, divided by their number. None if latency was measured.
         baseline_size, size: bytes of the weights.
         baseline_footprint, footprint: peak memory of a run on the timed batch in bytes: weights
             plus peak activations, derived from the graph; None if not recorded.
@@ -149,6 +151,7 @@ class Report(Displayed):
     speedup_low: float | None = None
     speedup_high: float | None = None
     batch_size: int = 0
+    streams: int | None = None
     baseline_size: int = 0
     size: int = 0
     baseline_footprint: int | None = None
@@ -192,6 +195,19 @@ class Report(Displayed):
             return None
         return self.baseline_latency / self.latency
 
+    @property
+    def throughput(self) -> float | None:
+        """Samples per second of the result; None if the throughput was not measured."""
+        return self._throughput(self.latency)
+
+    @property
+    def baseline_throughput(self) -> float | None:
+        """Samples per second of FP32; None if the throughput was not measured."""
+        return self._throughput(self.baseline_latency)
+
+    def _throughput(self, seconds: float | None) -> float | None:
+        return self.batch_size / seconds if self.streams and seconds else None
+
     def save_html(self, path: str | Path) -> None:
         """Write the run as a self-contained HTML page.
 
@@ -215,6 +231,8 @@ class Report(Displayed):
             "op_counts": {kind: dict(by) for kind, by in self.op_counts.items()},
             "ineligible": [reason.to_dict() for reason in self.ineligible],
             "speedup": self.speedup,
+            "throughput": self.throughput,
+            "baseline_throughput": self.baseline_throughput,
         }
         if self.best_rejected is not None:
             values["best_rejected"] = self.best_rejected.to_dict()
@@ -265,6 +283,7 @@ _REPORT = record(
         "metrics": mapping_of(instance_of(MetricFigures, _METRIC)),
         **dict.fromkeys(("baseline_latency", "latency"), optional(non_negative_float)),
         **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
+        "streams": optional(non_negative_integer),
         **dict.fromkeys(
             ("batch_size", "baseline_size", "size", "evaluations"), non_negative_integer
         ),

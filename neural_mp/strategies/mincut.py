@@ -30,7 +30,7 @@ from neural_mp.search.min_cut import Cost, break_even_weight
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
-from neural_mp.strategies.refinement import fastest_nearby, neighbours, only
+from neural_mp.strategies.refinement import fastest_nearby, neighbours, only, without_a_type
 
 #: A tensor with a higher NSR is the first to leave INT8.
 _NSR_FALLBACK_THRESHOLD = 0.05
@@ -90,6 +90,16 @@ class MinimumCut(Strategy):
             yield from Basic().search(problem)
             return
         yield from _Run(problem).search()
+
+
+def fastest_by_time(problem: TuningProblem) -> PrecisionPlan:
+    """Return the fastest plan by measured times, whatever its accuracy.
+
+    The plan of lowest precisions is compared with the minimum cut, then the faster one with plans
+    that keep a type of op in float. Without measured times: the plan of lowest precisions.
+    """
+    run = _Run(problem)
+    return run.fastest() if problem.probe.times().ops else run.lowest()
 
 
 @dataclass
@@ -166,6 +176,20 @@ class _Run:
         if seconds is None:
             return cut
         return cut if seconds[1] < seconds[0] * _FASTER_RATIO else low
+
+    def lowest(self) -> PrecisionPlan:
+        """Return the plan of lowest precisions, with corrections."""
+        return self._finished(self.problem.space.fastest_plan())
+
+    def fastest(self) -> PrecisionPlan:
+        """Return the fastest plan by latencies of whole models."""
+        plan, space = self._finished(self._fastest()), self.problem.space
+
+        def candidates(plan: PrecisionPlan) -> list[PrecisionPlan]:
+            found = map(self._resolved, without_a_type(space, plan, self._gains(plan)))
+            return [resolved.plan for resolved in found if resolved.has_low_precision]
+
+        return fastest_nearby(self.problem.probe, plan, candidates) or plan
 
     def _resolved(self, plan: PrecisionPlan) -> ResolvedPlan:
         return self.problem.space.resolve(self._finished(plan))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.search.cost_model import CostInputs, cost_model
+from neural_mp.search.cost_model import CostInputs, cost_model, without_int8
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Probe
 from neural_mp.strategies.basic import at_precision
@@ -39,6 +39,21 @@ def _changed(space: TuningSpace, plan: PrecisionPlan, may_lower: bool) -> Iterat
         for level in levels(space, ops):
             if level.bits > bits or (may_lower and level.bits < bits):
                 yield at_precision(space, plan, ops, level)
+
+
+def without_a_type(
+    space: TuningSpace, plan: PrecisionPlan, gains: Mapping[str, float]
+) -> list[PrecisionPlan]:
+    """Return plans without INT8 in the ops of one type, the type that gains least first.
+
+    `gains` are the seconds that ops save.
+    """
+    by_type: dict[str, list[str]] = {}
+    for op, config in plan.items():
+        if config.precision is Precision.INT8:
+            by_type.setdefault(space.graph[op].type, []).append(op)
+    order = sorted(by_type.values(), key=lambda ops: sum(gains.get(op, 0.0) for op in ops))
+    return [without_int8(space, plan, ops) for ops in order]
 
 
 def fastest_nearby(

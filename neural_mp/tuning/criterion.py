@@ -113,7 +113,8 @@ class ExitPolicy:
     Attributes:
         timeout: seconds from the start of the search; 0 sets no limit.
         max_trials: maximum number of evaluated plans.
-        performance_only: convert as many ops as possible, without evaluating accuracy.
+        performance_only: convert as many ops as possible, even if they save no time, without
+            evaluating accuracy.
 
     Raises:
         ConfigurationError: a limit is out of range.

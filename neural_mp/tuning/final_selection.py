@@ -170,12 +170,7 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
     """Return the reason for the FP32 model as the result, as text."""
     slow, near = fastest_slow(trials), closest(trials)
     if slow is not None:
-        least = job.measurement.min_speedup
-        return (
-            f"no plan that meets the target is at least {least:g} times as fast as FP32 "
-            f"(min_speedup) beyond noise on this machine; the result is the FP32 model. Closest "
-            f"plan: {slow.plan!r} at {_time_ratio(slow).inverse} the speed of FP32"
-        )
+        return f"no plan that meets the target is {too_slow(job, slow)}"
     if near is None or near.accuracy is None or baseline is None:
         return f"{_why_none(job, trials)}; the result is the FP32 model"
     target = job.settings.criterion.target(baseline)
@@ -188,6 +183,15 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
         f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest plan: "
         f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of the "
         f"target" + (" when stopped early" if near.outcome is Outcome.PRUNED else "")
+    )
+
+
+def too_slow(job: TuningJob, trial: Trial) -> str:
+    """Return the end of the sentence that no plan gains enough; `trial` is the fastest plan."""
+    return (
+        f"at least {job.measurement.min_speedup:g} times as fast as FP32 (min_speedup) beyond "
+        f"noise on this machine; the result is the FP32 model. Closest plan: {trial.plan!r} at "
+        f"{_time_ratio(trial).inverse} the speed of FP32"
     )
 
 

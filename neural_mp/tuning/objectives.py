@@ -11,12 +11,20 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
+from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.enums import Objective, is_latency_only
+from neural_mp.core.enums import Objective, ObjectiveName, is_latency_only
+from neural_mp.core.hardware import detect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError
-from neural_mp.profiling import interleaved_rounds, ratio, uncontended
+from neural_mp.profiling import (
+    CALLS_PER_CALLER,
+    concurrent_runs,
+    interleaved_rounds,
+    ratio,
+    uncontended,
+)
 from neural_mp.space import ResolvedPlan, peak_activation_bytes
 from neural_mp.tuning.criterion import MIN_SPEEDUP
 from neural_mp.util.pytree import batch_size_of
@@ -33,18 +41,21 @@ _PATIENCE = 6.0
 _FEW_ROUNDS = 20
 #: Confidence intervals narrower than this fraction need no more rounds.
 _RESOLUTION = 0.005
+#: Minimum number of rounds in which several callers run at a time.
+_LEAST_BURSTS = 10
 #: Trials within this ratio of the best are measured again, interleaved.
 _FINALIST_RATIO = 1.25
 
 
 def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, float]:
-    """Parse `"performance"` or `{"performance": 0.7, "modelsize": 0.3}`.
+    """Parse `"latency"`, `"throughput"` or `{"performance": 0.7, "modelsize": 0.3}`.
 
     Returns:
         Objective → its weight; weights add up to 1.
 
     Raises:
-        ConfigurationError: an objective is unknown, or a weight is not a positive number.
+        ConfigurationError: an objective is unknown or has two names, or a weight is not a positive
+            number.
     """
     given = {value: 1.0} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not given:
@@ -52,15 +63,27 @@ def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, flo
             f"objective must be a name, or a mapping of names to weights, got {value!r}"
         )
     for name, weight in given.items():
-        Objective.parse(name, "objective")
+        ObjectiveName.parse(name, "objective")
         number = isinstance(weight, Real) and not isinstance(weight, bool)
         if not number or not math.isfinite(weight) or weight <= 0:
             raise ConfigurationError(
                 f"objective: the weight of {name!r} must be a positive number, got {weight!r}"
             )
     total = sum(given.values())
-    weights = {Objective(name): float(weight) / total for name, weight in given.items()}
+    names = [ObjectiveName(name) for name in given]
+    times = [name.value for name in names if name.objective is Objective.PERFORMANCE]
+    if len(times) > 1:
+        raise ConfigurationError(
+            f"objective must have one of latency (performance) and throughput, got "
+            f"{' and '.join(times)}; remove all but one"
+        )
+    weights = {name.objective: float(given[name]) / total for name in names}
     return MappingProxyType(weights)
+
+
+def is_throughput(value: str | Mapping[str, float]) -> bool:
+    """Whether samples per second count instead of the seconds of a call."""
+    return ObjectiveName.THROUGHPUT in ((value,) if isinstance(value, str) else value)
 
 
 @dataclass(frozen=True)
@@ -73,6 +96,8 @@ class Measurement:
         warmup, iterations: uncounted and counted runs; more for very fast models.
         time_limit: seconds after which no further run starts.
         threads: threads of the framework; None for its default.
+        streams: concurrent callers, which share the threads; None for one call at a time. Seconds
+            per batch are then those of all calls, divided by their number.
         min_speedup: minimum speed-up over FP32 beyond noise, if latency is the only objective.
     """
 
@@ -85,6 +110,7 @@ class Measurement:
     time_limit: float = 5.0
     threads: int | None = None
     min_speedup: float = MIN_SPEEDUP
+    streams: int | None = None
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
         """Return latency and size of a candidate; smaller is better."""
@@ -92,6 +118,12 @@ class Measurement:
         found["relative_modelsize"] = found["modelsize"] / (baseline.size or 1)
         found.update(latency_figures(*self.rounds([baseline, candidate])))
         return found
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """The conditions that times depend on, for caches."""
+        streams = {} if self.streams is None else {"streams": str(self.streams)}
+        return {"threads": str(self.threads), **streams}
 
     @property
     def batch_size(self) -> int:
@@ -139,21 +171,33 @@ class Measurement:
         longer: int = 1,
         decides: Callable[[list[list[float]]], bool] | None = None,
     ) -> list[list[float]]:
-        runs = [partial(model, self.inputs) for model in models]
+        runs: Sequence[Callable[[], Any]] = [partial(model, self.inputs) for model in models]
         adaptors = {model.adaptor.framework: model.adaptor for model in models}
+        calls = 1 if self.streams is None else self.streams * CALLS_PER_CALLER
         with ExitStack() as limits:
             for adaptor in adaptors.values():
-                limits.enter_context(adaptor.threads(self.threads))
-            return interleaved_rounds(
+                limits.enter_context(adaptor.threads(self._threads(adaptor)))
+            if self.streams is not None:
+                for run in runs:
+                    run()
+                runs = limits.enter_context(concurrent_runs(runs, self.streams))
+            taken = interleaved_rounds(
                 runs,
-                warmup=self.warmup,
-                iterations=self.iterations * longer,
+                warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
+                iterations=_rounds_of(self.iterations * longer, calls),
                 least_seconds=_LEAST_SECONDS * longer,
                 time_limit=self.time_limit * longer,
                 block_seconds=_BLOCK_SECONDS,
                 decides=decides,
                 patience=_PATIENCE,
             )
+        return taken if calls == 1 else [[each / calls for each in rounds] for rounds in taken]
+
+    def _threads(self, adaptor: Adaptor[Any]) -> int | None:
+        """Return the threads of a call: those of all streams if the runtime divides them."""
+        if self.streams is None or adaptor.streams is not None:
+            return self.threads
+        return max(1, (self.threads or detect().cores) // self.streams)
 
     def _decides(self, taken: list[list[float]]) -> bool:
         """Whether each model's relative latency is clearly on one side of the required one."""
@@ -167,6 +211,11 @@ class Measurement:
             return False
         narrow = relative.high - relative.low < _RESOLUTION * relative.value
         return narrow or not relative.low <= least < relative.high
+
+
+def _rounds_of(iterations: int, calls: int) -> int:
+    """Return the number of rounds of several calls each."""
+    return iterations if calls == 1 else max(min(iterations, _LEAST_BURSTS), iterations // calls)
 
 
 def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:

@@ -70,17 +70,17 @@ class _Timed:
 
 
 def settled(
-    job: TuningJob, selection: Selection, baseline: float, log: RunLog, deadline: Deadline
+    job: TuningJob, selection: Selection, baseline: float | None, log: RunLog, deadline: Deadline
 ) -> Settlement:
     """Return FP32 in another runtime if the selection is not faster, else the selection.
 
     If latency is the only objective, a plan must be `min_speedup` times as fast as FP32 in every
-    runtime. FP32 in another runtime must meet the accuracy target as well.
+    runtime. FP32 in another runtime must meet the accuracy target as well, if there is one.
 
     Args:
         job: the job, with the FP32 models in other runtimes as `alternatives`.
         selection: the selection in the searched runtime.
-        baseline: accuracy of FP32 in the searched runtime.
+        baseline: accuracy of FP32 in the searched runtime; None without an accuracy check.
         log: receives a warning if another runtime is the result.
         deadline: limit of the evaluation of FP32 in another runtime.
     """
@@ -94,8 +94,10 @@ def settled(
     winner = _faster_than_plan(job, result, others) if is_tuned else _fastest(fp32, others)
     if winner is None:
         return kept
-    accuracy = _accuracy(job, winner.model, log, deadline)
-    if accuracy is None or not job.settings.criterion.met(baseline, accuracy):
+    accuracy = None if baseline is None else _accuracy(job, winner.model, log, deadline)
+    if baseline is not None and (
+        accuracy is None or not job.settings.criterion.met(baseline, accuracy)
+    ):
         reason = "the time limit passed" if accuracy is None else f"got accuracy {accuracy:.6g}"
         log.warn(
             f"FP32 in {winner.framework} is faster than the result, and must meet the accuracy "
@@ -113,7 +115,7 @@ def settled(
         moved,
         _in_fp32(moved, selection, winner, rejected),
         accuracy,
-        job.evaluator.figures(job.evaluator.values),
+        {} if baseline is None else job.evaluator.figures(job.evaluator.values),
         rejected,
     )
 

@@ -24,7 +24,7 @@ from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.profiling import interleaved_medians
 from neural_mp.runs.record import OUTPUT_NSR, TIMES, corrections_in
 from neural_mp.space import ResolvedPlan
-from neural_mp.strategies.base import Probe
+from neural_mp.strategies.base import Probe, TuningProblem
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
 from neural_mp.tuning.sqnr import MAX_NSR, mean_nsr
@@ -48,12 +48,29 @@ LEAST_ALLOWANCE = 4.0
 _UNTIMED = "why ops were not timed"
 #: Exceeds the caches of a core.
 _MANY_VALUES = 1 << 21
-#: Number of runs of a batch for op timings; without time for them, ops are not timed.
-_PROFILED_RUNS = 24
-#: Number of interleaved profiles, and of runs of whole models, if time permits.
-_PASSES, _WHOLE_RUNS = 2, 3
-#: Duration of interleaved latency measurements, as a multiple of the usual one, if time permits.
-_LONGER = 4
+
+
+@dataclass(frozen=True)
+class Effort:
+    """The number of runs that measurements consist of.
+
+    Attributes:
+        brief: whether ops are profiled in few runs.
+        profiled_runs: runs of a batch for op timings; without time for them, ops are not timed.
+        passes: interleaved profiles, if time permits.
+        whole_runs: runs of whole models.
+        longer: duration of latency measurements, as a multiple of the usual one, if time permits.
+    """
+
+    brief: bool
+    profiled_runs: int
+    passes: int
+    whole_runs: int
+    longer: int
+
+
+#: The effort of a search, and that of a run which only converts.
+THOROUGH, BRIEF = Effort(False, 24, 2, 3, 4), Effort(True, 10, 1, 1, 1)
 
 
 @dataclass
@@ -76,6 +93,8 @@ class MeasuringProbe(Probe):
         untimed: reason for missing op timings, in some or all precisions; empty if complete or not
             requested.
         has_cache_hits: whether any measurement was taken from an earlier run.
+        effort: the number of runs.
+        converted: plan → its model, kept for further measurements; None keeps no models.
     """
 
     job: TuningJob
@@ -87,6 +106,8 @@ class MeasuringProbe(Probe):
     untimed: str = ""
     has_cache_hits: bool = False
     cache: MeasurementCache = NO_CACHE
+    effort: Effort = THOROUGH
+    converted: dict[ResolvedPlan, AnyModel] | None = field(default=None, repr=False)
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
@@ -150,31 +171,31 @@ class MeasuringProbe(Probe):
                     self.untimed = f"the time limit does not suffice from {precision} on"
                     break
                 plan = self._all_in(precision)
-                found[plan] = self.model.converted(plan)
+                found[plan] = self._converted(plan)
         return found
 
     def _timed_in(
         self, lowered: Callable[[], Mapping[ResolvedPlan, AnyModel]], in_place: bool = False
     ) -> OpTimings | None:
         """Return the times of ops in FP32 and in some models; None if they cannot be timed."""
-        job, inputs = self.job, self.job.measurement.inputs
+        job, inputs, effort = self.job, self.job.measurement.inputs, self.effort
         started = time.process_time()
         self.model(inputs)
-        needed = _PROFILED_RUNS * (time.process_time() - started)
+        needed = effort.profiled_runs * (time.process_time() - started)
         if needed > self.allowance:
             self.untimed = (
                 f"timing needs {needed:.2g} CPU seconds, the limit is {self.allowance:.2g}"
             )
             return None
-        passes = _PASSES if needed * 2 * _PASSES <= self.allowance else 1
+        passes = effort.passes if needed * 2 * effort.passes <= self.allowance else 1
         try:
             with self.model.adaptor.threads(job.measurement.threads):
                 models: dict[ResolvedPlan, AnyModel] = {self._all_in(Precision.FP32): self.model}
                 models.update(lowered())
                 before, *after = timed(
                     models,
-                    lambda model: model.profile(inputs),
-                    lambda found: job.measurement.fastest_of(found, _WHOLE_RUNS),
+                    lambda model: model.profile(inputs, effort.brief),
+                    lambda found: job.measurement.fastest_of(found, effort.whole_runs),
                     passes,
                 )
         except Exception as error:
@@ -206,7 +227,9 @@ class MeasuringProbe(Probe):
                 return None
             models.append(self._converted_or_none(plan))
         sound = [model for model in models if model is not None]
-        longer = _LONGER if self._has_time(started, _LONGER * len(plans)) else 1
+        longer = self.effort.longer
+        if not self._has_time(started, longer * len(plans)):
+            longer = 1
         seconds = iter(self.job.measurement.side_by_side(sound, longer) if sound else [])
         return [None if model is None else next(seconds) for model in models]
 
@@ -226,13 +249,20 @@ class MeasuringProbe(Probe):
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
         """Return a model that runs, or None: the plan's trial will report the reason."""
         try:
-            model = self.model.converted(plan)
+            model = self._converted(plan)
             model(self.job.measurement.inputs)
         except Exception:
             # Frameworks raise arbitrary errors.
             logger.debug("Measuring a plan failed", exc_info=True)
             return None
         return model
+
+    def _converted(self, plan: ResolvedPlan) -> AnyModel:
+        if self.converted is None:
+            return self.model.converted(plan)
+        if plan not in self.converted:
+            self.converted[plan] = self.model.converted(plan)
+        return self.converted[plan]
 
     def _kept(
         self, key: str, kind: Validator[T], measure: Callable[[], Any], plans: int = 1
@@ -288,13 +318,21 @@ class MeasuringProbe(Probe):
         return passed + plans * self._longest < self.allowance
 
 
+def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningProblem:
+    """Return the input of a strategy for a calibrated model."""
+    settings = job.settings
+    return TuningProblem(
+        job.space, model.observations, settings.precisions, settings.seed, job.objectives, probe
+    )
+
+
 def cache_of_probes(job: TuningJob, observations: Observations) -> MeasurementCache:
     """Return the cache of earlier runs of the model with the same observations."""
     seen = json.dumps(observations.to_dict(), sort_keys=True)
     return job.cache.scoped(
         space=job.space.digest,
         observations=hashlib.sha256(seen.encode()).hexdigest(),
-        threads=str(job.measurement.threads),
+        **job.measurement.conditions,
     )
 
 

@@ -5,27 +5,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.adaptors.loaded_model import AnyTunableModel
 from neural_mp.core.hardware import detect
-from neural_mp.core.observations import Observations
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
-from neural_mp.profiling import Ratio
 from neural_mp.runs.history import History
-from neural_mp.runs.record import ELEMENTS, ProbeMeasurements, RunRecord, RunStart
-from neural_mp.runs.report import Report, count_ops, emulated_precisions
-from neural_mp.search.corrections import best_corrections, with_corrections
-from neural_mp.space import ResolvedPlan, counted_reasons
-from neural_mp.strategies.base import Search, TuningProblem
+from neural_mp.runs.record import ELEMENTS
+from neural_mp.strategies.base import Search
 from neural_mp.tuning.baseline import Baseline, calibrated, measured_baseline
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.final_selection import (
     Selection,
     closest,
-    compare_latency,
     fastest_slow,
     select,
     select_fp32,
@@ -35,41 +29,17 @@ from neural_mp.tuning.final_selection import (
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import best_trial
-from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_runtimes
+from neural_mp.tuning.other_runtimes import Settlement, settled
 from neural_mp.tuning.plan_evaluator import PlanEvaluator
-from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_probes
+from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_probes, problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
+from neural_mp.tuning.result import TuningResult, report_of
 from neural_mp.tuning.sharding import ShardingPolicy
-from neural_mp.tuning.sqnr import MIN_SQNR_DB, output_sqnr_db
 from neural_mp.tuning.trial_runner import TrialRunner
+from neural_mp.tuning.unchecked import converted_unchecked
 from neural_mp.util.user_calls import ReraiseUserErrors
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TuningResult:
-    """The result of a run, always with a usable model.
-
-    Attributes:
-        model: the best model that met the target; the FP32 model if none did.
-        plan: its resolved plan.
-        fp32: the FP32 model in the runtime of the result.
-        met: whether the target was met; None without a check.
-        trials: every trial of the run, resumed ones included, oldest first.
-        observations: result of calibration.
-        report: the figures.
-        record: the stored record of the run.
-    """
-
-    model: AnyModel
-    plan: ResolvedPlan
-    fp32: AnyTunableModel
-    met: bool | None
-    trials: tuple[Trial, ...]
-    observations: Observations
-    report: Report
-    record: RunRecord
 
 
 def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
@@ -83,74 +53,9 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
     log = log or RunLog()
     try:
         with ReraiseUserErrors():
-            return _tuned(job, log) if job.evaluates else _converted_unchecked(job, log)
+            return _tuned(job, log) if job.evaluates else converted_unchecked(job, log)
     finally:
         log.listener.close()
-
-
-def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
-    """Convert as many ops as possible, without an accuracy check."""
-    why = (
-        "performance_only is set"
-        if job.settings.exit_policy.performance_only
-        else "set eval_func, or metric and eval_dataloader, to check the accuracy"
-    )
-    log.warn(f"accuracy was not checked: {why}; every eligible op is converted")
-    setup = setup_of(job)
-    try:
-        model = calibrated(job, log, Deadline(job.settings.exit_policy.timeout))
-    except DeadlineExceededError:
-        log.warn("the time limit passed during calibration; the model stays FP32")
-        with log.phase("measure"):
-            selection = select_fp32(job)
-        return _unchecked(job, setup, selection, _report(job, selection, log), Observations())
-    job = job.in_space(model.space)
-    corrections = best_corrections(model.observations)
-    plan = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
-    with log.phase("convert", "Converting"):
-        converted = model.converted(plan)
-    sqnr_db = _compared_with_fp32(job, converted, log)
-    with log.phase("measure", "Measuring latency"):
-        before, after = job.measurement.rounds([job.model, converted])
-    selection = Selection(converted, plan, compare_latency(before, after))
-    job = speeds_over_runtimes(job, selection, log)
-    report = replace(_report(job, selection, log), output_sqnr_db=sqnr_db)
-    return _unchecked(job, setup, selection, report, model.observations)
-
-
-def _unchecked(
-    job: TuningJob,
-    setup: RunStart,
-    selection: Selection,
-    report: Report,
-    observations: Observations,
-) -> TuningResult:
-    """Return a result without accuracy check, which no history stores."""
-    record = RunRecord(
-        setup,
-        observations=observations,
-        measured=ProbeMeasurements(elements=dict(job.footprints.values)),
-        ending=ending_of(job, selection, None, report, LEAST_ALLOWANCE),
-    )
-    return TuningResult(
-        selection.model, selection.plan, job.model, None, (), observations, report, record
-    )
-
-
-def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> float | None:
-    """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB."""
-    if job.calibration is None:
-        return None
-    with log.phase("compare", "Comparing with FP32"):
-        inputs = job.calibration.inputs(log.step)
-        sqnr_db = output_sqnr_db(job.model, converted, inputs)
-    if sqnr_db is not None and sqnr_db < MIN_SQNR_DB:
-        log.warn(
-            f"the outputs differ from those of FP32: their SQNR is {sqnr_db:.1f} dB on calibration "
-            f"samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation data to limit the "
-            f"loss of accuracy"
-        )
-    return sqnr_db
 
 
 def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
@@ -178,7 +83,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     probe = MeasuringProbe(job, model, history.cache, allowance(job, baseline), cache=cache)
     search = _TrialSearch(job, model, history, baseline, log, deadline, kept)
     with log.phase("search"):
-        search.drive(job.strategy.search(_problem(job, model, probe)))
+        search.drive(job.strategy.search(problem_of(job, model, probe)))
     log.seconds["probe"] = probe.seconds
     if probe.has_cache_hits:
         log.cache_hit("op times and output noise")
@@ -202,13 +107,6 @@ def _kept(job: TuningJob, history: History) -> list[Trial]:
         if plan.plan == trial.plan:
             kept.append(job.rated(trial, plan))
     return kept
-
-
-def _problem(job: TuningJob, model: AnyTunableModel, probe: MeasuringProbe) -> TuningProblem:
-    settings = job.settings
-    return TuningProblem(
-        job.space, model.observations, settings.precisions, settings.seed, job.objectives, probe
-    )
 
 
 def allowance(job: TuningJob, baseline: Baseline | None) -> float:
@@ -331,7 +229,7 @@ def _judged_result(
     trial = selection.trial
     accuracy = trial.accuracy if trial else settlement.accuracy
     report = replace(
-        _report(here, selection, log),
+        report_of(here, selection, log),
         baseline_accuracy=known,
         accuracy=known if accuracy is None else accuracy,
         metrics=settlement.metrics or job.evaluator.figures(trial.metrics if trial else None),
@@ -356,44 +254,4 @@ def _judged_result(
         record.observations,
         report,
         record,
-    )
-
-
-def _report(job: TuningJob, selection: Selection, log: RunLog) -> Report:
-    """Return the figures of a result except its accuracy, and end the log of the run."""
-    speed, effective = selection.speed.ratio, selection.plan.effective
-    if speed is not None and speed.high < 1:
-        log.warn(_slower(speed, checked=job.evaluates))
-    return Report(
-        metric=job.evaluator.label,
-        higher_is_better=job.settings.criterion.prefers_higher,
-        **selection.speed.figures,
-        batch_size=job.measurement.batch_size,
-        baseline_size=job.model.size,
-        size=selection.model.size,
-        baseline_footprint=job.footprints.baseline,
-        footprint=job.footprints(selection.model, selection.plan),
-        evaluations=job.evaluator.evaluations,
-        seconds=dict(log.seconds),
-        op_counts=count_ops(job.space.graph, effective),
-        emulated=emulated_precisions(job.space, effective),
-        conversions=selection.model.conversions,
-        ineligible=counted_reasons(job.space, job.space.contractions, job.settings.precisions),
-        amp=job.amp,
-        warnings=tuple(log.warnings),
-        cache_hits=tuple(log.cache_hits),
-        runtimes=job.runtimes,
-        hint=None if job.hint is None else job.hint(log.seconds),
-    )
-
-
-def _slower(speed: Ratio, checked: bool) -> str:
-    """Return the warning for a result that is slower than FP32."""
-    words = f"the result runs at {speed} the speed of FP32 on this machine"
-    if checked:
-        return words
-    return (
-        f"{words}, and its accuracy was not checked: without a metric, every eligible op is "
-        f"converted, even if that saves no time. Set a metric and evaluation data to convert only "
-        f"ops that become faster, or use the FP32 model"
     )

@@ -33,6 +33,8 @@ Validator = Callable[[Any], T]
 MAX_SEED = (1 << 32) - 1
 #: Upper bound of counts in options.
 MOST = (1 << 31) - 1
+#: Upper bound of concurrent calls of a model.
+MOST_STREAMS = 1024
 #: Upper bound of time limits, 31 years: waiting functions reject centuries.
 MOST_SECONDS = 10**9
 #: Bound of integers in files (64 bits, signed).

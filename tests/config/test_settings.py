@@ -74,6 +74,7 @@ evaluation:
     warmup: 0
     iteration: 10
     cores_per_instance: 4
+    streams: 2
     dataloader: {dataset: {dummy: {shape: [8, 3, 32, 32]}}}
 """
 
@@ -134,7 +135,7 @@ EXPECTED = Settings(
         dataloader={"batch_size": 4, "dataset": {"my.data:Dataset": {}}},
         postprocess={"Cast": {"dtype": "int64"}},
         performance=PerformanceSettings(
-            0, 10, 4, {"dataset": {"dummy": {"shape": [8, 3, 32, 32]}}}
+            0, 10, 4, {"dataset": {"dummy": {"shape": [8, 3, 32, 32]}}}, 2
         ),
         max_batches=7,
     ),

@@ -85,8 +85,9 @@ def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:
 
 M = TypeVar("M")
 
-#: Timed runs of an op, and warm-up runs before them.
+#: Timed runs of an op, and warm-up runs before them; likewise for a brief profile.
 TIMED_RUNS, WARM_UP_RUNS = 5, 2
+_BRIEF_TIMED_RUNS, _BRIEF_WARM_UP_RUNS = 2, 1
 
 
 def convert(
@@ -132,10 +133,11 @@ def observe(
     return summarize(found, samples)
 
 
-def profile(timing: OpTiming[M], model: M, inputs: Any) -> dict[str, float]:
+def profile(timing: OpTiming[M], model: M, inputs: Any, brief: bool = False) -> dict[str, float]:
     """Return op, or conversion under its own name → seconds of its fastest run after warm-up.
 
     The fastest, as other load on the machine only adds time.
     """
-    taken = timing.time_ops(model, inputs, WARM_UP_RUNS + TIMED_RUNS)
-    return {op: min(seconds[-TIMED_RUNS:]) for op, seconds in taken.items()}
+    counts = (_BRIEF_TIMED_RUNS, _BRIEF_WARM_UP_RUNS) if brief else (TIMED_RUNS, WARM_UP_RUNS)
+    taken = timing.time_ops(model, inputs, sum(counts))
+    return {op: min(seconds[-counts[0] :]) for op, seconds in taken.items()}

@@ -176,9 +176,26 @@ class Compiler(Generic[M]):
 
     Attributes:
         compile: model → the framework's own object, compiled.
+        runtime: name of the compiled form as a runtime.
+        missing: → why nothing can be compiled on this machine; empty if it can.
+        compiling: model → the model whose calls, and those of its converted forms, are compiled.
     """
 
     compile: Callable[[M], Any]
+    runtime: str
+    missing: Callable[[], str]
+    compiling: Callable[[M], M]
+
+
+@dataclass(frozen=True)
+class Streams(Generic[M]):
+    """Several calls of one model at a time, for runtimes that divide their threads among them.
+
+    Attributes:
+        with_streams: model, number of concurrent calls → the model compiled for these.
+    """
+
+    with_streams: Callable[[M, int], M]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from neural_mp.adaptors.openvino.convert import convert_graph
 from neural_mp.adaptors.openvino.graph import build_graph
 from neural_mp.adaptors.openvino.graph_edit import type_of
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
-from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.model import OpenVinoModel, with_streams
 from neural_mp.adaptors.openvino.op_types import TYPES
 from neural_mp.core.hardware import Hardware
 
@@ -45,6 +45,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
         reduce_range.full_range_kernels, reduce_range.with_reduced_range
     )
     single_file = optional.SingleFile((".xml",), storage.save_file)
+    streams = optional.Streams(with_streams)
     graph_dump = optional.GraphDump(storage.dump_graph)
 
     read = staticmethod(loading.load)

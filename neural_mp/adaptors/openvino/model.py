@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,13 @@ from neural_mp.adaptors.openvino.runtime import Runner, from_bytes, to_bytes
 
 @dataclass(frozen=True, eq=False)
 class OpenVinoModel(GraphModel[Any]):
-    """An `openvino.Model` that OpenVINO runs, with the signature in the order of the data."""
+    """An `openvino.Model` that OpenVINO runs, with the signature in the order of the data.
+
+    Attributes:
+        streams: concurrent calls that the model is compiled for; None for one at a time.
+    """
+
+    streams: int | None = None
 
     @cached_property
     def structure(self) -> GraphStructure:
@@ -39,7 +45,7 @@ class OpenVinoModel(GraphModel[Any]):
 
     def compiled(self) -> Run:
         """Return the compiled graph to run, for the allowed number of threads."""
-        runner = Runner(self.runs)
+        runner = Runner(self.runs, streams=self.streams)
 
         def run(bound: Mapping[str, Array]) -> list[Array]:
             found = runner(self.feeds(bound))
@@ -55,6 +61,11 @@ class OpenVinoModel(GraphModel[Any]):
         if given is not None and given is not self.program:
             contents.append(to_bytes(given))
         return _unpickled, (contents, given is None, {**rest, "_runners": {}})
+
+
+def with_streams(model: OpenVinoModel, count: int) -> OpenVinoModel:
+    """Return a model compiled for concurrent calls."""
+    return replace(model, streams=count, _runners={})
 
 
 def _unpickled(

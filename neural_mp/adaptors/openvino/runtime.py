@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
@@ -135,18 +136,21 @@ def in_own_type(values: Any, kind: Any) -> Array:
 
 
 class Runner:
-    """A compiled model with one inference request.
+    """A compiled model with one inference request per stream; more callers wait for one.
 
     Args:
         model: the `openvino.Model`.
         profiled: whether to time every kernel.
+        streams: concurrent calls, among which the threads are divided; None for one call.
 
     Raises:
         ConversionError: OpenVINO rejects the model.
     """
 
-    def __init__(self, model: Any, *, profiled: bool = False) -> None:
+    def __init__(self, model: Any, *, profiled: bool = False, streams: int | None = None) -> None:
         settings = dict(_SETTINGS)
+        if streams is not None:
+            settings |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": streams}
         threads = allowed_threads()
         if threads is not None:
             settings["INFERENCE_NUM_THREADS"] = threads
@@ -157,7 +161,9 @@ class Runner:
             if self._merges_int8_products():
                 logger.debug("compiled again with %s", _SEPARATE_KERNELS)
                 self._compiled = core().compile_model(model, CPU, {**settings, **_SEPARATE_KERNELS})
-            self._request = self._compiled.create_infer_request()
+            self._idle: SimpleQueue[Any] = SimpleQueue()
+            for _ in range(streams or 1):
+                self._idle.put(self._compiled.create_infer_request())
         except Exception as error:
             # The bindings raise RuntimeError and types of their own.
             logger.debug("no compiled model", exc_info=True)
@@ -170,11 +176,14 @@ class Runner:
         Raises:
             ConversionError: a kernel fails.
         """
+        request = self._idle.get()
         try:
-            found = self._request.infer(dict(enumerate(feeds)))
+            found = request.infer(dict(enumerate(feeds)))
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error
+        finally:
+            self._idle.put(request)
         return [in_own_type(found[index], kind) for index, kind in enumerate(self._outputs)]
 
     def _merges_int8_products(self) -> bool:

@@ -24,7 +24,7 @@ from neural_mp.adaptors.openvino.graph_edit import name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.runtime import core, ov
 from neural_mp.errors import ModelLoadError, one_line
-from neural_mp.util.validators import boolean, record
+from neural_mp.util.validators import MOST_STREAMS, boolean, integer_between, optional, record
 
 MODEL_FILE, DETAILS_FILE = "model.xml", "neural_mp_openvino.json"
 
@@ -32,7 +32,7 @@ MODEL_FILE, DETAILS_FILE = "model.xml", "neural_mp_openvino.json"
 def save(model: OpenVinoModel, folder: Path) -> None:
     """Write the model and its metadata."""
     save_file(model, folder / MODEL_FILE, {})
-    write_details(folder / DETAILS_FILE, graph_details(model))
+    write_details(folder / DETAILS_FILE, {**graph_details(model), "streams": model.streams})
 
 
 def restore(folder: Path) -> OpenVinoModel:
@@ -57,6 +57,7 @@ def restore(folder: Path) -> OpenVinoModel:
         details["ops"],
         details.get("results", {}),
         counts=details["counts"],
+        streams=details.get("streams"),
     )
 
 
@@ -64,7 +65,8 @@ def _details(value: object) -> tuple[Signature, dict[str, Any]]:
     return Signature.from_dict(value), _DETAILS(value)
 
 
-_DETAILS = record({**CONVERTED, "converted": boolean}, LATER)
+_STREAMS = {"streams": optional(integer_between(1, MOST_STREAMS))}
+_DETAILS = record({**CONVERTED, "converted": boolean}, {**LATER, **_STREAMS})
 
 
 def _check_ports(program: Any, signature: Signature, path: Path) -> None:

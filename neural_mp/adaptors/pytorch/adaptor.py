@@ -28,13 +28,18 @@ from neural_mp.adaptors.pytorch import (
 )
 from neural_mp.adaptors.pytorch.call_signature import resized
 from neural_mp.adaptors.pytorch.convert import write
-from neural_mp.adaptors.pytorch.converted_module import as_module, compiled
+from neural_mp.adaptors.pytorch.converted_module import (
+    as_module,
+    compiled,
+    compiling,
+    missing_compiler,
+)
 from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.pytorch.model import TorchModel, fingerprint
 from neural_mp.adaptors.pytorch.op_types import TYPES, every_op_type
-from neural_mp.core.enums import Capture
+from neural_mp.core.enums import COMPILED_RUNTIME, Capture
 from neural_mp.core.hardware import Hardware
 
 
@@ -55,7 +60,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         reduce_range.full_range_kernels, reduce_range.with_reduced_weights
     )
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
-    compiler = optional.Compiler(compiled)
+    compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
     graph_dump = optional.GraphDump(storage.dump_graph)
     transfer = optional.Transfer("onnx", transfer.boundary, transfer.write, transfer.tensor)
 
@@ -102,7 +107,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Return the outputs: arrays if the inputs are arrays, else tensors."""
-        return model.once(DirectCalls)(inputs)
+        return model.once(_calls)(inputs)
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
         """Return the captured example: a tuple if any input is positional, else a dict."""
@@ -110,7 +115,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         return dict(call.kwargs) if call.kwargs and not call.args else call.args
 
     def native(self, model: TorchModel) -> Any:
-        """Return the user's own module for an untouched model, else a `ConvertedModule`."""
+        """Return the user's own module for an untouched model, else one of the captured graph."""
+        if model.compiles:
+            return model.once(compiled)
         return model.original if model.original is not None else model.once(as_module)
 
     def weight_bytes(self, model: TorchModel) -> int:
@@ -127,3 +134,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def _calls(model: TorchModel) -> DirectCalls:
+    return DirectCalls(model, model.once(compiled) if model.compiles else None)

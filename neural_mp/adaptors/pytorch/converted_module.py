@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,6 +80,12 @@ def _run(direct: DirectGraph, args: tuple[object, ...], kwargs: Mapping[str, obj
     return direct(*args, **kwargs)
 
 
+_NEEDS_COMPILER = (
+    "torch.compile compiles at the first call of each input shape, also after loading, and "
+    "requires a C++ compiler there"
+)
+
+
 def compilable_form(portable: GraphModule) -> GraphModule:
     """Convert the pairs to torch's own ops, which its compiler fuses into integer kernels."""
     from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
@@ -133,6 +140,23 @@ def _hide_unfusable(module: GraphModule) -> None:
 def compiled(model: TorchModel) -> nn.Module:
     """Return the model with each of its parts as a `CompiledModule`."""
     return model.built(lambda part: CompiledModule(part.portable))
+
+
+def compiling(model: TorchModel) -> TorchModel:
+    """Return the model whose calls run through `torch.compile`."""
+    return replace(model, compiles=True, warnings=(*model.warnings, _NEEDS_COMPILER))
+
+
+def missing_compiler() -> str:
+    """Return why `torch.compile` cannot be used here; empty if it can."""
+    from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "torch.compile requires a C++ compiler, and none is installed"
+    return ""
 
 
 class CompiledModule(nn.Module):

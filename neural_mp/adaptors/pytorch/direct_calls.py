@@ -140,15 +140,15 @@ class _Recipe:
 class DirectCalls:
     """A model as a function of the inputs of a batch; see `Adaptor.predict`.
 
-    An untouched model runs the user's own module if that module keeps no state.
+    An untouched model runs the user's own module if that module keeps no state, unless compiled.
     """
 
-    def __init__(self, model: TorchModel) -> None:
+    def __init__(self, model: TorchModel, compiled: nn.Module | None = None) -> None:
         self._model = model
         self._recipes: dict[_InputKey, _Recipe | None] = {}
         self._accepted: set[_InputKey] = set()
-        self._target: Callable[..., Any] | None = None
-        if model.original is not None:
+        self._target: Callable[..., Any] | None = compiled
+        if compiled is None and model.original is not None:
             self._target = _own_module(model)
         if self._target is None and model.shell is None:
             self._target = DirectGraph(model.runnable)

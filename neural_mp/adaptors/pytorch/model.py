@@ -57,6 +57,7 @@ class TorchModel:
         shell: user's module whose code calls the parts; None if the whole model is one graph.
         original: the user's own module; None for a converted or restored model.
         warnings: capture warnings for the user.
+        compiles: whether calls run through `torch.compile`.
     """
 
     parts: Mapping[str, Part]
@@ -65,6 +66,7 @@ class TorchModel:
     shell: nn.Module | None = None
     original: nn.Module | None = None
     warnings: tuple[str, ...] = ()
+    compiles: bool = False
 
     @property
     def portable(self) -> GraphModule:

@@ -74,6 +74,7 @@ def save(model: TorchModel, folder: Path) -> None:
         "named_outputs": named,
         "sizes": to_plain(model.portable.meta[SIZES]),
         "dtype": str(model.signature.dtype).removeprefix("torch."),
+        "compiles": model.compiles,
     }
     write_details(folder / DETAILS_FILE, details)
 
@@ -128,7 +129,8 @@ def restore(folder: Path) -> TorchModel:
         signature = replace(known, dtype=details["dtype"], parameters=parameters)
         example = example_of(program)
         whole = Part(portable, runnable_form(portable), example)
-    return TorchModel({WHOLE: whole}, example, signature)
+    compiles = details.get("compiles", False)
+    return TorchModel({WHOLE: whole}, example, signature, compiles=compiles)
 
 
 def _dtype(value: object) -> torch.dtype:
@@ -146,7 +148,7 @@ _DETAILS = record(
         "dtype": _dtype,
     },
     # Absent in files of earlier versions.
-    {"parameters": list_of(string), "named_outputs": boolean},
+    {"parameters": list_of(string), "named_outputs": boolean, "compiles": boolean},
 )
 
 

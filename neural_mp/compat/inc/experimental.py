@@ -18,6 +18,7 @@ from neural_mp.compat.inc import benchmark
 from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
 from neural_mp.compat.inc.model import Model, Result, native, outputs_there, runnable
+from neural_mp.compat.inc.quantization import as_unchecked
 from neural_mp.compat.inc.user_objects import (
     DataLoader,
     Metric,
@@ -191,7 +192,7 @@ class _Experiment(Configured):
         tuning.objective = self.objective or tuning.objective
         tuning.inputs = tensor_names(self.input) or tuning.inputs
         tuning.outputs = outputs_there(tuning.model, self.output) or tuning.outputs
-        return Result(tuning.fit())
+        return Result(as_unchecked(tuning, self.settings).fit())
 
     __call__ = fit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from neural_mp.api.mixed_precision import MixedPrecision
@@ -69,4 +70,11 @@ def tuned(
     tuning.eval_dataloader = eval_dataloader
     tuning.eval_func = eval_func
     tuning.metric = metric_of(eval_metric)
-    return Result(tuning.fit())
+    return Result(as_unchecked(tuning, settings).fit())
+
+
+def as_unchecked(tuning: MixedPrecision, settings: Settings) -> MixedPrecision:
+    """Return the options; without an accuracy check, every eligible op is converted, as in INC."""
+    if tuning.eval_func is None and tuning.metric is None and not settings.evaluation.metrics:
+        tuning.exit_policy = replace(tuning.exit_policy, performance_only=True)
+    return tuning

@@ -74,11 +74,10 @@ def tile(what: str, big: str, explanation: Child, *more: Child, kind: str = "") 
 
 
 def _figures(report: Report) -> list[tuple[str, str, Child]]:
-    batch = f", batch of {report.batch_size}" if report.batch_size else ""
-    latency = f"FP32 {formatting.seconds(report.baseline_latency)}"
-    latency += f"; {formatting.times(report.speedup)}" if report.speedup else ""
+    name, before, after = formatting.time_of(report)
+    speed = f"; {formatting.times(report.speedup)}" if report.speedup else ""
     return [
-        (f"Latency{batch}", formatting.seconds(report.latency), latency),
+        (name[0].upper() + name[1:], after, f"FP32 {before}{speed}"),
         _accuracy(report),
         ("Weights", formatting.size(report.size), _size_of_fp32(report.baseline_size, report.size)),
         (

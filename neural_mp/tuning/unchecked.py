@@ -1,0 +1,200 @@
+"""Runs without accuracy check: measured time alone decides which ops are converted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.enums import is_latency_only
+from neural_mp.core.hardware import detect
+from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.io.measurement_cache import RunCache
+from neural_mp.runs.record import ProbeMeasurements, RunRecord, RunStart
+from neural_mp.runs.report import Report
+from neural_mp.search.corrections import best_corrections, with_corrections
+from neural_mp.space import ResolvedPlan
+from neural_mp.tuning.baseline import calibrated
+from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
+from neural_mp.tuning.final_selection import (
+    LatencyComparison,
+    Selection,
+    compare_latency,
+    select_fp32,
+    too_slow,
+)
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.objectives import latency_figures
+from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_runtimes
+from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe, problem_of
+from neural_mp.tuning.recording import ending_of, setup_of
+from neural_mp.tuning.result import TuningResult, report_of
+from neural_mp.tuning.sqnr import MIN_SQNR_DB, output_sqnr_db
+
+#: CPU seconds of measurements that choose a plan, as a fraction of calibration and conversion; and
+#: their minimum per thread.
+_SHARE, _LEAST_SECONDS = 0.25, 1.0
+#: Runs of a plan that is compared with others, after those of its conversion.
+_COMPARED_RUNS = 3
+_EVERY_OP = "exit_policy={'performance_only': True} converts every eligible op, whatever its time"
+_NO_TIMES = OpTimings()
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The plan of a run without accuracy check.
+
+    Attributes:
+        plan: the plan.
+        model: its model.
+        times: times of single ops; empty if not measured.
+    """
+
+    plan: ResolvedPlan
+    model: AnyModel
+    times: OpTimings = _NO_TIMES
+
+
+def decides_by_time(job: TuningJob, plan: ResolvedPlan) -> bool:
+    """Whether a plan without accuracy check has to gain time.
+
+    False with `performance_only`, which converts as many ops as possible; and if another objective
+    or the numerics of a precision are wanted.
+    """
+    every_op = job.settings.exit_policy.performance_only or not is_latency_only(job.objectives)
+    return not every_op and job.claims_speed(plan)
+
+
+def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
+    """Convert the ops that become faster, or as many as possible, without an accuracy check."""
+    is_timed = decides_by_time(job, job.space.resolve(job.space.fastest_plan()))
+    log.warn(_not_checked(job, is_timed))
+    setup = setup_of(job)
+    deadline = Deadline(job.settings.exit_policy.timeout)
+    started = time.process_time()
+    try:
+        model = calibrated(job, log, deadline)
+    except DeadlineExceededError:
+        log.warn("the time limit passed during calibration; the model stays FP32")
+        with log.phase("measure"):
+            selection = select_fp32(job)
+        report = report_of(job, selection, log)
+        return _result(job, setup, selection, report, Observations(), selection, job.model)
+    job = job.in_space(model.space)
+    corrections = best_corrections(model.observations)
+    every_op = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
+    with log.phase("convert", "Converting"):
+        chosen = _Choice(every_op, model.converted(every_op))
+    if is_timed:
+        allowance = _allowance(job, time.process_time() - started, deadline)
+        chosen = _fastest(job, model, chosen, allowance, log)
+    with log.phase("measure", "Measuring latency"):
+        selection = _measured(job, chosen)
+    slow = selection.slower_than_fp32[0] if is_timed and selection.slower_than_fp32 else None
+    if slow is not None:
+        log.warn(f"no plan is {too_slow(job, slow)}; {_EVERY_OP}")
+        selection = _in_fp32(job, selection)
+    if is_timed:
+        settlement = settled(job, selection, None, log, deadline)
+    else:
+        settlement = Settlement(speeds_over_runtimes(job, selection, log), selection)
+    here, selection = settlement.job, settlement.selection
+    is_kept = selection.model is chosen.model
+    sqnr_db = _compared_with_fp32(job, chosen.model, log) if is_kept else None
+    report = replace(report_of(here, selection, log), output_sqnr_db=sqnr_db, best_rejected=slow)
+    seen, fp32, recorded = model.observations, here.model, settlement.recorded_in(job)
+    return _result(job, setup, selection, report, seen, recorded, fp32, chosen.times)
+
+
+def _fastest(
+    job: TuningJob, model: AnyTunableModel, every_op: _Choice, allowance: float, log: RunLog
+) -> _Choice:
+    """Return the fastest plan by op times and by latencies of a few whole models."""
+    # Imported on demand: SciPy is slow to import.
+    from neural_mp.strategies.mincut import fastest_by_time
+
+    brief = replace(job.measurement, warmup=0, iterations=_COMPARED_RUNS, time_limit=allowance)
+    timed = replace(job, measurement=brief)
+    models = {every_op.plan: every_op.model}
+    probe = MeasuringProbe(timed, model, RunCache(), allowance, effort=BRIEF, converted=models)
+    with log.phase("probe", "Timing ops"):
+        times = probe.times()
+        plan = job.space.resolve(fastest_by_time(problem_of(timed, model, probe)))
+    if plan not in models:
+        with log.phase("convert"):
+            models[plan] = model.converted(plan)
+    return _Choice(plan, models[plan], times)
+
+
+def _allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
+    """Return the CPU seconds for the choice of a plan, after those of calibration."""
+    threads = job.measurement.threads or detect().cores
+    allowed = max(_SHARE * spent, _LEAST_SECONDS * threads)
+    left = deadline.left()
+    return min(allowed, left * threads) if left else allowed
+
+
+def _measured(job: TuningJob, chosen: _Choice) -> Selection:
+    """Return a plan with its latency, and its trial if the plan gains too little over FP32."""
+    before, after = job.measurement.rounds([job.model, chosen.model])
+    figures = latency_figures(before, after)
+    trial = job.rated(Trial(chosen.plan.plan, Outcome.MET, objectives=figures), chosen.plan)
+    slow = () if trial.met else (trial,)
+    return Selection(
+        chosen.model, chosen.plan, compare_latency(before, after), slower_than_fp32=slow
+    )
+
+
+def _in_fp32(job: TuningJob, slow: Selection) -> Selection:
+    seconds = slow.speed.baseline
+    plan = job.space.resolve(job.space.fp32_plan())
+    return replace(slow, model=job.model, plan=plan, speed=LatencyComparison(seconds, seconds))
+
+
+def _result(
+    job: TuningJob,
+    setup: RunStart,
+    selection: Selection,
+    report: Report,
+    observations: Observations,
+    recorded: Selection,
+    fp32: AnyTunableModel,
+    times: OpTimings = _NO_TIMES,
+) -> TuningResult:
+    """Return a result without accuracy check, which no history stores."""
+    measured = ProbeMeasurements(elements=dict(job.footprints.values), times=times)
+    ending = ending_of(job, recorded, None, report, LEAST_ALLOWANCE, times)
+    record = RunRecord(setup, observations=observations, measured=measured, ending=ending)
+    return TuningResult(
+        selection.model, selection.plan, fp32, None, (), observations, report, record
+    )
+
+
+def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> float | None:
+    """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB."""
+    if job.calibration is None:
+        return None
+    with log.phase("compare", "Comparing with FP32"):
+        inputs = job.calibration.inputs(log.step)
+        sqnr_db = output_sqnr_db(job.model, converted, inputs)
+    if sqnr_db is not None and sqnr_db < MIN_SQNR_DB:
+        log.warn(
+            f"the outputs differ from those of FP32: their SQNR is {sqnr_db:.1f} dB on calibration "
+            f"samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation data to limit the "
+            f"loss of accuracy"
+        )
+    return sqnr_db
+
+
+def _not_checked(job: TuningJob, is_timed: bool) -> str:
+    why = (
+        "performance_only is set"
+        if job.settings.exit_policy.performance_only
+        else "set eval_func, or metric and eval_dataloader, to check the accuracy"
+    )
+    which = (
+        "ops are converted where that saves time" if is_timed else "every eligible op is converted"
+    )
+    return f"accuracy was not checked: {why}; {which}"

@@ -1,0 +1,135 @@
+"""The throughput of concurrent calls as the objective."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from neural_mp import MixedPrecision, load
+from neural_mp.core.enums import Objective
+from neural_mp.errors import ConfigurationError
+from neural_mp.reporting import formatting
+from neural_mp.runs.report import Report
+from neural_mp.tuning.objectives import Measurement, is_throughput, parse_objectives
+
+SECONDS = 0.01
+
+
+class Server:
+    """A model that sleeps, and records its concurrent calls and the threads of each."""
+
+    def __init__(self, streams=None):
+        self.running, self.most, self.threads = 0, 0, []
+        self._lock = threading.Lock()
+        self.adaptor = SimpleNamespace(framework="slow", threads=self._limited, streams=streams)
+
+    @contextmanager
+    def _limited(self, count):
+        self.threads.append(count)
+        yield
+
+    def __call__(self, inputs):
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        time.sleep(SECONDS)
+        with self._lock:
+            self.running -= 1
+
+
+def measurement(streams):
+    return Measurement(
+        np.zeros((2, 1)), warmup=1, iterations=8, time_limit=0.4, threads=8, streams=streams
+    )
+
+
+def test_calls_run_at_a_time_and_share_the_threads():
+    model = Server()
+    (seconds,) = measurement(4).interleaved([model])
+    assert model.most == 4
+    assert model.threads == [2]
+    # Without the time of a call, whatever the load of the machine.
+    assert SECONDS / 4 <= min(seconds) < SECONDS
+
+
+def test_a_runtime_that_divides_its_threads_gets_all_of_them():
+    model = Server(streams=object())
+    measurement(4).interleaved([model])
+    assert model.threads == [8]
+
+
+def test_latency_is_that_of_one_call():
+    model = Server()
+    (seconds,) = measurement(None).interleaved([model])
+    assert model.most == 1
+    assert model.threads == [8]
+    assert min(seconds) >= SECONDS
+
+
+@pytest.mark.parametrize("name", ["latency", "performance", "throughput"])
+def test_time_has_three_names(name):
+    assert parse_objectives(name) == {Objective.PERFORMANCE: 1.0}
+    weighted = {name: 3, "modelsize": 1}
+    assert parse_objectives(weighted) == {Objective.PERFORMANCE: 0.75, Objective.MODELSIZE: 0.25}
+    assert is_throughput(name) is is_throughput(weighted) is (name == "throughput")
+
+
+def test_one_of_latency_and_throughput_is_minimized():
+    with pytest.raises(ConfigurationError, match="latency and throughput; remove"):
+        parse_objectives({"latency": 1, "throughput": 1})
+    with pytest.raises(ConfigurationError, match="did you mean 'throughput'"):
+        parse_objectives("troughput")
+
+
+def test_a_report_states_samples_per_second():
+    report = Report(batch_size=8, streams=2, baseline_latency=0.02, latency=0.005)
+    assert report.throughput == pytest.approx(1600)
+    assert formatting.time_of(report) == (
+        "throughput, batch of 8, 2 streams",
+        "400 samples/s",
+        "1600 samples/s",
+    )
+    stored = report.to_dict()
+    assert stored["baseline_throughput"] == pytest.approx(400)
+    assert Report.from_dict(stored) == report
+    assert formatting.time_of(Report(batch_size=8, latency=0.005))[0] == "latency, batch of 8"
+
+
+def test_a_result_in_openvino_is_compiled_for_its_streams_and_reloaded_so(
+    net, digits, tmp_path, quick_runs
+):
+    images = torch.from_numpy(digits[0].images[:64])
+    converter = MixedPrecision(
+        {"evaluation": {"performance": {"streams": 3, "cores_per_instance": 3}}},
+        model=net,
+        runtime="openvino",
+        objective="throughput",
+        precisions="int8",
+        calib_dataloader=[images],
+        cache=False,
+    )
+    result = converter()
+    assert result.report.streams == 3
+    assert result.held.streams == 3
+    result.save(tmp_path / "saved")
+    served = load(tmp_path / "saved")
+    assert served.held.streams == 3
+    assert served.report.streams == 3
+    expected = served(images)
+    found = [None] * 4
+
+    def call(index):
+        found[index] = served(images)
+
+    callers = [threading.Thread(target=call, args=(index,)) for index in range(len(found))]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all(torch.equal(outputs, expected) for outputs in found)
