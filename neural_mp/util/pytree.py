@@ -111,15 +111,16 @@ def as_numpy(values: object) -> np.ndarray:
     Raises:
         ValueError: the values do not form an array.
     """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
     try:
-        array = np.asarray(values)
+        array = values.numpy(force=True) if hasattr(values, "detach") else np.asarray(values)
     except TypeError:
         if not hasattr(values, "float"):
             raise
-        array = np.asarray(values.float())  # numpy has no bfloat16
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+        array = as_numpy(values.float())  # numpy has no bfloat16
+    # The name of a dtype costs more than the rest; bfloat16 is of kind V.
+    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
+        return array.astype(np.float32)
+    return array
 
 
 def float_arrays(value: object) -> list[np.ndarray]:
