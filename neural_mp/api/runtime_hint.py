@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 #: Speedup over the source, at its lower bound, from which a runtime is worth a hint.
 MIN_HINTED_SPEEDUP = 1.2
 #: Seconds, and fraction of the run, that the hint may cost.
-_SECONDS, _SHARE = 10.0, 0.1
+_SECONDS, _SHARE = 5.0, 0.1
+#: Runs of every model, for verification, warm-up and measurement.
+_RUNS = 6
 #: Cost of the transfer to other runtimes, in durations of loading the model.
 _TRANSFER_COST = 2.0
 _KEY = "runtime hint"
@@ -46,21 +48,24 @@ class HintSearch:
     measurement: Measurement
     cache: MeasurementCache
 
-    def __call__(self, seconds: Mapping[str, float]) -> RuntimeHint | None:
+    def __call__(self, seconds: Mapping[str, float], latency: float = 0.0) -> RuntimeHint | None:
         """Return the fastest other runtime if it gains enough; None if not, or too costly.
 
         Args:
             seconds: phase of the run → its duration.
+            latency: seconds of one run of the source.
         """
         try:
             names = [name for name in runtimes_of(self.source) if _installed(name)]
-            return self._cached(names, seconds) if names else None
+            return self._cached(names, seconds, latency) if names else None
         except (Exception, KeyboardInterrupt):
             # Runtimes raise errors of any type, and the result of the run does not depend on them.
             logger.debug("no hint at another runtime", exc_info=True)
             return None
 
-    def _cached(self, names: list[str], seconds: Mapping[str, float]) -> RuntimeHint | None:
+    def _cached(
+        self, names: list[str], seconds: Mapping[str, float], latency: float
+    ) -> RuntimeHint | None:
         cache = self.cache.scoped(
             runtimes=json.dumps(versions_of(FRAMEWORKS[name].package for name in names)),
             inputs=shape_words(self.measurement.inputs),
@@ -70,7 +75,8 @@ class HintSearch:
         if known is not None:
             return known["hint"]
         allowed = max(_SECONDS, _SHARE * sum(seconds.values()))
-        if _TRANSFER_COST * seconds.get("load", 0.0) > allowed:
+        cost = _TRANSFER_COST * seconds.get("load", 0.0) + _RUNS * latency * (1 + len(names))
+        if cost > allowed:
             return None
         found = self._measured(names)
         cache.put(_KEY, {"hint": None if found is None else asdict(found)})

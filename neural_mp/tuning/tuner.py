@@ -40,7 +40,7 @@ from neural_mp.tuning.plan_evaluator import PlanEvaluator
 from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_probes
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.sharding import ShardingPolicy
-from neural_mp.tuning.sqnr import MIN_SQNR_DB, output_sqnr_db
+from neural_mp.tuning.sqnr import compared_with_fp32
 from neural_mp.tuning.trial_runner import TrialRunner
 from neural_mp.util.user_calls import ReraiseUserErrors
 
@@ -109,9 +109,9 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     plan = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
     with log.phase("convert", "Converting"):
         converted = model.converted(plan)
-    sqnr_db = _compared_with_fp32(job, converted, log)
+    sqnr_db, rounds = compared_with_fp32(job, converted, log)
     with log.phase("measure", "Measuring latency"):
-        before, after = job.measurement.rounds([job.model, converted])
+        before, after = job.measurement.rounds([job.model, converted], earlier=rounds)
     selection = Selection(converted, plan, compare_latency(before, after))
     job = speeds_over_runtimes(job, selection, log)
     report = replace(_report(job, selection, log), output_sqnr_db=sqnr_db)
@@ -135,22 +135,6 @@ def _unchecked(
     return TuningResult(
         selection.model, selection.plan, job.model, None, (), observations, report, record
     )
-
-
-def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> float | None:
-    """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB."""
-    if job.calibration is None:
-        return None
-    with log.phase("compare", "Comparing with FP32"):
-        inputs = job.calibration.inputs(log.step)
-        sqnr_db = output_sqnr_db(job.model, converted, inputs)
-    if sqnr_db is not None and sqnr_db < MIN_SQNR_DB:
-        log.warn(
-            f"the outputs differ from those of FP32: their SQNR is {sqnr_db:.1f} dB on calibration "
-            f"samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation data to limit the "
-            f"loss of accuracy"
-        )
-    return sqnr_db
 
 
 def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
@@ -383,7 +367,7 @@ def _report(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         warnings=tuple(log.warnings),
         cache_hits=tuple(log.cache_hits),
         runtimes=job.runtimes,
-        hint=None if job.hint is None else job.hint(log.seconds),
+        hint=None if job.hint is None else job.hint(log.seconds, selection.speed.baseline),
     )
 
 

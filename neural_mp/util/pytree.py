@@ -105,7 +105,7 @@ def batch_size_of(inputs: object) -> int:
     return int(shape[0]) if len(shape) else 1
 
 
-def as_numpy(values: object) -> np.ndarray:
+def as_numpy(values: Any) -> np.ndarray:
     """Convert an array, tensor or nested list of any framework to numpy, bfloat16 to float32.
 
     Raises:

@@ -25,7 +25,8 @@ def flat_leaves(inputs: Any) -> list[Any]:
 
 def layout_of(inputs: Any) -> Hashable:
     """Return the keys of a plain dict, or the type of any other batch."""
-    return tuple(inputs) if type(inputs) is dict else type(inputs)
+    kind: type = type(inputs)
+    return tuple(inputs) if kind is dict else kind
 
 
 def key_of(inputs: Any, leaves: Sequence[Any]) -> tuple[Hashable, ...]:

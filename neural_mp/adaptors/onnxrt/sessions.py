@@ -120,7 +120,7 @@ class Runner:
 
         def fetched(feeds: Mapping[str, Any]) -> list[Any]:
             try:
-                return run(names, feeds)  # type: ignore[no-any-return]
+                return run(names, feeds)
             except Exception as error:
                 raise _failure(error) from error
 

@@ -189,7 +189,9 @@ class Runner:
     def _tensor(self, value: Array) -> Any:
         """Return a plain array as OpenVINO's tensor, which spares the search for its type."""
         flags = value.flags
-        plain = self._shares and flags.c_contiguous and flags.writeable and value.size and value.ndim
+        plain = (
+            self._shares and flags.c_contiguous and flags.writeable and value.size and value.ndim
+        )
         return ov.Tensor(value, shared_memory=True) if plain else value
 
     def _merges_int8_products(self) -> bool:

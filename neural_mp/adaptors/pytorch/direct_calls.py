@@ -20,7 +20,7 @@ from neural_mp.adaptors.pytorch.call_signature import CallArgs, is_array, to_arr
 from neural_mp.adaptors.pytorch.dynamic_shapes import keywords
 from neural_mp.adaptors.pytorch.graph_edit import attribute
 from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.module_capture import private, run_call
+from neural_mp.adaptors.pytorch.module_capture import accept, is_accepted, private, run_call
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,6 @@ class DirectCalls:
     def __init__(self, model: TorchModel) -> None:
         self._model = model
         self._recipes: dict[_InputKey, _Recipe | None] = {}
-        self._accepted: dict[_InputKey, None] = {}
         self._target: Callable[..., Any] | None = None
         if model.original is not None:
             self._target = _own_module(model)
@@ -206,13 +205,9 @@ class DirectCalls:
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
             return run_call(model, model.module, call)
-        key = tuple(
-            (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf)
-            for leaf in call.leaves()
-        )
-        if key not in self._accepted:
+        if not is_accepted(model, call):
             run_call(model, model.module, call)
-            remember(self._accepted, key, None)
+            accept(model, call)
         with torch.no_grad():
             return target(*call.args, **call.kwargs)
 
