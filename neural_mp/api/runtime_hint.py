@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -48,24 +49,21 @@ class HintSearch:
     measurement: Measurement
     cache: MeasurementCache
 
-    def __call__(self, seconds: Mapping[str, float], latency: float = 0.0) -> RuntimeHint | None:
+    def __call__(self, seconds: Mapping[str, float]) -> RuntimeHint | None:
         """Return the fastest other runtime if it gains enough; None if not, or too costly.
 
         Args:
             seconds: phase of the run → its duration.
-            latency: seconds of one run of the source.
         """
         try:
             names = [name for name in runtimes_of(self.source) if _installed(name)]
-            return self._cached(names, seconds, latency) if names else None
+            return self._cached(names, seconds) if names else None
         except (Exception, KeyboardInterrupt):
             # Runtimes raise errors of any type, and the result of the run does not depend on them.
             logger.debug("no hint at another runtime", exc_info=True)
             return None
 
-    def _cached(
-        self, names: list[str], seconds: Mapping[str, float], latency: float
-    ) -> RuntimeHint | None:
+    def _cached(self, names: list[str], seconds: Mapping[str, float]) -> RuntimeHint | None:
         cache = self.cache.scoped(
             runtimes=json.dumps(versions_of(FRAMEWORKS[name].package for name in names)),
             inputs=shape_words(self.measurement.inputs),
@@ -75,12 +73,18 @@ class HintSearch:
         if known is not None:
             return known["hint"]
         allowed = max(_SECONDS, _SHARE * sum(seconds.values()))
-        cost = _TRANSFER_COST * seconds.get("load", 0.0) + _RUNS * latency * (1 + len(names))
-        if cost > allowed:
+        transfer = _TRANSFER_COST * seconds.get("load", 0.0)
+        if transfer > allowed or transfer + self._runs(len(names)) > allowed:
             return None
         found = self._measured(names)
         cache.put(_KEY, {"hint": None if found is None else asdict(found)})
         return found
+
+    def _runs(self, others: int) -> float:
+        """Return the seconds that all runs cost if the others are as fast as the source."""
+        started = time.perf_counter()
+        self.source(self.measurement.inputs)
+        return _RUNS * (1 + others) * (time.perf_counter() - started)
 
     def _measured(self, names: list[str]) -> RuntimeHint | None:
         file = transfer_file(self.source)

@@ -81,8 +81,8 @@ class TuningJob:
         description: shown in reports.
         runtimes: figures of the runtimes that were compared.
         alternatives: the verified FP32 models in other runtimes that the result is compared with.
-        hint: seconds of each phase, and of one batch → another runtime that is faster in FP32, if
-            any; None for no search.
+        hint: seconds of each phase → another runtime that is faster in FP32, if any; None for no
+            search.
     """
 
     model: AnyTunableModel
@@ -98,7 +98,7 @@ class TuningJob:
     description: RunDescription = field(default_factory=RunDescription)
     runtimes: tuple[RuntimeFigures, ...] = ()
     alternatives: tuple[AnyModel, ...] = ()
-    hint: Callable[[Mapping[str, float], float], RuntimeHint | None] | None = None
+    hint: Callable[[Mapping[str, float]], RuntimeHint | None] | None = None
 
     @property
     def space(self) -> TuningSpace:

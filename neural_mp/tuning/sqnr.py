@@ -20,6 +20,8 @@ from neural_mp.util.text import shape_words
 MAX_NSR = 1e9
 #: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
 MIN_SQNR_DB = 20.0
+#: A first run that takes longer than any later one by this factor warmed the model up.
+_COLD = 1.2
 
 
 def mean_nsr(reference: list[Any], found: list[Any]) -> float:
@@ -46,15 +48,24 @@ class OutputNoise:
         reference: the FP32 model.
         candidate: the compared model.
         layout: dtypes and shapes of the batches to time, as text.
-        rounds: seconds of both models for every such batch after the first, which warms them up.
+        seconds: seconds of both models for every such batch.
     """
 
     reference: AnyModel
     candidate: AnyModel
     layout: str = ""
-    rounds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     _nsrs: list[float] = field(default_factory=list)
-    _is_warm: bool = False
+
+    @property
+    def rounds(self) -> tuple[list[float], list[float]] | tuple[()]:
+        """The seconds of both models in rounds, without a cold start; empty without any."""
+        reference, candidate = self.seconds
+        cold = any(
+            taken and taken[0] > _COLD * max(taken[1:], default=0.0) for taken in self.seconds
+        )
+        found = (reference[1:], candidate[1:]) if cold else (reference, candidate)
+        return found if found[0] else ()
 
     def sqnr_db(self, batches: Iterable[Any]) -> float | None:
         """Return the SQNR of the candidate's outputs over all batches, in dB.
@@ -81,10 +92,8 @@ class OutputNoise:
             outputs[index] = models[index](inputs)
             seconds[index] = time.perf_counter() - started
         if shape_words(inputs) == self.layout:
-            if self._is_warm:
-                for kept, taken in zip(self.rounds, seconds, strict=True):
-                    kept.append(taken)
-            self._is_warm = True
+            for kept, taken in zip(self.seconds, seconds, strict=True):
+                kept.append(taken)
         expected, found = map(float_arrays, outputs)
         return expected, found
 
@@ -115,4 +124,4 @@ def compared_with_fp32(
             f"samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation data to limit the "
             f"loss of accuracy"
         )
-    return sqnr_db, noise.rounds if noise.rounds[0] else ()
+    return sqnr_db, noise.rounds

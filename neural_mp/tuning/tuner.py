@@ -367,7 +367,7 @@ def _report(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         warnings=tuple(log.warnings),
         cache_hits=tuple(log.cache_hits),
         runtimes=job.runtimes,
-        hint=None if job.hint is None else job.hint(log.seconds, selection.speed.baseline),
+        hint=None if job.hint is None else job.hint(log.seconds),
     )
 
 

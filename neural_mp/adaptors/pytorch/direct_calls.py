@@ -245,8 +245,7 @@ def _own_module(model: TorchModel) -> nn.Module | None:
     """Return a copy of the user's module; None if a run fails or changes module or inputs."""
     assert model.original is not None
     try:
-        module = private(model.original)
-        call: CallArgs = model.example.copied()
+        module, call = private(model.original), model.example.copied()
         before = [*_marks(module), *_versions(call)]
         with torch.no_grad():
             module(*call.args, **call.kwargs)
