@@ -1,12 +1,13 @@
 """Cost of one call of a result over the runtime's own call.
 
-Run: `python benchmarks/call_overhead.py [--rounds 2000] [--framework pytorch|onnxrt|tensorflow]`
+Run: `python benchmarks/call_overhead.py [--rounds 2000] [--net tiny|wide] [--framework NAME]`
 
 Two nets in every framework: two dense layers at batch 1, of some microseconds, and a chain of wide
 ones, of some milliseconds. `result(x)` is timed beside what it cannot be faster than: the code of
-the captured graph on flat inputs (PyTorch), the session (ONNX Runtime), the session's compiled
-callable (TensorFlow). All in turn, one thread; first deciles over all rounds. An FP32 result of
-PyTorch is timed beside the user's own module.
+the captured graph on flat inputs (PyTorch), the session (ONNX Runtime), the compiled model
+(OpenVINO), the session's compiled callable (TensorFlow). All in turn, one thread; first deciles
+over all rounds. An FP32 result of PyTorch is timed beside the user's own module; a net of PyTorch
+in another runtime beside that runtime, with conversions for tensors.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ def source_of(framework: str, folder: Path) -> Any:
     """ResNet-50 as an object or file of a framework."""
     if framework == "tensorflow":
         return import_module("keras_models").build("ResNet50")
-    import torch
     from resnet50 import resnet50
 
     if framework == "pytorch":
