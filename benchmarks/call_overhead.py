@@ -1,12 +1,13 @@
 """Cost of one call of a result over the runtime's own call.
 
-Run: `python benchmarks/call_overhead.py [--rounds 2000] [--framework pytorch|onnxrt|tensorflow]`
+Run: `python benchmarks/call_overhead.py [--rounds 2000] [--net tiny|wide] [--framework NAME]`
 
 Two nets in every framework: two dense layers at batch 1, of some microseconds, and a chain of wide
 ones, of some milliseconds. `result(x)` is timed beside what it cannot be faster than: the code of
-the captured graph on flat inputs (PyTorch), the session (ONNX Runtime), the session's compiled
-callable (TensorFlow). All in turn, one thread; first deciles over all rounds. An FP32 result of
-PyTorch is timed beside the user's own module.
+the captured graph on flat inputs (PyTorch), the session (ONNX Runtime), the compiled model
+(OpenVINO), the session's compiled callable (TensorFlow). All in turn, one thread; first deciles
+over all rounds. An FP32 result of PyTorch is timed beside the user's own module; a net of PyTorch
+in another runtime beside that runtime, with conversions for tensors.
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ def first_deciles(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str,
     return {name: float(np.quantile(times, 0.1)) for name, times in seen.items()}
 
 
-def tuned(source: Any, data: Any, precisions: str) -> Any:
+def tuned(source: Any, data: Any, precisions: str, runtime: str | None = None) -> Any:
     """The result of a run on a few batches."""
     tuner = MixedPrecision()
     tuner.model, tuner.precisions, tuner.objective = source, precisions, "modelsize"
     tuner.calib_dataloader = [data]
+    if runtime is not None:
+        tuner.runtime = runtime
     with tempfile.TemporaryDirectory() as folder:
         tuner.workspace, tuner.cache = folder, False
         return tuner()
@@ -91,8 +94,8 @@ def pytorch(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callab
     }
 
 
-def onnxrt(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
-    """INT8 and FP32 beside the sessions that run them."""
+def onnx_file(width: int, depth: int, x: np.ndarray) -> Path:
+    """The net as an ONNX file."""
     path = Path(tempfile.mkdtemp()) / "net.onnx"
     batch = torch.export.Dim("batch")
     torch.onnx.export(
@@ -104,14 +107,81 @@ def onnxrt(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callabl
         verbose=False,
         dynamo=True,
     )
-    found = {}
+    return path
+
+
+def session_call(held: Any, x: np.ndarray) -> Callable[[], Any]:
+    """A call of a session of ONNX Runtime that runs the same graph."""
+    session = held.session(held.runs).session
+    (port,) = session.get_inputs()
+    return lambda: session.run(None, {port.name: x})
+
+
+def request_call(held: Any, x: np.ndarray) -> Callable[[], Any]:
+    """A call of OpenVINO's own object for the same graph."""
+    native = openvino_compiled(held)
+    return lambda: native(x)
+
+
+def openvino_compiled(held: Any) -> Any:
+    """The compiled model of OpenVINO, with the settings of a result."""
+    from neural_mp.adaptors.openvino.runtime import Runner
+
+    return Runner(held.runs)._compiled
+
+
+def onnxrt(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
+    """INT8 and FP32 beside the sessions that run them."""
+    path, found = onnx_file(width, depth, x), {}
     for precision in ("int8", "fp32"):
         result = tuned(path, np.repeat(x, 8, 0), precision)
-        result(x)
-        session = next(iter(result.held._runners.values())).session
         found[precision] = {
-            "runtime": lambda session=session: session.run(None, {"x": x}),
+            "runtime": session_call(result.held, x),
             "result": lambda result=result: result(x),
+            "dict": lambda result=result: result({"x": x}),
+        }
+    return found
+
+
+def openvino(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
+    """INT8 and FP32 beside compiled models."""
+    import neural_mp.adaptors.openvino.runtime as runtime
+
+    path, found = onnx_file(width, depth, x), {}
+    for precision in ("int8", "fp32"):
+        result = tuned(runtime.core().read_model(path), np.repeat(x, 8, 0), precision)
+        found[precision] = {
+            "runtime": request_call(result.held, x),
+            "result": lambda result=result: result(x),
+        }
+    return found
+
+
+def on_tensors(own: Callable[..., Callable[[], Any]], held: Any, x: torch.Tensor) -> Any:
+    """A call of a runtime with a conversion of the input from a tensor and of the result to one."""
+    call = own(held, x.numpy())
+
+    def converting() -> torch.Tensor:
+        x.detach().numpy()
+        return torch.from_numpy(call()[0])
+
+    return converting
+
+
+def transferred(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
+    """A net of PyTorch in other runtimes beside the calls of the runtimes, on arrays."""
+    net, given, found = dense(width, depth), torch.from_numpy(x), {}
+    data = torch.from_numpy(np.repeat(x, 8, 0))
+    for runtime, own in (("onnxrt", session_call), ("openvino", request_call)):
+        result = tuned(net, data, "int8", runtime)
+        result(x)
+        found[f"{runtime} arrays"] = {
+            "runtime": own(result.held, x),
+            "result": lambda result=result: result(x),
+        }
+        found[f"{runtime} tensors"] = {
+            "runtime": on_tensors(own, result.held, given),
+            "result": lambda result=result: result(given),
         }
     return found
 
@@ -136,19 +206,30 @@ def tensorflow(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Cal
     return found
 
 
+BUILDERS = {
+    "pytorch": pytorch,
+    "onnxrt": onnxrt,
+    "openvino": openvino,
+    "tensorflow": tensorflow,
+    "transferred": transferred,
+}
+
+
 def main() -> None:
     """Time all frameworks that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--framework", choices=["pytorch", "onnxrt", "tensorflow"])
+    parser.add_argument("--framework", choices=list(BUILDERS))
+    parser.add_argument("--net", choices=list(NETS))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    builders = {"pytorch": pytorch, "onnxrt": onnxrt, "tensorflow": tensorflow}
     print(f"{'':28}{'runtime':>12}{'result':>12}{'over':>10}{'ratio':>8}")
-    for framework, build in builders.items():
+    for framework, build in BUILDERS.items():
         if given.framework not in (None, framework):
             continue
         for net, (width, depth) in NETS.items():
+            if given.net not in (None, net):
+                continue
             x = np.random.default_rng(0).random((1 if net == "tiny" else 32, width), np.float32)
             for precision, calls in build(width, depth, x).items():
                 rounds = given.rounds if net == "tiny" else max(given.rounds // 5, 20)

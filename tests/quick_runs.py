@@ -44,10 +44,15 @@ _measured_side_by_side = Measurement.side_by_side
 _MOST_ROUNDS = 90
 
 
-def _measured(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
+def _measured(
+    self: Measurement,
+    models: Sequence[AnyModel],
+    longer: int = 1,
+    earlier: Sequence[Sequence[float]] = (),
+) -> list[list[float]]:
     if Objective.PERFORMANCE not in self.objectives:
         self, longer = replace(self, warmup=0, iterations=3), 1
-    return _measured_rounds(self, models, longer)
+    return _measured_rounds(self, models, longer, earlier)
 
 
 def _decides(self: Measurement, taken: list[list[float]]) -> bool:

@@ -47,12 +47,20 @@ class LoadedModel(Generic[M]):
         """Return the outputs for one batch: numpy arrays if the inputs are numpy arrays."""
         if self.boundary is None:
             return self.adaptor.predict(self.held, inputs)
-        outputs = self.adaptor.predict(self.held, self.boundary.arrays(inputs))
-        tensor = None
-        if self.boundary.holds_tensors(inputs):
-            offered = adaptor_named(self.boundary.framework).transfer
-            tensor = None if offered is None else offered.tensor
-        return self.boundary.returned(outputs, tensor)
+        arrays, tensors = self.boundary.taken(inputs)
+        try:
+            outputs = self.adaptor.predict(self.held, arrays)
+        except DataError:
+            self.boundary.arrays(inputs)  # the error in the names of the source, if the cause
+            raise
+        return self.boundary.returned(outputs, self._source_tensor if tensors else None)
+
+    @cached_property
+    def _source_tensor(self) -> Callable[[Any], Any] | None:
+        """Conversion of an array to a tensor of the source framework, if any."""
+        assert self.boundary is not None
+        offered = adaptor_named(self.boundary.framework).transfer
+        return None if offered is None else offered.tensor
 
     def _given(self, inputs: Any) -> Any:
         """Return the inputs of a batch in the form that the adaptor accepts."""

@@ -134,7 +134,9 @@ class OptimizedModel:
         Raises:
             DataError: the inputs do not fit the model.
         """
-        return TransferredModel(self.loaded)(*inputs, **named)
+        if named or len(inputs) != 1:
+            return TransferredModel(self.loaded)(*inputs, **named)
+        return self.loaded(inputs[0])
 
     def __repr__(self) -> str:
         words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}

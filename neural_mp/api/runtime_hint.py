@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -24,8 +25,10 @@ logger = logging.getLogger(__name__)
 
 #: Speedup over the source, at its lower bound, from which a runtime is worth a hint.
 MIN_HINTED_SPEEDUP = 1.2
-#: Seconds, and fraction of the run, that the hint may cost.
-_SECONDS, _SHARE = 10.0, 0.1
+#: Seconds that transfer and runs may cost each, or fraction of the run.
+_SECONDS, _SECONDS_OF_RUNS, _SHARE = 5.0, 1.0, 0.1
+#: Runs of every model, for verification, warm-up and measurement.
+_RUNS = 6
 #: Cost of the transfer to other runtimes, in durations of loading the model.
 _TRANSFER_COST = 2.0
 _KEY = "runtime hint"
@@ -69,12 +72,20 @@ class HintSearch:
         _, known = cache.get(_KEY, _CACHED)
         if known is not None:
             return known["hint"]
-        allowed = max(_SECONDS, _SHARE * sum(seconds.values()))
-        if _TRANSFER_COST * seconds.get("load", 0.0) > allowed:
+        share = _SHARE * sum(seconds.values())
+        if _TRANSFER_COST * seconds.get("load", 0.0) > max(_SECONDS, share):
+            return None
+        if self._runs(len(names)) > max(_SECONDS_OF_RUNS, share):
             return None
         found = self._measured(names)
         cache.put(_KEY, {"hint": None if found is None else asdict(found)})
         return found
+
+    def _runs(self, others: int) -> float:
+        """Return the seconds that all runs cost if the others are as fast as the source."""
+        started = time.perf_counter()
+        self.source(self.measurement.inputs)
+        return _RUNS * (1 + others) * (time.perf_counter() - started)
 
     def _measured(self, names: list[str]) -> RuntimeHint | None:
         file = transfer_file(self.source)

@@ -25,6 +25,8 @@ _BOOTSTRAP_SAMPLES, _DRAWS_AT_ONCE = 1000, 100
 _NEXT_LOOK = 1.5
 #: Minimum number of rounds, regardless of the time limit.
 _LEAST_ROUNDS = 3
+#: Seconds of a round from which the second warm-up round is the last.
+_LONG_ROUND = 0.25
 #: Maximum number of runs per block.
 _MAX_RUNS = 1000
 
@@ -100,6 +102,8 @@ def interleaved_rounds(
     block_seconds: float = 0.0,
     decides: Callable[[list[list[float]]], bool] | None = None,
     patience: float = 1.0,
+    earlier: Sequence[Sequence[float]] = (),
+    suffices: Callable[[list[list[float]]], bool] | None = None,
 ) -> list[list[float]]:
     """Time runs in interleaved rounds, with a random order in each round.
 
@@ -107,27 +111,36 @@ def interleaved_rounds(
 
     Args:
         runs: functions to time.
-        warmup: warm-up rounds.
+        warmup: maximum number of warm-up rounds; two of long runs suffice.
         iterations: minimum number of measured rounds.
         least_seconds: minimum duration in seconds: short runs need more rounds.
         time_limit: seconds after which no round starts, except for the first three.
         block_seconds: minimum duration of a block: shorter runs are repeated and averaged.
         decides: whether the rounds so far are conclusive; rounds are added until they are.
         patience: limit of these additional rounds, as a multiple of `time_limit`.
+        earlier: for each run, the seconds of rounds of warm runs just measured; ignored if any is
+            shorter than a block.
+        suffices: whether the rounds so far need no more, whatever their number.
 
     Returns:
         For each run, the seconds of each round.
     """
     order, lengths = random.Random(0), [1] * len(runs)
-    for number in range(warmup):
-        for index, run in enumerate(runs):
-            seconds = _seconds(run, 1)
-            if number == warmup - 1:
-                lengths[index] = min(_MAX_RUNS, max(1, round(block_seconds / max(seconds, 1e-9))))
-    started, look = time.perf_counter(), 0.0
-    taken: list[list[float]] = [[] for _ in runs]
-    for iteration in itertools.count():
-        passed = time.perf_counter() - started
+    taken: list[list[float]] = [list(seconds) for seconds in earlier]
+    if not taken or min(map(min, taken)) < block_seconds:
+        taken = [[] for _ in runs]
+        for number in range(warmup):
+            seconds = [_seconds(run, 1) for run in runs]
+            lengths = [
+                min(_MAX_RUNS, max(1, round(block_seconds / max(each, 1e-9)))) for each in seconds
+            ]
+            if number and sum(seconds) > _LONG_ROUND:
+                break
+    spent, started, look = sum(map(sum, taken)), time.perf_counter(), 0.0
+    for iteration in itertools.count(len(taken[0])):
+        if suffices is not None and suffices(taken):
+            break
+        passed = spent + time.perf_counter() - started
         late = iteration >= _LEAST_ROUNDS and passed > time_limit
         if late or (iteration >= iterations and passed > least_seconds):
             if decides is None or (late and passed > patience * time_limit):

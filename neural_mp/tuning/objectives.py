@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from numbers import Real
@@ -39,6 +39,8 @@ _BLOCK_SECONDS = 0.002
 _PATIENCE = 6.0
 #: With fewer rounds, a decision must be unanimous.
 _FEW_ROUNDS = 20
+#: Rounds and seconds from which a ratio beyond the required one by this factor is clear.
+_CLEAR_ROUNDS, _CLEAR_SECONDS, _CLEAR_RATIO = 4, 1.0, 1.5
 #: Confidence intervals narrower than this fraction need no more rounds.
 _RESOLUTION = 0.005
 #: Minimum number of rounds in which several callers run at a time.
@@ -139,14 +141,25 @@ class Measurement:
         brief = replace(self, warmup=1, iterations=rounds)
         return [min(seconds) for seconds in brief._timed(models)]
 
-    def rounds(self, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
+    def rounds(
+        self,
+        models: Sequence[AnyModel],
+        longer: int = 1,
+        earlier: Sequence[Sequence[float]] = (),
+    ) -> list[list[float]]:
         """Return seconds per batch of several models, FP32 first, in every interleaved round.
 
         If latency is the only objective, rounds are added until each model is either faster than
         the first one by `min_speedup` or not, beyond noise, or until the time limit.
+
+        Args:
+            models: the models.
+            longer: multiple of the usual duration.
+            earlier: for each of two models, the seconds of rounds just measured. Further rounds of
+                slow models are made only until the verdict is clear.
         """
         judged = is_latency_only(self.objectives) and len(models) > 1
-        return self._timed(models, longer, self._decides if judged else None)
+        return self._timed(models, longer, self._decides if judged else None, earlier)
 
     def interleaved(self, models: Sequence[AnyModel]) -> list[list[float]]:
         """Return seconds per batch of models of any framework in every interleaved round."""
@@ -170,17 +183,15 @@ class Measurement:
         models: Sequence[AnyModel],
         longer: int = 1,
         decides: Callable[[list[list[float]]], bool] | None = None,
+        earlier: Sequence[Sequence[float]] = (),
     ) -> list[list[float]]:
         runs: Sequence[Callable[[], Any]] = [partial(model, self.inputs) for model in models]
-        adaptors = {model.adaptor.framework: model.adaptor for model in models}
         calls = 1 if self.streams is None else self.streams * CALLS_PER_CALLER
-        with ExitStack() as limits:
-            for adaptor in adaptors.values():
-                limits.enter_context(adaptor.threads(self._threads(adaptor)))
+        with self.limited(models), ExitStack() as callers:
             if self.streams is not None:
                 for run in runs:
                     run()
-                runs = limits.enter_context(concurrent_runs(runs, self.streams))
+                runs = callers.enter_context(concurrent_runs(runs, self.streams))
             taken = interleaved_rounds(
                 runs,
                 warmup=min(self.warmup, 1) if calls > 1 else self.warmup,
@@ -190,6 +201,8 @@ class Measurement:
                 block_seconds=_BLOCK_SECONDS,
                 decides=decides,
                 patience=_PATIENCE,
+                earlier=earlier,
+                suffices=self._is_clear if earlier else None,
             )
         return taken if calls == 1 else [[each / calls for each in rounds] for rounds in taken]
 
@@ -198,6 +211,29 @@ class Measurement:
         if self.streams is None or adaptor.streams is not None:
             return self.threads
         return max(1, (self.threads or detect().cores) // self.streams)
+
+    @contextmanager
+    def limited(self, models: Iterable[AnyModel]) -> Iterator[None]:
+        """Run these models with the number of threads of the measurement."""
+        adaptors = {model.adaptor.framework: model.adaptor for model in models}
+        with ExitStack() as limits:
+            for adaptor in adaptors.values():
+                limits.enter_context(adaptor.threads(self._threads(adaptor)))
+            yield
+
+    def _is_clear(self, taken: list[list[float]]) -> bool:
+        """Whether slow rounds of two models leave no doubt about `min_speedup`.
+
+        Every run of one model is far faster than every run of the other. For noise to cause that
+        in four rounds, it must slow all four runs of one model and none of the other: if it slows
+        runs independently, the probability is at most 1/4 per round, below 1 % in all.
+        """
+        before, after = taken
+        if len(before) < _CLEAR_ROUNDS or sum(before) + sum(after) < _CLEAR_SECONDS:
+            return False
+        least = 1 / self.min_speedup
+        faster = _CLEAR_RATIO * max(after) < least * min(before)
+        return faster or min(after) > _CLEAR_RATIO * least * max(before)
 
     def _decides(self, taken: list[list[float]]) -> bool:
         """Whether each model's relative latency is clearly on one side of the required one."""

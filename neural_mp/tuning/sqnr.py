@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
+from neural_mp.util.pytree import float_arrays
+from neural_mp.util.text import shape_words
 
 #: NSR of non-finite outputs, since files have no infinity.
 MAX_NSR = 1e9
 #: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
 MIN_SQNR_DB = 20.0
+#: A first run that takes longer than any later one by this factor warmed the model up.
+_COLD = 1.2
 
 
 def mean_nsr(reference: list[Any], found: list[Any]) -> float:
@@ -32,20 +40,92 @@ def mean_nsr(reference: list[Any], found: list[Any]) -> float:
     return min(float(np.mean(nsrs)), MAX_NSR) if nsrs else 0.0
 
 
+@dataclass
+class OutputNoise:
+    """Noise of a candidate's outputs, with the durations of both models' runs.
+
+    Attributes:
+        reference: the FP32 model.
+        candidate: the compared model.
+        layout: dtypes and shapes of the batches to time, as text.
+        seconds: seconds of both models for every such batch.
+    """
+
+    reference: AnyModel
+    candidate: AnyModel
+    layout: str = ""
+    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    _nsrs: list[float] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> tuple[list[float], list[float]] | tuple[()]:
+        """The seconds of both models in rounds, without a cold start; empty without any."""
+        reference, candidate = self.seconds
+        cold = any(
+            taken and taken[0] > _COLD * max(taken[1:], default=0.0) for taken in self.seconds
+        )
+        found = (reference[1:], candidate[1:]) if cold else (reference, candidate)
+        return found if found[0] else ()
+
+    def sqnr_db(self, batches: Iterable[Any]) -> float | None:
+        """Return the SQNR of the candidate's outputs over all batches, in dB.
+
+        Infinite without differences; None if the outputs hold no floating-point numbers.
+        """
+        for inputs in batches:
+            expected, found = self._run(inputs)
+            if not expected:
+                return None
+            self._nsrs.append(mean_nsr(expected, found))
+        if not self._nsrs:
+            return None
+        noise = float(np.mean(self._nsrs))
+        return -10 * math.log10(noise) if noise > 0 else math.inf
+
+    def _run(self, inputs: Any) -> tuple[list[Any], list[Any]]:
+        """Return the outputs of both models, which begin in turn."""
+        models = [self.reference, self.candidate]
+        order = [0, 1] if len(self._nsrs) % 2 == 0 else [1, 0]
+        outputs, seconds = [None, None], [0.0, 0.0]
+        for index in order:
+            started = time.perf_counter()
+            outputs[index] = models[index](inputs)
+            seconds[index] = time.perf_counter() - started
+        if shape_words(inputs) == self.layout:
+            for kept, taken in zip(self.seconds, seconds, strict=True):
+                kept.append(taken)
+        expected, found = map(float_arrays, outputs)
+        return expected, found
+
+
 def output_sqnr_db(
     reference: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> float | None:
-    """Return the SQNR of a candidate's outputs over all batches, in dB.
+    """Return the SQNR of a candidate's outputs over all batches; see `OutputNoise.sqnr_db`."""
+    return OutputNoise(reference, candidate).sqnr_db(batches)
 
-    Infinite without differences; None if the outputs hold no floating-point numbers.
+
+def compared_with_fp32(
+    job: TuningJob, converted: AnyModel, log: RunLog
+) -> tuple[float | None, Sequence[Sequence[float]]]:
+    """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB.
+
+    Also the seconds of both models for every batch with the layout of the measured one.
     """
-    nsrs = []
-    for inputs in batches:
-        expected = reference.float_outputs(inputs)
-        if not expected:
-            return None
-        nsrs.append(mean_nsr(expected, candidate.float_outputs(inputs)))
-    if not nsrs:
-        return None
-    noise = float(np.mean(nsrs))
-    return -10 * math.log10(noise) if noise > 0 else math.inf
+    if job.calibration is None:
+        return None, ()
+    models = job.model, converted
+    noise = OutputNoise(*models, shape_words(job.measurement.inputs))
+    with log.phase("compare", "Comparing with FP32"), job.measurement.limited(models):
+        sqnr_db = noise.sqnr_db(job.calibration.inputs(log.step))
+    return sqnr_db, noise.rounds
+
+
+def warn_of_noise(sqnr_db: float | None, log: RunLog) -> None:
+    """Warn about an SQNR so low that the outputs may be unusable."""
+    if sqnr_db is not None and sqnr_db < MIN_SQNR_DB:
+        log.warn(
+            f"the outputs differ from those of FP32: their SQNR is {sqnr_db:.1f} dB on calibration "
+            f"samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation data to limit the "
+            f"loss of accuracy"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
@@ -31,7 +32,7 @@ from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_run
 from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe, problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
-from neural_mp.tuning.sqnr import MIN_SQNR_DB, output_sqnr_db
+from neural_mp.tuning.sqnr import compared_with_fp32, warn_of_noise
 
 #: CPU seconds of measurements that choose a plan, as a fraction of calibration and conversion; and
 #: their minimum per thread.
@@ -90,8 +91,9 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     if is_timed:
         allowance = _allowance(job, time.process_time() - started, deadline)
         chosen = _fastest(job, model, chosen, allowance, log)
+    sqnr_db, rounds = compared_with_fp32(job, chosen.model, log)
     with log.phase("measure", "Measuring latency"):
-        selection = _measured(job, chosen)
+        selection = _measured(job, chosen, rounds if job.measurement.streams is None else ())
     slow = selection.slower_than_fp32[0] if is_timed and selection.slower_than_fp32 else None
     if slow is not None:
         log.warn(f"no plan is {too_slow(job, slow)}; {_EVERY_OP}")
@@ -102,8 +104,10 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         settlement = Settlement(speeds_over_runtimes(job, selection, log), selection)
     here, selection = settlement.job, settlement.selection
     is_kept = selection.model is chosen.model
-    sqnr_db = _compared_with_fp32(job, chosen.model, log) if is_kept else None
-    report = replace(report_of(here, selection, log), output_sqnr_db=sqnr_db, best_rejected=slow)
+    if is_kept:
+        warn_of_noise(sqnr_db, log)
+    shown = sqnr_db if is_kept else None
+    report = replace(report_of(here, selection, log), output_sqnr_db=shown, best_rejected=slow)
     seen, fp32, recorded = model.observations, here.model, settlement.recorded_in(job)
     return _result(job, setup, selection, report, seen, recorded, fp32, chosen.times)
 
@@ -136,9 +140,12 @@ def _allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
     return min(allowed, left * threads) if left else allowed
 
 
-def _measured(job: TuningJob, chosen: _Choice) -> Selection:
-    """Return a plan with its latency, and its trial if the plan gains too little over FP32."""
-    before, after = job.measurement.rounds([job.model, chosen.model])
+def _measured(job: TuningJob, chosen: _Choice, rounds: Sequence[Sequence[float]]) -> Selection:
+    """Return a plan with its latency, and its trial if the plan gains too little over FP32.
+
+    `rounds` are the seconds of FP32 and the plan in rounds just measured.
+    """
+    before, after = job.measurement.rounds([job.model, chosen.model], earlier=rounds)
     figures = latency_figures(before, after)
     trial = job.rated(Trial(chosen.plan.plan, Outcome.MET, objectives=figures), chosen.plan)
     slow = () if trial.met else (trial,)
@@ -170,22 +177,6 @@ def _result(
     return TuningResult(
         selection.model, selection.plan, fp32, None, (), observations, report, record
     )
-
-
-def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> float | None:
-    """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB."""
-    if job.calibration is None:
-        return None
-    with log.phase("compare", "Comparing with FP32"):
-        inputs = job.calibration.inputs(log.step)
-        sqnr_db = output_sqnr_db(job.model, converted, inputs)
-    if sqnr_db is not None and sqnr_db < MIN_SQNR_DB:
-        log.warn(
-            f"the outputs differ from those of FP32: their SQNR is {sqnr_db:.1f} dB on calibration "
-            f"samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation data to limit the "
-            f"loss of accuracy"
-        )
-    return sqnr_db
 
 
 def _not_checked(job: TuningJob, is_timed: bool) -> str:

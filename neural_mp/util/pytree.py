@@ -105,21 +105,22 @@ def batch_size_of(inputs: object) -> int:
     return int(shape[0]) if len(shape) else 1
 
 
-def as_numpy(values: object) -> np.ndarray:
+def as_numpy(values: Any) -> np.ndarray:
     """Convert an array, tensor or nested list of any framework to numpy, bfloat16 to float32.
 
     Raises:
         ValueError: the values do not form an array.
     """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
     try:
-        array = np.asarray(values)
+        array = values.numpy(force=True) if hasattr(values, "detach") else np.asarray(values)
     except TypeError:
         if not hasattr(values, "float"):
             raise
-        array = np.asarray(values.float())  # numpy has no bfloat16
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+        array = as_numpy(values.float())  # numpy has no bfloat16
+    # The name of a dtype costs more than the rest; bfloat16 is of kind V.
+    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
+        return array.astype(np.float32)
+    return array
 
 
 def float_arrays(value: object) -> list[np.ndarray]:

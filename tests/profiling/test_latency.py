@@ -90,3 +90,32 @@ def test_a_model_that_by_chance_had_more_of_the_rare_undisturbed_rounds_is_no_fa
     found = ratio(one, other)
     assert found.value < 0.2
     assert found.high > 0.9
+
+
+def test_earlier_rounds_of_long_runs_count(clock):
+    run = clock.taking(0.5)
+    (taken,) = interleaved_rounds([run], warmup=5, iterations=6, earlier=[[0.5] * 4])
+    assert len(taken) == 6
+    assert run.count == 2  # no warm-up
+
+
+def test_earlier_rounds_shorter_than_a_block_do_not_count(clock):
+    run = clock.taking(0.5)
+    (taken,) = interleaved_rounds(
+        [run], warmup=2, iterations=6, earlier=[[0.5] * 4], block_seconds=0.6
+    )
+    assert len(taken) == 6
+    assert run.count == 2 + 6
+
+
+def test_two_warm_up_rounds_of_long_runs_suffice(clock):
+    short, long = clock.taking(0.01), clock.taking(0.5)
+    interleaved_rounds([long], warmup=5, iterations=1)
+    interleaved_rounds([short], warmup=5, iterations=1)
+    assert (long.count, short.count) == (2 + 1, 5 + 1)
+
+
+def test_no_round_follows_rounds_that_suffice(clock):
+    run = clock.taking(0.5)
+    (taken,) = interleaved_rounds([run], earlier=[[0.5] * 4], suffices=lambda _: True)
+    assert (len(taken), run.count) == (4, 0)

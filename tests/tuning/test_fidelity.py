@@ -1,6 +1,7 @@
 """Without a metric, the outputs are compared with those of FP32 on calibration samples."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.tuning import tuner
-from neural_mp.tuning.sqnr import mean_nsr, output_sqnr_db
+from neural_mp.tuning import sqnr
+from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.sqnr import OutputNoise, mean_nsr, output_sqnr_db
+from neural_mp.util.text import shape_words
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def test_the_report_holds_the_signal_to_noise_ratio_on_calibration_samples(conve
 
 
 def test_outputs_that_differ_much_come_with_a_warning(converter, monkeypatch):
-    monkeypatch.setattr(tuner, "MIN_SQNR_DB", 100.0)
+    monkeypatch.setattr(sqnr, "MIN_SQNR_DB", 100.0)
     result = converter()
     (words,) = [w for w in result.report.warnings if "SQNR" in w]
     assert f"{result.report.output_sqnr_db:.1f} dB" in words
@@ -57,3 +60,44 @@ def test_outputs_that_are_no_numbers_are_as_bad_as_can_be():
     reference = [np.ones(3, np.float32)]
     assert mean_nsr(reference, [np.array([1, np.nan, 1], np.float32)]) == 1e9
     assert mean_nsr(reference, [np.full(3, 1.1, np.float32)]) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_compared_batches_are_the_first_latency_rounds() -> None:
+    runs: list[str] = []
+
+    def model(name: str) -> Any:
+        def run(inputs: np.ndarray) -> np.ndarray:
+            runs.append(name)
+            return inputs
+
+        return run
+
+    like, other = np.ones((4, 2), np.float32), np.ones((3, 2), np.float32)
+    noise = OutputNoise(model("fp32"), model("int8"), shape_words(like))
+    noise.sqnr_db([like, like, other, like])
+    assert len(noise.seconds[0]) == len(noise.seconds[1]) == 3
+    # The models begin in turn, so that neither always finds the caches of the other.
+    assert runs == ["fp32", "int8", "int8", "fp32"] * 2
+
+
+def test_a_cold_start_is_no_round() -> None:
+    noise = OutputNoise(None, None, "", ([5.0, 1.0, 1.1], [0.5, 0.5, 0.6]))
+    assert noise.rounds == ([1.0, 1.1], [0.5, 0.6])
+    warm = OutputNoise(None, None, "", ([1.1, 1.0, 1.1], [0.5, 0.5, 0.6]))
+    assert warm.rounds == warm.seconds
+    assert OutputNoise(None, None).rounds == ()
+
+
+@pytest.mark.parametrize(
+    ("fp32", "int8", "clear"),
+    [
+        ([1.0] * 4, [0.3] * 4, True),
+        ([0.3] * 4, [1.0] * 4, True),
+        ([1.0] * 3, [0.3] * 3, False),  # too few rounds
+        ([1.0] * 4, [0.8] * 4, False),  # too small a gain
+        ([1.0] * 4, [0.3, 0.3, 0.3, 0.9], False),  # one round in doubt
+        ([0.01] * 4, [0.003] * 4, False),  # short rounds cost nothing
+    ],
+)
+def test_slow_rounds_end_only_when_all_of_them_agree(fp32, int8, clear) -> None:
+    assert Measurement(None)._is_clear([fp32, int8]) is clear

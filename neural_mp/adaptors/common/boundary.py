@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from neural_mp.adaptors.common.call_layouts import flat_leaves, layout_of, positions, remember
 from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.util.pytree import NamedOutputs, as_numpy, tree_leaves
@@ -55,7 +59,7 @@ class Boundary:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without process-local parts."""
-        return {**self.__dict__, "held": None}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"held": None}
 
     def arrays(self, inputs: object) -> tuple[Array, ...]:
         """Return the inputs of one batch as arrays in the order of the runtime.
@@ -64,11 +68,36 @@ class Boundary:
             DataError: the inputs do not fit the model.
         """
         values = self.signature.assigned(inputs)
-        plain = [as_numpy(value) if hasattr(value, "detach") else value for value in values]
-        return tuple(self.signature.bind(plain).values())
+        return tuple(self.signature.bind(_plain(values)).values())
 
-    def holds_tensors(self, inputs: object) -> bool:
-        """Whether a batch holds tensors of the source framework."""
+    def taken(self, inputs: object) -> tuple[tuple[Array, ...], bool]:
+        """Return the inputs in the order of the runtime, and whether the batch holds tensors.
+
+        Tensors are those of the source framework. Arrays of a known layout are not checked: the
+        runtime does, and `arrays` raises the error in the names of the source framework.
+
+        Raises:
+            DataError: the inputs do not fit the model.
+        """
+        leaves = flat_leaves(inputs)
+        key = (layout_of(inputs), *map(type, leaves))
+        known = self._places.get(key)
+        if known is not None:
+            places, tensors = known
+            return _plain([leaves[index] for index in places]), tensors
+        arrays, tensors = self.arrays(inputs), self._holds_tensors(inputs)
+        if all(hasattr(leaf, "__array__") for leaf in leaves):
+            found = positions(self.signature.assigned(inputs), leaves)
+            if found is not None:
+                remember(self._places, key, (found, tensors))
+        return arrays, tensors
+
+    @cached_property
+    def _places(self) -> dict[Hashable, tuple[list[int], bool]]:
+        """Layout and types of a batch → index of the leaf of each input, whether it has tensors."""
+        return {}
+
+    def _holds_tensors(self, inputs: object) -> bool:
         package = FRAMEWORKS[self.framework].package
         return any(type(v).__module__.partition(".")[0] == package for v in tree_leaves(inputs))
 
@@ -116,6 +145,16 @@ class Boundary:
             if index >= len(found.signature.outputs):
                 raise invalid("the index of an output", index)
         return found
+
+
+def _plain(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values with tensors as arrays."""
+    return tuple(
+        [
+            value if type(value) is np.ndarray or not hasattr(value, "detach") else as_numpy(value)
+            for value in values
+        ]
+    )
 
 
 def _indices(containers: Containers) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from neural_mp.adaptors.common.model_metadata import details_of
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Array, Signature
-from neural_mp.adaptors.common.threads import allowed_threads
+from neural_mp.adaptors.common.threads import allowed_threads, requested_threads
 from neural_mp.adaptors.contract import ConversionCounts
 
 P = TypeVar("P")
@@ -44,7 +44,7 @@ class GraphModel(ABC, Generic[P]):
     results: Mapping[str, OutputLocation] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     counts: ConversionCounts = ConversionCounts()
-    #: Number of threads → the compiled graph.
+    #: Number of threads, None without a request → the compiled graph.
     _runners: dict[int | None, Run] = field(default_factory=dict)
 
     @property
@@ -58,10 +58,14 @@ class GraphModel(ABC, Generic[P]):
 
     def run(self, bound: Mapping[str, Array]) -> list[Any]:
         """Return the outputs for bound inputs, in the order of the signature."""
-        threads = allowed_threads()
-        if threads not in self._runners:
-            self._runners[threads] = self.compiled()
-        return self._runners[threads](bound)
+        requested = requested_threads()
+        run = self._runners.get(requested)
+        if run is None:
+            # Without a request, the environment decides when the graph is compiled.
+            threads = allowed_threads()
+            run = self._runners.get(threads) or self.compiled()
+            self._runners[threads] = self._runners[requested] = run
+        return run(bound)
 
 
 def graph_details(model: GraphModel[Any]) -> dict[str, Any]:

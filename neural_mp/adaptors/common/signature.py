@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from neural_mp.adaptors.common.call_layouts import ArrayLayouts
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.io.limits import MAX_ELEMENT_BYTES, MAX_EXAMPLE_ELEMENTS
 from neural_mp.util.labels import without_labels
@@ -134,14 +135,20 @@ class Signature:
         Raises:
             DataError: the number, names, dtypes or shapes do not match the model.
         """
-        if type(inputs) is np.ndarray and len(self.inputs) == 1:
-            port = self.inputs[0]
-            if _fits_at_once(port, inputs):
-                return {port.tensor: inputs}
-        return {
+        known = self._layouts.bound(inputs)
+        if known is not None:
+            return known
+        values = self.assigned(inputs)
+        bound = {
             port.tensor: value if _fits_at_once(port, value) else _fitting(port, value)
-            for port, value in zip(self.inputs, self.assigned(inputs), strict=True)
+            for port, value in zip(self.inputs, values, strict=True)
         }
+        self._layouts.learn(inputs, values, bound)
+        return bound
+
+    @cached_property
+    def _layouts(self) -> ArrayLayouts:
+        return ArrayLayouts()
 
     def assigned(self, inputs: object) -> list[Any]:
         """Return the value for every input of `bind`, unconverted.

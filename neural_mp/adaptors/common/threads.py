@@ -23,6 +23,11 @@ def limited_threads(count: int | None) -> Iterator[None]:
         _Limit.threads = before
 
 
+def requested_threads() -> int | None:
+    """Return the number of threads of `limited_threads`; None outside of such a context."""
+    return _Limit.threads
+
+
 def allowed_threads() -> int | None:
     """Return threads per op: the requested number, or else `OMP_NUM_THREADS`.
 

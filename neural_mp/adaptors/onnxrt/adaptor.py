@@ -62,6 +62,7 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)
     observe_tensors = staticmethod(observe.watch)
+    element_counts = staticmethod(observe.element_counts)
     convert_graph = staticmethod(write)
     native = staticmethod(storage.whole)
     save = staticmethod(storage.save)

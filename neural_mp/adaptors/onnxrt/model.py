@@ -110,5 +110,4 @@ class OnnxModel(GraphModel[ir.Model]):
 
     def compiled(self) -> Run:
         """Return a session of the graph to run, for the allowed number of threads."""
-        session, outputs = self.session(self.runs), self.signature.output_tensors
-        return lambda bound: session(bound, outputs)
+        return self.session(self.runs).fetching(self.signature.output_tensors)

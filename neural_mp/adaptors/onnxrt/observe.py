@@ -43,6 +43,48 @@ def watch(
 
     Tensors that are not floating-point, and lists of tensors, are omitted.
     """
+    watched, run, runner = _fetching(model, tensors)
+    channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
+    most = 0  # samples per run; determined with the first batch of several samples
+    for feeds in map(model.signature.bind, batches):
+        samples = model.signature.samples(feeds)
+        if not most and samples > 1:
+            most = 1 if _separable(model, feeds, runner) else _WHOLE
+        for part in in_parts(feeds, samples, most or _WHOLE):
+            arrays = run(part)
+            for name, array in ((n, array) for n, several in arrays.items() for array in several):
+                summary = summarized(array, channels[name])
+                if summary is not None:
+                    yield name, summary
+            if 0 < most < _WHOLE:
+                size = sum(array.nbytes for several in arrays.values() for array in several)
+                most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
+
+
+def element_counts(model: OnnxModel, inputs: Any, tensors: Collection[str]) -> dict[str, float]:
+    """Return tensor → its number of elements in a run; see `Adaptor.element_counts`.
+
+    Of independent samples, only one is run.
+    """
+    _, run, runner = _fetching(model, tensors)
+    feeds, times = model.signature.bind(inputs), 1
+    samples = model.signature.samples(feeds)
+    if samples > 1 and _separable(model, feeds, runner):
+        feeds, times = next(in_parts(feeds, samples, 1)), samples
+    sizes = {
+        name: float(times * sum(array.size for array in several))
+        for name, several in run(feeds).items()
+    }
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _fetching(
+    model: OnnxModel, tensors: Collection[str]
+) -> tuple[dict[str, ir.Value], Callable[[dict[str, Array]], dict[str, list[Array]]], Runner]:
+    """Return the floating-point tensors among `tensors`, and a function that runs the model.
+
+    The function, with its session, returns the arrays of each of these tensors.
+    """
     program = subgraph_outputs.typed(model.program)
     known = subgraph_outputs.values_in(program)
     asked = {name: known[str(model.structure.values[name].name)] for name in sorted(tensors)}
@@ -51,29 +93,19 @@ def watch(
         for name, value in subgraph_outputs.visible(program, asked).items()
         if is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
     }
-    channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
     values = {name: str(value.name) for name, value in watched.items()}
     fed = model.signature.input_tensors
     fetched = [value for value in values.values() if value not in fed]
     wanted = subgraph_outputs.with_outputs(program, [*fetched, *model.signature.output_tensors])
     runner = model.session(wanted, lean=True)
-    most = 0  # samples per run; determined with the first batch of several samples
-    for feeds in map(model.signature.bind, batches):
-        samples = model.signature.samples(feeds)
-        if not most and samples > 1:
-            most = 1 if _separable(model, feeds, runner) else _WHOLE
-        for part in in_parts(feeds, samples, most or _WHOLE):
-            found = dict(part)
-            if fetched:
-                found.update(zip(fetched, runner(part, fetched), strict=True))
-            arrays = {name: _floats(found[value]) for name, value in values.items()}
-            for name, array in ((n, array) for n, several in arrays.items() for array in several):
-                summary = summarized(array, channels[name])
-                if summary is not None:
-                    yield name, summary
-            if 0 < most < _WHOLE:
-                size = sum(array.nbytes for several in arrays.values() for array in several)
-                most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
+
+    def run(feeds: dict[str, Array]) -> dict[str, list[Array]]:
+        found = dict(feeds)
+        if fetched:
+            found.update(zip(fetched, runner(feeds, fetched), strict=True))
+        return {name: _floats(found[value]) for name, value in values.items()}
+
+    return watched, run, runner
 
 
 def _floats(found: object) -> list[Array]:

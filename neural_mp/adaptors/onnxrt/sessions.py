@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,22 @@ class Runner:
         types = {output.name: output.type for output in self.session.get_outputs()}
         self._plain = {name for name in types if not types[name].startswith(_NON_NUMPY_TYPES)}
         self._sequences = {name for name in self._plain if types[name].startswith("seq(")}
+        given = self.session.get_inputs()
+        self._takes_plain = not any(port.type.startswith(_NON_NUMPY_TYPES) for port in given)
+
+    def fetching(self, fetches: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
+        """Return a function from inputs to the named outputs; see `__call__`."""
+        names, run = list(fetches), self.session.run
+        if not (self._takes_plain and self._plain.issuperset(names)):
+            return lambda feeds: self(feeds, names)
+
+        def fetched(feeds: Mapping[str, Any]) -> list[Any]:
+            try:
+                return run(names, feeds)
+            except Exception as error:
+                raise _failure(error) from error
+
+        return fetched
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         """Return the named outputs for these inputs; raise `ConversionError` if a kernel fails."""
@@ -126,11 +142,13 @@ class Runner:
                 return [found[name] for name in fetches]
             return list(self.session.run(list(fetches), dict(feeds)))
         except Exception as error:
-            # The bindings raise their own types and RuntimeError for any error.
-            logger.debug("a run failed", exc_info=True)
-            raise ConversionError(
-                f"ONNX Runtime fails to run the model: {one_line(error)}"
-            ) from error
+            raise _failure(error) from error
+
+
+def _failure(error: Exception) -> ConversionError:
+    """Return the error of a run: the bindings raise their own types and RuntimeError for any."""
+    logger.debug("a run failed", exc_info=True)
+    return ConversionError(f"ONNX Runtime fails to run the model: {one_line(error)}")
 
 
 def _to_ort_value(value: Array) -> ort.OrtValue:

@@ -46,10 +46,11 @@ class OpenVinoModel(GraphModel[Any]):
     def compiled(self) -> Run:
         """Return the compiled graph to run, for the allowed number of threads."""
         runner = Runner(self.runs, streams=self.streams)
+        inputs, outputs = self._inputs, self._outputs
 
         def run(bound: Mapping[str, Array]) -> list[Array]:
-            found = runner(self.feeds(bound))
-            return [found[position] for position in self._outputs]
+            found = runner([bound[tensor] for tensor in inputs])
+            return [found[position] for position in outputs]
 
         return run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -113,6 +113,13 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         """Return the captured example: a tuple if any input is positional, else a dict."""
         call = model.example if batch_size is None else resized(model.example, batch_size)
         return dict(call.kwargs) if call.kwargs and not call.args else call.args
+
+    def element_counts(
+        self, model: TorchModel, inputs: Any, tensors: Collection[str]
+    ) -> dict[str, float]:
+        """Return the sizes known from the capture, or those of a run if they depend on values."""
+        found = observe.inferred_counts(model, inputs, tensors)
+        return super().element_counts(model, inputs, tensors) if found is None else found
 
     def native(self, model: TorchModel) -> Any:
         """Return the user's own module for an untouched model, else one of the captured graph."""

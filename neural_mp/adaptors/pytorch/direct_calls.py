@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -15,20 +15,19 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.common.call_layouts import flat_leaves, key_of, remember
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, is_array, to_arrays
 from neural_mp.adaptors.pytorch.dynamic_shapes import keywords
 from neural_mp.adaptors.pytorch.graph_edit import attribute
 from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.module_capture import private, run_call
+from neural_mp.adaptors.pytorch.module_capture import accept, is_accepted, private, run_call
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Maximum number of cached input signatures; inputs beyond are checked on every call.
-MAX_CACHED_KEYS = 256
 #: Dtype and shape of every tensor, in order.
-_InputKey = tuple[Any, ...]
+_InputKey = tuple[Hashable, ...]
 
 
 class DirectGraph:
@@ -41,7 +40,7 @@ class DirectGraph:
     def __init__(self, module: GraphModule) -> None:
         self._module = module
         self._keywords = keywords(module)
-        self._known: set[_InputKey] = set()
+        self._known: dict[_InputKey, None] = {}
         self._forward, self._constants = _code_of(module)
         self._returns = module.graph._codegen.pytree_info.out_spec
         self._returns_one = self._returns.is_leaf()
@@ -66,8 +65,7 @@ class DirectGraph:
         key = (len(args), *[(leaf.dtype, leaf.shape) for leaf in leaves])
         if key not in self._known:
             result = self._module(*args, **kwargs)
-            if len(self._known) < MAX_CACHED_KEYS:
-                self._known.add(key)
+            remember(self._known, key, None)
             return result
         return self.run_known(leaves)
 
@@ -84,10 +82,14 @@ class DirectGraph:
 def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
     """Return the graph's code, from flat inputs to flat outputs, and the holder of its constants.
 
-    A module looks up an attribute in several dicts, which costs as long as a small op.
+    A module looks up an attribute in several dicts, which costs as long as a small op; and an op
+    of torch is looked up by its path, and called through a Python function.
     """
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.nodes:
+        if type(node.target) is torch._ops.OpOverload:
+            node.target = _direct(node.target)
     flat = GraphModule(module, graph)
     constants = SimpleNamespace()
     for node in graph.nodes:
@@ -96,6 +98,14 @@ def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
         elif node.op == "call_module":
             _put(constants, str(node.target).split("."), module.get_submodule(str(node.target)))
     return type(flat).forward, constants
+
+
+def _direct(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """Return the dispatcher's function of an op, with a name for the code of a graph."""
+    found = partial(op._op)
+    name = f"op_{op.name().replace('::', '_').replace('.', '_')}"
+    vars(found).update(__name__=name, __qualname__=name, __module__=__name__)
+    return found
 
 
 def _put(holder: SimpleNamespace, path: list[str], value: object) -> None:
@@ -146,7 +156,6 @@ class DirectCalls:
     def __init__(self, model: TorchModel, compiled: nn.Module | None = None) -> None:
         self._model = model
         self._recipes: dict[_InputKey, _Recipe | None] = {}
-        self._accepted: set[_InputKey] = set()
         self._target: Callable[..., Any] | None = compiled
         if compiled is None and model.original is not None:
             self._target = _own_module(model)
@@ -159,19 +168,17 @@ class DirectCalls:
         Raises:
             DataError: if the inputs do not fit the model.
         """
-        leaves = _plain_leaves(inputs)
-        if leaves is None or self._target is None:
-            return self._checked(inputs)
-        names = tuple(inputs) if isinstance(inputs, dict) else type(inputs)
-        key = (names, *[(leaf.dtype, leaf.shape) for leaf in leaves])
-        if key not in self._recipes:
-            result = self._checked(inputs)
-            if len(self._recipes) < MAX_CACHED_KEYS:
-                self._recipes[key] = self._recipe(inputs, leaves)
-            return result
-        recipe = self._recipes[key]
+        leaves = flat_leaves(inputs)
+        for leaf in leaves:
+            if type(leaf) is not torch.Tensor and type(leaf) is not np.ndarray:
+                return self._checked(inputs)
+        key = key_of(inputs, leaves)
+        recipe = self._recipes.get(key)
         if recipe is None:
-            return self._checked(inputs)
+            result = self._checked(inputs)
+            if self._target is not None and key not in self._recipes:
+                remember(self._recipes, key, self._recipe(inputs, leaves))
+            return result
         if recipe.arrays:
             tensor_of = self._model.signature.tensor_of
             leaves = [tensor_of(leaf) for leaf in leaves]
@@ -198,14 +205,9 @@ class DirectCalls:
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
             return run_call(model, model.module, call)
-        key = tuple(
-            (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf)
-            for leaf in call.leaves()
-        )
-        if key not in self._accepted:
+        if not is_accepted(model, call):
             run_call(model, model.module, call)
-            if len(self._accepted) < MAX_CACHED_KEYS:
-                self._accepted.add(key)
+            accept(model, call)
         with torch.no_grad():
             return target(*call.args, **call.kwargs)
 
@@ -234,19 +236,6 @@ class DirectCalls:
         )
 
 
-def _plain_leaves(inputs: Any) -> list[Any] | None:
-    """Return the leaves of a flat batch of tensors or arrays; None for any other batch."""
-    if type(inputs) in (torch.Tensor, np.ndarray):
-        return [inputs]
-    if type(inputs) is dict:
-        found = list(inputs.values())
-    elif type(inputs) in (tuple, list):
-        found = list(inputs)
-    else:
-        return None
-    return found if all(type(leaf) in (torch.Tensor, np.ndarray) for leaf in found) else None
-
-
 def keeps_state(model: TorchModel) -> bool:
     """Whether a run of the user's own module fails, or changes the module or the inputs."""
     return _own_module(model) is None
@@ -256,8 +245,7 @@ def _own_module(model: TorchModel) -> nn.Module | None:
     """Return a copy of the user's module; None if a run fails or changes module or inputs."""
     assert model.original is not None
     try:
-        module = private(model.original)
-        call: CallArgs = model.example.copied()
+        module, call = private(model.original), model.example.copied()
         before = [*_marks(module), *_versions(call)]
         with torch.no_grad():
             module(*call.args, **call.kwargs)

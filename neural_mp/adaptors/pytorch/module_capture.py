@@ -8,7 +8,7 @@ code, the shell, calls their replacements.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.common.call_layouts import remember
 from neural_mp.adaptors.pytorch import capture
 from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, flat_inputs
@@ -96,6 +97,27 @@ def run_call(model: TorchModel, module: nn.Module, call: CallArgs) -> Any:
                 f"the model was captured for inputs like {model.example}, got {call}: "
                 f"{error}{_said_by_original(model, call)}"
             ) from None
+
+
+def accept(model: TorchModel, call: CallArgs) -> None:
+    """Keep that the graph accepts calls with these dtypes and shapes, as it just ran one."""
+    remember(model.once(_accepted), _layout(call), None)
+
+
+def is_accepted(model: TorchModel, call: CallArgs) -> bool:
+    """Whether the graph ran on inputs of these dtypes and shapes."""
+    return _layout(call) in model.once(_accepted)
+
+
+def _accepted(_: TorchModel) -> dict[Hashable, None]:
+    return {}
+
+
+def _layout(call: CallArgs) -> Hashable:
+    return tuple(
+        (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        for leaf in call.leaves()
+    )
 
 
 def _said_by_original(model: TorchModel, call: CallArgs) -> str:

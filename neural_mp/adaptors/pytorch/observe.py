@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.functionalize import OUT_OF_PLACE
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.module_capture import visited
+from neural_mp.adaptors.pytorch.module_capture import accept, visited
 from neural_mp.core.graph import OpGraph
 from neural_mp.util.pytree import as_numpy
 
@@ -170,9 +171,54 @@ def watch(
 
     run = visited(calibration_graph(model), visit, portable=True)
     for inputs in batches:
-        run(model.call(inputs))
+        call = model.call(inputs)
+        run(call)
+        accept(model, call)
         yield from found
         found.clear()
+
+
+def inferred_counts(
+    model: TorchModel, inputs: Any, tensors: Collection[str]
+) -> dict[str, float] | None:
+    """Return tensor → its number of elements for a batch, from the sizes known at capture.
+
+    None if a size depends on values, or the model has no single graph.
+    """
+    if model.shell is not None:
+        return None
+    nodes, found = model.portable.graph.nodes, dict[str, float]()
+    known = _sizes_of_symbols(nodes, model.call(inputs).leaves())
+    for node in nodes:
+        name, value = fx.tensor_name(node), node.meta.get("val")
+        if node.op not in ("placeholder", "call_function") or name not in tensors:
+            continue
+        if value is None:
+            return None
+        if fx.is_float(value):
+            count = math.prod(_size(size, known) for size in fx.sizes_of_result(node))
+            if math.isnan(count):
+                return None
+            found[name] = found.get(name, 0.0) + float(count)
+    return {name: count for name, count in found.items() if count}
+
+
+def _sizes_of_symbols(nodes: Iterable[Node], leaves: Iterable[Any]) -> dict[Any, int]:
+    """Return symbol → its value, for the sizes of inputs."""
+    found: dict[Any, int] = {}
+    for node, leaf in zip((n for n in nodes if n.op == "placeholder"), leaves, strict=False):
+        if isinstance(node.meta.get("val"), torch.Tensor) and isinstance(leaf, torch.Tensor):
+            sizes = zip(fx.sizes_of_result(node), leaf.shape, strict=True)
+            found.update({size: now for size, now in sizes if getattr(size, "is_Symbol", False)})
+    return found
+
+
+def _size(size: Any, known: Mapping[Any, int]) -> float:
+    """Return a size as a number; NaN if the symbols in it are not all known."""
+    if isinstance(size, int):
+        return size
+    value = size.subs(known)
+    return int(value) if value.is_Integer else math.nan
 
 
 def _channel_axis(node: Node, axes: int) -> int:

@@ -127,6 +127,8 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     def predict(self, model: TensorFlowModel, inputs: Any) -> Any:
         """Return the outputs as arrays, or as tensors if the inputs are tensors."""
         results = model.run(model.signature.bind(inputs))
+        if type(inputs) is np.ndarray:
+            return model.signature.packed(results)
         # `tf.is_tensor` on an array costs as much time as running a small graph.
         if any(type(leaf) is not np.ndarray and tf.is_tensor(leaf) for leaf in tree_leaves(inputs)):
             results = [tf.convert_to_tensor(result) for result in results]

@@ -53,6 +53,7 @@ class Runner:
         optimized: bool = True,
     ) -> None:
         self._held = {name: _aligned(value) for name, value in held.items()}
+        self._held_values = tuple(self._held.values())
         config = tf.compat.v1.ConfigProto()
         rewrites = config.graph_options.rewrite_options
         rewrites.disable_meta_optimizer = not optimized
@@ -62,14 +63,19 @@ class Runner:
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         """Run the graph, given tensor name → array, and return the fetched tensors."""
-        feeds = {**feeds, **self._held}
-        computed = [name for name in fetches if name not in feeds]
-        key = (tuple(feeds), tuple(computed))
-        if computed and key not in self._callables:
-            self._callables[key] = self._compiled(feeds, computed)
-        found = self._callables[key](*feeds.values()) if computed else []
-        results = dict(zip(computed, found, strict=True))
-        return [feeds[name] if name in feeds else results[name] for name in fetches]
+        key = (tuple(feeds), tuple(fetches))
+        call = self._callables.get(key)
+        if call is not None:
+            return list(call(*feeds.values(), *self._held_values))
+        known = {**feeds, **self._held}
+        fed = {name: value for name, value in feeds.items() if name not in self._held}
+        computed = [name for name in fetches if name not in known]
+        if (len(fed), len(computed)) == (len(feeds), len(fetches)):
+            self._callables[key] = self._compiled(known, fetches)
+            return self(feeds, fetches)
+        # The runtime rejects tensors that are both fed and fetched.
+        found = iter(self(fed, computed) if computed else ())
+        return [known[name] if name in known else next(found) for name in fetches]
 
     def traced(
         self, feeds: Mapping[str, Any], fetches: Sequence[str], runs: int

@@ -6,7 +6,9 @@ import torch
 from machine import machine
 from torch import nn
 
+from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.pytorch import direct_calls
 from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.precision import Precision
@@ -175,3 +177,30 @@ def test_a_module_that_writes_to_itself_or_its_input_is_run_as_its_graph(kind):
     torch.testing.assert_close(outputs[0], outputs[2], rtol=0, atol=0)
     if kind is Counting:
         assert float(net.runs) == 0
+
+
+def test_a_graph_that_calibrated_a_layout_is_not_run_to_check_it(monkeypatch):
+    net, images = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval(), torch.rand(5, 6)
+    adaptor = adaptor_for(net)
+    model = adaptor.load(net, example=torch.rand(3, 6))
+    space = adaptor.space(model, machine())
+    adaptor.observe(model, [images], space)
+    checked = []
+    monkeypatch.setattr(direct_calls, "run_call", lambda *given: checked.append(given))
+    assert torch.equal(adaptor.predict(model, images), net(images))
+    assert not checked
+    adaptor.predict(model, torch.rand(7, 6))
+    assert len(checked) == 1
+
+
+def test_sizes_known_at_capture_are_those_of_a_run():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 5)).eval()
+    adaptor = adaptor_for(net)
+    model = adaptor.load(net, example=torch.rand(2, 3, 6, 6))
+    graph = adaptor.graph(model)
+    names = [*graph.inputs, *(op.name for op in graph)]
+    for count in (2, 5):
+        images = torch.rand(count, 3, 6, 6)
+        found = adaptor.element_counts(model, images, names)
+        assert found == Adaptor.element_counts(adaptor, model, images, names)
+        assert len(found) > 3

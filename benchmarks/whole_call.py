@@ -1,0 +1,176 @@
+"""CPU seconds and peak memory of a whole call without a metric, on ResNet-50.
+
+    OMP_NUM_THREADS=1 python benchmarks/whole_call.py [--frameworks pytorch,onnx,tensorflow]
+                                                      [--rounds 3] [--peer ENV/bin/python]
+
+A call captures the model, calibrates it on 32 images in batches of 8, converts it to INT8, compares
+its outputs with FP32 and measures both latencies. Beside it stand ONNX Runtime's `quantize_static`
+and, with `--peer`, a Python that has Intel Neural Compressor, `quantization.fit` on PyTorch, which
+do not compare and measure. One process per call, the ways in turn; imports are not counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Files beside this one bear the names of packages: their folder must not be searched for those.
+# ruff: noqa: E402
+sys.path[0] = str(Path(__file__).resolve().parent / "models")
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from peak import peak_memory
+
+THIS = Path(__file__).resolve()
+COUNT, BATCH = 32, 8
+#: Way → framework.
+WAYS = {
+    "pytorch": "pytorch",
+    "Intel Neural Compressor": "pytorch",
+    "onnx": "onnx",
+    "quantize_static": "onnx",
+    "tensorflow": "tensorflow",
+}
+
+
+def batches(channels_last: bool = False) -> list[np.ndarray]:
+    """The calibration images, in batches."""
+    size = (COUNT, 3, 224, 224)
+    images = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+    if channels_last:
+        images = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+    return [images[start : start + BATCH] for start in range(0, COUNT, BATCH)]
+
+
+def source_of(framework: str, folder: Path) -> Any:
+    """ResNet-50 as an object or file of a framework."""
+    if framework == "tensorflow":
+        return import_module("keras_models").build("ResNet50")
+    from resnet50 import resnet50
+
+    if framework == "pytorch":
+        return resnet50()
+    return folder / "net.onnx"
+
+
+def write_onnx(path: Path) -> None:
+    """Write ResNet-50 as torch's exporter does."""
+    import torch
+    from resnet50 import resnet50
+
+    torch.onnx.export(
+        resnet50(),
+        (torch.from_numpy(batches()[0]),),
+        str(path),
+        input_names=["image"],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+def ours(framework: str, folder: Path) -> Callable[[], Any]:
+    """A whole call of neural_mp, to be timed."""
+    from neural_mp import MixedPrecision
+    from neural_mp.adaptors.registry import adaptor_for
+
+    tuner = MixedPrecision()
+    tuner.model, tuner.workspace = source_of(framework, folder), str(folder / "workspace")
+    data: list[Any] = batches(framework == "tensorflow")
+    if framework == "pytorch":
+        data = [import_module("torch").from_numpy(batch) for batch in data]
+    tuner.calib_dataloader = data
+    adaptor_for(tuner.model)  # imports
+    return tuner
+
+
+def quantize_static(folder: Path) -> Callable[[], Any]:
+    """A call of ONNX Runtime's tool, to be timed."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self._feeds = iter({"image": batch} for batch in batches())
+
+        def get_next(self) -> Any:
+            return next(self._feeds, None)
+
+    return lambda: quantize_static(
+        str(folder / "net.onnx"),
+        str(folder / "quantized.onnx"),
+        Reader(),
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+
+
+def print_cost(way: str, folder: Path) -> None:
+    """Time one call in this process."""
+    call = quantize_static(folder) if way == "quantize_static" else ours(way, folder)
+    started = time.process_time()
+    call()
+    cost = {"cpu": time.process_time() - started, "megabytes": peak_memory() / 1e6}
+    print(json.dumps(cost))
+
+
+def cost_of(way: str, folder: Path, peer: str | None) -> dict[str, float]:
+    """The cost of one call in a process of its own."""
+    command = [sys.executable, str(THIS), "--cost", way, str(folder)]
+    if way == "Intel Neural Compressor":
+        command = [str(peer), str(THIS.parent / "models" / "inc_pytorch.py"), "resnet50"]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    environment |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise SystemExit(done.stderr.strip()[-2000:])
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return {"cpu": found["cpu"] if "cpu" in found else found["parts"]["all"][0], **found}
+
+
+def main() -> None:
+    """Print the medians of every way."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--frameworks", default="pytorch,onnx,tensorflow")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", help="a Python with neural-compressor and psutil")
+    parser.add_argument("--cost", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.cost:
+        print_cost(given.cost[0], Path(given.cost[1]))
+        return
+    ways = [way for way, framework in WAYS.items() if framework in given.frameworks.split(",")]
+    if given.peer is None:
+        ways = [way for way in ways if way != "Intel Neural Compressor"]
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    with tempfile.TemporaryDirectory() as scratch:
+        if "onnx" in ways:
+            write_onnx(Path(scratch) / "net.onnx")
+        for way in ways * given.rounds:
+            # A workspace of its own: a second run would reuse measurements of the first.
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                for file in Path(scratch).glob("net.onnx"):
+                    (Path(folder) / file.name).hardlink_to(file)
+                found[way].append(cost_of(way, Path(folder), given.peer))
+    print(f"{'':26}{'CPU seconds':>12}{'peak MB':>10}")
+    for way, costs in found.items():
+        seconds, memory = (
+            statistics.median(cost[key] for cost in costs) for key in ("cpu", "megabytes")
+        )
+        print(f"{way:26}{seconds:12.2f}{memory:10.0f}")
+
+
+if __name__ == "__main__":
+    main()
