@@ -140,11 +140,11 @@ def quick_runs(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def _trained(digits, tmp_path_factory):
+def _trained(request, digits, tmp_path_factory):
     """Two nets; of several processes of pytest-xdist, the first trains them for all."""
     small, deep = small_net(), deep_net()
     folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    folder = folder.parent if hasattr(request.config, "workerinput") else folder
     file = folder / "trained.pt"
     with (folder / "trained.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
