@@ -14,7 +14,7 @@ from quick_runs import measure_briefly
 import neural_mp
 
 CONF = """
-model: {{name: {file}}}
+model: {{name: {file}, runtime: source}}
 mixed_precision: {{precisions: int8}}
 quantization:
   calibration: {{dataloader: {{batch_size: 50, dataset: {{numpy: {{path: train.npz}}}}}}}}

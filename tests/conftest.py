@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import logging
 import os
 import sqlite3
 import sys
 from contextlib import suppress
+from functools import cache
 
 # One thread, here and in child processes: on a busy machine, threads that wait for each other at
 # every op make tiny nets a hundred times slower. Set before torch is imported.
@@ -77,6 +79,24 @@ def _migration_scripts_are_read_once():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _signatures_of_the_exporter_are_read_once():
+    """For every export to ONNX, onnxscript parses the source of its hundreds of functions again."""
+    export = torch.onnx.export
+
+    def exported(*arguments, **options):
+        from onnxscript._internal.values import TracedOnnxFunction
+
+        read = TracedOnnxFunction.function_ir.fget
+        if not hasattr(read, "cache_info"):
+            patch.setattr(TracedOnnxFunction, "function_ir", property(cache(read)))
+        return export(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", exported)
+        yield
+
+
 def pytest_configure(config):
     """Files are shared out in the order in which they were collected, not by their tests' number.
 
@@ -120,11 +140,22 @@ def quick_runs(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def _trained(digits):
-    torch.manual_seed(0)
+def _trained(request, digits, tmp_path_factory):
+    """Two nets; of several processes of pytest-xdist, the first trains them for all."""
     small, deep = small_net(), deep_net()
-    train(small, digits[0], epochs=6)
-    train(deep, digits[0], epochs=10)
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if hasattr(request.config, "workerinput") else folder
+    file = folder / "trained.pt"
+    with (folder / "trained.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            torch.manual_seed(0)
+            small, deep = small_net(), deep_net()
+            train(small, digits[0], epochs=6)
+            train(deep, digits[0], epochs=10)
+            torch.save([small.state_dict(), deep.state_dict()], file)
+    for net, state in zip((small, deep), torch.load(file), strict=True):
+        net.load_state_dict(state)
     return small, deep
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,12 @@ MACHINE = machine(Precision.BF16, Precision.FP16)
 
 def as_onnx(net: nn.Module, opset: int = 20) -> onnx.ModelProto:
     """What torch's exporter writes, with an open batch; [batch, 1, 8, 8] → logits."""
+    return onnx.load_from_string(_exported(net, opset))
+
+
+@cache
+def _exported(net: nn.Module, opset: int) -> bytes:
+    """The file of a net, whose weights no test changes afterwards."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +55,7 @@ def as_onnx(net: nn.Module, opset: int = 20) -> onnx.ModelProto:
             external_data=False,
             verbose=False,
         )
-        return onnx.load(path)
+        return path.read_bytes()
 
 
 def session(model: onnx.ModelProto | str, **settings: Any) -> ort.InferenceSession:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api import job_builder, loading
@@ -26,7 +26,8 @@ def load_once(source: Any, framework: Any, inputs: Any, **options: Any) -> AnyMo
 
     Cached are torch modules, captured with the first data; and every object loaded without data.
     """
-    is_module = isinstance(source, nn.Module) and inputs is None
+    torch = sys.modules.get("torch")  # not imported here: other processes do without it
+    is_module = torch is not None and isinstance(source, torch.nn.Module) and inputs is None
     without_data = options.get("example") is None and not isinstance(source, str | Path)
     if not (is_module or without_data) or options.get("outputs"):
         return loading.load_source(source, framework, inputs, **options)

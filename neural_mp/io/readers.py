@@ -139,15 +139,27 @@ def decompress_bounded(data: bytes, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     Raises:
         InvalidValueError: the data are damaged, truncated or too large.
     """
+    found = decompress_start(data, max_bytes + 1)
+    if len(found) > max_bytes:
+        raise InvalidValueError(f"decompressed size exceeds the limit of {max_bytes >> 20} MiB")
+    return found
+
+
+def decompress_start(data: bytes, length: int) -> bytes:
+    """Return the first bytes of decompressed zlib or gzip data: `length`, or all if fewer.
+
+    Raises:
+        InvalidValueError: the data are damaged, or truncated before `length`.
+    """
     found = b""
     while data:
         member = zlib.decompressobj(_GZIP_OR_ZLIB)
         try:
-            found += member.decompress(data, max_bytes + 1 - len(found))
+            found += member.decompress(data, length - len(found))
         except zlib.error as error:
             raise InvalidValueError(f"damaged compressed data: {error}") from None
-        if len(found) > max_bytes:
-            raise InvalidValueError(f"decompressed size exceeds the limit of {max_bytes >> 20} MiB")
+        if len(found) >= length:
+            break
         if not member.eof:
             raise InvalidValueError("damaged compressed data: truncated")
         data = member.unused_data

@@ -70,7 +70,7 @@ def broken_model():
     raise LookupError("no weights")
 """
 CONF = """
-model: {name: net.pt2}
+model: {name: net.pt2, runtime: source}
 mixed_precision: {precisions: int8}
 quantization:
   calibration:

@@ -93,6 +93,14 @@ def test_a_packed_file_that_is_cut_off_is_said(tmp_path, digits):
         dataset("tensorflow", "MNIST", root=str(tmp_path))
 
 
+def test_a_packed_file_with_more_values_than_its_shape_is_damaged(tmp_path, digits):
+    write_idx(tmp_path, "t10k", digits)
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes() + gzip.compress(bytes(1)))
+    with pytest.raises(DataError, match=r"requires 4704 bytes of values, got more"):
+        dataset("tensorflow", "MNIST", root=str(tmp_path))
+
+
 def cifar_rows(images, *labels):
     """The published binary form: labels, then the planes red, green and blue."""
     planes = np.moveaxis(images, -1, 1).reshape(len(images), -1)

@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import onnx
 import onnx_ir as ir
-from onnxscript import version_converter
 
 from neural_mp.errors import ConversionError, one_line
 
@@ -146,6 +145,8 @@ def raise_opset(program: ir.Model) -> None:
     before = opset_of(program)
     refused = f"opset {before} cannot be raised to {LEAST_OPSET}"
     try:
+        from onnxscript import version_converter  # a tenth of the imports of a process
+
         with _quiet("onnxscript.version_converter"):
             version_converter.convert_version(program, LEAST_OPSET, fallback=True)
     except Exception as error:

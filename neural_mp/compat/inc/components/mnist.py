@@ -5,6 +5,7 @@ Files are never downloaded. Pickled files are not read, as they can run code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.option_checks import existing_folder, true_or_false
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.io.limits import MAX_DATA_BYTES, RATIO_EXEMPT_ARRAY_BYTES
-from neural_mp.io.readers import bytes_of, decompress_bounded, file_context
+from neural_mp.io.readers import bytes_of, decompress_bounded, decompress_start, file_context
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +62,15 @@ class PublishedFiles:
     pickle: str | None = None
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read_bytes(path: Path, length: int | None = None) -> bytes:
+    """Return the content of a file; of a compressed file, at most `length` bytes if given."""
     with file_context(str(path), DataError):
         data = bytes_of(path, MAX_DATA_BYTES)
-        packed = path.suffix == ".gz"
-        return decompress_bounded(data, RATIO_EXEMPT_ARRAY_BYTES) if packed else data
+        if path.suffix != ".gz":
+            return data
+        if length is not None and length <= RATIO_EXEMPT_ARRAY_BYTES:
+            return decompress_start(data, length)
+        return decompress_bounded(data, RATIO_EXEMPT_ARRAY_BYTES)
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
@@ -80,15 +85,17 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
     Returns:
         A uint8 array.
     """
-    data = _read_bytes(path)
     start = 4 + 4 * rank
-    if len(data) < start or data[:4] != bytes([0, 0, 0x08, rank]):
+    head = _read_bytes(path, start)
+    if len(head) < start or head[:4] != bytes([0, 0, 0x08, rank]):
         raise DataError(f"{path} must be an IDX file of unsigned bytes with {rank} axes")
-    shape = tuple(int(size) for size in np.frombuffer(data[4:start], dtype=">u4"))
-    values = np.frombuffer(data, dtype=np.uint8, offset=start)
-    if values.size != np.prod(shape, dtype=np.int64):
+    shape = tuple(int(size) for size in np.frombuffer(head[4:start], dtype=">u4"))
+    size = math.prod(shape)
+    values = np.frombuffer(_read_bytes(path, start + size + 1), dtype=np.uint8, offset=start)
+    if values.size != size:
+        found = "more" if values.size > size else f"{values.size} bytes"
         raise DataError(
-            f"{path} is damaged: its shape {shape} does not match its {values.size} bytes of values"
+            f"{path} is damaged: its shape {shape} requires {size} bytes of values, got {found}"
         )
     return values.reshape(shape)
 
