@@ -18,6 +18,7 @@ from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_mo
 from neural_mp.adaptors.tensorflow.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.freeze import ConcreteFunction, frozen_graph, no_constant
 from neural_mp.adaptors.tensorflow.keras_models import Origins
+from neural_mp.adaptors.tensorflow.lookup_tables import FINDS, SIZES, TABLES
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
@@ -125,11 +126,12 @@ def _read_saved_model(path: Path) -> FrozenModel:
 def _is_incomplete(frozen: FrozenModel) -> bool:
     """Whether the TensorFlow 2 loader lost parts of a TensorFlow 1 SavedModel.
 
-    Non-resource variables stay variables without values. An unread input may be the value of a
-    variable that the graph reads separately.
+    Non-resource variables and lookup tables stay nodes without values. An unread input may be the
+    value of a variable that the graph reads separately.
     """
     readers = frozen.graph.consumers()
-    return any(node.op in _REFERENCES for node in frozen.graph.nodes.values()) or not all(
+    lost = (*_REFERENCES, *TABLES)
+    return any(node.op in lost for node in frozen.graph.nodes.values()) or not all(
         readers.get(port.tensor) for port in frozen.signature.inputs
     )
 
@@ -295,10 +297,7 @@ def load(source: object, wanted: InputSpec) -> TensorFlowModel:
 
 
 #: Ops that keep values outside of the graph.
-_STATE = (
-    *("VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "HashTableV2"),
-    *("MutableHashTableV2", "LookupTableFindV2"),
-)
+_STATE = ("VarHandleOp", "ReadVariableOp", *_REFERENCES, *TABLES, *FINDS, *SIZES)
 
 
 def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:

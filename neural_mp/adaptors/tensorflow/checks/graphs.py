@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
@@ -150,6 +151,8 @@ _ASSETS = "assets"
 _HANDED = ("asset", "resource")
 #: Collections in which TensorFlow 1 keeps initialization ops.
 _FIRST = ("saved_model_main_op", "legacy_init_op")
+#: Collection in which TensorFlow 1 keeps the assets.
+_ASSET_COLLECTION = "saved_model_assets"
 
 
 def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session: bool) -> None:
@@ -161,23 +164,55 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
         ModelLoadError: the SavedModel does more.
     """
     for meta in saved.meta_graphs:
-        for asset in meta.asset_file_def:
+        assets = _assets(meta, file)
+        for asset in assets:
             resolve_sibling(file, asset.filename, _ASSETS)
         found = list(suspicious(meta.graph_def))
         if found:
-            _check(meta, found, f"the SavedModel {str(file.parent)!r}", session)
+            paths = {node_of(asset.tensor_info.name) for asset in assets}
+            _check(meta, found, f"the SavedModel {str(file.parent)!r}", paths, session)
+
+
+def _assets(meta: meta_graph_pb2.MetaGraphDef, file: Path) -> list[meta_graph_pb2.AssetFileDef]:
+    """Return the assets of a graph, wherever TensorFlow looks for them."""
+    if meta.asset_file_def:
+        return list(meta.asset_file_def)
+    found = []
+    if _ASSET_COLLECTION in meta.collection_def:
+        for packed in meta.collection_def[_ASSET_COLLECTION].any_list.value:
+            asset = meta_graph_pb2.AssetFileDef()
+            try:
+                fits = packed.Unpack(asset)
+            except DecodeError:
+                fits = False
+            if not fits:
+                raise ModelLoadError(
+                    f"the SavedModel {str(file.parent)!r} is refused: entries of its collection "
+                    f"{_ASSET_COLLECTION!r} must be assets, got {packed.type_url!r}"
+                )
+            found.append(asset)
+    return found
 
 
 def _check(
-    meta: meta_graph_pb2.MetaGraphDef, found: Iterable[UnsafeOp], what: str, session: bool
+    meta: meta_graph_pb2.MetaGraphDef,
+    found: Iterable[UnsafeOp],
+    what: str,
+    assets: set[str],
+    session: bool,
 ) -> None:
     # Loading objects does not run the functions that save and restore them.
-    run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
+    results = reached(meta.graph_def, _results(meta))
+    run = reached(
+        meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions
+    )
     restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in found:
-        if _TABLES_OF_FILES.fullmatch(item.node.op):
-            fine = _from_asset(meta, item) if not item.where else not session
-            fine = fine and (not item.where or _handed_assets(meta, item))
+        if _TABLES_OF_FILES.fullmatch(item.node.op) and item.where:
+            fine = not session and _handed_assets(meta, item)
+        elif _TABLES_OF_FILES.fullmatch(item.node.op):
+            # Only initialization replaces the paths in the graph by those of the assets.
+            fine = _from_asset(meta, item, assets) and not _within(item, results)
         elif _SAVES.fullmatch(item.node.op):
             fine = not _within(item, run) and not _within(item, restored)
         else:
@@ -192,12 +227,17 @@ def _within(found: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
     return found.where in functions if found.where else found.node.name in nodes
 
 
+def _results(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
+    """Return the nodes of the results of all signatures."""
+    outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
+    return [node_of(name) for tensor in outputs for name in _tensors_of(tensor)]
+
+
 def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
     """Return the nodes that are run: results of signatures, and initialization ops."""
-    outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
-    results = [node_of(name) for tensor in outputs for name in _tensors_of(tensor)]
     present = (key for key in _FIRST if key in meta.collection_def)
-    return [*results, *(n for key in present for n in meta.collection_def[key].node_list.value)]
+    first = (n for key in present for n in meta.collection_def[key].node_list.value)
+    return [*_results(meta), *first]
 
 
 def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
@@ -209,10 +249,9 @@ def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
         yield from _tensors_of(component)
 
 
-def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp) -> bool:
+def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp, assets: set[str]) -> bool:
     """Whether a node fills a table from an asset whose path is set on loading."""
     nodes = {node.name: node for node in meta.graph_def.node}
-    assets = {node_of(asset.tensor_info.name) for asset in meta.asset_file_def}
     name = node_of(found.node.input[1]) if len(found.node.input) > 1 else ""
     while name in nodes and name not in assets and nodes[name].op == "Identity":
         name = node_of(nodes[name].input[0])
