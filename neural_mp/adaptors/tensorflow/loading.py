@@ -20,6 +20,7 @@ from neural_mp.adaptors.tensorflow.freeze import ConcreteFunction, frozen_graph,
 from neural_mp.adaptors.tensorflow.keras_models import Origins
 from neural_mp.adaptors.tensorflow.lookup_tables import FINDS, SIZES, TABLES
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
+from neural_mp.adaptors.tensorflow.runtime import keep_forever
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
     GraphDef,
@@ -109,14 +110,15 @@ def _read_saved_model(path: Path) -> FrozenModel:
     v1_saved_models.checked(path, session=False)
     try:
         loaded = tf.saved_model.load(str(path))
-    except Exception:
+    except Exception as error:
         # The loader passes on any error of its parsers and restore ops.
+        keep_forever(error)
         logger.debug("reading the objects of %s failed", path, exc_info=True)
         return FrozenModel(*v1_saved_models.read(path))
     try:
         frozen = _from_signatures(loaded, f"the SavedModel {str(path)!r}")
     except CaptureError:
-        # The signature's inputs do not match the inputs of the functions that the loader made.
+        # The loader made no functions of the signatures, or functions with other inputs.
         return FrozenModel(*v1_saved_models.read(path))
     if hasattr(loaded, "prune") and _is_incomplete(frozen):
         return FrozenModel(*v1_saved_models.read(path))
@@ -143,6 +145,11 @@ def _from_keras(model: tf.keras.Layer, wanted: InputSpec) -> FrozenModel:
 
 
 def _from_signatures(loaded: Any, what: str) -> FrozenModel:
+    if not isinstance(loaded.signatures, Mapping):
+        raise CaptureError(
+            f"signatures of {what} must be functions by name, got "
+            f"{with_article(type(loaded.signatures).__name__)}; save the model again"
+        )
     signatures = dict(loaded.signatures)
     if not signatures:
         raise ModelLoadError(

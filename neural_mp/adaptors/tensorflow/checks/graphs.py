@@ -17,20 +17,33 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
+from neural_mp.adaptors.tensorflow.checks.nodes import faults
 from neural_mp.adaptors.tensorflow.control_flow import called, reached
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef, node_of
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.files import resolve_sibling
 from neural_mp.io.trust import is_trusted
 
-#: Ops that TensorFlow marks as stateless although they access files or other machines, call
-#: Python, build graphs from strings or end the process.
-_HARMFUL = re.compile(
-    r"Abort|CacheDataset|DatasetFromGraph|DebugIdentity|DebugNanCount|DebugNumericSummary"
-    r"|(De|En)codeProto(V2)?|(Experimental)?SleepDataset|GenerateVocabRemapping|ImmutableConst"
-    r"|InitializeTableFromTextFile|MatchingFiles|PyFuncStateless|ReadFile|Reader.*"
-    r"|RegisterDataset(V2)?|Snapshot\w*(Dataset|Reader)(V2)?|SnapshotChunkDataset|TPU.*"
-)
+#: Reason for refusal → ops with this effect, although TensorFlow marks the ops as stateless.
+_HARMFUL = {
+    "may access files, other machines or Python": re.compile(
+        r"Abort|CacheDataset|DatasetFromGraph|DebugIdentity|DebugNanCount|DebugNumericSummary"
+        r"|(De|En)codeProto(V2)?|(Experimental)?SleepDataset|GenerateVocabRemapping|ImmutableConst"
+        r"|InitializeTableFromTextFile|MatchingFiles|PyFuncStateless|ReadFile|Reader.*"
+        r"|RegisterDataset(V2)?|Snapshot\w*(Dataset|Reader)(V2)?|SnapshotChunkDataset|TPU.*"
+    ),
+    "calls native functions by name, or compiled code from the graph": re.compile(
+        r"_?Xla(Call|Compile|Custom|Host|Launch|Recv|Run|Send)\w*|MlirPassthroughOp|TRTEngineOp"
+        r"|RemoteFusedGraphExecute"
+    ),
+    "does not check its inputs, so that wrong ones end the process": re.compile(
+        r"BoostedTrees\w+|FakeQuantWithMinMaxVarsPerChannelGradient|InfeedDequeueTuple"
+        r"|QueueDequeueManyV2|SplitDedupData|XlaSparse\w+|_ScopedAllocator\w*"
+        r"|__?Mkl(?!LayerNorm|FusedInstanceNorm|FusedBatchMatMulV2|FusedMish)\w+"
+    ),
+}
+#: Reason for the refusal of ops that are not known to compute only.
+_UNKNOWN = "may access files, other machines or Python"
 #: Stateful ops with their state in memory only.
 _IN_MEMORY = re.compile(
     # Variables.
@@ -48,7 +61,7 @@ _IN_MEMORY = re.compile(
     r"|(Anonymous|Delete|Dummy)(Random)?SeedGenerator"
     # Collections of tensors.
     r"|Stack\w*|TensorArray\w*|(Anonymous)?(Mutable)?(Dense)?HashTable(V2)?|InitializeTableV2"
-    r"|(Anonymous)?MutableHashTableOfTensors(V2)?|LookupTable\w+|BoostedTrees\w+|Barrier"
+    r"|(Anonymous)?MutableHashTableOfTensors(V2)?|LookupTable\w+|Barrier"
     r"|(FIFO|PaddingFIFO|Priority|RandomShuffle)Queue(V2)?|Queue\w+V2|FakeQueue"
     r"|(Sparse)?ConditionalAccumulator"
     # Data in memory.
@@ -84,8 +97,8 @@ class UnsafeOp:
         where = f" of function {self.where!r}" if self.where else ""
         return ModelLoadError(
             f"{what} is refused: ops must only compute, but node {self.node.name!r}{where} has the "
-            f"op {self.node.op!r}, which may access files, other machines or Python. Export the "
-            f"model without this op; or, if you trust the op in this file, allow it with --trust "
+            f"op {self.node.op!r}, which {_reason(self.node.op) or _UNKNOWN}. Export the model "
+            f"without this op; or, if you trust the op in this file, allow it with --trust "
             f"{self.node.op} or trust=({self.node.op!r},)"
         )
 
@@ -99,7 +112,8 @@ def harmless(node: NodeDef) -> bool:
     if is_trusted(op):
         return True
     if op == "PrintV2":
-        return _STREAMS.fullmatch(node.attr["output_stream"].s) is not None
+        stream = node.attr["output_stream"].s if "output_stream" in node.attr else b""
+        return _STREAMS.fullmatch(stream) is not None
     if op in ("Copy", "CopyHost"):
         return not node.attr["debug_ops_spec"].list.s
     return _harmless_op(op)
@@ -107,12 +121,17 @@ def harmless(node: NodeDef) -> bool:
 
 @cache
 def _harmless_op(op: str) -> bool:
-    if _HARMFUL.fullmatch(op):
+    if _reason(op) is not None:
         return False
     definition = op_def_registry.get(op)
     if definition is None or not definition.is_stateful:
         return True
     return _IN_MEMORY.fullmatch(op) is not None
+
+
+def _reason(op: str) -> str | None:
+    """Return the reason for refusing an op that TensorFlow marks as stateless, if there is one."""
+    return next((reason for reason, ops in _HARMFUL.items() if ops.fullmatch(op)), None)
 
 
 def check_graph(graph: GraphDef, what: str) -> None:
@@ -124,8 +143,24 @@ def check_graph(graph: GraphDef, what: str) -> None:
     Raises:
         ModelLoadError: a node of the graph or of a function in its library does more.
     """
+    check_nodes(graph, what)
     for found in suspicious(graph):
         raise found.refusal(what)
+
+
+def check_nodes(graph: GraphDef, what: str) -> None:
+    """Check the nodes of a graph, and of its functions, for faults that TensorFlow does not report.
+
+    Raises:
+        ModelLoadError: a node has such a fault.
+    """
+    functions = ((f.node_def, f" of function {f.signature.name!r}") for f in graph.library.function)
+    for nodes, where in ((graph.node, ""), *functions):
+        for node, fault in faults(nodes):
+            raise ModelLoadError(
+                f"{what} is refused: node {node.name!r}{where} ({node.op}) is malformed: {fault}. "
+                f"Export the model again"
+            )
 
 
 def suspicious(graph: GraphDef) -> Iterator[UnsafeOp]:
@@ -167,6 +202,7 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
         assets = _assets(meta, file)
         for asset in assets:
             resolve_sibling(file, asset.filename, _ASSETS)
+        check_nodes(meta.graph_def, f"the SavedModel {str(file.parent)!r}")
         found = list(suspicious(meta.graph_def))
         if found:
             paths = {node_of(asset.tensor_info.name) for asset in assets}
@@ -203,9 +239,7 @@ def _check(
 ) -> None:
     # Loading objects does not run the functions that save and restore them.
     results = reached(meta.graph_def, _results(meta))
-    run = reached(
-        meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions
-    )
+    run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
     restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in found:
         if _TABLES_OF_FILES.fullmatch(item.node.op) and item.where:
