@@ -18,8 +18,15 @@ from tensorflow.python.framework.convert_to_constants import (
     disable_lower_using_switch_merge,
 )
 
+from neural_mp.adaptors.tensorflow.control_flow import mark_lowered
 from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel
-from neural_mp.adaptors.tensorflow.lookup_tables import Export, freeze_tables
+from neural_mp.adaptors.tensorflow.lookup_tables import (
+    FINDS,
+    SIZES,
+    Export,
+    freeze_tables,
+    handles_of,
+)
 from neural_mp.adaptors.tensorflow.random_states import freeze_random_states
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -60,6 +67,8 @@ def frozen_graph(
     inputs = [t for t in function.inputs if t.op.name not in captured]
     try:
         graph = _frozen(function, captured, inputs)
+        if graph is None and _must_inline_loops(function):
+            graph = _frozen(function, captured, inputs, loops=True)
         if graph is not None:
             return graph, inputs, list(function.outputs)
         frozen = convert_variables_to_constants_v2(
@@ -111,7 +120,7 @@ def _without_effects(
         disable_lower_using_switch_merge(_inlinable(function)), ["function"], names, outputs
     )
     graph = TensorGraph.from_graph_def(inlined)
-    handles = _handles(graph, captured)
+    handles = handles_of(graph, captured)
     written = _drop_effects(graph, handles)
     tables = _freeze_resources(graph, handles, captured)
     if not written and not tables:
@@ -143,14 +152,32 @@ def _without_effects(
     return found
 
 
+def _must_inline_loops(function: ConcreteFunction) -> bool:
+    """Whether functions read tables or are compiled, which the conversion does not support."""
+    library = function.graph.as_graph_def().library
+    nodes = chain.from_iterable(inner.node_def for inner in library.function)
+    compiled = any("_XlaMustCompile" in inner.attr for inner in library.function)
+    return compiled or any(node.op in (*FINDS, *SIZES) for node in nodes)
+
+
 def _frozen(
-    function: ConcreteFunction, captured: Mapping[str, Any], inputs: Iterable[tf.Tensor]
+    function: ConcreteFunction,
+    captured: Mapping[str, Any],
+    inputs: Iterable[tf.Tensor],
+    *,
+    loops: bool = False,
 ) -> TensorGraph | None:
-    """Return the frozen graph; None if a variable is used other than by reading."""
+    """Return the frozen graph; None if a variable is used other than by reading.
+
+    If `loops`, resources are read in loops and branches as well, which are inlined.
+    """
     outputs = [tensor.name for tensor in function.outputs]
-    small = offline_passes(_inlinable(function), ["function"], [t.name for t in inputs], outputs)
+    original = _inlinable(function)
+    if loops:
+        mark_lowered(original)
+    small = offline_passes(original, ["function"], [t.name for t in inputs], outputs)
     graph = TensorGraph.from_graph_def(small).pruned(outputs, [t.op.name for t in inputs])
-    handles = _handles(graph, captured)
+    handles = handles_of(graph, captured, loops=loops)
     written = _drop_effects(graph, handles)
     _freeze_resources(graph, handles, captured)
     graph = graph.pruned(outputs, [t.op.name for t in inputs])
@@ -210,18 +237,6 @@ def _freeze_resources(
 
     freeze_random_states(graph, handles, size)
     return freeze_tables(graph, handles, run)
-
-
-def _handles(graph: TensorGraph, captured: Mapping[str, Any]) -> dict[str, str]:
-    """Return node that passes on a captured tensor → the node of that tensor."""
-    found: dict[str, str] = {}
-    for name, node in graph.nodes.items():
-        source = node_of(node.input[0]) if node.input else ""
-        if name in captured:
-            found[name] = name
-        elif node.op == "Identity" and source in found:
-            found[name] = found[source]
-    return found
 
 
 def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import types_pb2
 from tensorflow.python.eager import context
 
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -61,6 +62,34 @@ class Export:
 Run = Callable[[Export], Sequence[Array]]
 
 
+#: Ops of loops and branches that pass on a resource, as their first input.
+_PASS_ON = ("Enter", "RefEnter", "Switch", "_SwitchN", "NextIteration", "Exit")
+
+
+def handles_of(
+    graph: TensorGraph, roots: Collection[str], *, loops: bool = False
+) -> dict[str, str]:
+    """Return node that passes on a tensor → the node of the tensor.
+
+    Args:
+        graph: the graph, producers first except in loops.
+        roots: nodes of the tensors.
+        loops: whether to follow resources into loops and branches, which never change a resource.
+    """
+    found: dict[str, str] = {}
+    for name, node in graph.nodes.items():
+        source = found.get(node_of(node.input[0])) if node.input else None
+        passes = node.op == "Identity"
+        if loops and "T" in node.attr and node.attr["T"].type == types_pb2.DT_RESOURCE:
+            returns = node.op == "Merge" and graph[node.input[1]].op == "NextIteration"
+            passes = passes or node.op in _PASS_ON or returns
+        if name in roots:
+            found[name] = name
+        elif source is not None and passes:
+            found[name] = source
+    return found
+
+
 def freeze_tables(graph: TensorGraph, handles: Mapping[str, str], run: Run) -> bool:
     """Replace look-ups in tables by ops, in place; return whether there were any.
 
@@ -102,10 +131,13 @@ def _filled(node: NodeDef, run: Run, export: Export) -> Sequence[Array]:
             f"filled, so that the model itself cannot run; .h5 files of Keras do not keep a "
             f"vocabulary from adapt(): save the model as .keras"
         ) from error
-    if results[0].ndim > 1:
+    keys = results[0]
+    if keys.ndim == 2 and keys.shape[1] == 1:  # a dense table returns a matrix for single values
+        return [array[:, 0] if array.shape[1] == 1 else array for array in results]
+    if keys.ndim > 1:
         raise ModelLoadError(
             f"keys of a lookup table must be single values, but the table that {node.name!r} reads "
-            f"has keys of shape {list(results[0].shape[1:])}; export the model without this table"
+            f"has keys of shape {list(keys.shape[1:])}; export the model without this table"
         )
     return results
 

@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.checks.graphs import check_saved_model
 from neural_mp.adaptors.tensorflow.graph_files import UNREADABLE, parse
-from neural_mp.adaptors.tensorflow.lookup_tables import TABLES, Export, freeze_tables
+from neural_mp.adaptors.tensorflow.lookup_tables import TABLES, Export, freeze_tables, handles_of
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -148,20 +148,15 @@ def _with_frozen_tables(
 ) -> TensorGraph:
     """Return a graph with the entries of its tables in a session."""
     inlined = offline_passes(nodes.to_graph_def(), ["function"], inputs, outputs)
-    found = TensorGraph.from_graph_def(inlined)
-    handles: dict[str, str] = {}
-    for name, node in found.pruned(outputs, inputs).nodes.items():
-        if node.op in TABLES:
-            handles[name] = name
-        elif node.op == "Identity" and node_of(node.input[0]) in handles:
-            handles[name] = handles[node_of(node.input[0])]
+    found = TensorGraph.from_graph_def(inlined).pruned(outputs, inputs)
+    tables = [name for name, node in found.nodes.items() if node.op in TABLES]
 
     def run(export: Export) -> list[Array]:
         with graph.as_default():
             tensors = export.put(graph.get_tensor_by_name(f"{export.handle}:0"))
         return [np.asarray(array) for array in session.run(tensors)]
 
-    freeze_tables(found, handles, run)
+    freeze_tables(found, handles_of(found, tables, loops=True), run)
     return found.pruned(outputs, inputs)
 
 

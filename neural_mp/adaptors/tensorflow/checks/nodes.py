@@ -15,6 +15,7 @@ from tensorflow.python.framework import op_def_registry
 
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
+    PLACEHOLDERS,
     NodeDef,
     constant_shape,
     is_control,
@@ -56,9 +57,34 @@ def faults(nodes: Iterable[NodeDef]) -> Iterator[tuple[NodeDef, str]]:
             sizes = _constant(by_name, node, 1)
             if sizes is not None and len(constant_shape(sizes)) != 1:
                 yield node, "its sizes must be a vector"
-        batched = node.op == "GatherV2" and "batch_dims" in node.attr
-        if batched and node.attr["batch_dims"].i and _constant(by_name, node, 2) is None:
-            yield node, "its axis must be constant, since it has batch axes"
+        if node.op == "GatherV2" and "batch_dims" in node.attr and node.attr["batch_dims"].i:
+            yield from ((node, fault) for fault in _of_batches(by_name, node))
+
+
+def _of_batches(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
+    """Yield faults of a node that gathers along batch axes."""
+    axes = abs(node.attr["batch_dims"].i)
+    if _constant(nodes, node, 2) is None:
+        yield "its axis must be constant, since it has batch axes"
+    for position, least in ((0, axes + 1), (1, axes)):
+        rank = _rank(nodes, node, position)
+        if rank is not None and rank < least:
+            yield f"its input {position} must have at least {least} axes, got {rank}"
+
+
+def _rank(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> int | None:
+    """Return the number of axes of an input that is a constant or a placeholder; None if unknown.
+
+    The axes of computed inputs are only known after reading the graph.
+    """
+    constant = _constant(nodes, node, position)
+    if constant is not None:
+        return len(constant_shape(constant))
+    source = nodes.get(node_of(node.input[position])) if position < len(node.input) else None
+    if source is None or source.op not in PLACEHOLDERS or "shape" not in source.attr:
+        return None
+    shape = source.attr["shape"].shape
+    return None if shape.unknown_rank else len(shape.dim)
 
 
 def _of_attribute(attribute: AttrValue) -> Iterator[str]:
