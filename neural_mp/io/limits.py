@@ -47,6 +47,12 @@ MAX_EXAMPLE_ELEMENTS = 1 << 28
 #: Bytes per element: complex128.
 MAX_ELEMENT_BYTES = 16
 
+# TensorFlow.
+#: Inputs, or results, of one node: more than the outputs of any split.
+MAX_NODE_TENSORS = 1 << 16
+#: Limit of TensorFlow.
+MAX_TENSOR_RANK = 254
+
 # ONNX.
 #: Nodes after function inlining, which may double the count per level.
 MAX_ONNX_NODES = 5_000_000

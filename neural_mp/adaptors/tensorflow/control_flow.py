@@ -256,6 +256,17 @@ _LOWER = "_lower_using_switch_merge"
 _BODY = re.compile(r"^(?P<caller>.+?)/(?P<part>body|cond|then|else|branch\d+)/_\d+/(?P<rest>.+)$")
 
 
+def mark_lowered(graph: GraphDef) -> None:
+    """Request inlining of the loops and branches of a graph from the runtime, in place."""
+    _mark(graph.node, graph.library)
+
+
+def _mark(nodes: Iterable[NodeDef], library: FunctionDefLibrary) -> None:
+    for node in chain(nodes, *(function.node_def for function in library.function)):
+        if node.op in _FUNCTIONAL:
+            node.attr[_LOWER].b = True
+
+
 def lowered(graph: TensorGraph, inputs: Collection[str], outputs: Collection[str]) -> TensorGraph:
     """Return the graph with the bodies of its loops and branches inlined.
 
@@ -265,10 +276,8 @@ def lowered(graph: TensorGraph, inputs: Collection[str], outputs: Collection[str
     if not any(node.op in _FUNCTIONAL for node in graph.nodes.values()):
         return _with_short_names(graph, [*inputs, *outputs])
     marked = TensorGraph(dict(graph.nodes), graph.versions, deepcopy(graph.library))
-    edited = (marked.edit(name) for name, node in graph.nodes.items() if node.op in _FUNCTIONAL)
-    for node in chain(edited, *(function.node_def for function in marked.library.function)):
-        if node.op in _FUNCTIONAL:
-            node.attr[_LOWER].b = True
+    edited = [marked.edit(name) for name, node in graph.nodes.items() if node.op in _FUNCTIONAL]
+    _mark(edited, marked.library)
     passed = optimized(marked, ("function",), inputs, outputs)
     return _with_short_names(passed, [*inputs, *outputs])
 

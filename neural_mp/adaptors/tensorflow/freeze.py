@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,12 +18,22 @@ from tensorflow.python.framework.convert_to_constants import (
     disable_lower_using_switch_merge,
 )
 
+from neural_mp.adaptors.tensorflow.control_flow import mark_lowered
+from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel
+from neural_mp.adaptors.tensorflow.lookup_tables import (
+    FINDS,
+    SIZES,
+    Export,
+    freeze_tables,
+    handles_of,
+)
+from neural_mp.adaptors.tensorflow.random_states import freeze_random_states
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
+    GraphDef,
     NodeDef,
     TensorGraph,
-    copied,
     data_inputs,
     is_control,
     make_constant,
@@ -33,114 +44,15 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 from neural_mp.errors import ModelLoadError, one_line
 
-FIND, SIZE = "LookupTableFindV2", "LookupTableSizeV2"
-#: Buckets per key; a bucket then holds a handful of keys at most.
-_BUCKETS_PER_KEY = 2
-
-
-def freeze_tables(
-    graph: TensorGraph, handles: Mapping[str, str], captured: Mapping[str, Any]
-) -> bool:
-    """Replace look-ups in captured tables by ops, in place; return whether there were any.
-
-    Args:
-        graph: the graph.
-        handles: node that passes on a captured tensor → the node of that tensor.
-        captured: node of a captured tensor → the tensor.
-    """
-    contents: dict[tuple[str, Any, Any], tuple[Array, Array]] = {}
-    found = False
-    for node in list(graph.nodes.values()):
-        handle = handles.get(node_of(node.input[0])) if node.op in (FIND, SIZE) else None
-        if handle is None:
-            continue
-        table, found = captured[handle], True
-        if node.op == SIZE:
-            size = tf.raw_ops.LookupTableSizeV2(table_handle=table).numpy()
-            graph.add(make_constant(node.name, size))
-            continue
-        kinds = (tf.as_dtype(node.attr["Tin"].type), tf.as_dtype(node.attr["Tout"].type))
-        key = (handle, *kinds)
-        if key not in contents:
-            exported = tf.raw_ops.LookupTableExportV2(
-                table_handle=table, Tkeys=kinds[0], Tvalues=kinds[1]
-            )
-            contents[key] = (exported[0].numpy(), exported[1].numpy())
-        _replace(graph, node, *kinds, *contents[key])
-    return found
-
-
-def _replace(
-    graph: TensorGraph, node: NodeDef, kind: tf.DType, given: tf.DType, keys: Array, values: Array
-) -> None:
-    """Replace the node of a look-up by ops, the last with the node's name."""
-    buckets = _buckets(keys) if kind is tf.string and keys.size else None
-    with tf.Graph().as_default() as part:
-        query = tf.compat.v1.placeholder(kind, name="query")
-        default = tf.compat.v1.placeholder(given, [], name="default")
-        flat = tf.reshape(query, [-1])
-        if not keys.size:
-            results = tf.fill(tf.shape(flat), default)
-        elif buckets is None:
-            results = _of_integers(flat, default, keys, values)
-        else:
-            results = _of_strings(flat, default, keys, values, buckets)
-        tf.identity(tf.reshape(results, tf.shape(query)), name="result")
-    _, query_of, default_of = data_inputs(node)
-    names = {"query": query_of, "default": default_of, "result": node.name}
-    for inner in part.as_graph_def().node:
-        names.setdefault(inner.name, graph.unused(f"{node.name}/{inner.name}"))
-    for inner in part.as_graph_def().node:
-        if inner.op == "Placeholder":
-            continue
-        written = copied(inner, names[inner.name])
-        for position, tensor in enumerate(inner.input):
-            source, colon, index = tensor.partition(":")
-            written.input[position] = f"{names[source]}{colon}{index}"
-        if inner.name == "result":
-            written.input.extend(filter(is_control, node.input))
-        graph.add(written)
-
-
-def _of_integers(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
-    """Return the values of integer keys, and the default for unknown keys."""
-    order = np.argsort(keys)
-    keys, values = keys[order], values[order]
-    places = tf.minimum(tf.searchsorted(keys, query), len(keys) - 1)
-    known = tf.equal(tf.gather(keys, places), query)
-    return tf.where(known, tf.gather(values, places), default)
-
-
-def _buckets(keys: Array) -> Array:
-    """Return the positions of the keys in each bucket, padded with the number of keys."""
-    count = _BUCKETS_PER_KEY * len(keys)
-    hashed = tf.strings.to_hash_bucket_fast(keys, count).numpy()
-    loads = np.bincount(hashed, minlength=count)
-    found = np.full((count, loads.max()), len(keys), np.int32)
-    order = np.argsort(hashed, kind="stable")
-    starts = np.cumsum(loads) - loads
-    found[hashed[order], np.arange(len(keys)) - starts[hashed[order]]] = order
-    return found
-
-
-def _of_strings(
-    query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array, buckets: Array
-) -> tf.Tensor:
-    """Return the values of string keys, and the default for unknown keys."""
-    places = tf.gather(buckets, tf.strings.to_hash_bucket_fast(query, len(buckets)))
-    same = tf.equal(tf.gather(np.append(keys, b""), places), query[:, tf.newaxis])
-    same &= places < len(keys)
-    place = tf.reduce_sum(tf.where(same, places, 0), -1)
-    return tf.where(tf.reduce_any(same, -1), tf.gather(values, place), default)
-
-
 logger = logging.getLogger(__name__)
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
 _READS = ("ReadVariableOp", "ResourceGather")
 #: Ops that write a variable and have no result.
-_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngSkip")
+#: Attributes that keep a function from being inlined.
+_NOT_INLINED = ("_noinline", "_XlaMustCompile")
 
 
 def frozen_graph(
@@ -155,6 +67,8 @@ def frozen_graph(
     inputs = [t for t in function.inputs if t.op.name not in captured]
     try:
         graph = _frozen(function, captured, inputs)
+        if graph is None and _must_inline_loops(function):
+            graph = _frozen(function, captured, inputs, loops=True)
         if graph is not None:
             return graph, inputs, list(function.outputs)
         frozen = convert_variables_to_constants_v2(
@@ -176,9 +90,9 @@ def frozen_graph(
 
 
 def no_constant(name: str) -> ModelLoadError:
-    """Return the error about a resource that is not a variable."""
+    """Return the error about a resource whose value cannot become a constant."""
     return ModelLoadError(
-        f"the model reads {name!r}, a lookup table or other resource that is not part of its "
+        f"the model reads {name!r}, a queue or other resource that cannot become part of its "
         f"graph; export the model without the resource"
     )
 
@@ -203,13 +117,12 @@ def _without_effects(
     outputs = [tensor.name for tensor in function.outputs]
     names = [tensor.name for tensor in inputs]
     inlined = offline_passes(
-        disable_lower_using_switch_merge(function.graph.as_graph_def()),
-        *(["function"], names, outputs),
+        disable_lower_using_switch_merge(_inlinable(function)), ["function"], names, outputs
     )
     graph = TensorGraph.from_graph_def(inlined)
-    handles = _handles(graph, captured)
-    tables = freeze_tables(graph, handles, captured)
+    handles = handles_of(graph, captured)
     written = _drop_effects(graph, handles)
+    tables = _freeze_resources(graph, handles, captured)
     if not written and not tables:
         return function
     graph = without_places(graph.pruned(outputs))
@@ -239,18 +152,34 @@ def _without_effects(
     return found
 
 
+def _must_inline_loops(function: ConcreteFunction) -> bool:
+    """Whether functions read tables or are compiled, which the conversion does not support."""
+    library = function.graph.as_graph_def().library
+    nodes = chain.from_iterable(inner.node_def for inner in library.function)
+    compiled = any("_XlaMustCompile" in inner.attr for inner in library.function)
+    return compiled or any(node.op in (*FINDS, *SIZES) for node in nodes)
+
+
 def _frozen(
-    function: ConcreteFunction, captured: Mapping[str, Any], inputs: Iterable[tf.Tensor]
+    function: ConcreteFunction,
+    captured: Mapping[str, Any],
+    inputs: Iterable[tf.Tensor],
+    *,
+    loops: bool = False,
 ) -> TensorGraph | None:
-    """Return the frozen graph; None if a variable is used other than by reading."""
+    """Return the frozen graph; None if a variable is used other than by reading.
+
+    If `loops`, resources are read in loops and branches as well, which are inlined.
+    """
     outputs = [tensor.name for tensor in function.outputs]
-    small = offline_passes(
-        function.graph.as_graph_def(), ["function"], [t.name for t in inputs], outputs
-    )
+    original = _inlinable(function)
+    if loops:
+        mark_lowered(original)
+    small = offline_passes(original, ["function"], [t.name for t in inputs], outputs)
     graph = TensorGraph.from_graph_def(small).pruned(outputs, [t.op.name for t in inputs])
-    handles = _handles(graph, captured)
-    freeze_tables(graph, handles, captured)
+    handles = handles_of(graph, captured, loops=loops)
     written = _drop_effects(graph, handles)
+    _freeze_resources(graph, handles, captured)
     graph = graph.pruned(outputs, [t.op.name for t in inputs])
     values: dict[str, str] = {}
     for node in list(graph.nodes.values()):
@@ -271,16 +200,43 @@ def _frozen(
     return graph.pruned(outputs, [t.op.name for t in inputs])
 
 
-def _handles(graph: TensorGraph, captured: Mapping[str, Any]) -> dict[str, str]:
-    """Return node that passes on a captured tensor → the node of that tensor."""
-    found: dict[str, str] = {}
-    for name, node in graph.nodes.items():
-        source = node_of(node.input[0]) if node.input else ""
-        if name in captured:
-            found[name] = name
-        elif node.op == "Identity" and source in found:
-            found[name] = found[source]
-    return found
+def _inlinable(function: ConcreteFunction) -> GraphDef:
+    """Return the graph of a function with calls that can be inlined, `jit_compile` dropped.
+
+    Raises:
+        ModelLoadError: a function that is compiled contains an op that cannot run otherwise.
+    """
+    graph = function.graph.as_graph_def()
+    known = {inner.signature.name for inner in graph.library.function}
+    for inner in graph.library.function:
+        missing = (n for n in inner.node_def if n.op not in known and not has_kernel(n.op))
+        node = next(missing, None) if "_XlaMustCompile" in inner.attr else None
+        if node is not None:
+            raise ModelLoadError(
+                f"functions with jit_compile=True must only contain ops that run without XLA, got "
+                f"{node.op!r} ({node.name!r}); export the model without this op"
+            )
+    inside = chain.from_iterable(inner.node_def for inner in graph.library.function)
+    for holder in chain(graph.node, graph.library.function, inside):
+        for name in _NOT_INLINED:
+            holder.attr.pop(name, None)
+    return graph
+
+
+def _freeze_resources(
+    graph: TensorGraph, handles: Mapping[str, str], captured: Mapping[str, Any]
+) -> bool:
+    """Replace tables and states of random numbers, in place; return whether any were tables."""
+
+    def run(export: Export) -> list[Array]:
+        return [tensor.numpy() for tensor in export.put(captured[export.handle])]
+
+    def size(handle: str) -> int:
+        shape = tf.raw_ops.VariableShape(input=captured[handle])
+        return int(np.prod(shape.numpy()))
+
+    freeze_random_states(graph, handles, size)
+    return freeze_tables(graph, handles, run)
 
 
 def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:

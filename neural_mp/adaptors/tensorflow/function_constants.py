@@ -52,19 +52,22 @@ def tie_constants(graph: TensorGraph) -> None:
     if not within:
         return
     loops = loops_of(graph, within)
+    # An Enter reads its input outside of the loop.
+    where = {
+        name: loops[loop].around if graph.nodes[name].op in ENTERS else loop
+        for name, loop in within.items()
+    }
     pivots, readers = _Pivots(graph), graph.consumers()
     tied: dict[tuple[str, str], str] = {}
-    for name, loop in within.items():
+    for name, loop in where.items():
         node = graph.nodes[name]
-        if node.op in ENTERS:
-            loop = loops[loop].around
         for position, tensor in enumerate(node.input if loop else ()):
             source = node_of(tensor)
             key = source, loop
             if is_control(tensor) or source in within or not graph.is_constant(source):
                 continue
             if key not in tied:
-                alone = all(within.get(reader) == loop for reader, _ in readers[source])
+                alone = all(where.get(reader) == loop for reader, _ in readers[source])
                 tied[key] = source if alone else graph.unused(f"{source}/within")
                 _put(
                     graph, tied[key], graph.nodes[source], pivots.of_body(loops[loop].condition, 1)

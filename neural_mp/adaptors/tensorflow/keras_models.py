@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from neural_mp.errors import (
     ConfigurationError,
     ModelLoadError,
     did_you_mean,
+    message_of,
     one_line,
 )
 from neural_mp.io.limits import KERAS_EXTRA_WEIGHT_BYTES, MAX_KERAS_WEIGHT_RATIO
@@ -125,7 +127,7 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         # The loader passes on any error of its parsers and of the layers' constructors.
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
-            f"{str(path)!r} cannot be read as a Keras model: {one_line(error)}; pass a model with "
+            f"{str(path)!r} cannot be read as a Keras model: {_reason(error)}; pass a model with "
             f"custom layers as an object"
         ) from error
 
@@ -164,8 +166,23 @@ def traced(
         logger.debug("tracing failed", exc_info=True)
         free = "" if shapes is None else f" with inputs of the shapes {shapes}"
         raise CaptureError(
-            f"{type(model).__name__} cannot be traced to a graph{free}: {one_line(error)}"
+            f"{type(model).__name__} cannot be traced to a graph{free}: {_reason(error)}"
         ) from error
+
+
+#: First line of messages in which Keras wraps the exceptions of a layer.
+_WRAPPED = re.compile(r"Exception encountered when calling (?P<layer>.+?)(\.call\(\))?\.?")
+#: Colours, which Keras puts around the wrapped message.
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _reason(error: BaseException) -> str:
+    """Return one line on an exception: in a layer, the layer and its own message."""
+    lines = [line for line in _COLOUR.sub("", message_of(error)).splitlines() if line.strip()]
+    wrapped = _WRAPPED.fullmatch(lines[0].strip()) if len(lines) > 1 else None
+    if wrapped is None:
+        return one_line(error)
+    return f"{type(error).__name__} in {wrapped['layer']}: {lines[1].strip()}"
 
 
 def _input_specs(model: tf.keras.Layer, example: object) -> Any:

@@ -18,7 +18,9 @@ from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_mo
 from neural_mp.adaptors.tensorflow.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.freeze import ConcreteFunction, frozen_graph, no_constant
 from neural_mp.adaptors.tensorflow.keras_models import Origins
+from neural_mp.adaptors.tensorflow.lookup_tables import FINDS, SIZES, TABLES
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
+from neural_mp.adaptors.tensorflow.runtime import keep_forever
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
     GraphDef,
@@ -108,14 +110,15 @@ def _read_saved_model(path: Path) -> FrozenModel:
     v1_saved_models.checked(path, session=False)
     try:
         loaded = tf.saved_model.load(str(path))
-    except Exception:
+    except Exception as error:
         # The loader passes on any error of its parsers and restore ops.
+        keep_forever(error)
         logger.debug("reading the objects of %s failed", path, exc_info=True)
         return FrozenModel(*v1_saved_models.read(path))
     try:
         frozen = _from_signatures(loaded, f"the SavedModel {str(path)!r}")
     except CaptureError:
-        # The signature's inputs do not match the inputs of the functions that the loader made.
+        # The loader made no functions of the signatures, or functions with other inputs.
         return FrozenModel(*v1_saved_models.read(path))
     if hasattr(loaded, "prune") and _is_incomplete(frozen):
         return FrozenModel(*v1_saved_models.read(path))
@@ -125,11 +128,12 @@ def _read_saved_model(path: Path) -> FrozenModel:
 def _is_incomplete(frozen: FrozenModel) -> bool:
     """Whether the TensorFlow 2 loader lost parts of a TensorFlow 1 SavedModel.
 
-    Non-resource variables stay variables without values. An unread input may be the value of a
-    variable that the graph reads separately.
+    Non-resource variables and lookup tables stay nodes without values. An unread input may be the
+    value of a variable that the graph reads separately.
     """
     readers = frozen.graph.consumers()
-    return any(node.op in _REFERENCES for node in frozen.graph.nodes.values()) or not all(
+    lost = (*_REFERENCES, *TABLES)
+    return any(node.op in lost for node in frozen.graph.nodes.values()) or not all(
         readers.get(port.tensor) for port in frozen.signature.inputs
     )
 
@@ -141,6 +145,11 @@ def _from_keras(model: tf.keras.Layer, wanted: InputSpec) -> FrozenModel:
 
 
 def _from_signatures(loaded: Any, what: str) -> FrozenModel:
+    if not isinstance(loaded.signatures, Mapping):
+        raise CaptureError(
+            f"signatures of {what} must be functions by name, got "
+            f"{with_article(type(loaded.signatures).__name__)}; save the model again"
+        )
     signatures = dict(loaded.signatures)
     if not signatures:
         raise ModelLoadError(
@@ -295,10 +304,7 @@ def load(source: object, wanted: InputSpec) -> TensorFlowModel:
 
 
 #: Ops that keep values outside of the graph.
-_STATE = (
-    *("VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "HashTableV2"),
-    *("MutableHashTableV2", "LookupTableFindV2"),
-)
+_STATE = ("VarHandleOp", "ReadVariableOp", *_REFERENCES, *TABLES, *FINDS, *SIZES)
 
 
 def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:

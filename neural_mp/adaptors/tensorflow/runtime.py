@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     node_of,
     without_large,
 )
+from neural_mp.errors import ModelLoadError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +117,28 @@ def _aligned(value: NDArray[Any]) -> NDArray[Any]:
 
 
 def imported(graph: GraphDef) -> tf.Graph:
-    """Import a graph into TensorFlow, which checks it and infers shapes."""
+    """Import a graph into TensorFlow, which checks it and infers shapes.
+
+    Raises:
+        ModelLoadError: TensorFlow's own code fails.
+    """
     found = tf.Graph()
-    with found.as_default():
-        tf.graph_util.import_graph_def(graph, name="")
+    try:
+        with found.as_default():
+            tf.graph_util.import_graph_def(graph, name="")
+    except (IndexError, MemoryError, RuntimeError) as error:
+        keep_forever(error)
+        raise ModelLoadError(f"TensorFlow cannot read the graph: {one_line(error)}") from error
     return found
+
+
+def keep_forever(error: BaseException) -> None:
+    """Keep an exception, and the graphs in its stack, until the process ends and beyond.
+
+    An exception from within TensorFlow's native code leaves a graph locked. Deleting the graph,
+    also at the end of the process, would wait for the lock forever.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
 
 
 def offline_passes(

@@ -16,8 +16,11 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.checks.graphs import check_saved_model
 from neural_mp.adaptors.tensorflow.graph_files import UNREADABLE, parse
+from neural_mp.adaptors.tensorflow.lookup_tables import TABLES, Export, freeze_tables, handles_of
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature
+from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
+    Array,
     GraphDef,
     TensorGraph,
     known_sizes,
@@ -49,6 +52,8 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
         try:
             tf.compat.v1.saved_model.loader.load(session, list(meta.meta_info_def.tags), str(path))
             frozen = _frozen(session, graph, signature)
+        except ModelLoadError:
+            raise
         except Exception as error:
             # Parsers, restore ops and table initializers raise various types.
             raise ModelLoadError(
@@ -125,10 +130,34 @@ def _frozen(
     outputs = [node_of(info.name) for info in signature.outputs.values()]
     for _, info in sorted(signature.inputs.items()):
         _feed(nodes, graph, info, outputs)
-    needed = nodes.pruned(outputs, [node_of(info.name) for info in signature.inputs.values()])
+    inputs = [node_of(info.name) for info in signature.inputs.values()]
+    needed = nodes.pruned(outputs, inputs)
+    if any(node.op in TABLES for node in needed.nodes.values()):
+        needed = _with_frozen_tables(needed, session, graph, inputs, outputs)
     return tf.compat.v1.graph_util.convert_variables_to_constants(
         session, needed.to_graph_def(), sorted(set(outputs))
     )
+
+
+def _with_frozen_tables(
+    nodes: TensorGraph,
+    session: tf.compat.v1.Session,
+    graph: tf.Graph,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> TensorGraph:
+    """Return a graph with the entries of its tables in a session."""
+    inlined = offline_passes(nodes.to_graph_def(), ["function"], inputs, outputs)
+    found = TensorGraph.from_graph_def(inlined).pruned(outputs, inputs)
+    tables = [name for name, node in found.nodes.items() if node.op in TABLES]
+
+    def run(export: Export) -> list[Array]:
+        with graph.as_default():
+            tensors = export.put(graph.get_tensor_by_name(f"{export.handle}:0"))
+        return [np.asarray(array) for array in session.run(tensors)]
+
+    freeze_tables(found, handles_of(found, tables, loops=True), run)
+    return found.pruned(outputs, inputs)
 
 
 def _feed(

@@ -115,7 +115,7 @@ def test_a_resource_that_is_not_frozen(adaptor):
     def run(x):
         return x + queue.dequeue()
 
-    with pytest.raises(ModelLoadError, match="lookup table or other resource"):
+    with pytest.raises(ModelLoadError, match="queue or other resource"):
         adaptor.load(run)
 
 

@@ -13,23 +13,37 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
+from neural_mp.adaptors.tensorflow.checks.nodes import faults
 from neural_mp.adaptors.tensorflow.control_flow import called, reached
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef, node_of
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.files import resolve_sibling
 from neural_mp.io.trust import is_trusted
 
-#: Ops that TensorFlow marks as stateless although they access files or other machines, call
-#: Python, build graphs from strings or end the process.
-_HARMFUL = re.compile(
-    r"Abort|CacheDataset|DatasetFromGraph|DebugIdentity|DebugNanCount|DebugNumericSummary"
-    r"|(De|En)codeProto(V2)?|(Experimental)?SleepDataset|GenerateVocabRemapping|ImmutableConst"
-    r"|InitializeTableFromTextFile|MatchingFiles|PyFuncStateless|ReadFile|Reader.*"
-    r"|RegisterDataset(V2)?|Snapshot\w*(Dataset|Reader)(V2)?|SnapshotChunkDataset|TPU.*"
-)
+#: Reason for refusal → ops with this effect, although TensorFlow marks the ops as stateless.
+_HARMFUL = {
+    "may access files, other machines or Python": re.compile(
+        r"Abort|CacheDataset|DatasetFromGraph|DebugIdentity|DebugNanCount|DebugNumericSummary"
+        r"|(De|En)codeProto(V2)?|(Experimental)?SleepDataset|GenerateVocabRemapping|ImmutableConst"
+        r"|InitializeTableFromTextFile|MatchingFiles|PyFuncStateless|ReadFile|Reader.*"
+        r"|RegisterDataset(V2)?|Snapshot\w*(Dataset|Reader)(V2)?|SnapshotChunkDataset|TPU.*"
+    ),
+    "calls native functions by name, or compiled code from the graph": re.compile(
+        r"_?Xla(Call|Compile|Custom|Host|Launch|Recv|Run|Send)\w*|MlirPassthroughOp|TRTEngineOp"
+        r"|RemoteFusedGraphExecute"
+    ),
+    "does not check its inputs, so that wrong ones end the process": re.compile(
+        r"BoostedTrees\w+|FakeQuantWithMinMaxVarsPerChannelGradient|InfeedDequeueTuple"
+        r"|QueueDequeueManyV2|SplitDedupData|XlaSparse\w+|_ScopedAllocator\w*"
+        r"|__?Mkl(?!LayerNorm|FusedInstanceNorm|FusedBatchMatMulV2|FusedMish)\w+"
+    ),
+}
+#: Reason for the refusal of ops that are not known to compute only.
+_UNKNOWN = "may access files, other machines or Python"
 #: Stateful ops with their state in memory only.
 _IN_MEMORY = re.compile(
     # Variables.
@@ -47,7 +61,7 @@ _IN_MEMORY = re.compile(
     r"|(Anonymous|Delete|Dummy)(Random)?SeedGenerator"
     # Collections of tensors.
     r"|Stack\w*|TensorArray\w*|(Anonymous)?(Mutable)?(Dense)?HashTable(V2)?|InitializeTableV2"
-    r"|(Anonymous)?MutableHashTableOfTensors(V2)?|LookupTable\w+|BoostedTrees\w+|Barrier"
+    r"|(Anonymous)?MutableHashTableOfTensors(V2)?|LookupTable\w+|Barrier"
     r"|(FIFO|PaddingFIFO|Priority|RandomShuffle)Queue(V2)?|Queue\w+V2|FakeQueue"
     r"|(Sparse)?ConditionalAccumulator"
     # Data in memory.
@@ -83,8 +97,8 @@ class UnsafeOp:
         where = f" of function {self.where!r}" if self.where else ""
         return ModelLoadError(
             f"{what} is refused: ops must only compute, but node {self.node.name!r}{where} has the "
-            f"op {self.node.op!r}, which may access files, other machines or Python. Export the "
-            f"model without this op; or, if you trust the op in this file, allow it with --trust "
+            f"op {self.node.op!r}, which {_reason(self.node.op) or _UNKNOWN}. Export the model "
+            f"without this op; or, if you trust the op in this file, allow it with --trust "
             f"{self.node.op} or trust=({self.node.op!r},)"
         )
 
@@ -98,7 +112,8 @@ def harmless(node: NodeDef) -> bool:
     if is_trusted(op):
         return True
     if op == "PrintV2":
-        return _STREAMS.fullmatch(node.attr["output_stream"].s) is not None
+        stream = node.attr["output_stream"].s if "output_stream" in node.attr else b""
+        return _STREAMS.fullmatch(stream) is not None
     if op in ("Copy", "CopyHost"):
         return not node.attr["debug_ops_spec"].list.s
     return _harmless_op(op)
@@ -106,12 +121,17 @@ def harmless(node: NodeDef) -> bool:
 
 @cache
 def _harmless_op(op: str) -> bool:
-    if _HARMFUL.fullmatch(op):
+    if _reason(op) is not None:
         return False
     definition = op_def_registry.get(op)
     if definition is None or not definition.is_stateful:
         return True
     return _IN_MEMORY.fullmatch(op) is not None
+
+
+def _reason(op: str) -> str | None:
+    """Return the reason for refusing an op that TensorFlow marks as stateless, if there is one."""
+    return next((reason for reason, ops in _HARMFUL.items() if ops.fullmatch(op)), None)
 
 
 def check_graph(graph: GraphDef, what: str) -> None:
@@ -123,8 +143,24 @@ def check_graph(graph: GraphDef, what: str) -> None:
     Raises:
         ModelLoadError: a node of the graph or of a function in its library does more.
     """
+    check_nodes(graph, what)
     for found in suspicious(graph):
         raise found.refusal(what)
+
+
+def check_nodes(graph: GraphDef, what: str) -> None:
+    """Check the nodes of a graph, and of its functions, for faults that TensorFlow does not report.
+
+    Raises:
+        ModelLoadError: a node has such a fault.
+    """
+    functions = ((f.node_def, f" of function {f.signature.name!r}") for f in graph.library.function)
+    for nodes, where in ((graph.node, ""), *functions):
+        for node, fault in faults(nodes):
+            raise ModelLoadError(
+                f"{what} is refused: node {node.name!r}{where} ({node.op}) is malformed: {fault}. "
+                f"Export the model again"
+            )
 
 
 def suspicious(graph: GraphDef) -> Iterator[UnsafeOp]:
@@ -150,6 +186,8 @@ _ASSETS = "assets"
 _HANDED = ("asset", "resource")
 #: Collections in which TensorFlow 1 keeps initialization ops.
 _FIRST = ("saved_model_main_op", "legacy_init_op")
+#: Collection in which TensorFlow 1 keeps the assets.
+_ASSET_COLLECTION = "saved_model_assets"
 
 
 def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session: bool) -> None:
@@ -161,23 +199,54 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
         ModelLoadError: the SavedModel does more.
     """
     for meta in saved.meta_graphs:
-        for asset in meta.asset_file_def:
+        assets = _assets(meta, file)
+        for asset in assets:
             resolve_sibling(file, asset.filename, _ASSETS)
+        check_nodes(meta.graph_def, f"the SavedModel {str(file.parent)!r}")
         found = list(suspicious(meta.graph_def))
         if found:
-            _check(meta, found, f"the SavedModel {str(file.parent)!r}", session)
+            paths = {node_of(asset.tensor_info.name) for asset in assets}
+            _check(meta, found, f"the SavedModel {str(file.parent)!r}", paths, session)
+
+
+def _assets(meta: meta_graph_pb2.MetaGraphDef, file: Path) -> list[meta_graph_pb2.AssetFileDef]:
+    """Return the assets of a graph, wherever TensorFlow looks for them."""
+    if meta.asset_file_def:
+        return list(meta.asset_file_def)
+    found = []
+    if _ASSET_COLLECTION in meta.collection_def:
+        for packed in meta.collection_def[_ASSET_COLLECTION].any_list.value:
+            asset = meta_graph_pb2.AssetFileDef()
+            try:
+                fits = packed.Unpack(asset)
+            except DecodeError:
+                fits = False
+            if not fits:
+                raise ModelLoadError(
+                    f"the SavedModel {str(file.parent)!r} is refused: entries of its collection "
+                    f"{_ASSET_COLLECTION!r} must be assets, got {packed.type_url!r}"
+                )
+            found.append(asset)
+    return found
 
 
 def _check(
-    meta: meta_graph_pb2.MetaGraphDef, found: Iterable[UnsafeOp], what: str, session: bool
+    meta: meta_graph_pb2.MetaGraphDef,
+    found: Iterable[UnsafeOp],
+    what: str,
+    assets: set[str],
+    session: bool,
 ) -> None:
     # Loading objects does not run the functions that save and restore them.
+    results = reached(meta.graph_def, _results(meta))
     run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
     restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in found:
-        if _TABLES_OF_FILES.fullmatch(item.node.op):
-            fine = _from_asset(meta, item) if not item.where else not session
-            fine = fine and (not item.where or _handed_assets(meta, item))
+        if _TABLES_OF_FILES.fullmatch(item.node.op) and item.where:
+            fine = not session and _handed_assets(meta, item)
+        elif _TABLES_OF_FILES.fullmatch(item.node.op):
+            # Only initialization replaces the paths in the graph by those of the assets.
+            fine = _from_asset(meta, item, assets) and not _within(item, results)
         elif _SAVES.fullmatch(item.node.op):
             fine = not _within(item, run) and not _within(item, restored)
         else:
@@ -192,12 +261,17 @@ def _within(found: UnsafeOp, run: tuple[set[str], set[str]]) -> bool:
     return found.where in functions if found.where else found.node.name in nodes
 
 
+def _results(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
+    """Return the nodes of the results of all signatures."""
+    outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
+    return [node_of(name) for tensor in outputs for name in _tensors_of(tensor)]
+
+
 def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
     """Return the nodes that are run: results of signatures, and initialization ops."""
-    outputs = (t for s in meta.signature_def.values() for t in s.outputs.values())
-    results = [node_of(name) for tensor in outputs for name in _tensors_of(tensor)]
     present = (key for key in _FIRST if key in meta.collection_def)
-    return [*results, *(n for key in present for n in meta.collection_def[key].node_list.value)]
+    first = (n for key in present for n in meta.collection_def[key].node_list.value)
+    return [*_results(meta), *first]
 
 
 def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
@@ -209,10 +283,9 @@ def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
         yield from _tensors_of(component)
 
 
-def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp) -> bool:
+def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: UnsafeOp, assets: set[str]) -> bool:
     """Whether a node fills a table from an asset whose path is set on loading."""
     nodes = {node.name: node for node in meta.graph_def.node}
-    assets = {node_of(asset.tensor_info.name) for asset in meta.asset_file_def}
     name = node_of(found.node.input[1]) if len(found.node.input) > 1 else ""
     while name in nodes and name not in assets and nodes[name].op == "Identity":
         name = node_of(nodes[name].input[0])

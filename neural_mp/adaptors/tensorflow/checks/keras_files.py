@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -239,7 +239,7 @@ def _is_part(name: str, module: str | None) -> bool:
     if not name.isidentifier() or name in _HARMFUL:
         return False
     if module is None:
-        return any(_is_part_class(_found(f"keras.{place}", name)) for place in _PLACES)
+        return name in _part_classes()
     return module.partition(".")[0] == "keras" and _is_part_class(_found(module, name))
 
 
@@ -249,6 +249,19 @@ _PLACES = (
     *("optimizers", "optimizers.schedules", "dtype_policies", "src.models.functional"),
     "quantizers",
 )
+
+
+@cache
+def _part_classes() -> frozenset[str]:
+    """Return the names of the allowed classes in `_PLACES`: of the classes and of their exports.
+
+    Legacy files have the name of the class, which may differ from the exported one.
+    """
+    modules = (_member(place) for place in _PLACES)
+    found = [item for module in modules if module is not None for item in vars(module).items()]
+    return frozenset(
+        word for name, kind in found if _is_part_class(kind) for word in (name, kind.__name__)
+    ) - frozenset(_HARMFUL)
 
 
 def _found(module: str, name: str) -> Any:

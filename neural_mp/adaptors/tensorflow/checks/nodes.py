@@ -1,0 +1,169 @@
+"""Faults of single nodes that TensorFlow itself does not report.
+
+TensorFlow checks most nodes while it reads a graph. A node with one of the faults below ends the
+process instead, waits forever, or raises errors of other types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from tensorflow.core.framework import types_pb2
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.core.framework.op_def_pb2 import OpDef
+from tensorflow.python.framework import op_def_registry
+
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    CONSTANT,
+    PLACEHOLDERS,
+    NodeDef,
+    constant_shape,
+    is_control,
+    node_of,
+)
+from neural_mp.io.limits import MAX_NODE_TENSORS, MAX_TENSOR_RANK
+
+#: Element types of tensors, references included.
+_TYPES = frozenset(types_pb2.DataType.values()) - {types_pb2.DT_INVALID}
+#: Kind of an attribute → field of the value.
+_KINDS = {
+    **{"string": "s", "int": "i", "float": "f", "bool": "b"},
+    **{kind: kind for kind in ("type", "shape", "tensor", "func")},
+}
+#: Integer kernels, whose numbers of inputs and results depend on the ops fused into the kernel.
+_FUSED = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
+#: Ops that add a tensor to the inputs of an integer kernel.
+_SUMS = (b"Sum", b"Add")
+#: Tensors with the limits of input and weight.
+_LIMITS = 4
+#: Axes of an image.
+_AXES = 4
+
+
+def faults(nodes: Iterable[NodeDef]) -> Iterator[tuple[NodeDef, str]]:
+    """Yield the faulty nodes of a graph or function, each with its fault as text."""
+    by_name = {node.name: node for node in nodes}
+    for node in by_name.values():
+        definition = op_def_registry.get(node.op)
+        for key, attribute in node.attr.items():
+            for fault in _of_attribute(attribute):
+                yield node, f"its attribute {key!r} {fault}"
+        if definition is not None:
+            yield from ((node, fault) for fault in _of_kinds(node, definition))
+            yield from ((node, fault) for fault in _of_numbers(node, definition))
+        if node.op in _FUSED:
+            yield from ((node, fault) for fault in _of_kernel(node))
+        if node.op == "SplitV":
+            sizes = _constant(by_name, node, 1)
+            if sizes is not None and len(constant_shape(sizes)) != 1:
+                yield node, "its sizes must be a vector"
+        if node.op == "GatherV2" and "batch_dims" in node.attr and node.attr["batch_dims"].i:
+            yield from ((node, fault) for fault in _of_batches(by_name, node))
+
+
+def _of_batches(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
+    """Yield faults of a node that gathers along batch axes."""
+    axes = abs(node.attr["batch_dims"].i)
+    if _constant(nodes, node, 2) is None:
+        yield "its axis must be constant, since it has batch axes"
+    for position, least in ((0, axes + 1), (1, axes)):
+        rank = _rank(nodes, node, position)
+        if rank is not None and rank < least:
+            yield f"its input {position} must have at least {least} axes, got {rank}"
+
+
+def _rank(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> int | None:
+    """Return the number of axes of an input that is a constant or a placeholder; None if unknown.
+
+    The axes of computed inputs are only known after reading the graph.
+    """
+    constant = _constant(nodes, node, position)
+    if constant is not None:
+        return len(constant_shape(constant))
+    source = nodes.get(node_of(node.input[position])) if position < len(node.input) else None
+    if source is None or source.op not in PLACEHOLDERS or "shape" not in source.attr:
+        return None
+    shape = source.attr["shape"].shape
+    return None if shape.unknown_rank else len(shape.dim)
+
+
+def _of_attribute(attribute: AttrValue) -> Iterator[str]:
+    """Yield the faults of an attribute's types and shapes."""
+    kind = attribute.WhichOneof("value")
+    tensors = [attribute.tensor] if kind == "tensor" else attribute.list.tensor
+    types = [attribute.type] if kind == "type" else attribute.list.type
+    for dtype in (*types, *(tensor.dtype for tensor in tensors)):
+        if dtype not in _TYPES:
+            yield f"must be a type of TensorFlow, got number {dtype}"
+    for tensor in tensors:
+        sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
+        if len(sizes) > MAX_TENSOR_RANK or any(size < 0 for size in sizes):
+            yield f"must have a shape of at most {MAX_TENSOR_RANK} known sizes"
+
+
+def _of_kinds(node: NodeDef, definition: OpDef) -> Iterator[str]:
+    """Yield attributes that are missing, or values of another kind than the op declares."""
+    for declared in definition.attr:
+        kind = "list" if declared.type.startswith("list(") else _KINDS[declared.type]
+        if declared.name in node.attr:
+            given = node.attr[declared.name].WhichOneof("value")
+            # An empty list may lack a value; in functions, an attribute may be a parameter.
+            fits = given in (kind, "placeholder") or (given is None and kind == "list")
+            if not fits:
+                yield f"its attribute {declared.name!r} must be of the kind {declared.type!r}"
+        elif not declared.HasField("default_value"):
+            yield f"its attribute {declared.name!r} is missing"
+
+
+def _of_numbers(node: NodeDef, definition: OpDef) -> Iterator[str]:
+    """Yield faulty numbers of tensors."""
+    for argument in (*definition.input_arg, *definition.output_arg):
+        count = node.attr[argument.number_attr].i if argument.number_attr in node.attr else 0
+        if not 0 <= count <= MAX_NODE_TENSORS:
+            yield (
+                f"its attribute {argument.number_attr!r} must be from 0 to {MAX_NODE_TENSORS}, got "
+                f"{count}"
+            )
+
+
+def _of_kernel(node: NodeDef) -> Iterator[str]:
+    """Yield wrong numbers of inputs and results of an integer kernel."""
+    lists = {key: attribute.list for key, attribute in node.attr.items()}
+    steps = list(lists["fused_ops"].s) if "fused_ops" in lists else []
+    sums = sum(step in _SUMS for step in steps)
+    requantizes, dequantizes = b"Requantize" in steps, b"Dequantize" in steps
+    convolves = node.op != "_QuantizedMatMul"
+    needed = {
+        "Tdevice_inputs": 2 + (b"BiasAdd" in steps) + sums,
+        "Thost_inputs": _LIMITS + 2 * requantizes + 2 * (sums and requantizes and convolves),
+        "Tdevice_outputs": 1,
+        "Thost_outputs": 0 if dequantizes else 2,
+    }
+    given = {key: len(lists[key].type) if key in lists else 0 for key in needed}
+    for key, count in needed.items():
+        if given[key] < count:
+            fused = ", ".join(step.decode(errors="replace") for step in steps) or "none"
+            yield (
+                f"its attribute {key!r} must list {count} types, got {given[key]} (fused ops: "
+                f"{fused})"
+            )
+    total = given["Tdevice_inputs"] + given["Thost_inputs"]
+    inputs = sum(not is_control(tensor) for tensor in node.input)
+    if inputs != total:
+        yield f"it must have {total} inputs, got {inputs}"
+    if convolves and len(lists["strides"].i) != _AXES:
+        yield f"its strides must be {_AXES} numbers, got {len(lists['strides'].i)}"
+
+
+def _constant(nodes: Mapping[str, NodeDef], node: NodeDef, position: int) -> NodeDef | None:
+    """Return the constant that is an input of a node, directly or by Identities; None if none."""
+    seen = set()
+    while position < len(node.input):
+        found = nodes.get(node_of(node.input[position]))
+        if found is None or found.name in seen or found.op not in (CONSTANT, "Identity"):
+            return None
+        if found.op == CONSTANT:
+            return found
+        seen.add(found.name)
+        node, position = found, 0
+    return None

@@ -1,0 +1,214 @@
+"""Lookup tables of models as constants and ops with equal results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.eager import context
+
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    Array,
+    NodeDef,
+    TensorGraph,
+    copied,
+    data_inputs,
+    is_control,
+    make_constant,
+    node_of,
+)
+from neural_mp.errors import ModelLoadError
+
+#: Op that reads values of a table → the op that returns all entries.
+FINDS = {"LookupTableFindV2": "LookupTableExportV2", "LookupTableFind": "LookupTableExport"}
+#: Ops that return the number of entries.
+SIZES = ("LookupTableSizeV2", "LookupTableSize")
+#: Ops that create a table.
+TABLES = (
+    *("HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"),
+    *("MutableHashTableOfTensors", "MutableHashTableOfTensorsV2"),
+    *("MutableDenseHashTable", "MutableDenseHashTableV2"),
+)
+#: Buckets per key; a bucket then holds a handful of keys at most.
+_BUCKETS_PER_KEY = 2
+
+
+@dataclass(frozen=True)
+class Export:
+    """An op on a table.
+
+    Attributes:
+        handle: node of the table's handle.
+        op: op that returns the entries, or their number.
+        types: element types of keys and values; empty for the number.
+    """
+
+    handle: str
+    op: str
+    types: tuple[tf.DType, ...] = ()
+
+    def put(self, handle: Any) -> list[tf.Tensor]:
+        """Run the op, or add it to the default graph; return its results."""
+        types = dict(zip(("Tkeys", "Tvalues"), self.types, strict=False))
+        found = getattr(tf.raw_ops, self.op)(table_handle=handle, **types)
+        return list(found) if self.types else [found]
+
+
+#: Function that returns the results of an `Export`.
+Run = Callable[[Export], Sequence[Array]]
+
+
+#: Ops of loops and branches that pass on a resource, as their first input.
+_PASS_ON = ("Enter", "RefEnter", "Switch", "_SwitchN", "NextIteration", "Exit")
+
+
+def handles_of(
+    graph: TensorGraph, roots: Collection[str], *, loops: bool = False
+) -> dict[str, str]:
+    """Return node that passes on a tensor → the node of the tensor.
+
+    Args:
+        graph: the graph, producers first except in loops.
+        roots: nodes of the tensors.
+        loops: whether to follow resources into loops and branches, which never change a resource.
+    """
+    found: dict[str, str] = {}
+    for name, node in graph.nodes.items():
+        source = found.get(node_of(node.input[0])) if node.input else None
+        passes = node.op == "Identity"
+        if loops and "T" in node.attr and node.attr["T"].type == types_pb2.DT_RESOURCE:
+            returns = node.op == "Merge" and graph[node.input[1]].op == "NextIteration"
+            passes = passes or node.op in _PASS_ON or returns
+        if name in roots:
+            found[name] = name
+        elif source is not None and passes:
+            found[name] = source
+    return found
+
+
+def freeze_tables(graph: TensorGraph, handles: Mapping[str, str], run: Run) -> bool:
+    """Replace look-ups in tables by ops, in place; return whether there were any.
+
+    Args:
+        graph: the graph.
+        handles: node that passes on the handle of a table → the node of the handle.
+        run: returns the results of an op on a table.
+
+    Raises:
+        ModelLoadError: a table was never filled, or has keys that are vectors.
+    """
+    contents: dict[Export, tuple[Array, Array]] = {}
+    found = False
+    for node in list(graph.nodes.values()):
+        if node.op not in (*FINDS, *SIZES):
+            continue
+        handle = handles.get(node_of(node.input[0]))
+        if handle is None:
+            continue
+        found = True
+        if node.op in SIZES:
+            graph.add(make_constant(node.name, *_filled(node, run, Export(handle, node.op))))
+            continue
+        types = tf.as_dtype(node.attr["Tin"].type), tf.as_dtype(node.attr["Tout"].type)
+        export = Export(handle, FINDS[node.op], types)
+        if export not in contents:
+            keys, values = _filled(node, run, export)
+            contents[export] = keys, values
+        _replace(graph, node, types, *contents[export])
+    return found
+
+
+def _filled(node: NodeDef, run: Run, export: Export) -> Sequence[Array]:
+    try:
+        results = run(export)
+    except (tf.errors.AbortedError, tf.errors.FailedPreconditionError) as error:
+        raise ModelLoadError(
+            f"a lookup table must have entries, but the table that {node.name!r} reads was never "
+            f"filled, so that the model itself cannot run; .h5 files of Keras do not keep a "
+            f"vocabulary from adapt(): save the model as .keras"
+        ) from error
+    keys = results[0]
+    if keys.ndim == 2 and keys.shape[1] == 1:  # a dense table returns a matrix for single values
+        return [array[:, 0] if array.shape[1] == 1 else array for array in results]
+    if keys.ndim > 1:
+        raise ModelLoadError(
+            f"keys of a lookup table must be single values, but the table that {node.name!r} reads "
+            f"has keys of shape {list(keys.shape[1:])}; export the model without this table"
+        )
+    return results
+
+
+def _replace(
+    graph: TensorGraph, node: NodeDef, types: tuple[tf.DType, tf.DType], keys: Array, values: Array
+) -> None:
+    """Replace the node of a look-up by ops, the last with the node's name."""
+    with tf.Graph().as_default() as part:
+        query = tf.compat.v1.placeholder(types[0], name="query")
+        default = tf.compat.v1.placeholder(types[1], values.shape[1:], name="default")
+        flat = tf.reshape(query, [-1])
+        if not keys.size:
+            row = tf.expand_dims(default, 0)
+            results = tf.repeat(row, tf.size(flat), 0)
+        elif types[0] is tf.string:
+            results = _of_strings(flat, default, keys, values)
+        else:
+            results = _of_numbers(flat, default, keys, values)
+        shape = tf.concat([tf.shape(query), values.shape[1:]], 0)
+        tf.identity(tf.reshape(results, shape), name="result")
+    _, query_of, default_of = data_inputs(node)
+    names = {"query": query_of, "default": default_of, "result": node.name}
+    for inner in part.as_graph_def().node:
+        names.setdefault(inner.name, graph.unused(f"{node.name}/{inner.name}"))
+    for inner in part.as_graph_def().node:
+        if inner.op == "Placeholder":
+            continue
+        written = copied(inner, names[inner.name])
+        for position, tensor in enumerate(inner.input):
+            source, colon, index = tensor.partition(":")
+            written.input[position] = f"{names[source]}{colon}{index}"
+        if inner.name == "result":
+            written.input.extend(filter(is_control, node.input))
+        graph.add(written)
+
+
+def _of_numbers(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
+    """Return the values of numeric keys, and the default for unknown keys."""
+    order = np.argsort(keys)
+    keys, values = keys[order], values[order]
+    places = tf.minimum(tf.searchsorted(keys, query), len(keys) - 1)
+    known = tf.equal(tf.gather(keys, places), query)
+    return _chosen(known, values, places, default)
+
+
+def _chosen(known: tf.Tensor, values: Array, places: tf.Tensor, default: tf.Tensor) -> tf.Tensor:
+    """Return the values at some places where keys are known, else the default."""
+    while known.shape.rank < values.ndim:
+        known = known[..., tf.newaxis]
+    return tf.where(known, tf.gather(values, places), default)
+
+
+def _buckets(keys: Array) -> Array:
+    """Return the positions of the keys in each bucket, padded with the number of keys."""
+    count = _BUCKETS_PER_KEY * len(keys)
+    with context.eager_mode():  # also within a graph of TensorFlow 1
+        hashed = tf.strings.to_hash_bucket_fast(keys, count).numpy()
+    loads = np.bincount(hashed, minlength=count)
+    found = np.full((count, loads.max()), len(keys), np.int32)
+    order = np.argsort(hashed, kind="stable")
+    starts = np.cumsum(loads) - loads
+    found[hashed[order], np.arange(len(keys)) - starts[hashed[order]]] = order
+    return found
+
+
+def _of_strings(query: tf.Tensor, default: tf.Tensor, keys: Array, values: Array) -> tf.Tensor:
+    """Return the values of string keys, and the default for unknown keys."""
+    buckets = _buckets(keys)
+    places = tf.gather(buckets, tf.strings.to_hash_bucket_fast(query, len(buckets)))
+    same = tf.equal(tf.gather(np.append(keys, b""), places), query[:, tf.newaxis])
+    same &= places < len(keys)
+    place = tf.reduce_sum(tf.where(same, places, 0), -1)
+    return _chosen(tf.reduce_any(same, -1), values, place, default)
