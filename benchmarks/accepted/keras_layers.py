@@ -121,7 +121,9 @@ MODELS["TimeDistributed"] = lambda: _around(
 
 # Images: most augment in training only.
 for _name, _options in {
-    **dict.fromkeys(("AugMix", "AutoContrast", "CutMix", "Equalization", "MixUp", "RandAugment"), {}),
+    **dict.fromkeys(
+        ("AugMix", "AutoContrast", "CutMix", "Equalization", "MixUp", "RandAugment"), {}
+    ),
     **{"ContrastLimitedAdaptiveHistogramEqualization": {}, "RandomColorJitter": {}},
     **dict.fromkeys(("RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomInvert"), {}),
     **dict.fromkeys(("RandomGaussianBlur", "RandomGrayscale", "RandomPerspective"), {}),
@@ -133,7 +135,10 @@ for _name, _options in {
     "RandomTranslation": {"height_factor": 0.2, "width_factor": 0.2},
     **dict.fromkeys(("CenterCrop", "Resizing"), {"height": 6, "width": 6}),
     "RandomCrop": {"height": 16, "width": 16},
-    **{"Rescaling": {"scale": 0.5}, "Normalization": {"mean": [0.0, 1, 2], "variance": [1.0, 2, 3]}},
+    **{
+        "Rescaling": {"scale": 0.5},
+        "Normalization": {"mean": [0.0, 1, 2], "variance": [1.0, 2, 3]},
+    },
 }.items():
     _of(_name, COLOURS, **_options)
 _of("MelSpectrogram", (256,), fft_length=32, num_mel_bins=8, sampling_rate=1000)

@@ -16,7 +16,9 @@ from cases import Case, Cases, Result, example, outcomes
 CASES = Cases()
 
 
-def _added(name: str, build: Callable[[], Any], suffixes: Iterable[str] = (".keras", ".h5")) -> None:
+def _added(
+    name: str, build: Callable[[], Any], suffixes: Iterable[str] = (".keras", ".h5")
+) -> None:
     for suffix in suffixes:
 
         def make(path: Path) -> None:

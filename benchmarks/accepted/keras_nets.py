@@ -291,7 +291,9 @@ for _name in (
     *("Muon", "Nadam", "RMSprop", "SGD"),
 ):
     if hasattr(keras.optimizers, _name):
-        MODELS[f"optimizer_{_name}"] = lambda name=_name: _trained(getattr(keras.optimizers, name)())
+        MODELS[f"optimizer_{_name}"] = lambda name=_name: _trained(
+            getattr(keras.optimizers, name)()
+        )
 for _name, _schedule in {
     "CosineDecay": (1e-3, 100),
     "ExponentialDecay": (1e-3, 100, 0.9),
@@ -311,7 +313,9 @@ for _name in (
     *("AUC", "BinaryAccuracy", "CategoricalAccuracy", "F1Score", "FalsePositives", "Precision"),
     *("R2Score", "Recall", "RootMeanSquaredError", "TopKCategoricalAccuracy", "MeanSquaredError"),
 ):
-    MODELS[f"metric_{_name}"] = lambda name=_name: _trained(metrics=[getattr(keras.metrics, name)()])
+    MODELS[f"metric_{_name}"] = lambda name=_name: _trained(
+        metrics=[getattr(keras.metrics, name)()]
+    )
 
 #: Nets of `keras.applications` with random weights.
 APPLICATIONS: dict[str, Callable[[], Any]] = {

@@ -334,9 +334,7 @@ def _expected(path: Path, feeds: Mapping[str, Any] | None) -> tuple[Any, list[An
     run = loaded.signatures["serving_default"]
     _, specs = run.structured_input_signature
     if feeds is None:
-        feeds = {
-            name: _fed(spec, seed) for seed, (name, spec) in enumerate(sorted(specs.items()))
-        }
+        feeds = {name: _fed(spec, seed) for seed, (name, spec) in enumerate(sorted(specs.items()))}
     outputs = run(**{name: tf.constant(value) for name, value in feeds.items()})
     return feeds, [np.asarray(outputs[name]) for name in sorted(outputs)]
 

@@ -28,9 +28,7 @@ def _maker(build: _Build) -> Callable[[Path], None]:
             inputs, outputs = build(path)
             tables = _V1.tables_initializer()
             session.run([_V1.global_variables_initializer(), tables])
-            _V1.saved_model.simple_save(
-                session, str(path), inputs, outputs, legacy_init_op=tables
-            )
+            _V1.saved_model.simple_save(session, str(path), inputs, outputs, legacy_init_op=tables)
 
     return make
 

@@ -52,7 +52,7 @@ _READS = ("ReadVariableOp", "ResourceGather")
 #: Ops that write a variable and have no result.
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "RngSkip")
 #: Attributes that keep a function from being inlined.
-_NOT_INLINED = ("_noinline", "_XlaMustCompile")
+_NOT_INLINED = ("_noinline", "_XlaMustCompile", "_xla_propagate_compile_time_consts")
 
 
 def frozen_graph(
@@ -183,17 +183,15 @@ def _frozen(
     graph = graph.pruned(outputs, [t.op.name for t in inputs])
     values: dict[str, str] = {}
     for node in list(graph.nodes.values()):
-        read = [handles.get(node_of(t)) for t in data_inputs(node)]
-        if node.name in handles or not any(read):
-            continue
-        external = captured[read[0]] if read[0] else None
-        if external is None or external.dtype is not tf.resource:
+        known = (handles.get(node_of(tensor)) for tensor in data_inputs(node))
+        read = [name for name in known if name and captured[name].dtype is tf.resource]
+        if node.name in handles or not read:
             continue
         if node.op not in _READS:
             return None
         if read[0] in written:
             raise _kept_state(node.name)
-        _replace_read(graph, node, external, values)
+        _replace_read(graph, node, captured[read[0]], values)
     for name in handles:
         if name in captured and captured[name].dtype is not tf.resource:
             graph.add(make_constant(name, captured[name].numpy()))
