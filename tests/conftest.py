@@ -10,6 +10,7 @@ import sqlite3
 import sys
 from contextlib import suppress
 from functools import cache
+from typing import TYPE_CHECKING
 
 # One thread, here and in child processes: on a busy machine, threads that wait for each other at
 # every op make tiny nets a hundred times slower. Set before torch is imported.
@@ -24,21 +25,17 @@ os.environ["TORCH_FAKE_TENSOR_DISPATCH_CACHE"] = "0"
 if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX", "AVX2", "AVX2_VNNI"):
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
+# What takes seconds to import is imported by fixtures: the process that hands out the tests to
+# others runs none of them.
 import pytest
-import torch
 from hypothesis import settings
-from machine import machine
-from nets import deep_net, hostile, small_net, train
-from optuna.storages._rdb.storage import _VersionManager
-from quick_runs import make_quick, measure_briefly
 from ray_nodes_here import NODE
-from sqlalchemy import Engine, event
-from torch import nn
 
-from neural_mp.core.hardware import Hardware
-from neural_mp.core.precision import Precision
-from neural_mp.testing import Accuracy, Split
-from neural_mp.testing import digits as load_digits
+if TYPE_CHECKING:
+    from torch import nn
+
+    from neural_mp.core.hardware import Hardware
+    from neural_mp.testing import Accuracy, Split
 
 # The same examples on every run of CI: a red one means that the change broke it.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -56,17 +53,23 @@ gc.set_threshold(50_000, 20, 100)
 logging.getLogger("torch.__trace").propagate = True
 
 
-@event.listens_for(Engine, "connect")
-def _leave_writing_to_the_system(connection, _) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _leave_writing_to_the_system():
     """Commits of SQLite do not wait for the disk: no test is about a power failure."""
-    if isinstance(connection, sqlite3.Connection):
-        with suppress(sqlite3.Error):  # a damaged file, as a test has made it
-            connection.execute("PRAGMA synchronous = OFF")
+    from sqlalchemy import Engine, event
+
+    @event.listens_for(Engine, "connect")
+    def set_up(connection, _) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            with suppress(sqlite3.Error):  # a damaged file, as a test has made it
+                connection.execute("PRAGMA synchronous = OFF")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _migration_scripts_are_read_once():
     """Optuna reads its migration scripts again for every storage that it opens."""
+    from optuna.storages._rdb.storage import _VersionManager
+
     found = []
 
     def scripts(manager):
@@ -82,6 +85,10 @@ def _migration_scripts_are_read_once():
 @pytest.fixture(scope="session", autouse=True)
 def _signatures_of_the_exporter_are_read_once():
     """For every export to ONNX, onnxscript parses the source of its hundreds of functions again."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
     export = torch.onnx.export
 
     def exported(*arguments, **options):
@@ -114,6 +121,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session", autouse=True)
 def _brief_measurements():
     """Latencies are measured briefly, in fixtures too: no test is about how fast something is."""
+    from quick_runs import measure_briefly
+
     with pytest.MonkeyPatch.context() as patch:
         measure_briefly(patch)
         yield
@@ -130,18 +139,25 @@ def _own_folder(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def digits() -> tuple[Split, Split]:
     """Training and test split."""
+    from neural_mp.testing import digits as load_digits
+
     return load_digits()
 
 
 @pytest.fixture
 def quick_runs(monkeypatch):
     """Capturing a net is not what the tests that ask for this are about."""
+    from quick_runs import make_quick
+
     make_quick(monkeypatch)
 
 
 @pytest.fixture(scope="session")
 def _trained(request, digits, tmp_path_factory):
     """Two nets; of several processes of pytest-xdist, the first trains them for all."""
+    import torch
+    from nets import deep_net, small_net, train
+
     small, deep = small_net(), deep_net()
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if hasattr(request.config, "workerinput") else folder
@@ -174,29 +190,43 @@ def deep(_trained) -> nn.Module:
 @pytest.fixture(scope="session")
 def hostile_net(_trained) -> nn.Module:
     """The same function, with one channel ×1024 between convolutions 2 and 3."""
+    from nets import hostile
+
     return hostile(_trained[1])
 
 
 @pytest.fixture
 def accuracy() -> Accuracy:
+    from neural_mp.testing import Accuracy
+
     return Accuracy()
 
 
 @pytest.fixture(scope="session")
 def plain_machine() -> Hardware:
     """This machine without its 16-bit instructions."""
+    from machine import machine
+
     return machine()
 
 
 @pytest.fixture(scope="session")
 def bf16_machine() -> Hardware:
     """A machine on which BF16 is forced."""
+    from machine import machine
+
+    from neural_mp.core.precision import Precision
+
     return machine(Precision.BF16)
 
 
 @pytest.fixture(scope="session")
 def all_machine() -> Hardware:
     """A machine on which everything is forced."""
+    from machine import machine
+
+    from neural_mp.core.precision import Precision
+
     return machine(Precision.BF16, Precision.FP16)
 
 

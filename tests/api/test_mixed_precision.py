@@ -58,6 +58,14 @@ class TestFaceOfAFile:
         ApiContract.test_a_model_alone(self, monkeypatch, model, reference, digits, "bf16")
 
 
+@pytest.fixture
+def converter(net, digits, accuracy):
+    made = MixedPrecision(precisions="int8")
+    made.objective = "modelsize"  # latencies this short are the machine's mood
+    made.model, made.metric, made.eval_dataloader = net, accuracy, digits[1].loader()
+    return made
+
+
 def test_bf16_beside_int8_without_hardware_is_left_out(net, plain_machine, digits, accuracy):
     converter = MixedPrecision()
     converter.objective = "modelsize"
@@ -125,12 +133,7 @@ def split_items(split):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_any_kind_of_dataloader(net, digits, accuracy, kind):
-    converter = MixedPrecision()
-    converter.precisions = "int8"
-    converter.objective = "modelsize"  # latencies this short are the machine's mood
-    converter.model = net
-    converter.metric = accuracy
+def test_any_kind_of_dataloader(converter, net, digits, kind):
     converter.eval_dataloader = LOADERS[kind](digits[1])
     result = converter()
     assert result.met
@@ -158,14 +161,9 @@ def test_an_evaluation_function_gets_the_native_model(net, digits):
     assert len(seen) == result.report.evaluations
 
 
-def test_the_hostile_net_is_tuned_to_keep_most_of_its_int8_ops(hostile_net, digits, accuracy):
-    converter = MixedPrecision()
-    converter.precisions = "int8"
+def test_the_hostile_net_is_tuned_to_keep_most_of_its_int8_ops(converter, hostile_net, digits):
     converter.strategy = "basic"
-    converter.objective = "modelsize"  # latencies this short are the machine's mood
     converter.model = hostile_net
-    converter.metric = accuracy
-    converter.eval_dataloader = digits[1].loader()
     converter.calib_dataloader = digits[0].loader()
     converter.accuracy_criterion = AccuracyCriterion(0.01, relative=True)
     result = converter()
@@ -199,13 +197,7 @@ def test_the_space_sees_that_the_two_convolutions_belong_together(hostile_net, d
     assert all(observed.nsr[name] < observed.nsr[tensor.name] / 10 for name in others)
 
 
-def test_a_target_no_plan_meets_returns_fp32_and_the_closest(net, digits, accuracy):
-    converter = MixedPrecision()
-    converter.objective = "modelsize"
-    converter.precisions = "int8"
-    converter.model = net
-    converter.metric = accuracy
-    converter.eval_dataloader = digits[1].loader()
+def test_a_target_no_plan_meets_returns_fp32_and_the_closest(converter, net, digits):
     converter.exit_policy = ExitPolicy(max_trials=3)
 
     class Never(AccuracyCriterion):
@@ -224,13 +216,7 @@ def test_a_target_no_plan_meets_returns_fp32_and_the_closest(net, digits, accura
     np.testing.assert_allclose(result(images), outputs(net, images), atol=1e-4)
 
 
-def test_saving_and_loading_in_a_fresh_process(net, digits, accuracy, tmp_path):
-    converter = MixedPrecision()
-    converter.precisions = "int8"
-    converter.objective = "modelsize"  # latencies this short are the machine's mood
-    converter.model = net
-    converter.metric = accuracy
-    converter.eval_dataloader = digits[1].loader()
+def test_saving_and_loading_in_a_fresh_process(converter, digits, tmp_path):
     result = converter()
     result.save(tmp_path / "tuned")
     images = digits[1].images[:37]
@@ -248,12 +234,7 @@ def test_saving_and_loading_in_a_fresh_process(net, digits, accuracy, tmp_path):
     assert neural_mp.load(tmp_path / "tuned").plan == result.plan
 
 
-def test_no_data_of_the_user_is_saved(net, digits, accuracy, tmp_path):
-    converter = MixedPrecision()
-    converter.objective = "modelsize"
-    converter.precisions = "int8"
-    converter.model = net
-    converter.metric = accuracy
+def test_no_data_of_the_user_is_saved(converter, digits, tmp_path):
     converter.eval_dataloader = digits[1].loader(500)
     result = converter()
     result.save(tmp_path / "tuned")
@@ -264,13 +245,8 @@ def test_no_data_of_the_user_is_saved(net, digits, accuracy, tmp_path):
 
 
 @pytest.mark.parametrize("objective", ["performance", "footprint", "modelsize"])
-def test_every_objective_is_measured(net, digits, accuracy, objective):
-    converter = MixedPrecision()
-    converter.precisions = "int8"
+def test_every_objective_is_measured(converter, objective):
     converter.objective = objective
-    converter.model = net
-    converter.metric = accuracy
-    converter.eval_dataloader = digits[1].loader()
     result = converter()
     assert result.met
     assert result.trials[0].objectives[objective] > 0
