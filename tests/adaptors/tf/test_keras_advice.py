@@ -61,6 +61,8 @@ def last_loss(model, data, precision, epochs=3):
     optimizer = keras.optimizers.Adam(1e-3)
     scaled = LossScaleOptimizer(optimizer) if precision == "fp16" else optimizer
     model.compile(scaled, LOSS, jit_compile=False)
+    # Otherwise, the first step makes its variables, and TensorFlow traces the step twice.
+    scaled.build(model.trainable_variables)
     images = np.concatenate([inputs for inputs, _ in data])
     labels = np.concatenate([targets for _, targets in data])
     keras.utils.set_random_seed(1)
