@@ -213,8 +213,7 @@ def test_tensorflow_image_recognition(tmp_path, photos):
             keras.layers.Dense(10),
         ]
     )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    net.compile("adam", loss, jit_compile=False)
+    net.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     net.fit(photos[0][:700] / 255.0, photos[1][:700], epochs=8, verbose=0)
     neural_mp_graph = neural_mp.compat.inc.experimental.common.Model(net).graph_def
     (tmp_path / "net.pb").write_bytes(neural_mp_graph.SerializeToString())
