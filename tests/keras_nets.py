@@ -68,7 +68,10 @@ def deep_net() -> keras.Model:
 
 def train(net: keras.Model, split, epochs: int) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    net.compile(keras.optimizers.Adam(2e-3), loss)
+    # XLA compiles for longer than the training takes; variables that the first step makes cost a
+    # second trace of it.
+    net.compile(keras.optimizers.Adam(2e-3), loss, jit_compile=False)
+    net.optimizer.build(net.trainable_variables)
     net.fit(split.images, split.labels, epochs=epochs, batch_size=64, verbose=0)
 
 

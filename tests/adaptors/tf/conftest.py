@@ -1,12 +1,14 @@
 """Keras nets on scikit-learn's digits, with channels last as TensorFlow has them."""
 
 import warnings
+from collections.abc import Callable
 
 import keras
 import pytest
 from keras_nets import channels_last, deep_net, hostile, small_net, train
 
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
+from neural_mp.testing import Split
 from neural_mp.training import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
@@ -24,31 +26,30 @@ def digits():
     return channels_last()
 
 
-@pytest.fixture(scope="session")
-def _keras_trained(digits):
+def trained(make: Callable[[], keras.Model], split: Split, epochs: int) -> keras.Model:
+    """The net of `make` after some epochs, the same on every run."""
     keras.utils.set_random_seed(0)
-    small, deep = small_net(), deep_net()
-    train(small, digits[0], epochs=8)
-    train(deep, digits[0], epochs=10)
-    return small, deep
+    net = make()
+    train(net, split, epochs)
+    return net
 
 
 @pytest.fixture(scope="session")
-def net(_keras_trained) -> keras.Model:
+def net(digits) -> keras.Model:
     """A small trained residual net with batch norms."""
-    return _keras_trained[0]
+    return trained(small_net, digits[0], epochs=8)
 
 
 @pytest.fixture(scope="session")
-def deep(_keras_trained) -> keras.Model:
+def deep(digits) -> keras.Model:
     """A trained net of 8 convolutions and 1 dense layer."""
-    return _keras_trained[1]
+    return trained(deep_net, digits[0], epochs=10)
 
 
 @pytest.fixture(scope="session")
-def hostile_net(_keras_trained) -> keras.Model:
+def hostile_net(deep) -> keras.Model:
     """The same function, with one channel ×1024 between convolutions 2 and 3."""
-    return hostile(_keras_trained[1])
+    return hostile(deep)
 
 
 @pytest.fixture

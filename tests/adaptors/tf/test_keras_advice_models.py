@@ -40,7 +40,8 @@ def batch(digits):
 
 def two_layers(**options):
     net = keras.Sequential([keras.Input((64,)), layers.Dense(8, name="first"), layers.Dense(1)])
-    net.compile(**({"optimizer": "adam", "loss": "mse"} | options))
+    # XLA compiles for longer than the few steps take.
+    net.compile(**({"optimizer": "adam", "loss": "mse", "jit_compile": False} | options))
     return net
 
 
@@ -57,7 +58,7 @@ def test_metrics_stay_what_they_were(batch):
     inputs = keras.Input((64,))
     outputs = [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)]
     model = keras.Model(inputs, outputs)
-    model.compile("adam", ["mse", "mae"])
+    model.compile("adam", ["mse", "mae"], jit_compile=False)
     pairs = [(batch[0], [batch[1], batch[1]])]
     advise(model, pairs, steps=1)
     assert not any(np.any(variable) for variable in model.metrics_variables)
@@ -77,7 +78,7 @@ def test_recurrent_states_and_seeds_stay_what_they_were(batch):
             layers.Dense(1, name="out"),
         ]
     )
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
     rows = (batch[0].reshape(-1, 8, 8), batch[1])
     model.fit(*rows, batch_size=32, verbose=0)
     before = values_of(model)
@@ -97,7 +98,7 @@ def test_words_are_no_layers_in_float32(batch):
             layers.Dense(1, name="out"),
         ]
     )
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
     pairs = [(tf.constant(["one two", "two"]), np.ones((2, 1), np.float32))]
     found = advise(model, pairs, steps=2)
     assert found.keep == ("out",)
@@ -120,7 +121,7 @@ def test_layers_that_add_to_the_loss_stay_in_float32(batch, loss):
     x = Penalty(name="penalty")(layers.Dense(8, name="first")(inputs))
     x = layers.Dense(8, activity_regularizer="l2", name="regularized")(x)
     model = keras.Model(inputs, layers.Dense(1, name="out")(x))
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
     found = advise(model, [batch], loss, steps=1)
     assert found.keep == ("penalty", "regularized", "out")
     assert found.layers["penalty"].reason == "adds to the loss, which stays in float32"

@@ -19,8 +19,8 @@ class TestTensorFlow(ChannelsLast, ComparisonContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def source(cls, _keras_trained):
-        return _keras_trained[1]
+    def source(cls, deep):
+        return deep
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -43,8 +43,8 @@ class TestFace(OnTensorFlow, ApiContract):
         return net
 
     @pytest.fixture
-    def hostile_net(self, _keras_trained):
-        return hostile(_keras_trained[1])
+    def hostile_net(self, deep):
+        return hostile(deep)
 
 
 @pytest.mark.usefixtures("quick_runs")
