@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from examples_here import copied_to, run_command, run_process, run_script
@@ -65,12 +64,9 @@ def test_moving_ops_between_lists_changes_what_the_readme_says(copies):
 
 def test_a_table_is_learned_and_tuned_from_the_command_line_alone(copies):
     folder = copies / "csv_regression"
-    command = Path(sys.executable).parent / "neural-mp"
-    printed = run_process(folder, sys.executable, "train.py")
+    printed = run_script(folder / "train.py")
     trained = float(re.search(r"RMSE ([\d.]+) on 100 rows", printed)[1])
-    found = json.loads(
-        run_process(folder, command, "tune", "conf.yaml", "-o", "out/tuned", "--json")
-    )
+    found = json.loads(run_command(folder, "tune", "conf.yaml", "-o", "out/tuned", "--json"))
     report = found["report"]
     assert found["met"]
     assert report["metric"] == "RMSE"
