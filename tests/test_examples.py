@@ -65,12 +65,10 @@ def test_moving_ops_between_lists_changes_what_the_readme_says(copies):
 
 def test_a_table_is_learned_and_tuned_from_the_command_line_alone(copies):
     folder = copies / "csv_regression"
-    command = Path(sys.executable).parent / "neural-mp"
-    printed = run_process(folder, sys.executable, "train.py")
+    command = Path(sys.executable).parent / "neural-mp"  # as it is installed
+    printed = run_script(folder / "train.py")
     trained = float(re.search(r"RMSE ([\d.]+) on 100 rows", printed)[1])
-    found = json.loads(
-        run_process(folder, command, "tune", "conf.yaml", "-o", "out/tuned", "--json")
-    )
+    found = json.loads(run_command(folder, "tune", "conf.yaml", "-o", "out/tuned", "--json"))
     report = found["report"]
     assert found["met"]
     assert report["metric"] == "RMSE"
@@ -79,4 +77,4 @@ def test_a_table_is_learned_and_tuned_from_the_command_line_alone(copies):
     assert trained < 65  # the mean of the rows trained on is off by 71
     assert report["accuracy"] <= 1.01 * report["baseline_accuracy"]
     assert report["size"] < 0.3 * report["baseline_size"]
-    assert "int8" in run_command(folder, "inspect", "out/tuned", "--summary")
+    assert "int8" in run_process(folder, command, "inspect", "out/tuned", "--summary")
