@@ -119,21 +119,25 @@ MODELS["TimeDistributed"] = lambda: _around(
     SEQUENCE, lambda: layers.TimeDistributed(layers.Dense(3))
 )
 
+
+def _alike(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return equal options for several layers."""
+    return {name: {**options} for name in names}
+
+
 # Images: most augment in training only.
 for _name, _options in {
-    **dict.fromkeys(
-        ("AugMix", "AutoContrast", "CutMix", "Equalization", "MixUp", "RandAugment"), {}
-    ),
+    **_alike(("AugMix", "AutoContrast", "CutMix", "Equalization", "MixUp", "RandAugment"), {}),
     **{"ContrastLimitedAdaptiveHistogramEqualization": {}, "RandomColorJitter": {}},
-    **dict.fromkeys(("RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomInvert"), {}),
-    **dict.fromkeys(("RandomGaussianBlur", "RandomGrayscale", "RandomPerspective"), {}),
-    **dict.fromkeys(("RandomShear", "Solarization"), {}),
-    **dict.fromkeys(("RandomBrightness", "RandomColorDegeneration"), {"factor": 0.2}),
-    **dict.fromkeys(("RandomContrast", "RandomHue", "RandomRotation"), {"factor": 0.2}),
-    **dict.fromkeys(("RandomSaturation", "RandomSharpness"), {"factor": 0.2}),
+    **_alike(("RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomInvert"), {}),
+    **_alike(("RandomGaussianBlur", "RandomGrayscale", "RandomPerspective"), {}),
+    **_alike(("RandomShear", "Solarization"), {}),
+    **_alike(("RandomBrightness", "RandomColorDegeneration"), {"factor": 0.2}),
+    **_alike(("RandomContrast", "RandomHue", "RandomRotation"), {"factor": 0.2}),
+    **_alike(("RandomSaturation", "RandomSharpness"), {"factor": 0.2}),
     **{"RandomPosterization": {"factor": 4}, "RandomZoom": {"height_factor": 0.2}},
     "RandomTranslation": {"height_factor": 0.2, "width_factor": 0.2},
-    **dict.fromkeys(("CenterCrop", "Resizing"), {"height": 6, "width": 6}),
+    **_alike(("CenterCrop", "Resizing"), {"height": 6, "width": 6}),
     "RandomCrop": {"height": 16, "width": 16},
     **{
         "Rescaling": {"scale": 0.5},

@@ -1,4 +1,4 @@
-"""Folders that a result is saved to: a file is replaced only if an earlier result wrote that file."""
+"""Folders of saved results: only files of an earlier result are replaced."""
 
 import json
 
