@@ -2,11 +2,12 @@
 
 import pytest
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
 import neural_mp
-from neural_mp.adaptors.tensorflow.checks.graphs import check_graph, harmless
+from neural_mp.adaptors.tensorflow.checks.graphs import check_graph, harmless, suspicious
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef
 from neural_mp.api.loading import load_source
 from neural_mp.errors import ModelLoadError
@@ -47,6 +48,8 @@ def test_an_op_that_reads_a_file_is_refused_unless_it_is_trusted(reading):
         *("Conv2D", "VarHandleOp", "ReadVariableOp", "RandomUniform", "TensorArrayV3", "While"),
         *("StatefulPartitionedCall", "HashTableV2", "LookupTableFindV2", "Assert", "Print"),
         *("FIFOQueueV2", "QueueDequeueV2", "IteratorGetNext", "_FusedConv2D", "CudnnRNNV3"),
+        *("XlaDotV2", "XlaSort", "XlaSharding", "_MklLayerNorm", "_FusedQuantizedConv2D"),
+        *("RngReadAndSkip", "NonDeterministicInts", "QuantizedConv2DWithBiasAndRequantize"),
     ],
 )
 def test_ops_that_compute_and_keep_values_are_taken(op):
@@ -71,6 +74,72 @@ def test_ops_that_compute_and_keep_values_are_taken(op):
 def test_ops_that_do_more_are_not(op):
     assert op_def_registry.get(op) is not None
     assert not harmless(NodeDef(op=op))
+
+
+@pytest.mark.parametrize(
+    ("op", "reason"),
+    [
+        *((op, "calls native functions by name") for op in ("XlaCustomCall", "XlaCustomCallV2")),
+        *((op, "calls native functions by name") for op in ("XlaLaunch", "XlaLaunchV2")),
+        *((op, "calls native functions by name") for op in ("XlaCallModule", "MlirPassthroughOp")),
+        ("BoostedTreesPredict", "does not check its inputs"),
+        ("QueueDequeueManyV2", "does not check its inputs"),
+        ("_MklConv2D", "does not check its inputs"),
+        ("ReadFile", "may access files"),
+    ],
+)
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_refusal_says_what_the_op_does_at_any_depth(op, reason, depth):
+    """Directly in the graph, in a compiled function, and in a function that this one calls."""
+    graph = GraphDef()
+    nodes = graph.node
+    for level in range(depth):
+        name = f"function_{level}"
+        call = nodes.add(name="call", op="PartitionedCall")
+        for key in ("Tin", "Tout"):
+            call.attr[key].list.SetInParent()
+        call.attr["f"].func.name = name
+        function = graph.library.function.add()
+        function.signature.name = name
+        function.attr["_XlaMustCompile"].b = True
+        nodes = function.node_def
+    node = nodes.add(name="harmful", op=op)
+    for attribute in op_def_registry.get(op).attr if op_def_registry.get(op) else ():
+        if not attribute.HasField("default_value") and attribute.type == "type":
+            node.attr[attribute.name].type = tf.float32.as_datatype_enum
+    harm = [found for found in suspicious(graph) if found.node.name == "harmful"]
+    assert len(harm) == 1
+    assert reason in str(harm[0].refusal("the graph"))
+
+
+def _calling_a_native_function(folder):
+    """A SavedModel and a graph with a custom call of XLA in a compiled function."""
+
+    @tf.function(jit_compile=True)
+    def inner(x):
+        return gen_xla_ops.xla_custom_call_v2(
+            operands=[x],
+            call_target_name="TopK",
+            backend_config=b"",
+            has_side_effect=True,
+            result_dtypes=[tf.float32],
+            result_shapes=[[4, 4]],
+        )[0]
+
+    module = tf.Module()
+    module.run = tf.function(
+        lambda x: {"y": inner(x) + 1.0}, input_signature=[tf.TensorSpec([4, 4], name="x")]
+    )
+    tf.saved_model.save(module, str(folder / "saved"), signatures=module.run)
+    graph = module.run.get_concrete_function().graph.as_graph_def()
+    (folder / "net.pb").write_bytes(graph.SerializeToString())
+    return folder / "saved", folder / "net.pb"
+
+
+def test_a_custom_call_in_a_compiled_function_is_refused_before_it_is_loaded(tmp_path):
+    for path in _calling_a_native_function(tmp_path):
+        with pytest.raises(ModelLoadError, match="XlaCustomCallV2.*calls native functions by name"):
+            load_source(str(path), None, None)
 
 
 def test_ops_print_to_streams_only():
