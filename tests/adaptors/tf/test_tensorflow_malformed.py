@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef
-from neural_mp.errors import ModelLoadError
+from neural_mp.errors import DataError, ModelLoadError
 
 F32, U8, S8 = types_pb2.DT_FLOAT, types_pb2.DT_QUINT8, types_pb2.DT_QINT8
 KERNELS = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
@@ -154,6 +154,30 @@ def test_batch_axes_that_an_input_does_not_have(axes):
     next(node for node in graph.node if node.op == "GatherV2").attr["batch_dims"].i = axes
     with pytest.raises(ModelLoadError, match=r"GatherV2.*must have at least"):
         check_graph(graph, "the graph")
+
+
+def test_an_input_of_terabytes_is_not_generated(tmp_path):
+    graph = _product()
+    placeholder = next(node for node in graph.node if node.op == "Placeholder")
+    placeholder.attr["shape"].shape.dim[0].size = 2**40
+    (tmp_path / "net.pb").write_bytes(graph.SerializeToString())
+    with pytest.raises(DataError, match="must have at most 268435456 elements.*pass data"):
+        TensorFlowAdaptor().load(tmp_path / "net.pb")
+
+
+def test_nodes_of_a_function_that_do_not_fit_each_other(tmp_path):
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            x = tf.tanh(x) * 2.0
+        return x
+
+    run = tf.function(loop).get_concrete_function(tf.TensorSpec([None, 4], name="x"))
+    graph = run.graph.as_graph_def()
+    (tanh,) = (n for f in graph.library.function for n in f.node_def if n.op == "Tanh")
+    tanh.attr["T"].type = types_pb2.DT_DOUBLE
+    (tmp_path / "net.pb").write_bytes(graph.SerializeToString())
+    with pytest.raises(ModelLoadError, match=r"cannot run.*Tanh"):
+        TensorFlowAdaptor().load(tmp_path / "net.pb")
 
 
 _HUGE = """
