@@ -5,7 +5,7 @@
 
 A file counts if the framework itself reads and runs it. Outputs are compared with those of the
 framework. The exit code is 1 if more files are refused than `LIMITS` permits, if any output is
-wrong, or if any error is not one of neural-mp.
+wrong, if any error is not one of neural-mp, or if fewer files than `LEAST` count.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from cases import Case, Outcome, Result
 
 #: Kind of file → the largest accepted fraction of refused files.
 LIMITS = {"keras": 0.02, "savedmodel": 2 / 27}
+#: Kind of file → the least number of files that the framework itself runs.
+LEAST = {"keras": 300, "savedmodel": 27}
 
 
 def _arguments() -> argparse.Namespace:
@@ -50,7 +52,7 @@ def _results(kind: str, chosen: argparse.Namespace, folder: Path) -> Iterator[Re
     yield from results(cases, folder)
 
 
-def _passes(kind: str, results: list[Result]) -> bool:
+def _passes(kind: str, results: list[Result], least: int) -> bool:
     """Print the outcomes of a kind of file; return whether they are within the limits."""
     counts = Counter(result.outcome for result in results)
     counted = len(results) - counts[Outcome.NOT_RUN]
@@ -60,7 +62,8 @@ def _passes(kind: str, results: list[Result]) -> bool:
         f"tracebacks; {counts[Outcome.NOT_RUN]} more that the framework itself does not run"
     )
     failed = counts[Outcome.WRONG] + counts[Outcome.TRACEBACK]
-    return not failed and counts[Outcome.REFUSED] <= LIMITS[kind] * counted
+    refused = counts[Outcome.REFUSED] > LIMITS[kind] * counted
+    return not failed and not refused and counted >= least
 
 
 def main() -> int:
@@ -76,7 +79,8 @@ def main() -> int:
                 if result.outcome is not Outcome.TAKEN:
                     name = result.case.name
                     print(f"  {result.outcome.value}: {name}: {result.reason[:400]}", flush=True)
-        passed.append(_passes(kind, results))
+        whole = chosen.every == 1 and not chosen.names
+        passed.append(_passes(kind, results, LEAST[kind] if whole else 1))
     return 0 if all(passed) else 1
 
 

@@ -126,24 +126,25 @@ def _alike(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, dict[st
 
 
 # Images: most augment in training only.
-for _name, _options in {
-    **_alike(("AugMix", "AutoContrast", "CutMix", "Equalization", "MixUp", "RandAugment"), {}),
-    **{"ContrastLimitedAdaptiveHistogramEqualization": {}, "RandomColorJitter": {}},
-    **_alike(("RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomInvert"), {}),
-    **_alike(("RandomGaussianBlur", "RandomGrayscale", "RandomPerspective"), {}),
-    **_alike(("RandomShear", "Solarization"), {}),
-    **_alike(("RandomBrightness", "RandomColorDegeneration"), {"factor": 0.2}),
-    **_alike(("RandomContrast", "RandomHue", "RandomRotation"), {"factor": 0.2}),
-    **_alike(("RandomSaturation", "RandomSharpness"), {"factor": 0.2}),
-    **{"RandomPosterization": {"factor": 4}, "RandomZoom": {"height_factor": 0.2}},
-    "RandomTranslation": {"height_factor": 0.2, "width_factor": 0.2},
-    **_alike(("CenterCrop", "Resizing"), {"height": 6, "width": 6}),
-    "RandomCrop": {"height": 16, "width": 16},
-    **{
-        "Rescaling": {"scale": 0.5},
-        "Normalization": {"mean": [0.0, 1, 2], "variance": [1.0, 2, 3]},
-    },
-}.items():
-    _of(_name, COLOURS, **_options)
+for _name in (
+    *("AugMix", "AutoContrast", "ContrastLimitedAdaptiveHistogramEqualization", "CutMix"),
+    *("Equalization", "MixUp", "RandAugment", "RandomColorJitter", "RandomElasticTransform"),
+    *("RandomErasing", "RandomFlip", "RandomGaussianBlur", "RandomGrayscale", "RandomInvert"),
+    *("RandomPerspective", "RandomShear", "Solarization"),
+):
+    _of(_name, COLOURS)
+for _name in (
+    *("RandomBrightness", "RandomColorDegeneration", "RandomContrast", "RandomHue"),
+    *("RandomRotation", "RandomSaturation", "RandomSharpness"),
+):
+    _of(_name, COLOURS, factor=0.2)
+_of("RandomPosterization", COLOURS, factor=4)
+_of("RandomTranslation", COLOURS, height_factor=0.2, width_factor=0.2)
+_of("RandomZoom", COLOURS, height_factor=0.2)
+_of("RandomCrop", COLOURS, height=16, width=16)
+_of("CenterCrop", COLOURS, height=6, width=6)
+_of("Resizing", COLOURS, height=6, width=6)
+_of("Rescaling", COLOURS, scale=0.5)
+_of("Normalization", COLOURS, mean=[0.0, 1, 2], variance=[1.0, 2, 3])
 _of("MelSpectrogram", (256,), fft_length=32, num_mel_bins=8, sampling_rate=1000)
 _of("STFTSpectrogram", (256, 1), frame_length=32, frame_step=16)

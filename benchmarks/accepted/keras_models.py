@@ -39,8 +39,8 @@ for _name, _build in keras_nets.APPLICATIONS.items():
 
 def _expected(path: Path, feeds: Mapping[str, Any] | None) -> tuple[Any, list[Any]]:
     model = keras.models.load_model(path)
-    nested = getattr(model, "_inputs_struct", None)
-    inputs = model.inputs[0] if nested is None else nested
+    # A Sequential model has a single input.
+    inputs = getattr(model, "_inputs_struct", model.inputs[0])
     flat = keras.tree.flatten(inputs)
     arrays = [example(t.dtype, t.shape, seed) for seed, t in enumerate(flat)]
     batch = keras.tree.pack_sequence_as(inputs, arrays)

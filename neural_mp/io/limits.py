@@ -52,6 +52,8 @@ MAX_ELEMENT_BYTES = 16
 MAX_NODE_TENSORS = 1 << 16
 #: Limit of TensorFlow.
 MAX_TENSOR_RANK = 254
+#: Bytes of a constant that repeats one value: the largest size of a graph file.
+MAX_REPEATED_BYTES = 1 << 31
 
 # ONNX.
 #: Nodes after function inlining, which may double the count per level.

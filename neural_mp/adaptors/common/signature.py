@@ -290,12 +290,21 @@ _SIGNATURE = record({"inputs": _PORTS, "outputs": _PORTS, "returns": _structure}
 
 
 def example_for(signature: Signature) -> dict[str, Array]:
-    """Return synthetic inputs: floats drawn from 0…1, integers zero, unknown sizes 1."""
+    """Return synthetic inputs: floats drawn from 0…1, integers zero, unknown sizes 1.
+
+    Raises:
+        DataError: an input is too large.
+    """
     return {port.tensor: _made_up(port) for port in signature.inputs}
 
 
 def _made_up(port: TensorSpec) -> Array:
     shape = [1 if size is None else size for size in port.shape or ()]
+    if math.prod(shape) > MAX_EXAMPLE_ELEMENTS:
+        raise DataError(
+            f"inputs generated without data must have at most {MAX_EXAMPLE_ELEMENTS} elements, got "
+            f"the input {port}; pass data, or set inputs to example arrays"
+        )
     if port.dtype is None:
         return np.zeros(shape)
     if port.dtype.hasobject:

@@ -202,17 +202,16 @@ def _inlinable(function: ConcreteFunction) -> GraphDef:
     """Return the graph of a function with calls that can be inlined, `jit_compile` dropped.
 
     Raises:
-        ModelLoadError: a function that is compiled contains an op that cannot run otherwise.
+        ModelLoadError: an op only runs in functions compiled by XLA.
     """
     graph = function.graph.as_graph_def()
     known = {inner.signature.name for inner in graph.library.function}
-    for inner in graph.library.function:
-        missing = (n for n in inner.node_def if n.op not in known and not has_kernel(n.op))
-        node = next(missing, None) if "_XlaMustCompile" in inner.attr else None
-        if node is not None:
+    compiled = (f.node_def for f in graph.library.function if "_XlaMustCompile" in f.attr)
+    for node in chain(graph.node, *compiled):
+        if node.op not in known and not has_kernel(node.op):
             raise ModelLoadError(
-                f"functions with jit_compile=True must only contain ops that run without XLA, got "
-                f"{node.op!r} ({node.name!r}); export the model without this op"
+                f"ops must run without XLA (jit_compile=True is dropped), got {node.op!r} "
+                f"({node.name!r}); export the model without this op"
             )
     inside = chain.from_iterable(inner.node_def for inner in graph.library.function)
     for holder in chain(graph.node, graph.library.function, inside):

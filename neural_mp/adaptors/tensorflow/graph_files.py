@@ -8,6 +8,8 @@ from pathlib import Path
 import tensorflow as tf
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.python.framework import function_def_to_graph
 
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.control_flow import drop_unreachable
@@ -97,15 +99,32 @@ def checked(graph: GraphDef, what: str) -> tf.Graph:
     """Return the graph as imported, and thereby checked, by TensorFlow.
 
     Raises:
-        ModelLoadError: the graph has unknown ops or is incomplete.
+        ModelLoadError: the graph, or a function in its library, has unknown ops or is incomplete.
     """
     try:
-        return imported(without_large(graph)[0])
-    except (ValueError, KeyError, tf.errors.OpError) as error:
+        found = imported(without_large(graph)[0])
+        with found.as_default():
+            for function in graph.library.function:
+                _check_function(function)
+    except (ValueError, KeyError, TypeError, tf.errors.OpError) as error:
         lines = str(error).strip().splitlines()
         raise ModelLoadError(
             f"the installed TensorFlow cannot run {what}: {lines[0] if lines else error}"
         ) from error
+    return found
+
+
+def _check_function(function: FunctionDef) -> None:
+    """Check the nodes of a function by importing the function into a graph of its own.
+
+    Importing a graph checks only the signatures of the functions in its library.
+
+    Raises:
+        ValueError: the nodes do not fit each other.
+    """
+    if function.signature.attr:  # types are set by the caller
+        return
+    imported(function_def_to_graph.function_def_to_graph_def(function)[0])
 
 
 def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:

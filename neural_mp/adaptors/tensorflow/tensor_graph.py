@@ -135,7 +135,7 @@ def dtype_attribute(node: NodeDef) -> tf.DType | None:
 
 def text_attribute(node: NodeDef, key: str) -> str:
     """Return a string attribute; empty if unset."""
-    return node.attr[key].s.decode() if key in node.attr else ""
+    return node.attr[key].s.decode(errors="replace") if key in node.attr else ""
 
 
 def channels_first(node: NodeDef) -> bool:

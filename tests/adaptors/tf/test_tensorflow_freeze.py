@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.errors import ModelLoadError
@@ -115,3 +116,159 @@ def test_a_variable_that_an_output_needs_may_not_be_written():
     counter = _Counter(used=True)
     with pytest.raises(ModelLoadError, match="must not keep state between calls"):
         TensorFlowAdaptor().load(counter.__call__)
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["plain", "with a loop"])
+@pytest.mark.parametrize("outer", [False, True], ids=["called", "itself"])
+def test_variables_of_compiled_functions_are_frozen(tmp_path: Path, loop, outer):
+    module = tf.Module()
+    module.weight = tf.Variable(_RANDOM.normal(size=(4, 4)).astype("f4"))
+
+    def step(x):
+        if not loop:
+            return tf.nn.gelu(x @ module.weight)
+        for _ in tf.range(3):
+            x = tf.tanh(x @ module.weight)
+        return x
+
+    specs = [tf.TensorSpec([None, 4], name="x")]
+    compiled = tf.function(step, jit_compile=True)
+    module.run = tf.function(
+        lambda x: {"y": step(x) if outer else compiled(x) + compiled(2.0 * x)},
+        input_signature=specs,
+        jit_compile=outer or None,
+    )
+    tf.saved_model.save(module, str(tmp_path), signatures=module.run)
+    values = _RANDOM.normal(size=(3, 4)).astype("f4")
+    adaptor = TensorFlowAdaptor()
+    given = adaptor.predict(adaptor.load(tmp_path), values)
+    np.testing.assert_allclose(given, module.run(values)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_ops_of_xla_that_also_run_alone_are_taken():
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([2, 2])])
+    def run(x):
+        return gen_xla_ops.xla_svd(x, max_iter=9, epsilon=0.1, precision_config="")[0]
+
+    values, adaptor = _RANDOM.random((2, 2)).astype("f4"), TensorFlowAdaptor()
+    np.testing.assert_allclose(adaptor.predict(adaptor.load(run), values), run(values), rtol=1e-5)
+
+
+def test_an_op_that_only_xla_runs_is_named():
+    def products(x):
+        return tf.raw_ops.SegmentProdV2(data=x, segment_ids=[0, 1], num_segments=2)
+
+    inner = tf.function(products, jit_compile=True)
+    run = tf.function(lambda x: inner(x) + 1.0, input_signature=[tf.TensorSpec([2, 2])])
+    assert run(np.ones((2, 2), "f4")).shape == (2, 2)
+    with pytest.raises(ModelLoadError, match=r"must run without XLA.*'SegmentProdV2'"):
+        TensorFlowAdaptor().load(run)
+
+
+def _tables_in_a_loop() -> tuple[tf.Module, np.ndarray]:
+    module = tf.Module()
+    module.words = _table(tf.constant(["red", "green"]), tf.constant([1, 2]), 0)
+    module.vectors = tf.Variable(_RANDOM.normal(size=(3, 4)).astype("f4"))
+
+    def one(text):
+        found = module.words.lookup(tf.strings.split(text))
+        return tf.reduce_sum(tf.gather(module.vectors, found), 0)
+
+    module.run = tf.function(
+        lambda texts: {"y": tf.map_fn(one, texts, fn_output_signature=tf.float32)},
+        input_signature=[tf.TensorSpec([None], tf.string, name="texts")],
+    )
+    return module, np.array(["red red green", "blue", ""], object)
+
+
+def _vectors() -> tuple[tf.Module, np.ndarray]:
+    module = tf.Module()
+    module.words = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, [0.0, 1.0])
+    module.words.insert(tf.constant(["red", "green"]), [[1.0, 2.0], [3.0, 4.0]])
+    specs = [tf.TensorSpec([None, None], tf.string, name="texts")]
+    module.run = tf.function(lambda t: {"y": module.words.lookup(t)}, input_signature=specs)
+    return module, np.array([["red", "blue"], ["green", "red"]], object)
+
+
+def _dense() -> tuple[tf.Module, np.ndarray]:
+    module = tf.Module()
+    module.numbers = tf.lookup.experimental.DenseHashTable(tf.int64, tf.float32, -1.0, -1, -2)
+    module.numbers.insert(tf.constant([1, 3], tf.int64), [0.5, 0.25])
+    specs = [tf.TensorSpec([None], tf.int64, name="numbers")]
+    module.run = tf.function(
+        lambda n: {"y": module.numbers.lookup(n), "size": module.numbers.size()},
+        input_signature=specs,
+    )
+    return module, np.array([3, 7, 1])
+
+
+@pytest.mark.parametrize("build", [_tables_in_a_loop, _vectors, _dense])
+def test_tables_of_other_kinds_and_places_are_frozen(tmp_path: Path, build):
+    module, asked = build()
+    tf.saved_model.save(module, str(tmp_path), signatures=module.run)
+    adaptor = TensorFlowAdaptor()
+    found = adaptor.predict(adaptor.load(tmp_path), asked)
+    found = found if isinstance(found, dict) else {"y": found}
+    for name, expected in module.run(tf.constant(asked)).items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
+
+
+def test_a_table_that_was_never_filled_is_named(tmp_path: Path):
+    """An .h5 file does not keep an adapted vocabulary: Keras itself cannot run the model."""
+    lookup, words = layers.StringLookup(), keras.Input((2,), dtype="string")
+    lookup.adapt(tf.constant(["red", "green"]))
+    net = keras.Model(words, layers.Embedding(4, 3)(lookup(words)))
+    net.save(tmp_path / "net.h5")
+    net.save(tmp_path / "net.keras")
+    asked, adaptor = np.array([["red", "blue"]], object), TensorFlowAdaptor()
+    with pytest.raises(tf.errors.FailedPreconditionError):
+        keras.models.load_model(tmp_path / "net.h5")(tf.constant(asked))
+    with pytest.raises(ModelLoadError, match=r"was never filled.*save the model as \.keras"):
+        adaptor.load(tmp_path / "net.h5")
+    given = adaptor.predict(adaptor.load(tmp_path / "net.keras"), asked)
+    np.testing.assert_allclose(given, net(tf.constant(asked)), rtol=1e-6)
+
+
+def _with_generator() -> tuple[tf.Module, float]:
+    module = tf.Module()
+    module.source = tf.random.Generator.from_seed(1)
+    module.run = tf.function(
+        lambda x: {"y": 3.0 * module.source.normal(tf.shape(x)) + x},
+        input_signature=[tf.TensorSpec([None, 4], name="x")],
+    )
+    return module, 3.0
+
+
+def _with_dropout() -> tuple[keras.Model, float]:
+    inputs = keras.Input((4,), name="x")
+    return keras.Model(inputs, layers.Dropout(0.5)(inputs, training=True)), 1.0
+
+
+@pytest.mark.parametrize("build", [_with_generator, _with_dropout])
+def test_a_random_model_stays_random_with_its_distribution(tmp_path: Path, build):
+    model, deviation = build()
+    if isinstance(model, keras.Model):
+        model.export(tmp_path, verbose=False)
+    else:
+        tf.saved_model.save(model, str(tmp_path), signatures=model.run)
+    adaptor = TensorFlowAdaptor()
+    loaded, ones = adaptor.load(tmp_path), np.ones((4000, 4), "f4")
+    first, second = (np.asarray(adaptor.predict(loaded, ones)) for _ in range(2))
+    assert not np.array_equal(first, second)
+    for given in (first, second):
+        assert given.mean() == pytest.approx(1.0, abs=0.15)
+        assert given.std() == pytest.approx(deviation, rel=0.05)
+
+
+def test_an_integer_that_is_more_than_a_seed_is_still_state():
+    module = tf.Module()
+    module.seed = tf.Variable([1, 2], dtype=tf.int32)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4])])
+    def run(x):
+        noise = tf.random.stateless_normal(tf.shape(x), module.seed)
+        module.seed.assign_add([1, 1])
+        return noise + tf.cast(module.seed[0], tf.float32)
+
+    with pytest.raises(ModelLoadError, match="must not keep state between calls"):
+        TensorFlowAdaptor().load(run)

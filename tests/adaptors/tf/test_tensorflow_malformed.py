@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef
-from neural_mp.errors import ModelLoadError
+from neural_mp.errors import DataError, ModelLoadError
 
 F32, U8, S8 = types_pb2.DT_FLOAT, types_pb2.DT_QUINT8, types_pb2.DT_QINT8
 KERNELS = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
@@ -87,7 +88,10 @@ def test_types_that_do_not_exist(number):
     def of_value(node: NodeDef) -> None:
         node.attr["value"].tensor.dtype = number
 
-    for edit in (of_node, of_value):
+    def of_both(node: NodeDef) -> None:
+        node.attr["dtype"].type = node.attr["value"].tensor.dtype = number
+
+    for edit in (of_node, of_value, of_both):
         graph = _product()
         edit(next(node for node in graph.node if node.op == "Const"))
         with pytest.raises(
@@ -113,7 +117,19 @@ def test_attributes_without_a_value(op, key, edit):
         check_graph(graph, "the graph")
 
 
-def test_sizes_that_end_the_process(tmp_path):
+@pytest.mark.parametrize("sizes", [[4, 3], [4, -2], [1] * 255, [2**40, 2**40]])
+def test_values_that_do_not_fit_their_shape(sizes):
+    graph = _product()
+    value = next(n for n in graph.node if n.op == "Const").attr["value"].tensor
+    value.tensor_content = b"\0" * 32
+    value.tensor_shape.Clear()
+    for size in sizes:
+        value.tensor_shape.dim.add().size = size
+    with pytest.raises(ModelLoadError, match="its attribute 'value' must have"):
+        check_graph(graph, "the graph")
+
+
+def test_sizes_that_end_the_process():
     split = GraphDef()
     for name, value in (("x", [[1.0, 2.0]]), ("sizes", [[1, 1]]), ("axis", 1)):
         node = split.node.add(name=name, op="Const")
@@ -138,6 +154,30 @@ def test_batch_axes_that_an_input_does_not_have(axes):
     next(node for node in graph.node if node.op == "GatherV2").attr["batch_dims"].i = axes
     with pytest.raises(ModelLoadError, match=r"GatherV2.*must have at least"):
         check_graph(graph, "the graph")
+
+
+def test_an_input_of_terabytes_is_not_generated(tmp_path):
+    graph = _product()
+    placeholder = next(node for node in graph.node if node.op == "Placeholder")
+    placeholder.attr["shape"].shape.dim[0].size = 2**40
+    (tmp_path / "net.pb").write_bytes(graph.SerializeToString())
+    with pytest.raises(DataError, match="must have at most 268435456 elements.*pass data"):
+        TensorFlowAdaptor().load(tmp_path / "net.pb")
+
+
+def test_nodes_of_a_function_that_do_not_fit_each_other(tmp_path):
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            x = tf.tanh(x) * 2.0
+        return x
+
+    run = tf.function(loop).get_concrete_function(tf.TensorSpec([None, 4], name="x"))
+    graph = run.graph.as_graph_def()
+    (tanh,) = (n for f in graph.library.function for n in f.node_def if n.op == "Tanh")
+    tanh.attr["T"].type = types_pb2.DT_DOUBLE
+    (tmp_path / "net.pb").write_bytes(graph.SerializeToString())
+    with pytest.raises(ModelLoadError, match=r"cannot run.*Tanh"):
+        TensorFlowAdaptor().load(tmp_path / "net.pb")
 
 
 _HUGE = """
@@ -195,3 +235,61 @@ def test_signatures_that_are_no_functions_are_named():
     module.signatures = tf.Module()
     with pytest.raises(ModelLoadError, match="signatures of the model must be functions by name"):
         TensorFlowAdaptor().load(module)
+
+
+def _convolution() -> GraphDef:
+    def run(image: tf.Tensor) -> tf.Tensor:
+        found = tf.nn.bias_add(tf.nn.conv2d(image, tf.ones((3, 3, 1, 2)), 1, "SAME"), [1.0, 2.0])
+        left, _ = tf.split(tf.nn.max_pool2d(tf.nn.relu(found), 2, 2, "VALID"), [1, 1], axis=3)
+        padded = tf.pad(left, [[0, 0], [1, 1], [1, 1], [0, 0]])
+        return tf.reshape(padded, [-1, 36]) @ tf.ones((36, 2))
+
+    spec = tf.TensorSpec([None, 8, 8, 1], name="image")
+    return tf.function(run).get_concrete_function(spec).graph.as_graph_def()
+
+
+def _change(graph: GraphDef, draw: random.Random) -> None:
+    """Change one type, size or kind of attribute."""
+    node = draw.choice([node for node in graph.node if node.attr])
+    attribute = node.attr[draw.choice(sorted(node.attr))]
+    kind, sizes = attribute.WhichOneof("value"), [-7, 0, 1, 99, 2**31 - 1, 2**40]
+    if kind == "type":
+        attribute.type = draw.choice([0, 7, 20, 99, 101, 2**31 - 1])
+    elif kind == "tensor" and draw.random() < 0.5:
+        attribute.tensor.dtype = draw.choice([0, 1, 3, 7, 20, 99])
+    elif kind == "tensor":
+        attribute.tensor.tensor_shape.dim.add().size = draw.choice(sizes)
+    elif kind == "shape":
+        attribute.shape.dim.add().size = draw.choice(sizes)
+    elif kind == "list" and attribute.list.i:
+        attribute.list.i[0] = draw.choice(sizes)
+    else:
+        attribute.Clear()
+
+
+_LOAD_ALL = """
+import sys
+from pathlib import Path
+from neural_mp.api.loading import load_source
+from neural_mp.errors import NeuralMPError
+refused = 0
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    try:
+        load_source(str(path), None, None)
+    except NeuralMPError:
+        refused += 1
+print(refused)
+"""
+
+
+@pytest.mark.slow
+def test_changed_types_and_sizes_end_in_a_model_or_one_error(tmp_path):
+    draw = random.Random(0)
+    for index in range(200):
+        graph = (_product, _convolution)[index % 2]()
+        _change(graph, draw)
+        (tmp_path / f"{index:03}.pb").write_bytes(graph.SerializeToString())
+    command = [sys.executable, "-c", _LOAD_ALL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 100

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.errors import ModelLoadError
@@ -100,3 +100,94 @@ def test_what_nothing_reads_is_refused_with_the_fix(tmp_path):
         file.unlink()
     with pytest.raises(ModelLoadError, match=r"cannot be read.*freeze it.*\.pb file"):
         TensorFlowAdaptor().load(path)
+
+
+def with_vocabulary(folder, words=("red", "green"), buckets=0):
+    """A SavedModel of TensorFlow 1 that looks words up in a text file among its assets."""
+    file = folder / "words.txt"
+    file.write_text("\n".join(words))
+    kind = tf.lookup.TextFileIndex
+    with tf.Graph().as_default(), v1.Session() as session:
+        text = v1.placeholder(tf.string, [None], name="text")
+        lines = tf.lookup.TextFileInitializer(
+            str(file), tf.string, kind.WHOLE_LINE, tf.int64, kind.LINE_NUMBER
+        )
+        if buckets:
+            table = v1.lookup.StaticVocabularyTable(lines, buckets)
+        else:
+            table = v1.lookup.StaticHashTable(lines, -1)
+        weight = v1.get_variable("weight", initializer=np.arange(8, dtype="f4"))
+        result = tf.gather(weight, table.lookup(text) + 1)
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+        init = v1.tables_initializer()
+        path = str(folder / "model")
+        v1.saved_model.simple_save(
+            session, path, {"text": text}, {"y": result}, legacy_init_op=init
+        )
+    file.unlink()  # the asset is a copy
+    return folder / "model"
+
+
+def edited(path, edit):
+    message = saved_model_pb2.SavedModel()
+    message.ParseFromString((path / "saved_model.pb").read_bytes())
+    edit(message.meta_graphs[0])
+    (path / "saved_model.pb").write_bytes(message.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("buckets", [0, 3])
+def test_a_vocabulary_among_the_assets_is_frozen(tmp_path, buckets):
+    path = with_vocabulary(tmp_path, buckets=buckets)
+    message = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    assert "saved_model_assets" in message.meta_graphs[0].collection_def
+    asked = np.array(["green", "blue", "red", ""], object)
+    adaptor = TensorFlowAdaptor()
+    model = adaptor.load(path)
+    assert not any("Table" in node.op for node in model.graph.nodes.values())
+    run = tf.saved_model.load(str(path)).signatures["serving_default"]
+    wanted = run(tf.constant(asked))["y"].numpy()
+    np.testing.assert_array_equal(adaptor.predict(model, asked), wanted)
+
+
+@pytest.mark.parametrize("name", ["../../secret.txt", "/etc/hostname"])
+def test_an_asset_of_the_collection_outside_of_the_folder_is_refused(tmp_path, name):
+    def edit(meta):
+        (packed,) = meta.collection_def["saved_model_assets"].any_list.value
+        asset = meta_graph_pb2.AssetFileDef()
+        packed.Unpack(asset)
+        asset.filename = name
+        packed.Pack(asset)
+
+    (tmp_path / "secret.txt").write_text("secret")
+    with pytest.raises(ModelLoadError, match="outside of the model's folder"):
+        TensorFlowAdaptor().load(edited(with_vocabulary(tmp_path), edit))
+
+
+def test_an_entry_of_the_collection_that_is_no_asset_is_refused(tmp_path):
+    def edit(meta):
+        (packed,) = meta.collection_def["saved_model_assets"].any_list.value
+        packed.type_url = "type.googleapis.com/tensorflow.GraphDef"
+
+    with pytest.raises(ModelLoadError, match="entries of its collection 'saved_model_assets' must"):
+        TensorFlowAdaptor().load(edited(with_vocabulary(tmp_path), edit))
+
+
+@pytest.mark.parametrize("where", ["another constant", "a result"])
+def test_a_table_is_filled_from_an_asset_and_only_on_initialization(tmp_path, where):
+    def edit(meta):
+        nodes = {node.name: node for node in meta.graph_def.node}
+        fills = next(n for n in nodes.values() if n.op.startswith("InitializeTableFromTextFile"))
+        path = nodes[fills.input[1]]
+        if where == "a result":
+            path.attr["value"].tensor.string_val[:] = [b"/etc/hostname"]
+            find = next(n for n in nodes.values() if n.op.startswith("LookupTableFind"))
+            find.input.append(f"^{fills.name}")
+            return
+        other = meta.graph_def.node.add()
+        other.CopyFrom(path)
+        other.name = fills.input[1] = "other"
+        other.attr["value"].tensor.string_val[:] = [b"/etc/hostname"]
+
+    with pytest.raises(ModelLoadError, match="InitializeTableFromTextFile"):
+        TensorFlowAdaptor().load(edited(with_vocabulary(tmp_path), edit))

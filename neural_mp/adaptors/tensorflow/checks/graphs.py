@@ -143,9 +143,9 @@ def check_graph(graph: GraphDef, what: str) -> None:
     Raises:
         ModelLoadError: a node of the graph or of a function in its library does more.
     """
-    check_nodes(graph, what)
     for found in suspicious(graph):
         raise found.refusal(what)
+    check_nodes(graph, what)
 
 
 def check_nodes(graph: GraphDef, what: str) -> None:
@@ -202,11 +202,12 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
         assets = _assets(meta, file)
         for asset in assets:
             resolve_sibling(file, asset.filename, _ASSETS)
-        check_nodes(meta.graph_def, f"the SavedModel {str(file.parent)!r}")
+        what = f"the SavedModel {str(file.parent)!r}"
         found = list(suspicious(meta.graph_def))
         if found:
             paths = {node_of(asset.tensor_info.name) for asset in assets}
-            _check(meta, found, f"the SavedModel {str(file.parent)!r}", paths, session)
+            _check(meta, found, what, paths, session)
+        check_nodes(meta.graph_def, what)
 
 
 def _assets(meta: meta_graph_pb2.MetaGraphDef, file: Path) -> list[meta_graph_pb2.AssetFileDef]:

@@ -6,11 +6,14 @@ process instead, waits forever, or raises errors of other types.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
+import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.op_def_pb2 import OpDef
+from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.python.framework import op_def_registry
 
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -21,10 +24,12 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     is_control,
     node_of,
 )
-from neural_mp.io.limits import MAX_NODE_TENSORS, MAX_TENSOR_RANK
+from neural_mp.io.limits import MAX_NODE_TENSORS, MAX_REPEATED_BYTES, MAX_TENSOR_RANK
 
 #: Element types of tensors, references included.
 _TYPES = frozenset(types_pb2.DataType.values()) - {types_pb2.DT_INVALID}
+#: Types without values in a file.
+_HANDLES = frozenset({types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT})
 #: Kind of an attribute → field of the value.
 _KINDS = {
     **{"string": "s", "int": "i", "float": "f", "bool": "b"},
@@ -51,6 +56,8 @@ def faults(nodes: Iterable[NodeDef]) -> Iterator[tuple[NodeDef, str]]:
         if definition is not None:
             yield from ((node, fault) for fault in _of_kinds(node, definition))
             yield from ((node, fault) for fault in _of_numbers(node, definition))
+        if node.op == CONSTANT and node.attr["dtype"].type != node.attr["value"].tensor.dtype:
+            yield node, "its value must be of its type"
         if node.op in _FUSED:
             yield from ((node, fault) for fault in _of_kernel(node))
         if node.op == "SplitV":
@@ -96,9 +103,25 @@ def _of_attribute(attribute: AttrValue) -> Iterator[str]:
         if dtype not in _TYPES:
             yield f"must be a type of TensorFlow, got number {dtype}"
     for tensor in tensors:
-        sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
-        if len(sizes) > MAX_TENSOR_RANK or any(size < 0 for size in sizes):
-            yield f"must have a shape of at most {MAX_TENSOR_RANK} known sizes"
+        yield from _of_tensor(tensor)
+
+
+def _of_tensor(tensor: TensorProto) -> Iterator[str]:
+    """Yield the faults of a constant value."""
+    sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
+    if len(sizes) > MAX_TENSOR_RANK or any(size < 0 for size in sizes):
+        yield f"must have a shape of at most {MAX_TENSOR_RANK} known sizes"
+        return
+    if tensor.dtype in _HANDLES:
+        yield "must consist of numbers or strings"
+    width = tf.as_dtype(tensor.dtype).size if tensor.dtype in _TYPES - _HANDLES else 0
+    nbytes, given = math.prod(sizes) * width, len(tensor.tensor_content)
+    if given and tensor.dtype == types_pb2.DT_STRING:
+        yield "must list its strings"
+    elif given and width and given != nbytes:
+        yield f"must have {nbytes} bytes for its shape, got {given}"
+    if not given and nbytes > MAX_REPEATED_BYTES:
+        yield f"must have at most {MAX_REPEATED_BYTES} bytes, got a shape of {nbytes} bytes"
 
 
 def _of_kinds(node: NodeDef, definition: OpDef) -> Iterator[str]:

@@ -1,0 +1,103 @@
+"""Text models with lookup tables: tuned on strings, saved, and run by TensorFlow alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import neural_mp
+from neural_mp import MixedPrecision
+from neural_mp.core.precision import Precision
+from neural_mp.testing import Accuracy
+
+pytestmark = pytest.mark.slow
+
+GOOD = ("great", "lovely", "fine", "superb", "bright")
+BAD = ("awful", "dull", "poor", "broken", "sad")
+NEITHER = ("the", "film", "plot", "was", "and", "very")
+
+ALONE = """
+import sys
+import numpy as np, tensorflow as tf
+texts = np.load("texts.npy")
+run = tf.saved_model.load("tuned").signatures["serving_default"]
+(name,) = run.structured_input_signature[1]
+(result,) = run(**{name: tf.constant(texts)}).values()
+np.save("alone.npy", result.numpy())
+assert "neural_mp" not in sys.modules
+"""
+
+
+def _reviews(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return short texts, and whether they are good."""
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, 2, count)
+    words = [
+        [*draw.choice(NEITHER, 4), *draw.choice(GOOD if label else BAD, 2), f"unknown{index}"]
+        for index, label in enumerate(labels)
+    ]
+    texts = [" ".join(draw.permutation(line)).capitalize() + "!" for line in words]
+    return np.array(texts), labels
+
+
+def _from_words() -> keras.Model:
+    texts, labels = _reviews(600, 0)
+    words = layers.TextVectorization(output_sequence_length=8)
+    words.adapt(texts)
+    inputs = keras.Input((), dtype="string", name="text")
+    x = layers.Embedding(words.vocabulary_size(), 16)(words(inputs))
+    x = layers.GlobalAveragePooling1D()(layers.Conv1D(16, 3, activation="relu")(x))
+    net = keras.Model(inputs, layers.Dense(2)(layers.Dense(16, activation="relu")(x)))
+    net.compile(
+        keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    net.fit(tf.constant(texts), labels, epochs=6, verbose=0)
+    return net
+
+
+def _exported(net: keras.Model, folder: Path, form: str) -> str:
+    path = folder / ("net" if form == "savedmodel" else "net.keras")
+    if form == "savedmodel":
+        net.export(path, verbose=False)
+    else:
+        net.save(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["keras", "savedmodel"])
+def test_a_text_model_is_tuned_on_strings_saved_and_served_without_neural_mp(tmp_path, form):
+    net, (texts, labels) = _from_words(), _reviews(200, 1)
+    batches = [(texts[i : i + 50], labels[i : i + 50]) for i in range(0, 200, 50)]
+    converter = MixedPrecision(
+        model=_exported(net, tmp_path, form),
+        precisions="int8",
+        metric=Accuracy(),
+        eval_dataloader=batches,
+        calib_dataloader=batches[:2],
+        objective="modelsize",
+        workspace=tmp_path / "workspace",
+        cache=False,
+    )
+    result = converter()
+    assert result.met
+    assert any(config.precision is Precision.INT8 for config in result.plan.values())
+    given = np.asarray(result(texts))
+    expected = net(tf.constant(texts)).numpy()
+    assert np.mean(given.argmax(-1) == expected.argmax(-1)) > 0.98
+    assert np.mean(given.argmax(-1) == labels) > 0.9
+
+    result.save(tmp_path / "tuned")
+    np.testing.assert_array_equal(neural_mp.load(tmp_path / "tuned")(texts), given)
+    np.save(tmp_path / "texts.npy", texts)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    np.testing.assert_array_equal(np.load(tmp_path / "alone.npy"), given)

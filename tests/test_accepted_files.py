@@ -1,0 +1,32 @@
+"""Ordinary files that the frameworks made themselves are taken: a part of the benchmark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+#: One file of each sort that was once refused for a wrong reason, and some others.
+SAVED = (
+    *("keras_TextVectorization", "keras_random_at_inference", "jit_compiled", "generator"),
+    *("text_asset", "table_in_a_loop", "v1_asset", "split", "control_flow", "pictures"),
+)
+KERAS = (
+    *("GroupQueryAttention.h5", "AdaptiveMaxPooling1D.keras", "AdaptiveAveragePooling3D.h5"),
+    *("StringLookup_adapted.keras", "TextVectorization_tf_idf.keras", "features.keras"),
+    *("IntegerLookup.h5", "LSTM_dropout.keras", "quantized_int8.keras", "augmented.h5"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "names"), [("savedmodel", SAVED), ("keras", KERAS)])
+def test_good_files_are_taken_with_equal_outputs(kind, names, tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "accepted_files.py"), "--only", kind]
+    done = subprocess.run(
+        [*command, "--names", *names], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"{kind}: {len(names)} files, {len(names)} taken, 0 refused" in done.stdout, done.stdout
