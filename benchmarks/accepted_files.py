@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 # Beside this file lie `onnx.py` and `tensorflow.py`, which are not those.
-# ruff: noqa: E402
 sys.path[0] = str(Path(__file__).resolve().parent / "accepted")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
