@@ -106,30 +106,16 @@ def ours(name: str, source: Path, target: Path, size: int, dynamic: bool) -> dic
 
 def theirs(name: str, source: Path, target: Path, size: int, prepared: bool) -> dict[str, float]:
     """Convert with ONNX Runtime's tool, weights per channel as ours are."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
+    from static_quantization import write_static
 
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self._batches = cut(MODELS[name](SAMPLES), size)
-
-        def get_next(self) -> Feeds | None:
-            return next(self._batches, None)
-
-    reader = Reader()
+    batches = cut(MODELS[name](SAMPLES), size)
     start = time.perf_counter()
     if prepared:
         between = target.with_suffix(".prepared.onnx")
         quant_pre_process(str(source), str(between))
         source = between
-    quantize_static(
-        str(source),
-        str(target),
-        reader,
-        per_channel=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-    )
+    write_static(source, target, batches)
     return {"all": time.perf_counter() - start}
 
 

@@ -98,23 +98,13 @@ def ours(framework: str, folder: Path) -> Callable[[], Any]:
 
 def quantize_static(folder: Path) -> Callable[[], Any]:
     """A call of ONNX Runtime's tool, to be timed."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from static_quantization import write_static
 
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self._feeds = iter({"image": batch} for batch in batches())
+    def call() -> None:
+        feeds = ({"image": batch} for batch in batches())
+        write_static(folder / "net.onnx", folder / "quantized.onnx", feeds)
 
-        def get_next(self) -> Any:
-            return next(self._feeds, None)
-
-    return lambda: quantize_static(
-        str(folder / "net.onnx"),
-        str(folder / "quantized.onnx"),
-        Reader(),
-        per_channel=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-    )
+    return call
 
 
 def print_cost(way: str, folder: Path) -> None:

@@ -48,28 +48,14 @@ def nncf(source: Path, data: Path, target: Path, clock: Clock) -> None:
 
 def static(source: Path, data: Path, target: Path, clock: Clock) -> None:
     """With the preprocessing that its documentation asks for, weights per channel."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self._feeds = batches(data)
-
-        def get_next(self) -> Feeds | None:
-            return next(self._feeds, None)
+    from static_quantization import write_static
 
     prepared = target.with_suffix(".prepared.onnx")
     with clock.part("read"):
         quant_pre_process(str(source), str(prepared))
     with clock.part("calibrate + convert"):
-        quantize_static(
-            str(prepared),
-            str(target),
-            Reader(),
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
+        write_static(prepared, target, batches(data))
 
 
 def pt2e(source: Path, data: Path, target: Path, clock: Clock) -> None:

@@ -34,8 +34,8 @@ def session_run(path: str | Path) -> Run:
 
 def quantize_static(case: Case, folder: Path) -> tuple[Run, Path]:
     """As its documentation advises: preprocessed, weights per channel."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
+    from static_quantization import write_static
 
     source, target = case.source(folder), folder / "static.onnx"
     prepared = folder / "prepared.onnx"
@@ -44,21 +44,7 @@ def quantize_static(case: Case, folder: Path) -> tuple[Run, Path]:
     except Exception:  # noqa: BLE001 – it fails with whatever its parts raise; then it is left out
         prepared = Path(source)
 
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self._feeds = _feeds(source, case.batches("calibration"))
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            return next(self._feeds, None)
-
-    quantize_static(
-        str(prepared),
-        str(target),
-        Reader(),
-        per_channel=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-    )
+    write_static(prepared, target, _feeds(source, case.batches("calibration")))
     return session_run(target), target
 
 
