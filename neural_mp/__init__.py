@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.util.display import show_by
+from neural_mp.util.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from neural_mp import common
@@ -45,6 +46,8 @@ _LAZY = {
     "tune_many": "neural_mp.jobs",
 }
 
+_exported = lazy_exports(__name__, _LAZY)
+
 show_by("neural_mp.reporting.displays")
 
 __all__ = [
@@ -69,9 +72,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "common":
         return importlib.import_module("neural_mp.common")
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'neural_mp' has no attribute {name!r}")
+    return _exported(name)
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,9 @@ They require pytest (extra `testing`).
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from neural_mp.util.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from neural_mp.testing.adaptor_contract import AdaptorContract
@@ -68,10 +69,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'neural_mp.testing' has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _LAZY)
 
 
 def __dir__() -> list[str]:
