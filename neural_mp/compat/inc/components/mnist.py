@@ -62,12 +62,17 @@ class PublishedFiles:
     pickle: str | None = None
 
 
-def _read_bytes(path: Path, length: int | None = None) -> bytes:
-    """Return the content of a file; of a compressed file, at most `length` bytes if given."""
+def _read_bytes(path: Path) -> bytes:
+    """Return the content of a file, as it is stored."""
     with file_context(str(path), DataError):
-        data = bytes_of(path, MAX_DATA_BYTES)
-        if path.suffix != ".gz":
-            return data
+        return bytes_of(path, MAX_DATA_BYTES)
+
+
+def _content(path: Path, data: bytes, length: int | None = None) -> bytes:
+    """Return the content of a file, given its bytes; at most `length` of it if compressed."""
+    if path.suffix != ".gz":
+        return data
+    with file_context(str(path), DataError):
         if length is not None and length <= RATIO_EXEMPT_ARRAY_BYTES:
             return decompress_start(data, length)
         return decompress_bounded(data, RATIO_EXEMPT_ARRAY_BYTES)
@@ -85,13 +90,13 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
     Returns:
         A uint8 array.
     """
-    start = 4 + 4 * rank
-    head = _read_bytes(path, start)
+    start, data = 4 + 4 * rank, _read_bytes(path)
+    head = _content(path, data, start)
     if len(head) < start or head[:4] != bytes([0, 0, 0x08, rank]):
         raise DataError(f"{path} must be an IDX file of unsigned bytes with {rank} axes")
     shape = tuple(int(size) for size in np.frombuffer(head[4:start], dtype=">u4"))
     size = math.prod(shape)
-    values = np.frombuffer(_read_bytes(path, start + size + 1), dtype=np.uint8, offset=start)
+    values = np.frombuffer(_content(path, data, start + size + 1), dtype=np.uint8, offset=start)
     if values.size != size:
         found = "more" if values.size > size else f"{values.size} bytes"
         raise DataError(
@@ -114,7 +119,7 @@ def _read_cifar(paths: Sequence[Path], label_bytes: int) -> SmallImages:
         label_bytes: number of labels before each image; the last is the class.
     """
     width = label_bytes + 3 * 32 * 32
-    parts = [np.frombuffer(_read_bytes(path), dtype=np.uint8) for path in paths]
+    parts = [np.frombuffer(_content(path, _read_bytes(path)), dtype=np.uint8) for path in paths]
     for path, part in zip(paths, parts, strict=True):
         if part.size == 0 or part.size % width:
             raise DataError(
