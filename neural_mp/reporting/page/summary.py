@@ -77,7 +77,7 @@ def _figures(report: Report) -> list[tuple[str, str, Child]]:
     name, before, after = formatting.time_of(report)
     speed = f"; {formatting.times(report.speedup)}" if report.speedup else ""
     return [
-        (name[0].upper() + name[1:], after, f"FP32 {before}{speed}"),
+        (_capitalized(name), after, f"FP32 {before}{speed}"),
         _accuracy(report),
         ("Weights", formatting.size(report.size), _size_of_fp32(report.baseline_size, report.size)),
         (
