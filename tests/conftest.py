@@ -158,6 +158,7 @@ def _trained(request, digits, tmp_path_factory):
     import torch
     from nets import deep_net, small_net, train
 
+    torch.manual_seed(0)
     small, deep = small_net(), deep_net()
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if hasattr(request.config, "workerinput") else folder
@@ -165,8 +166,6 @@ def _trained(request, digits, tmp_path_factory):
     with (folder / "trained.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
-            torch.manual_seed(0)
-            small, deep = small_net(), deep_net()
             train(small, digits[0], epochs=6)
             train(deep, digits[0], epochs=10)
             torch.save([small.state_dict(), deep.state_dict()], file)
