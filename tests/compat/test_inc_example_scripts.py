@@ -15,7 +15,7 @@ from inc_script import run
 from torch import nn
 from torch.nn import functional as F
 
-import neural_mp
+from neural_mp.compat.inc.experimental import common
 from neural_mp.testing import digits as load_digits
 
 Image = pytest.importorskip("PIL.Image")
@@ -215,7 +215,7 @@ def test_tensorflow_image_recognition(tmp_path, photos):
     )
     net.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     net.fit(photos[0][:700] / 255.0, photos[1][:700], epochs=8, verbose=0)
-    neural_mp_graph = neural_mp.compat.inc.experimental.common.Model(net).graph_def
+    neural_mp_graph = common.Model(net).graph_def
     (tmp_path / "net.pb").write_bytes(neural_mp_graph.SerializeToString())
     (tmp_path / "records").mkdir()
     with tf.io.TFRecordWriter(str(tmp_path / "records/validation-00000-of-00001")) as writer:
