@@ -298,11 +298,13 @@ def _performance(data: Mapping[str, Any], ignored: Ignored) -> PerformanceSettin
     if given.get("iteration") == -1:
         ignored((*_PERFORMANCE, "iteration"), "-1 has no meaning; the default is used")
         del given["iteration"]
-    theirs = data.get("configs", {}).get("cores_per_instance")
+    configs = data.get("configs", {})
+    theirs = configs.get("cores_per_instance")
     ours = given.setdefault("cores_per_instance", theirs)
     if theirs is not None and ours != theirs:
         raise _error(
             (*_PERFORMANCE, "cores_per_instance"),
             f"must equal configs.cores_per_instance ({theirs}), got {ours}; remove one of the two",
         )
+    given.setdefault("instances", configs.get("num_of_instance", 1))
     return PerformanceSettings(**given)

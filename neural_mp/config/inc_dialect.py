@@ -72,7 +72,6 @@ IGNORED: Mapping[str, str] = {
         "tuning.accuracy_criterion.higher_is_better sets the direction of a weighted sum"
     ),
     "evaluation.performance.postprocess": "postprocessing is not timed",
-    "evaluation.performance.configs.num_of_instance": _ONE_PROCESS,
     "evaluation.performance.configs.inter_num_of_threads": _ONE_PROCESS,
     "evaluation.performance.configs.intra_num_of_threads": _ONE_PROCESS,
     "evaluation.performance.configs.kmp_blocktime": _ONE_PROCESS,

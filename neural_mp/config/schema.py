@@ -139,8 +139,11 @@ def _schema(share: Any, seconds: Any, trials: Any, seed: Any) -> Section:
                 warmup=integer_between(0),
                 iteration=values.ITERATIONS,
                 cores_per_instance=integer_between(1),
+                instances=integer_between(1),
                 streams=integer_between(1, MOST_STREAMS),
-                configs=_section(cores_per_instance=integer_between(1)),
+                configs=_section(
+                    cores_per_instance=integer_between(1), num_of_instance=integer_between(1)
+                ),
                 dataloader=_DATALOADER,
             ),
         ),

@@ -112,6 +112,7 @@ class PerformanceSettings:
         cores_per_instance: number of threads; None leaves it to the framework.
         dataloader: input data; None uses the data of the accuracy.
         streams: number of concurrent callers for the throughput; None for one per thread.
+        instances: number of processes of INC's `Benchmark`; tuning measures in one.
     """
 
     warmup: int = 5
@@ -119,6 +120,7 @@ class PerformanceSettings:
     cores_per_instance: int | None = None
     dataloader: Mapping[str, Any] | None = None
     streams: int | None = None
+    instances: int = 1
 
 
 @dataclass(frozen=True)

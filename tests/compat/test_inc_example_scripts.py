@@ -117,7 +117,7 @@ tuning:
         new_model = load(args.tuned_checkpoint, model)
         evaluator = Benchmark(args.config)
         evaluator.model = new_model
-        accuracy = evaluator("accuracy")["accuracy"]
+        accuracy, _, _ = evaluator("accuracy")["accuracy"]
         """,
         "--config",
         str(tmp_path / "conf.yaml"),
@@ -286,9 +286,10 @@ tuning:
         *("--input-graph", str(tmp_path / "net.pb"), "--config", str(tmp_path / "conf.yaml")),
         *("--output-graph", str(tmp_path / "int8.pb")),
     )
-    assert done["evaluator"].results["accuracy"] > 0.7
+    accuracy, _, _ = done["evaluator"].results["accuracy"]
+    assert accuracy > 0.7
     assert done["evaluator"].results["performance"].throughput > 0
-    assert done["q_model"].report.accuracy == done["evaluator"].results["accuracy"]
+    assert done["q_model"].report.accuracy == accuracy
 
 
 class Detector(nn.Module):

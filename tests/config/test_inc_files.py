@@ -197,7 +197,6 @@ def test_a_tensorflow_file():
     assert ignored == [
         "evaluation.accuracy.configs",
         "evaluation.performance.configs.kmp_blocktime",
-        "evaluation.performance.configs.num_of_instance",
         "quantization.calibration.dataloader.filter",
         "quantization.model_wise.weight.bit",
         "quantization.recipes",
@@ -220,7 +219,8 @@ def test_a_tensorflow_file():
     metric = MetricSettings("cocomap", {"anno_path": "/data/label_map.yaml"})
     assert settings.evaluation.metrics == (metric,)
     assert settings.evaluation.postprocess == {"LabelShift": 1}
-    assert settings.evaluation.performance.cores_per_instance == 4
+    performance = settings.evaluation.performance
+    assert (performance.cores_per_instance, performance.instances) == (4, 7)
 
 
 def test_limits_of_a_tensorflow_file():

@@ -75,6 +75,7 @@ evaluation:
     iteration: 10
     cores_per_instance: 4
     streams: 2
+    instances: 3
     dataloader: {dataset: {dummy: {shape: [8, 3, 32, 32]}}}
 """
 
@@ -135,7 +136,7 @@ EXPECTED = Settings(
         dataloader={"batch_size": 4, "dataset": {"my.data:Dataset": {}}},
         postprocess={"Cast": {"dtype": "int64"}},
         performance=PerformanceSettings(
-            0, 10, 4, {"dataset": {"dummy": {"shape": [8, 3, 32, 32]}}}, 2
+            0, 10, 4, {"dataset": {"dummy": {"shape": [8, 3, 32, 32]}}}, 2, 3
         ),
         max_batches=7,
     ),

@@ -103,6 +103,8 @@ all_settings = st.builds(
             sizes,
             st.none() | sizes,
             st.none() | dataloaders,
+            st.none() | st.integers(1, 8),
+            sizes,
         ),
         st.none() | sizes,
     ),

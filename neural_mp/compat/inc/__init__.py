@@ -21,7 +21,8 @@ _MODULES = {
     "model": ("Model",),
     "user_objects": ("conf",),
     "utils": ("options", "set_random_seed", "set_workspace"),
-    "experimental": ("Quantization", "MixedPrecision", "Benchmark"),
+    "experimental": ("MixedPrecision",),
+    "top_level": ("Quantization", "Benchmark"),
     **dict.fromkeys(("benchmark", "data", "mix_precision", "quantization"), ()),
 }
 _NAMES = {name: module for module, names in _MODULES.items() for name in names}

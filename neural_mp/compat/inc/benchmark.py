@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import numpy as np
@@ -23,6 +22,7 @@ from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.api.user_metrics import gather_metrics
 from neural_mp.compat.inc.config import BenchmarkConfig
+from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.model import native, runnable
 from neural_mp.compat.inc.user_objects import tensor_names
 from neural_mp.config import Settings
@@ -31,8 +31,6 @@ from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.evaluator import Deadline, Evaluator
 from neural_mp.util.processes import restore_environment, worker_environment
 from neural_mp.util.pytree import batch_size_of
-
-logger = logging.getLogger(__name__)
 
 #: Default number of timed batches; INC times all data.
 _MAX_BATCHES = 100
@@ -73,26 +71,75 @@ class Performance:
     seconds: tuple[tuple[float, ...], ...]
     cores: tuple[tuple[int, ...], ...] = ()
 
+    def __iter__(self) -> Iterator[Any]:
+        """Unpack as INC's results: accuracy (0), batch size, seconds of every batch."""
+        return iter((0.0, self.batch_size, [taken for each in self.seconds for taken in each]))
+
     @property
     def latency(self) -> float:
-        """Seconds per batch: the median over all instances."""
-        return float(np.median(np.concatenate(self.seconds)))
+        """Seconds per batch: the mean over all instances, as in INC."""
+        return float(np.mean(np.concatenate(self.seconds)))
 
     @property
     def throughput(self) -> float:
         """Samples per second, summed over all instances."""
         return sum(self.batch_size * len(taken) / sum(taken) for taken in self.seconds)
 
-    def words(self) -> list[str]:
-        """The results as lines of text."""
+    def lines(self) -> list[str]:
+        """The results as INC logs them: of every instance, then of all together."""
+        found = [line for taken in self.seconds for line in _speed_lines(self.batch_size, taken)]
         count = len(self.seconds)
-        cores = f", {len(self.cores[0])} cores each" if self.cores else ""
+        if count == 1:
+            return found
+        cores = f" of {len(self.cores[0])} cores" if self.cores else ""
+        return [
+            *found,
+            f"Summary of {count} instances{cores}",
+            f"Latency average [second/sample]: {self.latency / self.batch_size:.6f}",
+            f"Throughput sum [samples/second]: {self.throughput:.3f}",
+        ]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Measured accuracy of a model.
+
+    Attributes:
+        value: the metric; of several unweighted metrics a list.
+        batch_size: samples per batch.
+        seconds: seconds of every batch.
+    """
+
+    value: float | list[float]
+    batch_size: int
+    seconds: tuple[float, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Unpack as INC's results: accuracy, batch size, seconds of every batch."""
+        return iter((self.value, self.batch_size, list(self.seconds)))
+
+    def lines(self) -> list[str]:
+        """The result as INC logs it."""
+        values = self.value if isinstance(self.value, list) else [self.value]
         return [
             f"Batch size = {self.batch_size}",
-            f"Latency: {1000 * self.latency / self.batch_size:.3f} ms",
-            f"Throughput: {self.throughput:.3f} samples/sec"
-            + (f" ({count} instances{cores})" if count > 1 else ""),
+            "Accuracy is " + " ".join(f"{value:.4f}" for value in values),
         ]
+
+
+def _speed_lines(batch_size: int, seconds: Sequence[float]) -> list[str]:
+    latency = float(np.mean(seconds)) / batch_size
+    return [
+        f"Batch size = {batch_size}",
+        f"Latency: {1000 * latency:.3f} ms",
+        f"Throughput: {1 / latency:.3f} images/sec",
+    ]
+
+
+def log_result(result: Performance | Accuracy, heading: str) -> None:
+    """Log a heading and the lines of a result."""
+    for line in (heading, *result.lines()):
+        logger.info(line)
 
 
 def fit(
@@ -126,7 +173,7 @@ def fit(
         return b_func(native(model))
     if b_dataloader is None:
         raise DataError("b_dataloader must be set to batches of model inputs, got None")
-    return timed(
+    found = timed(
         runnable(model),
         b_dataloader,
         conf.warmup,
@@ -135,6 +182,8 @@ def fit(
         conf.num_of_instance or 1,
         (tensor_names(conf.inputs), tensor_names(conf.outputs)),
     )
+    log_result(found, "benchmark result:")
+    return found
 
 
 def timed(
@@ -161,12 +210,8 @@ def timed(
     count = iterations if iterations > 0 else len(batches)
     job = Job(model, batches, max(0, warmup), count, *ports)
     if instances == 1 and cores is None:  # in this process, on all its cores
-        found = Performance(batch_size_of(batches[0]), (_timed(job),))
-    else:
-        found = run_instances(job, _shares(cores, instances))
-    for line in found.words():
-        logger.info(line)
-    return found
+        return Performance(batch_size_of(batches[0]), (_timed(job),))
+    return run_instances(job, _shares(cores, instances))
 
 
 def measured_accuracy(
@@ -175,8 +220,8 @@ def measured_accuracy(
     loader: object,
     metric: object,
     postprocess: Callable[[Any], Any] | None,
-) -> float | list[float]:
-    """Return the accuracy; of several unweighted metrics a list of values, as INC does.
+) -> Accuracy:
+    """Measure the accuracy of a model on all data.
 
     Args:
         settings: the configuration.
@@ -192,14 +237,57 @@ def measured_accuracy(
     postprocess = postprocess or config_objects.postprocess(settings)
     loaded = loaded_model(model, settings.model.inputs or None, settings.model.outputs or None)
     evaluator = Evaluator(batches, metrics, None, postprocess)
-    accuracy = evaluator(loaded, Deadline())
-    return list(evaluator.values.values()) if metrics.every else accuracy
+    timer = _Timer(loaded)
+    accuracy = evaluator(cast(AnyModel, timer), Deadline())
+    value = list(evaluator.values.values()) if metrics.every else accuracy
+    return Accuracy(value, timer.batch_size, tuple(timer.seconds))
+
+
+class _Timer:
+    """A model that records the seconds of every call and the size of the first batch."""
+
+    def __init__(self, model: AnyModel) -> None:
+        self._model = model
+        self.seconds: list[float] = []
+        self.batch_size = 0
+
+    def __call__(self, inputs: object) -> Any:
+        """Run one batch."""
+        started = time.perf_counter()
+        found = self._model(inputs)
+        self.seconds.append(time.perf_counter() - started)
+        self.batch_size = self.batch_size or batch_size_of(inputs)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def feasible(cores: int | None, instances: int) -> tuple[int | None, int]:
+    """Return a file's cores per instance and instances; one instance on all cores if too many.
+
+    Files are written for servers; the same script runs with the same file on any machine.
+    """
+    there = len(_cores())
+    if (cores or 1) * instances <= there:
+        return cores, instances
+    logger.warning(
+        "num_of_instance is %d with %d cores each, which exceeds the %d available cores; measuring "
+        "one instance on all of them",
+        *(instances, cores or 1, there),
+    )
+    return None, 1
+
+
+def _cores() -> list[int]:
+    """Return the cores that this process may use."""
+    there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return there or list(range(os.cpu_count() or 1))
 
 
 def _shares(cores: int | None, instances: int) -> list[list[int]]:
     """Return disjoint sets of cores, one per instance."""
-    there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    there = there or list(range(os.cpu_count() or 1))
+    there = _cores()
     each = cores if cores is not None else len(there) // instances
     if each < 1 or each * instances > len(there):
         raise ConfigurationError(

@@ -102,7 +102,8 @@ class Benchmark(Configured):
             mode: `performance` or `accuracy`.
 
         Returns:
-            Mode → result; see `neural_mp.compat.inc.benchmark.Performance`.
+            Mode → result, which unpacks as INC's accuracy, batch size and seconds of every batch;
+            see `neural_mp.compat.inc.benchmark.Performance` and `Accuracy`. The result is logged.
 
         Raises:
             NeuralMPError: model or data are missing, or the mode is neither.
@@ -110,6 +111,8 @@ class Benchmark(Configured):
         if mode not in ("performance", "accuracy"):
             raise ConfigurationError(f"mode must be performance or accuracy, got {mode!r}")
         found = self._measured(mode == "accuracy")
+        if self.b_func is None:
+            benchmark.log_result(found, f"{mode} mode benchmark result:")
         self.results[mode] = found
         return self.results
 
@@ -128,8 +131,8 @@ class Benchmark(Configured):
             postprocess = postprocess_of(self.postprocess)
             return benchmark.measured_accuracy(settings, model, loader, metric, postprocess)
         speed = settings.evaluation.performance
-        cores = speed.cores_per_instance
-        return benchmark.timed(model, loader, speed.warmup, speed.iteration, cores, 1)
+        cores, instances = benchmark.feasible(speed.cores_per_instance, speed.instances)
+        return benchmark.timed(model, loader, speed.warmup, speed.iteration, cores, instances)
 
     __call__ = fit
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,13 +14,13 @@ import numpy as np
 
 from neural_mp.api.optimized_model import load as load_saved
 from neural_mp.compat.inc.import_aliases import absent_names
+from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.model import Model, own_object
 from neural_mp.compat.inc.user_objects import Dotted
 from neural_mp.core.hardware import detect
 from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision
 
-logger = logging.getLogger("neural_compressor")
 debug, info, warning, error, log = (
     *(logger.debug, logger.info, logger.warning, logger.error, logger.log),
 )

@@ -1,0 +1,33 @@
+"""Log of scripts of Intel Neural Compressor: benchmark results and their own lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+
+class _ScriptHandler(logging.StreamHandler):
+    """Handler for standard error; silent if the program has configured logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record unless a handler of the root logger does."""
+        if not logging.getLogger().handlers:
+            self.setStream(sys.stderr)  # programs may replace the stream at any time
+            super().emit(record)
+
+
+def _script_logger() -> logging.Logger:
+    """Return the logger, with the format and the levels of INC: `LOGLEVEL`, by default INFO."""
+    found = logging.getLogger("neural_compressor")
+    handler = _ScriptHandler()
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S")
+    )
+    found.addHandler(handler)
+    level = logging.getLevelNamesMapping().get(os.environ.get("LOGLEVEL", "").upper())
+    found.setLevel(logging.INFO if level is None else level)
+    return found
+
+
+logger = _script_logger()
