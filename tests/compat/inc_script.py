@@ -1,6 +1,7 @@
-"""A script for Intel Neural Compressor, run in this process."""
+"""A script for Intel Neural Compressor, run in this process or in another."""
 
 import runpy
+import subprocess
 import sys
 import textwrap
 
@@ -15,3 +16,13 @@ def run(folder, script, *arguments):
         return runpy.run_path(str(path), run_name="__main__")
     finally:
         sys.argv = before
+
+
+def shown(folder, script, *arguments):
+    """Run a script in a process of its own; return standard output and error."""
+    path = folder / "main.py"
+    path.write_text(textwrap.dedent(script))
+    command = [sys.executable, str(path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.signature import Signature
+from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.function_constants import tie_constants
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
@@ -27,7 +29,10 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     without,
 )
 from neural_mp.core.graph import Layer
+from neural_mp.errors import DataError
 from neural_mp.util.validators import list_of, record, string
+
+logger = logging.getLogger(__name__)
 
 #: Signature that TensorFlow Serving calls by default.
 DEFAULT_KEY = "serving_default"
@@ -42,6 +47,30 @@ class ServedSignature(Signature):
     """
 
     keys: tuple[str, ...] = (DEFAULT_KEY,)
+
+    def bind(self, inputs: object) -> dict[str, Array]:
+        """Return tensor → array for one batch; as in a TensorFlow session, integers may be floats.
+
+        Raises:
+            DataError: the number, names, dtypes or shapes do not match the model, or floats are
+                outside the range of an integer input.
+        """
+        try:
+            return super().bind(inputs)
+        except DataError:
+            values = self.assigned(inputs)
+            cast = [_integers(*each) for each in zip(self.inputs, values, strict=True)]
+            if all(new is old for new, old in zip(cast, values, strict=True)):
+                raise
+        found = super().bind(tuple(cast))
+        if not self._warned:
+            logger.warning("batches hold floats for integer inputs of the model; they are cast")
+            self._warned.append(True)
+        return found
+
+    @cached_property
+    def _warned(self) -> list[bool]:
+        return []
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain strings and numbers for JSON."""
@@ -58,6 +87,16 @@ class ServedSignature(Signature):
 
 
 _KEYS = record({"keys": list_of(string)})
+
+
+def _integers(port: TensorSpec, value: Any) -> Any:
+    """Return floats for an integer input as integers if in range; any other value unchanged."""
+    dtype = getattr(value, "dtype", None)
+    if port.dtype is None or port.dtype.kind not in "iu" or getattr(dtype, "kind", "") != "f":
+        return value
+    limits, array = np.iinfo(port.dtype), np.asarray(value)
+    in_range = array.size and limits.min <= array.min() and array.max() <= limits.max
+    return array.astype(port.dtype) if in_range else value
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ transforms `ParseDecode…` are for datasets that return serialized records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -16,12 +17,18 @@ import numpy as np
 
 from neural_mp.common import stack
 from neural_mp.compat.inc.components.registries import TRANSFORMS, dataset, registered
-from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
+from neural_mp.compat.inc.components.transforms.image_transform import (
+    TensorImage,
+    as_tensor_image,
+    computed,
+)
 from neural_mp.data.option_checks import existing_file, existing_folder, package
 from neural_mp.errors import ConfigurationError, DataError, one_line
 
 #: Bytes before and after a record: length and checksums.
 _HEAD, _TAIL = 12, 4
+#: First bytes of a JPEG file.
+_JPEG = b"\xff\xd8\xff"
 BOX_EDGES = ("ymin", "xmin", "ymax", "xmax")
 
 
@@ -94,11 +101,9 @@ class Record:
         if not content:
             raise ValueError(f"feature {name!r} must hold an image, got no value")
         try:
-            return as_tensor_image(decode(content).numpy())
-        except tensorflow_for().errors.OpError as error:
-            raise ValueError(
-                f"feature {name!r} cannot be decoded as an image: {one_line(error)}"
-            ) from error
+            return as_tensor_image(computed(lambda tf: decode(content)))
+        except ValueError as error:
+            raise ValueError(f"feature {name!r} cannot be decoded as an image: {error}") from error
 
 
 @cache
@@ -139,14 +144,9 @@ class RecordDataset:
         for file in self.files:
             found = Path(file).stat()
             _check_lengths(self.name, Path(file), found.st_size, found.st_mtime_ns)
-        paths = tensorflow.data.Dataset.from_tensor_slices(list(self.files))
-        # Every iteration reads the files again, in identical order.
-        records = paths.interleave(
-            tensorflow.data.TFRecordDataset, cycle_length=len(self.files), block_length=1
-        )
         read = 0
         try:
-            for record in records.as_numpy_iterator():
+            for record in _serialized(self.files):
                 yield self.decode(record)
                 read += 1
         except (tensorflow.errors.OpError, ValueError) as error:
@@ -158,6 +158,27 @@ class RecordDataset:
     def _where(self) -> str:
         more = f" and {len(self.files) - 1} more files" if len(self.files) > 1 else ""
         return f"{self.files[0]}{more}"
+
+
+def _serialized(files: Sequence[str]) -> Iterator[bytes]:
+    """Yield the records of interleaved files, in identical order on every call."""
+    tf = tensorflow_for()
+
+    def records() -> Any:
+        paths = tf.data.Dataset.from_tensor_slices(list(files))
+        return paths.interleave(tf.data.TFRecordDataset, cycle_length=len(files), block_length=1)
+
+    with tf.init_scope():
+        is_eager = tf.executing_eagerly()
+    if is_eager:
+        yield from records().as_numpy_iterator()
+        return
+    # Scripts for TensorFlow 1 disable eager execution.
+    with tf.Graph().as_default() as graph:
+        following = tf.compat.v1.data.make_one_shot_iterator(records()).get_next()
+    with tf.compat.v1.Session(graph=graph) as session, suppress(tf.errors.OutOfRangeError):
+        while True:
+            yield session.run(following)
 
 
 class BoxedImages:
@@ -252,7 +273,7 @@ def _decode_voc(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 def _decoded(content: bytes, channels: int) -> Any:
     ops = tensorflow_for().io
-    decode = ops.decode_jpeg if ops.is_jpeg(content) else ops.decode_png
+    decode = ops.decode_jpeg if content.startswith(_JPEG) else ops.decode_png
     return decode(content, channels=channels)
 
 
