@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.space import Constraints, OpConstraint, TuningSpace
+from neural_mp.space.capability import Capability
+from neural_mp.util.text import counted
 
 _SECTIONS = ("quantization", "mixed_precision", "graph_optimization")
 _FP32_ONLY = OpConstraint((Precision.FP32,))
@@ -40,6 +43,10 @@ class _Constrainable(Protocol):
     @property
     def graph(self) -> OpGraph:
         """The ops of the space."""
+
+    @property
+    def capabilities(self) -> Mapping[str, Capability]:
+        """Op → its configurations."""
 
     def constrained(self: S, constraints: Constraints) -> S:
         """Return the space with further constraints."""
@@ -92,6 +99,10 @@ class _NamedLimits:
     @property
     def graph(self) -> OpGraph:
         return self.space.graph
+
+    @property
+    def capabilities(self) -> Mapping[str, Capability]:
+        return self.space.capabilities
 
     def constrained(self, constraints: Constraints) -> _NamedLimits:
         """Return the limits with further constraints.
@@ -199,6 +210,7 @@ def _by_file(space: S, settings: Settings) -> tuple[S, tuple[str, ...]]:
     told: list[str] = []
     with _placed(settings.source):
         if settings.dialect is Dialect.INC:
+            limits = _lenient(limits)
             for word, types in _their_types(space, limits).items():
                 if not types:
                     told.append(f"optype_wise limits {word}; the model has no such op")
@@ -210,7 +222,33 @@ def _by_file(space: S, settings: Settings) -> tuple[S, tuple[str, ...]]:
                     told.append(f"op_wise limits {pattern!r}; no op of the model has such a name")
                 space = space.constrained(Constraints(op_wise=dict.fromkeys(names, limit)))
             limits = replace(limits, optype_wise={}, op_wise={})
+            told += _unoffered(space, limits.model_wise)
         return space.constrained(limits), tuple(told)
+
+
+def _lenient(limits: Constraints) -> Constraints:
+    """Return constraints whose values are ignored for ops that do not offer them, as in INC."""
+    return Constraints(
+        replace(limits.model_wise, is_lenient=True),
+        {word: replace(limit, is_lenient=True) for word, limit in limits.optype_wise.items()},
+        {name: replace(limit, is_lenient=True) for name, limit in limits.op_wise.items()},
+    )
+
+
+def _unoffered(space: _Constrainable, limit: OpConstraint) -> Iterator[str]:
+    """Yield a warning for every limit of the whole model that some INT8 ops do not offer."""
+    for tensor in ("weight", "activation"):
+        ignored = Counter(
+            name
+            for capability in space.capabilities.values()
+            for name in limit.unoffered(capability.configs)[tensor]
+        )
+        for name, count in ignored.items():
+            words = " or ".join(getattr(getattr(limit, tensor), name))
+            yield (
+                f"model_wise {tensor}.{name} is ignored for {counted(count, 'op')}, which cannot "
+                f"run with {words} here"
+            )
 
 
 def _begin_with(pattern: str, space: _Constrainable) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.core.enums import Approach
@@ -91,6 +91,19 @@ class QuantConstraint:
             for name, allowed in vars(self).items()
         )
 
+    def unoffered(self, specs: Iterable[QuantSpec | None]) -> tuple[str, ...]:
+        """Return the names of the limits that no spec meets."""
+        known = [spec for spec in specs if spec is not None]
+        return tuple(
+            name
+            for name, allowed in vars(self).items()
+            if known and allowed is not None and not any(getattr(s, name) in allowed for s in known)
+        )
+
+    def without(self, names: Iterable[str]) -> QuantConstraint:
+        """Return the constraint without some limits."""
+        return replace(self, **dict.fromkeys(names))
+
 
 @dataclass(frozen=True)
 class OpConstraint:
@@ -99,11 +112,13 @@ class OpConstraint:
     Attributes:
         precisions: the allowed precisions; None allows all.
         weight, activation: further limits on INT8 configs.
+        is_lenient: whether limits that no config of an op meets are ignored for this op, as in INC.
     """
 
     precisions: tuple[Precision, ...] | None = None
     weight: QuantConstraint = QuantConstraint()
     activation: QuantConstraint = QuantConstraint()
+    is_lenient: bool = False
 
     @property
     def asks(self) -> tuple[Precision, ...]:
@@ -116,6 +131,25 @@ class OpConstraint:
         if self.precisions is not None and config.precision not in self.precisions:
             return False
         return self.weight.allows(config.weight) and self.activation.allows(config.activation)
+
+    def unoffered(self, configs: Iterable[OpConfig]) -> dict[str, tuple[str, ...]]:
+        """Return `weight` and `activation` → names of the limits that no config meets."""
+        known = tuple(configs)
+        return {
+            "weight": self.weight.unoffered(config.weight for config in known),
+            "activation": self.activation.unoffered(config.activation for config in known),
+        }
+
+    def fitted(self, configs: Iterable[OpConfig]) -> OpConstraint:
+        """Return the constraint for an op with these configs; see `is_lenient`."""
+        if not self.is_lenient:
+            return self
+        names = self.unoffered(configs)
+        return replace(
+            self,
+            weight=self.weight.without(names["weight"]),
+            activation=self.activation.without(names["activation"]),
+        )
 
 
 @dataclass(frozen=True)

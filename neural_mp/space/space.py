@@ -248,6 +248,10 @@ class TuningSpace:
 
     def limited(self, by_op: Mapping[str, Iterable[OpConstraint]]) -> TuningSpace:
         """Return the space reduced by constraints per op; FP32 is always kept."""
+        by_op = {
+            name: tuple(limit.fitted(self.capabilities[name].configs) for limit in limits)
+            for name, limits in by_op.items()
+        }
 
         def allowed(name: str, config: OpConfig) -> bool:
             return all(limit.allows(config) for limit in by_op.get(name, ()))

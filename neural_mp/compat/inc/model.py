@@ -14,9 +14,12 @@ from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.compat.inc.user_objects import tensor_names
 from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.reporting.tables import verdict
 
 logger = logging.getLogger(__name__)
 
+#: End of the reasons of a run that kept FP32.
+_FP32_RESULT = "the result is the FP32 model"
 #: Framework's object of a result → the whole result, since scripts pass on the former.
 _results: WeakKeyDictionary[Any, OptimizedModel] = WeakKeyDictionary()
 
@@ -196,6 +199,13 @@ def _tensor(name: str) -> str:
 BaseModel = Model
 
 
+def _reason(optimized: OptimizedModel) -> str:
+    """Return the reason why the result is the FP32 model."""
+    told = (words for words in optimized.report.warnings if _FP32_RESULT in words)
+    found = next(told, verdict(optimized.report, optimized.met))
+    return found[: found.index(_FP32_RESULT) + len(_FP32_RESULT)]
+
+
 class Result:
     """An `OptimizedModel` with INC's names; delegates other names to the result, then the model.
 
@@ -206,10 +216,7 @@ class Result:
     def __init__(self, optimized: OptimizedModel) -> None:
         self.optimized = optimized
         if optimized.met is False:
-            logger.warning(
-                "no plan met the accuracy target; returning the FP32 model, where Intel Neural "
-                "Compressor returns None"
-            )
+            logger.warning("%s, where Intel Neural Compressor returns None", _reason(optimized))
 
     @cached_property
     def model(self) -> Any:
