@@ -18,7 +18,7 @@ from neural_mp.api.loading import load_source, without_int8_if_no_data
 from neural_mp.api.measurement import measurement_of, streams_of
 from neural_mp.api.metric_direction import directed, metric_label, together
 from neural_mp.api.options import describe_settings, model_name
-from neural_mp.api.portability import hardware_for, not_native, without_kernels
+from neural_mp.api.portability import hardware_for, idle_precisions, not_native, without_kernels
 from neural_mp.api.runtime_hint import HintSearch
 from neural_mp.api.runtime_options import RuntimeOptions
 from neural_mp.api.runtimes import check_runtime
@@ -285,9 +285,7 @@ class JobBuilder:
             space = space.with_int8([Approach(self.options.approach)])
         space, gone = self._without_emulated(space, hardware, amp, adaptor.framework)
         precisions = tuple(precision for precision in precisions if precision not in gone)
-        for precision in precisions:
-            if precision not in (*space.usable_precisions, Precision.FP32):
-                self.log.warn(f"no op of this model can run in {precision}; continuing without it")
+        self.log.warnings += idle_precisions(space, hardware, precisions)
         return space, precisions
 
     def _without_emulated(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.hardware import HOST_TARGET, PORTABLE, Hardware, detect
+from neural_mp.core.hardware import FORCE_VARIABLES, HOST_TARGET, PORTABLE, Hardware, detect
 from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, Int8Accumulation
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, ConversionError, ModelLoadError
+from neural_mp.errors import (
+    ConfigurationError,
+    ConversionError,
+    ModelLoadError,
+    UnsupportedPrecisionError,
+)
 from neural_mp.space import TuningSpace
+from neural_mp.space.explanations import counted_reasons
 
 logger = logging.getLogger(__name__)
 
@@ -108,3 +115,28 @@ def without_kernels(space: TuningSpace, hardware: Hardware) -> tuple[Precision, 
         return hardware.support(precision).native and all(precision in c.emulated for c in begin)
 
     return tuple(filter(is_emulated, space.usable_precisions))
+
+
+def idle_precisions(
+    space: TuningSpace, hardware: Hardware, precisions: Sequence[Precision]
+) -> list[str]:
+    """Return a warning for every precision that no op of a model can run in.
+
+    Raises:
+        UnsupportedPrecisionError: one of them is forced, and no other lower precision is usable.
+    """
+    usable = (*space.usable_precisions, Precision.FP32)
+    idle = [precision for precision in precisions if precision not in usable]
+    is_all_fp32 = set(usable) == {Precision.FP32}
+    for precision in idle:
+        if precision in hardware.forced and is_all_fp32:
+            reasons = counted_reasons(space, space.graph, [precision])
+            words = reasons[0].words if reasons else "the model has no op with such a kernel"
+            raise UnsupportedPrecisionError(
+                f"{FORCE_VARIABLES[precision]}=1 is set, but no op of this model can run in "
+                f"{precision}: {words}; unset {FORCE_VARIABLES[precision]} for a run in FP32"
+            )
+    found = [f"no op of this model can run in {name}; continuing without it" for name in idle]
+    for words in found:
+        logger.warning("%s", words)
+    return found

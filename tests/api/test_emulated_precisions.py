@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from machine import INTEGER_FLAGS, machine
+from onnx import TensorProto, helper
 from onnx_nets import as_onnx
 from torch import nn
 
@@ -36,6 +37,15 @@ class Attending(nn.Module):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         found = torch.relu(self.conv(image)).flatten(2)
         return torch.softmax(found @ found.transpose(1, 2), 2)
+
+
+def sum_of_integers() -> Any:
+    """An ONNX model without floats."""
+    ports = [helper.make_tensor_value_info(n, TensorProto.INT64, ["n", 3]) for n in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "x"], ["y"])], "g", *map(list, zip(ports))
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @cache
@@ -110,3 +120,16 @@ def test_it_enters_where_it_is_asked_for_in_place_of_int8_or_not_for_speed(optio
     result = converted("onnxrt", WITH_BF16, options.pop("precisions"), **options)
     assert BF16 in ran_in(result)
     assert "onnxrt has no bf16 kernels here: bf16 is emulated" in said(result)
+
+
+def test_a_forced_precision_that_no_op_can_run_in_is_an_error():
+    """Not a result in FP32; other precisions may still be searched."""
+    converter = MixedPrecision(cache=False)
+    converter.model = sum_of_integers()
+    converter.calib_dataloader = [np.ones((2, 3), np.int64)]
+    converter.hardware = FORCED
+    converter.precisions = "bf16"
+    with pytest.raises(UnsupportedPrecisionError, match="FORCE_BF16=1 is set, but no op of this"):
+        converter()
+    converter.hardware = WITH_BF16
+    assert "no op of this model can run in bf16; continuing without it" in said(converter())
