@@ -36,6 +36,14 @@ class ConfigurationError(NeuralMPError):
     """An option, in Python or YAML, that is unknown, has the wrong type or contradicts another."""
 
 
+class ArgumentValueError(ConfigurationError, ValueError):
+    """A wrong value for a function that stands for one of TensorFlow, which raises ValueError."""
+
+
+class ArgumentTypeError(ConfigurationError, TypeError):
+    """A wrong type for a function that stands for one of TensorFlow, which raises TypeError."""
+
+
 class UnknownPrecisionError(ConfigurationError):
     """A requested precision does not exist."""
 

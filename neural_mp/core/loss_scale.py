@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ArgumentValueError
 from neural_mp.util.validators import (
     integer_between,
     is_finite,
@@ -63,21 +63,34 @@ class LossScale:
 
     def __post_init__(self) -> None:
         for name in ("initial", "factor", "minimum", "maximum"):
-            validate_option(f"loss scale: {name}", positive_float, getattr(self, name))
+            value = getattr(self, name)
+            validate_option(f"loss scale: {name}", positive_float, value, ArgumentValueError)
         validate_option(
-            "loss scale: growth_interval", optional(integer_between(1)), self.growth_interval
+            "loss scale: growth_interval",
+            optional(integer_between(1)),
+            self.growth_interval,
+            ArgumentValueError,
         )
         if self.factor <= 1:
-            raise ConfigurationError(f"loss scale: factor must be above 1, got {self.factor!r}")
+            raise ArgumentValueError(f"loss scale: factor must be above 1, got {self.factor!r}")
         if not self.minimum <= self.initial <= self.maximum:
-            raise ConfigurationError(
+            raise ArgumentValueError(
                 f"loss scale: initial must be between minimum {self.minimum:g} and maximum "
                 f"{self.maximum:g}, got {self.initial:g}"
             )
 
     @classmethod
     def fixed(cls, value: float) -> LossScale:
-        """Return a fixed scale; steps with non-finite gradients are still skipped."""
+        """Return a fixed scale; steps with non-finite gradients are still skipped.
+
+        Raises:
+            ConfigurationError: the scale is below 1, which lets more gradients underflow.
+        """
+        if is_finite(value) and 0 < value < 1:
+            raise ArgumentValueError(
+                f"a fixed loss scale must be at least 1, got {value:g}; pass 'dynamic' or a "
+                f"LossScale, whose scale may fall below 1"
+            )
         return cls(value, None, minimum=value, maximum=value)
 
     @classmethod
@@ -93,7 +106,7 @@ class LossScale:
             return cls()
         if is_finite(given):
             return cls.fixed(float(given))
-        raise ConfigurationError(
+        raise ArgumentValueError(
             f"loss_scale must be {DYNAMIC!r}, a number or a LossScale, got {given!r}"
         )
 

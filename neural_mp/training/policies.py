@@ -9,7 +9,12 @@ from neural_mp.adaptors import registry
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
 from neural_mp.core.hardware import FORCE_VARIABLES, Support, detect
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
+from neural_mp.errors import (
+    ArgumentValueError,
+    ConfigurationError,
+    UnsupportedPrecisionError,
+    did_you_mean,
+)
 from neural_mp.training.device_list import devices
 
 FLOAT32 = "float32"
@@ -66,21 +71,21 @@ def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
     """
     known = (*MIXED_POLICIES, FLOAT32)
     if name not in known:
-        raise ConfigurationError(
+        raise ArgumentValueError(
             f"policy must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
         )
     names = (keep,) if isinstance(keep, str) else keep
     if not isinstance(names, list | tuple | set) or not all(isinstance(n, str) for n in names):
-        raise ConfigurationError(
+        raise ArgumentValueError(
             f"keep must be names of layers, e.g. keep=('predictions',), got {keep!r}"
         )
     if name == FLOAT32 and names:
-        raise ConfigurationError(
+        raise ArgumentValueError(
             f"keep must be empty for policy float32, in which every layer is kept, got {keep!r}"
         )
     if name != FLOAT32:
         if rewrite_is_enabled():
-            raise ConfigurationError(
+            raise ArgumentValueError(
                 f"policy {name} cannot be combined with the graph rewrite, which is enabled: both "
                 f"convert ops to 16 bits; call disable_mixed_precision_graph_rewrite() first"
             )

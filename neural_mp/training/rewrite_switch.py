@@ -97,8 +97,9 @@ def enable_mixed_precision_graph_rewrite(
 
     Raises:
         ConfigurationError: `opt` already scales the loss or is not an optimizer; the loss scale
-            is invalid; a mixed Keras policy is set; an edit does not fit TensorFlow's lists. If
-            a mixed policy is set later, the first optimizer step raises this error.
+            is invalid; a mixed Keras policy is set; an edit does not fit TensorFlow's lists. Keras
+            raises this error if a mixed policy is set later. As in TensorFlow, the error is also a
+            ValueError.
         UnsupportedPrecisionError: TensorFlow has no pass for the precision, or none that works
             here; if oneDNN is disabled, the message explains how to enable it.
         UnknownOperatorError: an edit names an op type that TensorFlow does not have.
@@ -120,6 +121,7 @@ def enable_mixed_precision_graph_rewrite(
                 stacklevel=2,
             )
         switched_on.enter_context(graph_rewrite_checks.sessions_follow(chosen))
+        switched_on.enter_context(graph_rewrite_checks.mixed_policies_refused())
         graph_rewrite_state.switch_on(switched_on.pop_all())
     return wrapped
 

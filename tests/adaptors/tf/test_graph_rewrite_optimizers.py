@@ -74,7 +74,6 @@ def test_what_is_no_optimizer_is_refused(opt, message):
 SCALES = {
     "dynamic": ("dynamic", LossScale()),
     "number": (128, LossScale.fixed(128.0)),
-    "small": (0.01, LossScale.fixed(0.01)),
     "numpy": (np.float32(2), LossScale.fixed(2.0)),
     "LossScale": (RULE, RULE),
     "fixed": (lambda: v1.mixed_precision.FixedLossScale(64), LossScale.fixed(64.0)),

@@ -9,6 +9,7 @@ from graph_rewrite_nets import needs_pass, trained
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
 from neural_mp.errors import ConfigurationError
 from neural_mp.training import (
+    LossScale,
     LossScaleOptimizer,
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
@@ -42,33 +43,60 @@ def test_a_policy_of_one_type_is_not_refused(policy):
     assert rewrite_is_enabled()
 
 
+SETTERS = (
+    keras.config.set_dtype_policy,
+    keras.mixed_precision.set_global_policy,
+    tf.keras.mixed_precision.set_global_policy,
+)
+
+
 @needs_pass
+@pytest.mark.parametrize("setter", SETTERS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_mixed_policy_set_later_is_refused_at_the_next_step(enabled_rewrite, digits, policy):
-    keras.config.set_dtype_policy(POLICIES[policy]())
-    with pytest.raises(ConfigurationError, match="disable_mixed_precision_graph_rewrite"):
-        trained(enabled_rewrite, digits)
+def test_a_mixed_policy_set_later_is_refused_in_the_setter(enabled_rewrite, policy, setter):
+    before = keras.config.dtype_policy()
+    with pytest.raises(ValueError, match="disable_mixed_precision_graph_rewrite"):
+        setter(POLICIES[policy]())
+    assert keras.config.dtype_policy() == before
     disable_mixed_precision_graph_rewrite()
-    trained(enabled_rewrite, digits)
+    setter(POLICIES[policy]())
 
 
 @needs_pass
-def test_a_mixed_policy_set_later_is_refused_in_a_loop_that_has_begun(enabled_rewrite):
+def test_a_policy_set_by_other_means_is_refused_at_the_next_step(enabled_rewrite, monkeypatch):
     weight = keras.Variable(np.ones(3, np.float32))
     enabled_rewrite.apply([tf.ones(3)], [weight])
-    keras.config.set_dtype_policy("mixed_bfloat16")
+    mixed = keras.DTypePolicy("mixed_bfloat16")
+    monkeypatch.setattr(keras.config, "dtype_policy", lambda: mixed)
     with pytest.raises(ConfigurationError, match="both convert ops to 16 bits"):
         enabled_rewrite.apply([tf.ones(3)], [weight])
 
 
 @needs_pass
-def test_a_mixed_policy_set_later_is_refused_by_an_optimizer_of_tensorflow_1():
+def test_an_optimizer_of_tensorflow_1_refuses_at_the_next_step(monkeypatch):
     wrapped = enable_mixed_precision_graph_rewrite(v1.train.GradientDescentOptimizer(0.1))
     weight = tf.Variable([1.0, 2.0])
     wrapped.minimize(lambda: tf.reduce_sum(weight), var_list=[weight])
-    keras.config.set_dtype_policy("mixed_bfloat16")
+    mixed = keras.DTypePolicy("mixed_bfloat16")
+    monkeypatch.setattr(keras.config, "dtype_policy", lambda: mixed)
     with pytest.raises(ConfigurationError, match="both convert ops to 16 bits"):
         wrapped.minimize(lambda: tf.reduce_sum(weight), var_list=[weight])
+
+
+def test_errors_are_those_of_tensorflow_too():
+    """Scripts for TensorFlow catch ValueError or TypeError."""
+    with pytest.raises(ValueError, match="opt must be an optimizer"):
+        enable_mixed_precision_graph_rewrite("sgd")
+    with pytest.raises(ValueError, match="at least 1, got 0.5"):
+        enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), loss_scale=0.5)
+    with pytest.raises(ValueError, match="policy must be one of .* got 'float64'"):
+        set_policy("float64")
+    with pytest.raises(TypeError, match="optimizer must be a Keras optimizer"):
+        LossScaleOptimizer("sgd")
+    with pytest.raises(TypeError, match="optimizer must not scale the loss"):
+        LossScaleOptimizer(LossScaleOptimizer(keras.optimizers.SGD()))
+    with pytest.raises(ValueError, match="initial must be between"):
+        LossScale(initial=2.0**30)
 
 
 @needs_pass

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.client.session import BaseSession
@@ -20,7 +21,7 @@ from tensorflow.python.training.experimental import mixed_precision_global_state
 from neural_mp.adaptors.tensorflow.amp_pass import PASSES
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ArgumentValueError
 
 
 def check_step() -> None:
@@ -42,12 +43,11 @@ def check_step() -> None:
         )
 
 
-def _mixed_policy() -> str | None:
-    """Return the global Keras policy as text if it is mixed: compute and variable types differ.
+def _mixed(policy: keras.DTypePolicy) -> str | None:
+    """Return a Keras policy as text if it is mixed: compute and variable types differ.
 
     None if all its layers use one type. In a `DTypePolicyMap`, every entry counts.
     """
-    policy = keras.config.dtype_policy()
     if _is_mixed(policy):
         return repr(policy.name)
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
@@ -58,14 +58,39 @@ def _mixed_policy() -> str | None:
 
 
 def refuse_mixed_policy() -> None:
-    """Raise `ConfigurationError` if the global Keras policy is mixed."""
-    policy = _mixed_policy()
+    """Raise `ArgumentValueError` if the global Keras policy is mixed."""
+    _refuse(keras.config.dtype_policy())
+
+
+def _refuse(given: keras.DTypePolicy) -> None:
+    policy = _mixed(given)
     if policy is not None:
-        raise ConfigurationError(
+        raise ArgumentValueError(
             f"the graph rewrite cannot be combined with the Keras policy {policy}: both convert "
             f"ops to 16 bits; for the rewrite, call keras.config.set_dtype_policy('float32'), for "
             f"the policy, disable_mixed_precision_graph_rewrite()"
         )
+
+
+@contextmanager
+def mixed_policies_refused() -> Iterator[None]:
+    """Let every function that sets the global Keras policy refuse a mixed one in this context.
+
+    Keras has three names for its setter and no hook, so the function below it is wrapped.
+    """
+    original = global_state.set_global_attribute
+
+    def set_global_attribute(name: str, value: Any) -> None:
+        if name == "dtype_policy" and value is not None and rewrite_is_enabled():
+            _refuse(value)
+        original(name, value)
+
+    global_state.set_global_attribute = set_global_attribute
+    try:
+        yield
+    finally:
+        if global_state.set_global_attribute is set_global_attribute:
+            global_state.set_global_attribute = original
 
 
 def _is_mixed(policy: keras.DTypePolicy) -> bool:

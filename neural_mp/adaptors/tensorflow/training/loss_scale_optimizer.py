@@ -12,7 +12,7 @@ from keras import ops
 
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_checks import check_step
 from neural_mp.core.loss_scale import DYNAMIC, LossScale
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ArgumentTypeError, ConfigurationError
 from neural_mp.util.text import with_article
 
 #: Growth interval of a fixed scale, which the base class never reaches.
@@ -55,12 +55,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"{keras.config.backend()}; set KERAS_BACKEND=tensorflow"
             )
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            raise ConfigurationError(
+            raise ArgumentTypeError(
                 f"optimizer must not scale the loss, got {with_article(type(optimizer).__name__)}; "
                 f"pass its inner_optimizer"
             )
         if not isinstance(optimizer, keras.optimizers.Optimizer):
-            raise ConfigurationError(
+            raise ArgumentTypeError(
                 f"optimizer must be a Keras optimizer, e.g. keras.optimizers.SGD(), got "
                 f"{optimizer!r}"
             )

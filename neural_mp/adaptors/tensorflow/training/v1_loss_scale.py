@@ -19,7 +19,7 @@ from tensorflow.python.training.experimental.loss_scale_optimizer import (
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_checks import check_step
 from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
 from neural_mp.core.loss_scale import LossScale
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ArgumentValueError
 from neural_mp.util.text import with_article
 
 v1 = tf.compat.v1
@@ -142,7 +142,7 @@ def rule_of(loss_scale: Any) -> LossScale:
             maximum=max(initial, usual.maximum),
         )
     if isinstance(loss_scale, AnyLossScale):
-        raise ConfigurationError(
+        raise ArgumentValueError(
             f"loss_scale must be 'dynamic', a number, a LossScale, or a FixedLossScale or "
             f"DynamicLossScale of TensorFlow, got {with_article(type(loss_scale).__name__)}"
         )
@@ -175,7 +175,7 @@ def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V
             invalid.
     """
     if isinstance(opt, _SCALING_OPTIMIZERS):
-        raise ConfigurationError(
+        raise ArgumentValueError(
             f"opt must not scale the loss, got {with_article(type(opt).__name__)}; pass its inner "
             f"optimizer, which enable_mixed_precision_graph_rewrite wraps"
         )
@@ -186,7 +186,7 @@ def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V
             hint = f"; call the class: {opt.__name__}(…)"
         elif isinstance(opt, str):
             hint = f"; use keras.optimizers.get({opt!r})"
-        raise ConfigurationError(
+        raise ArgumentValueError(
             f"opt must be an optimizer of Keras 3 or of tf.compat.v1.train, got {opt!r}{hint}"
         )
     rule = rule_of(loss_scale)
