@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from neural_mp.amp.lists import EDIT_OPTIONS, ListEdit, check_known
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
+
+logger = logging.getLogger(__name__)
 
 #: Prefixes of environment variables, highest priority first.
 PREFIXES = (
@@ -83,6 +87,8 @@ class AutoMixedPrecisionOptions:
 _WHOLE_LISTS = ("unsafe_force_all", "treat_infer_as_deny")
 #: Option names.
 OPTIONS = tuple(item.name for item in fields(AutoMixedPrecisionOptions))
+#: Variables with one of the prefixes that have an effect.
+_VARIABLES = (*(f"{prefix}{option.upper()}" for prefix in PREFIXES for option in OPTIONS), LEVEL)
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,9 @@ def settle(
                 f"{name.partition('.')[0]} must be AutoMixedPrecisionOptions, "
                 f"got {type(options).__name__}"
             )
+    for name in sorted(environment):
+        if name.startswith(PREFIXES) and name not in _VARIABLES:
+            _warn_unknown(name)
     first = {option: _first(option, sources, environment) for option in OPTIONS}
     found = {option: value for option, value in first.items() if value is not None}
     found = {**found, **_from_other_variables(environment), **found}
@@ -177,6 +186,13 @@ def settle(
         switched_on=_switch(*source_and_value("auto_mixed_precision")),
         origins={option: origin for option, (origin, _) in found.items()},
     )
+
+
+@cache
+def _warn_unknown(variable: str) -> None:
+    """Log once that a variable has no effect, with the nearest one that has."""
+    hint = did_you_mean(variable, _VARIABLES)
+    logger.warning("the environment variable %s has no effect%s", variable, hint)
 
 
 def _first(

@@ -146,3 +146,23 @@ def test_an_option_that_does_not_exist():
     options = AutoMixedPrecisionOptions()
     with pytest.raises(ConfigurationError, match="'denylist_ad'; did you mean 'denylist_add'"):
         options.denylist_ad = "Exp"
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        (f"{ITEX}DENY_ADD", f"'{ITEX}DENYLIST_ADD'"),
+        (f"{TF}CLEARLIST_REMOVED", f"'{TF}CLEARLIST_REMOVE'"),
+    ],
+)
+def test_a_variable_without_effect_names_the_nearest(caplog, variable, nearest):
+    for _ in range(2):
+        assert said(environment={variable: "Softmax"}).words() == ()
+    (line,) = caplog.messages
+    assert line.startswith(f"the environment variable {variable} has no effect; did you mean ")
+    assert nearest in line
+
+
+def test_variables_with_an_effect_are_not_warned_of(caplog):
+    said(environment={f"{ITEX}DATA_TYPE": "BFLOAT16", LEVEL: "UNSAFE_FORCE_ALL", SWITCH: "1"})
+    assert caplog.messages == []
