@@ -29,7 +29,7 @@ if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX", "AVX2", 
 # others runs none of them.
 import pytest
 from hypothesis import settings
-from ray_nodes_here import NODE
+from ray_nodes_here import HEAD, NODE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -239,6 +239,9 @@ def ray():
     # A node that is gone does not answer at once; a busy one has the usual time.
     os.environ["RAY_health_check_period_ms"] = "300"  # noqa: SIM112
     os.environ["RAY_health_check_failure_threshold"] = "3"  # noqa: SIM112
+    # A process is started where work is, not for every driver that connects.
+    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112
+    os.environ["RAY_enable_worker_prestart"] = "0"  # noqa: SIM112
     return pytest.importorskip("ray")
 
 
@@ -247,7 +250,7 @@ def cluster(ray):
     """Two nodes of one CPU each."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    made = Cluster(initialize_head=True, head_node_args={**NODE, **HEAD})
     made.add_node(**NODE)
     yield made
     ray.shutdown()

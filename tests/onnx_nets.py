@@ -58,6 +58,29 @@ def _exported(net: nn.Module, opset: int) -> bytes:
         return path.read_bytes()
 
 
+def convolutions(net: nn.Sequential) -> onnx.ModelProto:
+    """A net in a row like `nets.deep_net`, without torch's exporter, which takes seconds."""
+    from torch import nn
+
+    nodes, constants, value = [], {}, "image"
+    for name, layer in net.named_children():
+        given = value
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            for part, weights in layer.named_parameters():
+                constants[f"{name}.{part}"] = weights.detach().numpy()
+            given = f"{value} {name}.weight {name}.bias"
+        kind, attributes = {
+            nn.Conv2d: ("Conv", {"pads": [1, 1, 1, 1]}),
+            nn.ReLU: ("Relu", {}),
+            nn.MaxPool2d: ("MaxPool", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+            nn.Flatten: ("Flatten", {}),
+            nn.Linear: ("Gemm", {"transB": 1}),
+        }[type(layer)]
+        value = f"out{name}"
+        nodes.append(op(kind, given, value, **attributes))
+    return graph(nodes, {"image": ["batch", 1, 8, 8]}, [value], constants)
+
+
 def session(model: onnx.ModelProto | str, **settings: Any) -> ort.InferenceSession:
     """A session as a user makes one."""
     options = ort.SessionOptions()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: What a node has.
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
+#: What the first node has besides: no process that draws pages, reads logs or starts machines.
+HEAD = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
 
 
 def added_raylet(cluster):

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import psutil
+import pytest
+from quick_runs import measure_briefly
 
 from neural_mp import ExitPolicy, MixedPrecision
-from neural_mp.tuning.listener import Listener
 
 if TYPE_CHECKING:
     from neural_mp.testing import Split
@@ -54,12 +55,6 @@ class CountingAccuracy:
     def result(self) -> float:
         self._note("end")
         return self.right / self.all
-
-
-class NoHints(Listener):
-    """No other runtime is timed at the end of a run."""
-
-    wants_hints = False
 
 
 def evaluations(folder: Path) -> list[tuple[str, str]]:
@@ -141,12 +136,13 @@ def killed_and_resumed(
 
 def main() -> None:
     model, data, pause, mode, strategy, workers = sys.argv[1:7]
+    measure_briefly(pytest.MonkeyPatch())
     arrays = np.load(data)
     batches = [
         (arrays["images"][start : start + 100], arrays["labels"][start : start + 100])
         for start in range(0, len(arrays["labels"]), 100)
     ]
-    converter = MixedPrecision(listener=NoHints())
+    converter = MixedPrecision()
     converter.model = model
     converter.precisions = "int8"
     converter.strategy = strategy

@@ -10,7 +10,7 @@ import time
 
 import cloudpickle
 import pytest
-from onnx_nets import as_onnx
+from onnx_nets import convolutions
 from ray_nodes_here import added_raylet
 from tuning_script import killed_and_resumed, write_inputs
 
@@ -29,7 +29,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @pytest.fixture(scope="module")
 def onnx_net(hostile_net):
     """The net for ONNX Runtime: a node's process imports PyTorch for seconds."""
-    return as_onnx(hostile_net)
+    return convolutions(hostile_net)
+
+
+@pytest.fixture(scope="module")
+def joined(cluster, ray):
+    """The cluster, to which this process stays connected: nodes keep their processes.
+
+    Runs in a process of their own connect by themselves.
+    """
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    return cluster
 
 
 @pytest.fixture
@@ -89,10 +99,10 @@ def told(result):
 
 
 @pytest.mark.parametrize("strategy", ["exhaustive", "tpe"])
-def test_two_nodes_find_what_one_process_finds(converter, cluster, strategy):
+def test_two_nodes_find_what_one_process_finds(converter, joined, strategy):
     converter.strategy = strategy
     alone = converter()
-    converter.workers = {"engine": "ray", "address": cluster.address}
+    converter.workers = {"engine": "ray", "address": joined.address}
     together = converter()
     assert told(together) == told(alone)
     assert together.plan == alone.plan
@@ -102,19 +112,19 @@ def test_two_nodes_find_what_one_process_finds(converter, cluster, strategy):
         assert {trial.node for trial in alone.trials}.isdisjoint(nodes)
 
 
-def test_a_node_killed_in_the_middle_changes_nothing(converter, cluster, tmp_path):
+def test_a_node_killed_in_the_middle_changes_nothing(converter, joined, tmp_path):
     converter.metric = MarkedMetric(tmp_path, 0.0)
     alone = converter()
     converter.metric = MarkedMetric(tmp_path, 0.2)
-    together = tuned_as_a_node_is_killed(converter, cluster, tmp_path)
+    together = tuned_as_a_node_is_killed(converter, joined, tmp_path)
     assert told(together) == told(alone)
 
 
 def test_a_driver_that_is_killed_repeats_nothing_when_it_is_resumed(
-    cluster, onnx_net, digits, tmp_path
+    joined, onnx_net, digits, tmp_path
 ):
     write_inputs(tmp_path, onnx_net, digits[1])
-    workers = f"ray:{cluster.address}"
+    workers = f"ray:{joined.address}"
     resumed = killed_and_resumed(tmp_path, "exhaustive", workers, pause=0.5)
     assert resumed.outcome["plans"] == resumed.outcome["trials"]
     assert resumed.repeated == 0
@@ -127,7 +137,7 @@ class MergingMetric(MarkedMetric):
 
 
 def test_a_share_of_an_evaluation_whose_node_is_killed_runs_again(
-    converter, cluster, tmp_path, monkeypatch
+    converter, joined, tmp_path, monkeypatch
 ):
     converter.strategy, converter.early_stopping = "basic", False
     converter.exit_policy = ExitPolicy(max_trials=1)
@@ -136,7 +146,7 @@ def test_a_share_of_an_evaluation_whose_node_is_killed_runs_again(
     monkeypatch.setattr(trial_runner, "STARTING", 0.0)
     monkeypatch.setattr(sharding, "sharded_seconds", lambda *known: 0.0)
     converter.metric = MergingMetric(tmp_path, 0.5)
-    together = tuned_as_a_node_is_killed(converter, cluster, tmp_path)
+    together = tuned_as_a_node_is_killed(converter, joined, tmp_path)
     assert told(together) == told(alone)
     assert len(together.trials[0].node.split(", ")) == 2
 
@@ -153,14 +163,14 @@ class DeadlyMetric(MarkedMetric):
             os._exit(3)
 
 
-def test_a_process_that_dies_makes_its_plan_a_failed_one(converter, cluster, tmp_path):
+def test_a_process_that_dies_makes_its_plan_a_failed_one(converter, joined, tmp_path):
     converter.metric = DeadlyMetric(tmp_path, 0.0)
-    converter.workers = {"engine": "ray", "address": cluster.address}
+    converter.workers = {"engine": "ray", "address": joined.address}
     with pytest.raises(TuningError, match=r"different plans failed .* a worker process crashed"):
         converter()
 
 
-def test_a_node_that_computes_in_another_way_gets_no_work(converter, cluster, monkeypatch):
+def test_a_node_that_computes_in_another_way_gets_no_work(converter, joined, monkeypatch):
     here = ray_nodes.NumericalTraits.here
 
     def other_version(kind):
@@ -168,7 +178,7 @@ def test_a_node_that_computes_in_another_way_gets_no_work(converter, cluster, mo
 
     # Only this process is changed, not those of the nodes.
     monkeypatch.setattr(ray_nodes.NumericalTraits, "here", other_version)
-    converter.workers = {"engine": "ray", "address": cluster.address}
+    converter.workers = {"engine": "ray", "address": joined.address}
     with pytest.raises(TuningError, match=r"node .* is excluded: onnxruntime is .*, here 1\.0"):
         converter()
 

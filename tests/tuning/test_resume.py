@@ -5,7 +5,7 @@ import json
 import optuna
 import pytest
 import torch
-from onnx_nets import as_onnx
+from onnx_nets import convolutions
 from tuning_script import killed_and_resumed, write_inputs
 
 from neural_mp import AccuracyCriterion, MixedPrecision, PrecisionPlan
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def onnx_net(hostile_net):
-    return as_onnx(hostile_net)
+    return convolutions(hostile_net)
 
 
 @pytest.mark.parametrize(("strategy", "workers"), [("basic", "1"), ("exhaustive", "2")])
