@@ -137,6 +137,20 @@ def op(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto
     return onnx.helper.make_node(kind, given, output.split(), **attributes)
 
 
+def dense_net(classes: int, noise: float = 0.0) -> onnx.ModelProto:
+    """Two matrix products of [batch, 6] inputs; random numbers of that size are added to logits."""
+    draw = np.random.default_rng(0)
+    weights = {
+        "one": draw.normal(size=(6, 64)).astype(np.float32),
+        "two": draw.normal(size=(64, classes)).astype(np.float32),
+    }
+    nodes = [op("MatMul", "x one", "a"), op("Relu", "a", "b"), op("MatMul", "b two", "c")]
+    nodes += [op("RandomNormalLike", "c", "d", scale=noise), op("Add", "c d", "y")]
+    return graph(
+        nodes if noise else nodes[:3], {"x": ["batch", 6]}, ["y" if noise else "c"], weights
+    )
+
+
 class Converted:
     """A model all in one precision, calibrated on the data it is then run on.
 

@@ -35,6 +35,7 @@ from neural_mp.util.validators import (
     enum_of,
     finite,
     instance_of,
+    integer_between,
     invalid,
     list_of,
     mapping_of,
@@ -281,6 +282,11 @@ BASELINE_FIGURES = record(
         "target": optional(checked(finite)),
         "metrics": mapping_of(number),
         "every": boolean,
+        "contents": record(
+            {"samples": non_negative_integer, "labels": optional(non_negative_integer)}
+        ),
+        "deviation": non_negative_float,
+        "passes": integer_between(2),
     },
 )
 _RECORD = record(

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from neural_mp.adaptors.loaded_model import AnyTunableModel
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
@@ -19,6 +21,8 @@ from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.metric_values import is_usable
+from neural_mp.tuning.pass_contents import PassContents
+from neural_mp.tuning.random_accuracy import AccuracySpread, is_random, repeat_baseline
 from neural_mp.util.digest import DigestingIterator
 from neural_mp.util.text import counted
 from neural_mp.util.validators import checked, record
@@ -81,6 +85,17 @@ def measured_baseline(
             "check that the labels match the data"
         )
     job.evaluator.set_baseline(known.get("metrics", {}), known.get("every", False))
+    if "contents" in known:
+        job.evaluator.expected = PassContents(**known["contents"])
+    if known.get("deviation"):
+        job.evaluator.spread = AccuracySpread(known["deviation"], known["passes"])
+        log.warn(
+            f"the FP32 model returns other outputs for the same inputs (random ops, e.g. dropout "
+            f"left active, or state kept between calls), so its accuracy is random: mean "
+            f"{known['accuracy']:.6g}, standard deviation {known['deviation']:.3g} over "
+            f"{known['passes']} passes. A plan meets the target only if the 95 % confidence bound "
+            f"of its accuracy does; put the model into evaluation mode for an exact comparison"
+        )
     if job.evaluator.targets:
         log.listener.metrics(known.get("metrics", {}), job.evaluator.targets)
     log.listener.baseline(known["accuracy"], criterion.target(known["accuracy"]))
@@ -128,18 +143,48 @@ def _first_baseline(
             f"the accuracy of the FP32 model is {accuracy}{f' ({values})' if values else ''}; "
             f"check the metric, the labels and the model's outputs"
         )
+    evaluator.check_resets(job.model)
     found: dict[str, Any] = {
         "accuracy": accuracy,
         "seconds": log.seconds["baseline"],
         "cpu_seconds": taken,
     }
+    if evaluator.batches is not None and evaluator.eval_func is None:
+        found["contents"] = evaluator.contents.to_dict()
     if evaluator.values:
         found |= {"metrics": dict(evaluator.values), "every": evaluator.aggregation.require_all}
     running = evaluator.running.to_dict()
+    if is_random(job.model, job.measurement.inputs):
+        found |= _repeated(job, log, deadline, accuracy)
     if digesting is not None:
         kept = cache.scoped(data=digesting.digest)
         kept.put(_BASELINE, {"baseline": found, "running": running})
     return found, running
+
+
+def _repeated(job: TuningJob, log: RunLog, deadline: Deadline, accuracy: float) -> dict[str, Any]:
+    """Return mean and standard deviation of the accuracy of a random model in several passes."""
+    evaluator, first = job.evaluator, dict(job.evaluator.values)
+    evaluator.expected = evaluator.contents
+    require_all = evaluator.aggregation.require_all
+    evaluator.set_baseline(first, require_all)
+
+    def again() -> tuple[float, dict[str, float]]:
+        return _evaluated(job, deadline), dict(evaluator.values)
+
+    words = "Evaluating FP32 again, because its outputs are random"
+    with log.phase("baseline", words, evaluator.batch_count):
+        found = repeat_baseline((accuracy, first), again)
+    accuracies, mean, values = found.accuracies, found.mean, found.values
+    if require_all:  # scores are relative to the baseline
+        aggregation = evaluator.aggregation.with_baseline(values, require_all)
+        accuracies = [aggregation.score(each) for _, each in found.passes]
+        mean = aggregation.score(values)
+    if len(accuracies) == 1:
+        return {}
+    deviation = float(np.std(accuracies, ddof=1))
+    figures = {"accuracy": mean, "deviation": deviation, "passes": len(accuracies)}
+    return {**figures, "metrics": values} if values else figures
 
 
 def _evaluated(job: TuningJob, deadline: Deadline) -> float:

@@ -199,14 +199,21 @@ class Batches:
             DataError: a batch is neither a pair nor a dict with labels.
         """
         for batch in self if part is None else self._slice(part):
-            if isinstance(batch, Mapping):
-                yield batch, labels_of(batch, self.name)
-                continue
-            if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise DataError(
-                    f"{self.name} must yield (inputs, labels), got {_describe_batch(batch)}"
-                )
-            yield batch[0], batch[1]
+            yield self._pair(batch)
+
+    @property
+    def first_pair(self) -> Batch:
+        """The first batch as `(inputs, labels)`."""
+        return self._pair(self._first if self._first is not None else self._first_batch)
+
+    def _pair(self, batch: Any) -> Batch:
+        if isinstance(batch, Mapping):
+            return batch, labels_of(batch, self.name)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise DataError(
+                f"{self.name} must yield (inputs, labels), got {_describe_batch(batch)}"
+            )
+        return batch[0], batch[1]
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs of every batch by `reading`, by default the first of a pair, or all."""

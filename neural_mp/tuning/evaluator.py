@@ -16,7 +16,10 @@ from neural_mp.errors import MetricError, NeuralMPError, message_of
 from neural_mp.runs.report import MetricFigures
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.metric_reset import ResetWatch
 from neural_mp.tuning.metric_values import MetricAggregation, MetricBatch, as_scalar
+from neural_mp.tuning.pass_contents import PassContents
+from neural_mp.tuning.random_accuracy import AccuracySpread
 from neural_mp.util.digest import DigestingIterator
 from neural_mp.util.fingerprint import object_fingerprint
 from neural_mp.util.memory import MemoryGuard
@@ -80,6 +83,11 @@ class Evaluator:
         aggregation: aggregation of several metrics into one number.
         digesting: hashes the batches of a pass, if their digest is needed later.
         values: name → value in the latest pass; empty for a single number.
+        contents: the data of the latest pass.
+        expected: the data of FP32's pass, to which those of later passes must be equal; None before
+            that pass.
+        spread: spread of FP32's accuracy, if the model is random.
+        resets: whether `reset` clears the metrics.
     """
 
     batches: Batches | None = None
@@ -93,6 +101,10 @@ class Evaluator:
     aggregation: MetricAggregation = field(default_factory=MetricAggregation)
     values: Mapping[str, float] = field(default_factory=dict)
     digesting: DigestingIterator | None = None
+    contents: PassContents = field(default_factory=PassContents)
+    expected: PassContents | None = None
+    spread: AccuracySpread = field(default_factory=AccuracySpread)
+    resets: ResetWatch = field(default_factory=ResetWatch)
 
     @property
     def available(self) -> bool:
@@ -178,6 +190,7 @@ class Evaluator:
             DeadlineExceededError: the deadline passed before the data ended.
             UserCodeError: the user's code raised.
             MetricError: the metric's result is not a number.
+            DataError: the data differ from those of FP32's pass.
         """
         deadline.check()
         self.values = {}
@@ -209,12 +222,15 @@ class Evaluator:
         )
         batches = self._updated_metrics(model, deadline, reference)
         for number, inputs in enumerate(batches, start=1):
+            if number == 1:
+                self.resets.updated(self.metrics)
             unseen += batch_size_of(inputs)
             if has_running_values and self._is_check_due(number):
                 self.running = self.running.then(self._so_far(), unseen)
                 unseen = 0
                 if will_miss(self.running):
                     raise TargetOutOfReachError(self.running.values[-1])
+        self._check_contents()
         accuracy = self._accuracy()
         if has_running_values and unseen:  # end with the accuracy on all data
             self.running = self.running.then(accuracy, unseen)
@@ -229,31 +245,52 @@ class Evaluator:
         if callable(reset := getattr(self.postprocess, "reset", None)):
             call_user(reset, form="postprocess.reset()", kind=MetricError)
         pairs, memory = self.batches.pairs(part), MemoryGuard(self.batches.name)
+        self.contents = PassContents()
         if self.digesting is not None:
             pairs = self.digesting.wrap(pairs)
-        names = self.names
         while (pair := call_user(next, pairs, None)) is not None:
             inputs, labels = pair
             number = self.batches.position
+            self.contents = self.contents.then(inputs, labels)
+            self.contents.check_count(self.batches.name, self.expected)
             given = MetricBatch(model(inputs), labels, f"batch {number} of {self.batches.name}")
             if model is reference:
                 given.check(is_first=number == 1)
-            judged = given
-            if self.postprocess is not None:
-                judged = given.postprocessed(self.postprocess)
-            for name, (metric, _) in zip(names, self.metrics, strict=True):
-                if getattr(metric, "compare_label", True) is False:
-                    replace(given, labels=reference(inputs)).update(metric.update, name)
-                else:
-                    judged.update(metric.update, name)
+            for metric, name, judged in self._judged(given, inputs, reference):
+                judged.update(metric.update, name)
             self.on_batch()
             deadline.check()
             memory.check(number)
             yield inputs
 
+    def _judged(
+        self, given: MetricBatch, inputs: Any, reference: AnyModel
+    ) -> Iterator[tuple[Metric, str, MetricBatch]]:
+        """Yield each metric with its name and its form of a batch."""
+        judged = given if self.postprocess is None else given.postprocessed(self.postprocess)
+        for name, (metric, _) in zip(self.names, self.metrics, strict=True):
+            own = getattr(metric, "compare_label", True) is not False
+            yield metric, name, judged if own else replace(given, labels=reference(inputs))
+
+    def _check_contents(self) -> None:
+        """Raise `DataError` if the data of a complete pass are not those of FP32's pass."""
+        if self.expected is not None and self.batches is not None:
+            self.contents.check_equal(self.batches.name, self.expected)
+
+    def check_resets(self, model: AnyModel) -> None:
+        """Raise `MetricError` if `reset` does not clear every metric; called after a pass."""
+        if self.eval_func is not None or self.batches is None:
+            return
+        self._reset()
+        if self.resets.suspects:
+            inputs, labels = self.batches.first_pair
+            given = MetricBatch(model(inputs), labels, f"batch 1 of {self.batches.name}")
+            self.resets.check_suspects(self._judged(given, inputs, model))
+
     def _reset(self) -> None:
         for name, (metric, _) in zip(self.names, self.metrics, strict=True):
             call_user(metric.reset, form=f"{name}.reset()", kind=MetricError)
+        self.resets.cleared(self.metrics)
 
     def states(
         self, model: AnyModel, deadline: Deadline, part: slice, reference: AnyModel
@@ -276,7 +313,9 @@ class Evaluator:
         import cloudpickle
 
         try:
-            packed: bytes = cloudpickle.dumps([metric for metric, _ in self.metrics])
+            packed: bytes = cloudpickle.dumps(
+                ([metric for metric, _ in self.metrics], self.contents)
+            )
         except Exception as error:
             # User metrics may raise anything while being pickled.
             raise NotShardableError(
@@ -289,10 +328,13 @@ class Evaluator:
         """Return the accuracy, possibly NaN, from the `states` of all shards in order."""
         self.values, self.running = {}, RunningValues()
         self._reset()
+        self.contents = PassContents()
         for part in parts:
-            others = call_user(pickle.loads, part)
+            others, contents = call_user(pickle.loads, part)
+            self.contents += contents
             for (metric, _), other in zip(self.metrics, others, strict=True):
                 call_user(metric.merge, other)  # type: ignore[attr-defined]
+        self._check_contents()
         accuracy = self._accuracy()
         self.evaluations += 1
         return accuracy

@@ -179,6 +179,11 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
             f"no plan met the target of every metric; the result is the FP32 model. Closest plan: "
             f"{near.plan!r} with {_missed(job, near)}"
         )
+    if job.settings.criterion.met(baseline, near.accuracy):
+        return (
+            f"no plan met the target of {target:.6g} beyond doubt; the result is the FP32 model. "
+            f"Closest plan: {near.plan!r} with {near.accuracy:.6g}; {near.error}"
+        )
     return (
         f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest plan: "
         f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of the "

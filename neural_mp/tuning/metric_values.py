@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.errors import DataError, MetricError
+from neural_mp.errors import DataError, MetricError, message_of
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.util.pytree import float_arrays, tree_leaves
-from neural_mp.util.text import shape_words
+from neural_mp.util.text import shape_words, with_article
 from neural_mp.util.user_calls import UserCodeError, call_user
 
 #: Python's and NumPy's errors for malformed values; user-defined classes are more specific.
@@ -175,6 +175,10 @@ def as_scalar(value: Any, name: str) -> float:
     Raises:
         MetricError: the result is not a number.
     """
+    if np.ma.is_masked(value):
+        raise MetricError(
+            f"{name} must return a number, got a masked value (numpy.ma.masked); no sample counts"
+        )
     if callable(getattr(value, "item", None)):  # NumPy scalars, tensors of any framework
         try:
             value = value.item()
@@ -188,6 +192,12 @@ def as_scalar(value: Any, name: str) -> float:
         raise MetricError(
             f"{name} must return a number in the range of a float, got a larger one"
         ) from None
+    except Exception as error:
+        # Numbers of the user's own classes may raise anything.
+        raise MetricError(
+            f"{name} must return a number, got {with_article(type(value).__name__)} whose float() "
+            f"raises {type(error).__name__}: {message_of(error)}"
+        ) from error
 
 
 def is_usable(accuracy: float) -> bool:

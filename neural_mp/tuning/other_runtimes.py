@@ -96,7 +96,7 @@ def settled(
         return kept
     accuracy = None if baseline is None else _accuracy(job, winner.model, log, deadline)
     if baseline is not None and (
-        accuracy is None or not job.settings.criterion.met(baseline, accuracy)
+        accuracy is None or not job.evaluator.spread.met(job.settings.criterion, baseline, accuracy)
     ):
         reason = "the time limit passed" if accuracy is None else f"got accuracy {accuracy:.6g}"
         log.warn(

@@ -94,7 +94,7 @@ class PlanEvaluator:
 
         try:
             model = self.model.converted(plan)
-            accuracy = self.evaluator(model, deadline, self._stops_when(), self.model)
+            accuracy, passes = self._accuracy(model, deadline)
         except TargetOutOfReachError as lost:
             return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
         except (DeadlineExceededError, UserCodeError, MetricError, DataError):
@@ -103,7 +103,20 @@ class PlanEvaluator:
             # Frameworks raise arbitrary errors, and a failed plan must not end the search.
             logger.debug("Evaluating a plan failed", exc_info=True)
             return assessed(Outcome.FAILED, None, _described(error)), model
-        return assessed(*self._judged(accuracy, lambda: self._origin_of_nan(model))), model
+        judged = self._judged(accuracy, lambda: self._origin_of_nan(model), passes)
+        return assessed(*judged), model
+
+    def _accuracy(self, model: AnyModel, deadline: Deadline) -> tuple[float, int]:
+        """Return the accuracy of a candidate, and the number of passes of which it is the mean."""
+        evaluator = self.evaluator
+
+        def evaluate() -> tuple[float, Mapping[str, float]]:
+            accuracy = evaluator(model, deadline, self._stops_when(), self.model)
+            return accuracy, dict(evaluator.values)
+
+        found = evaluator.spread.repeated(evaluate, self.criterion, self.baseline)
+        evaluator.values = found.values
+        return found.mean, len(found.passes)
 
     def evaluate_shard(self, shard: Shard, deadline: Deadline) -> PlanEvaluation | ShardResult:
         """Evaluate a shard; return its result, or a `PlanEvaluation` if the plan failed.
@@ -138,15 +151,20 @@ class PlanEvaluator:
         return PlanEvaluation(*judged, seconds, self.evaluator.values, nodes)
 
     def _judged(
-        self, accuracy: float, origin_of_nan: Callable[[], str | None]
+        self, accuracy: float, origin_of_nan: Callable[[], str | None], passes: int = 1
     ) -> tuple[Outcome, float | None, str | None]:
         """Return outcome, comparable accuracy and error for an accuracy on all data."""
         if not is_usable(accuracy):
             origin = origin_of_nan()
             error = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
             return Outcome.MISSED, None, error
-        if self.criterion.met(self.baseline, accuracy):
+        spread = self.evaluator.spread
+        if spread.met(self.criterion, self.baseline, accuracy, passes):
             return Outcome.MET, accuracy, None
+        if self.criterion.met(self.baseline, accuracy):
+            bound = spread.bound(self.criterion, accuracy, passes)
+            error = f"the accuracy is random, and its 95 % confidence bound {bound:.6g} misses"
+            return Outcome.MISSED, accuracy, error
         return Outcome.MISSED, accuracy, origin_of_nan()
 
     def _stops_when(self) -> Callable[[RunningValues], bool] | None:

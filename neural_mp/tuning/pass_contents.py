@@ -1,0 +1,153 @@
+"""Contents of a pass over evaluation data: sample count, and a digest of labels in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.errors import DataError
+from neural_mp.util.digest import digest_of
+from neural_mp.util.pytree import as_numpy, batch_size_of
+
+Hashes = NDArray[np.uint64]
+
+#: Digests are below this bound, which is that of integers in files.
+_DIGEST_RANGE = 1 << 63
+#: Kinds of dtypes of numbers.
+_NUMBERS = "biufc"
+#: Odd multiplier that combines the hashes of several parts of a sample.
+_PART_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class PassContents:
+    """Samples seen in a pass, or in a part of a pass.
+
+    Attributes:
+        samples: number of samples.
+        labels: sum of the hashes of all samples' labels, which depends neither on the order nor on
+            the batches; None if unavailable: labels of other types than numbers and strings, or
+            padded to the longest of each batch.
+        shapes: shapes of a sample's labels, once known.
+    """
+
+    samples: int = 0
+    labels: int | None = 0
+    shapes: tuple[tuple[int, ...], ...] | None = None
+
+    def then(self, inputs: object, labels: object) -> PassContents:
+        """Return the contents with a further batch."""
+        if labels is None:
+            return self + PassContents(batch_size_of(inputs))
+        found = _sample_hashes(labels)
+        if found is None:
+            return self + PassContents(batch_size_of(inputs), None)
+        hashes, shapes = found
+        digest = int(hashes.sum(dtype=np.uint64)) % _DIGEST_RANGE
+        return self + PassContents(len(hashes), digest, shapes)
+
+    def __add__(self, other: PassContents) -> PassContents:
+        known = {each.shapes for each in (self, other) if each.shapes is not None}
+        labels = None
+        if self.labels is not None and other.labels is not None and len(known) < 2:
+            labels = (self.labels + other.labels) % _DIGEST_RANGE
+        return PassContents(self.samples + other.samples, labels, self.shapes or other.shapes)
+
+    def check_count(self, name: str, baseline: PassContents | None) -> None:
+        """Check the number of samples so far against that of the baseline's whole pass, if any.
+
+        Raises:
+            DataError: there are more already.
+        """
+        if baseline is not None and self.samples > baseline.samples:
+            raise _other_data(name, f"more than the {baseline.samples} samples of the baseline")
+
+    def check_equal(self, name: str, baseline: PassContents) -> None:
+        """Check the contents of a complete pass over the data `name` against the baseline's.
+
+        Raises:
+            DataError: the number of samples or the labels differ.
+        """
+        if self.samples != baseline.samples:
+            raise _other_data(name, f"{self.samples} samples, {baseline.samples} in the baseline")
+        if None not in (self.labels, baseline.labels) and self.labels != baseline.labels:
+            raise _other_data(name, f"{self.samples} samples with labels other than the baseline's")
+
+    def to_dict(self) -> dict[str, int | None]:
+        """Return the contents of a complete pass as a JSON-compatible dict."""
+        return {"samples": self.samples, "labels": self.labels}
+
+
+def _other_data(name: str, found: str) -> DataError:
+    return DataError(
+        f"{name} must yield the same samples in every pass, in any order, got {found}; accuracies "
+        f"on different data cannot be compared: return every sample in each pass, without random "
+        f"labels or random subsets (e.g. shuffle with drop_last or max_batches)"
+    )
+
+
+def _sample_hashes(labels: Any) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
+    """Return a hash per sample, and the shapes of a sample's labels; None if unavailable."""
+    if isinstance(labels, Mapping | tuple):
+        return _combined(list(labels.values()) if isinstance(labels, Mapping) else labels)
+    if isinstance(labels, list) and not all(isinstance(each, int | float) for each in labels):
+        return _digested(labels)
+    try:
+        array = as_numpy(labels)
+    except (TypeError, ValueError, RuntimeError, AttributeError):
+        return None  # e.g. ragged or sparse tensors
+    rows = array.reshape(1) if array.ndim == 0 else array
+    if rows.dtype.kind not in _NUMBERS:
+        return _digested(rows.tolist())
+    return _row_hashes(rows), (rows.shape[1:],)
+
+
+def _combined(parts: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
+    """Return the hashes of samples whose labels have several parts, e.g. of several outputs."""
+    found = [_sample_hashes(part) for part in parts if part is not None]
+    known = [each for each in found if each is not None]
+    if not known or len(known) < len(found) or len({len(hashes) for hashes, _ in known}) > 1:
+        return None
+    hashes, shapes = known[0]
+    for others, more in known[1:]:
+        hashes, shapes = _mixed(hashes * _PART_FACTOR + others), (*shapes, *more)
+    return hashes, shapes
+
+
+def _digested(samples: Sequence[Any]) -> tuple[Hashes, tuple[tuple[int, ...], ...]] | None:
+    """Return the hashes of samples whose labels form no array, e.g. boxes or texts."""
+    digests = [digest_of(sample) for sample in samples]
+    if None in digests:
+        return None
+    return np.array([int(str(digest)[:16], 16) for digest in digests], np.uint64), ()
+
+
+def _row_hashes(rows: np.ndarray) -> Hashes:
+    """Return a hash of each row: a random projection of its 64-bit words, with their bits mixed."""
+    if not rows.size:
+        return np.zeros(len(rows), np.uint64)
+    plain = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
+    words = -(-plain.shape[1] // 8)
+    padded = np.zeros((len(rows), words * 8), np.uint8)
+    padded[:, : plain.shape[1]] = plain
+    return _mixed(padded.view(np.uint64) @ _projection(words))
+
+
+@lru_cache(maxsize=4)
+def _projection(words: int) -> Hashes:
+    """Return odd factors, so that a change of one word always changes the hash."""
+    drawn = np.random.default_rng(0).integers(0, 1 << 63, words, np.uint64)
+    return drawn * np.uint64(2) + np.uint64(1)
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """Return the values with their bits mixed by SplitMix64, so that sums of hashes differ."""
+    values = values + _PART_FACTOR
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

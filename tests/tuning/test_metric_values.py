@@ -1,0 +1,49 @@
+"""A result of a metric that is no number is the metric's fault, not the model's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from neural_mp.errors import MetricError
+from neural_mp.metrics import Accuracy
+from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluator import Deadline, Evaluator
+from neural_mp.tuning.metric_values import as_scalar
+
+
+class Broken(float):
+    def __float__(self):
+        raise RuntimeError("no float today")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.ma.masked, "mine must return a number, got a masked value"),
+        (np.ma.array([1.0, 2.0], mask=True).mean(), "masked"),
+        (np.ma.array(0.5, mask=True), "masked"),
+        (Broken(1), r"got a Broken whose float\(\) raises RuntimeError: no float today"),
+        (10**400, "in the range of a float"),
+        ("0.5", "must return a number, got '0.5'"),
+    ],
+)
+def test_what_is_no_number_is_named(value, words):
+    with pytest.raises(MetricError, match=words):
+        as_scalar(value, "mine")
+
+
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.ma.array(0.5), np.ma.array([0.5])])
+def test_numbers_are_taken(value):
+    assert as_scalar(value, "mine") == 0.5
+
+
+@pytest.mark.parametrize("result", [Broken(1), np.ma.masked])
+def test_an_evaluation_blames_the_metric(result):
+    class Mine(Accuracy):
+        def result(self):
+            return result
+
+    evaluator = Evaluator(Batches([(np.eye(4), np.arange(4))], "data"), [(Mine(), 1.0)])
+    with pytest.raises(MetricError, match="Mine must return a number"):
+        evaluator(lambda inputs: inputs, Deadline())
