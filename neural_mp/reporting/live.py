@@ -148,7 +148,7 @@ class LiveListener(Listener):
         if self._live is None:
             accuracy = formatting.accuracy(trial)
             self.console.print(
-                f"trial {len(self._rows)}: {trial.outcome}, {accuracy}, {trial.plan!r}"
+                f"trial {trial.number + 1}: {trial.outcome}, {accuracy}, {trial.plan!r}"
             )
         self._update()
 
