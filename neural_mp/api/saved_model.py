@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,9 +88,20 @@ def check_destination(path: str | Path) -> Path:
                 raise _taken(target, name)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise NeuralMPError(f"{str(target)!r} cannot be written: no permission")
+        check_writable(target.parent)
+        if target.exists():
+            check_writable(target)
     return target
+
+
+def check_writable(folder: Path) -> None:
+    """Check that files can be created in a folder, which permissions alone do not show.
+
+    Raises:
+        OSError: the folder is not writable.
+    """
+    with tempfile.TemporaryDirectory(dir=folder):
+        pass
 
 
 def put_in_place(complete: Path, target: Path) -> None:

@@ -23,6 +23,7 @@ class ExitCode(IntEnum):
     MISTAKE = 2
     USER_CODE = 3
     FAULT = 4
+    NOT_FASTER = 5
     INTERRUPTED = 130
 
     @property
@@ -39,6 +40,7 @@ _WORDS = {
     ExitCode.MISTAKE: "invalid input, described in one line",
     ExitCode.USER_CODE: "your own code (metric, data, model) raised an exception",
     ExitCode.FAULT: "an internal error of neural-mp",
+    ExitCode.NOT_FASTER: "the accuracy target was met, but by no plan faster than FP32",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
 }
 

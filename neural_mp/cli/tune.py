@@ -41,6 +41,9 @@ def tune(
     cache: Annotated[
         bool, typer.Option(help="Reuse measurements of earlier runs in the workspace.")
     ] = True,
+    fail_if_missed: Annotated[
+        bool, typer.Option("--fail-if-missed", help="Save a result only if the target is met.")
+    ] = False,
     trust: TrustOption = None,
     *,
     out: Output,
@@ -74,6 +77,11 @@ def tune(
     listener = Listener() if out.quiet else LiveListener(error_console(), summary=False)
     converter.listener = listener
     result = converter()
-    emit_result(result, out, output)
-    if result.met is False:
-        raise typer.Exit(ExitCode.TARGET_MISSED)
+    missed = result.met is False
+    emit_result(result, out, None if missed and fail_if_missed else output)
+    if missed and fail_if_missed and output is not None:
+        out.warn(f"the target is not met, so that nothing is saved to {output}")
+    if missed:
+        raise typer.Exit(
+            ExitCode.NOT_FASTER if result.report.only_slower else ExitCode.TARGET_MISSED
+        )

@@ -204,7 +204,8 @@ def _criterion(data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
             tolerance=data.get("relative", data.get("absolute", AccuracyCriterion.tolerance)),
             relative="absolute" not in data,
             higher_is_better=data.get("higher_is_better"),
-            any_tolerance=dialect is Dialect.INC,
+            any_tolerance=data.get("any_tolerance", dialect is Dialect.INC),
+            any_baseline=data.get("any_baseline", dialect is Dialect.INC),
         )
 
 

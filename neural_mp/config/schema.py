@@ -90,7 +90,7 @@ _DATALOADER = _section(
 )
 
 
-def _schema(share: Any, seconds: Any, trials: Any, seed: Any) -> Section:
+def _schema(share: Any, amount: Any, seconds: Any, trials: Any, seed: Any) -> Section:
     return _section(
         version=values.VERSION,
         model=_section(
@@ -116,7 +116,13 @@ def _schema(share: Any, seconds: Any, trials: Any, seed: Any) -> Section:
         ),
         tuning=_section(
             strategy=_section("", "name", name=values.TEXT),
-            accuracy_criterion=_section(relative=share, absolute=share, higher_is_better=boolean),
+            accuracy_criterion=_section(
+                relative=share,
+                absolute=amount,
+                higher_is_better=boolean,
+                any_tolerance=boolean,
+                any_baseline=boolean,
+            ),
             objective=values.OBJECTIVE,
             min_speedup=checked(check_min_speedup),
             exit_policy=_section(timeout=seconds, max_trials=trials, performance_only=boolean),
@@ -152,8 +158,11 @@ def _schema(share: Any, seconds: Any, trials: Any, seed: Any) -> Section:
 
 #: Schema per dialect; INC accepts numbers below the meaningful range.
 SCHEMAS: Mapping[Dialect, Section] = {
-    Dialect.OWN: _schema(values.SHARE, values.SECONDS, integer_between(1), seed_number),
+    Dialect.OWN: _schema(
+        values.SHARE, values.amount, values.SECONDS, integer_between(1), seed_number
+    ),
     Dialect.INC: _schema(
-        values.ANY_SHARE, values.ANY_SECONDS, values.raised_to(1), values.raised_to(0, MAX_SEED)
+        *(values.ANY_SHARE, values.ANY_SHARE, values.ANY_SECONDS),
+        *(values.raised_to(1), values.raised_to(0, MAX_SEED)),
     ),
 }

@@ -174,6 +174,15 @@ def workers(value: Any) -> Any:
     return value
 
 
+def amount(value: Any) -> float:
+    """Validate an absolute tolerance, which is in the unit of the metric; no percentage."""
+    if is_finite(value) and value >= 0:
+        return float(value)
+    percentage = isinstance(value, str) and value.strip().endswith("%")
+    hint = f"; write relative: {value.strip()} for a fraction of the baseline" if percentage else ""
+    raise invalid("a number from 0, in the unit of the metric", value, hint)
+
+
 def raised_to(least: int, most: int = MOST) -> Validator[int]:
     """Return a validator of integers up to `most`; values below `least` become `least`."""
     return matching(

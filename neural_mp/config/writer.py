@@ -65,7 +65,7 @@ def settings_to_yaml(settings: Settings) -> str:
             "calibration": _given(vars(settings.calibration)),
             **_constraints(settings.constraints),
         },
-        "tuning": _tuning(settings.tuning),
+        "tuning": _tuning(settings.tuning, settings.dialect),
         "evaluation": _evaluation(settings.evaluation),
     }
     try:
@@ -110,14 +110,19 @@ def _limit(limit: OpConstraint) -> dict[str, Any]:
     return _given(data)
 
 
-def _tuning(tuning: TuningSettings) -> dict[str, Any]:
+def _tuning(tuning: TuningSettings, dialect: Dialect) -> dict[str, Any]:
     criterion = tuning.criterion
     kind = "relative" if criterion.relative else "absolute"
+    permissions = ("any_tolerance", "any_baseline") if dialect is Dialect.OWN else ()
     return _given(
         {
             "strategy": None if tuning.strategy is None else {"name": tuning.strategy},
             "accuracy_criterion": _given(
-                {kind: criterion.tolerance, "higher_is_better": criterion.higher_is_better}
+                {
+                    kind: criterion.tolerance,
+                    "higher_is_better": criterion.higher_is_better,
+                    **{name: getattr(criterion, name) or None for name in permissions},
+                }
             ),
             "objective": (
                 tuning.objective if isinstance(tuning.objective, str) else dict(tuning.objective)

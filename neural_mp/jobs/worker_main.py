@@ -40,7 +40,7 @@ class _ProgressReporter(Listener):
     wants_hints = False
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._trials = tell, 0
+        self._tell = tell
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Report the start of a phase."""
@@ -50,8 +50,7 @@ class _ProgressReporter(Listener):
         """Report a finished trial."""
         from neural_mp.reporting import formatting
 
-        self._trials += 1
-        self._tell(f"trial {self._trials}: {trial.outcome}, {formatting.accuracy(trial)}")
+        self._tell(f"trial {trial.number + 1}: {trial.outcome}, {formatting.accuracy(trial)}")
 
 
 def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:

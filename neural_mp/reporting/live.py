@@ -25,7 +25,8 @@ from neural_mp.reporting import formatting
 from neural_mp.reporting.console import SafeConsole, error_console
 from neural_mp.reporting.tables import result_tables, trial_table
 from neural_mp.runs.report import Report
-from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.tuning.listener import Listener, target_words
 
 #: Minimum seconds between two updates, to limit the load of the browser.
 _BETWEEN = 0.25
@@ -97,7 +98,7 @@ class LiveListener(Listener):
         self._summary = summary
         self.console = console or error_console()
         self._rows: list[tuple[Trial, float | None]] = []
-        self._baseline, self._each = "", ""
+        self._baseline, self._each, self._metric = "", "", ("", "")
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -122,6 +123,10 @@ class LiveListener(Listener):
         self._progress.advance(self._task)
         self._update()
 
+    def metric(self, name: str, criterion: AccuracyCriterion) -> None:
+        """Show the name of the metric and the tolerance with the target."""
+        self._metric = name, criterion.words()
+
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Show each metric's FP32 value and target instead of a score."""
         self._each = "; ".join(
@@ -131,8 +136,8 @@ class LiveListener(Listener):
 
     def baseline(self, accuracy: float, target: float) -> None:
         """Show the FP32 accuracy and the target."""
-        one = f"FP32 {formatting.number(accuracy)}, target {formatting.number(target)}"
-        self._baseline = self._each or one
+        name, tolerance = self._metric
+        self._baseline = self._each or target_words(name, accuracy, target, tolerance)
         if self._live is None:
             self.console.print(self._baseline)
         self._update()
@@ -143,7 +148,7 @@ class LiveListener(Listener):
         if self._live is None:
             accuracy = formatting.accuracy(trial)
             self.console.print(
-                f"trial {len(self._rows)}: {trial.outcome}, {accuracy}, {trial.plan!r}"
+                f"trial {trial.number + 1}: {trial.outcome}, {accuracy}, {trial.plan!r}"
             )
         self._update()
 

@@ -114,10 +114,10 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
     first = ("trial", *names, "score") if names else ("trial", "accuracy")
     figures = (*first, "loss", "speed", "seconds")
     table = formatting.table(title, *figures, "outcome", "plan", right=figures)
-    for index, (trial, speedup) in enumerate(rows, start=1):
+    for trial, speedup in rows:
         counts = " ".join(f"{count} {p}" for p, count in trial.plan.counts().items())
         table.add_row(
-            str(index),
+            str(trial.number + 1),
             *(formatting.number(trial.metrics.get(name)) for name in names),
             formatting.number(trial.accuracy),
             formatting.number(trial.loss),
@@ -194,8 +194,7 @@ def runtimes_table(runtimes: Sequence[RuntimeFigures]) -> Table:
 
 def verdict(report: Report, met: bool | None) -> str:
     """Return the verdict on a run in one line."""
-    rejected = report.best_rejected
-    if rejected is not None and rejected.outcome is Outcome.SLOW:
+    if report.only_slower:
         which = "No plan" if met is None else "No plan that meets the target"
         return f"{which} is faster; the result is the FP32 model"
     return {

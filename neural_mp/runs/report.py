@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
-from neural_mp.core.trial import Trial
+from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import Reason, TuningSpace
 from neural_mp.util.display import Displayed, displays
 from neural_mp.util.text import counted
@@ -187,6 +187,11 @@ class Report(Displayed):
             for precision, low in found.items()
             if low
         )
+
+    @property
+    def only_slower(self) -> bool:
+        """Whether plans met the accuracy target, but none was faster than FP32."""
+        return self.best_rejected is not None and self.best_rejected.outcome is Outcome.SLOW
 
     @property
     def speedup(self) -> float | None:

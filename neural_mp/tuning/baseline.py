@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +21,15 @@ from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.listener import RunLog, target_words
 from neural_mp.tuning.metric_values import is_usable
 from neural_mp.tuning.pass_contents import PassContents
 from neural_mp.tuning.random_accuracy import AccuracySpread, is_random, repeat_baseline
 from neural_mp.util.digest import DigestingIterator
 from neural_mp.util.text import counted
 from neural_mp.util.validators import checked, record
+
+logger = logging.getLogger(__name__)
 
 #: Maximum number of ops without calibration data named in a warning.
 _MAX_NAMED_OPS = 3
@@ -66,7 +70,8 @@ def measured_baseline(
     """Return the baseline from the run's history, or measure and store it.
 
     Raises:
-        MetricError: the accuracy is not a number.
+        MetricError: the accuracy is not a number, or near 0.
+        ConfigurationError: an absolute tolerance is half the accuracy or more.
         DeadlineExceededError: the time limit passed.
         UserCodeError: the user's code raised.
         DataError: the model does not run on the data.
@@ -96,13 +101,34 @@ def measured_baseline(
             f"{known['passes']} passes. A plan meets the target only if the 95 % confidence bound "
             f"of its accuracy does; put the model into evaluation mode for an exact comparison"
         )
-    if job.evaluator.targets:
-        log.listener.metrics(known.get("metrics", {}), job.evaluator.targets)
-    log.listener.baseline(known["accuracy"], criterion.target(known["accuracy"]))
+    _show_target(job, known["accuracy"], known.get("metrics", {}), log)
     _, running = history.cache.get(_BASELINE_RUNNING, RunningValues.from_dict)
     seconds = known.get("seconds", 0.0)
     cpu_seconds = known.get("cpu_seconds", seconds)
     return Baseline(known["accuracy"], seconds, cpu_seconds, running or RunningValues())
+
+
+def _show_target(
+    job: TuningJob, accuracy: float, metrics: Mapping[str, float], log: RunLog
+) -> None:
+    """Check the baseline, and give the target in the unit of the metric to the listener.
+
+    Raises:
+        MetricError: the accuracy is near 0.
+        ConfigurationError: an absolute tolerance is half the accuracy or more.
+    """
+    criterion, targets = job.settings.criterion, job.evaluator.targets
+    for name in targets:
+        job.evaluator.aggregation.criterion_of(name).check_baseline(metrics[name], name)
+    label = job.evaluator.label or "accuracy"
+    if targets:
+        log.listener.metrics(metrics, targets)
+    else:
+        criterion.check_baseline(accuracy, label)
+        log.listener.metric(label, criterion)
+        target = criterion.target(accuracy)
+        logger.info("%s", target_words(label, accuracy, target, criterion.words()))
+    log.listener.baseline(accuracy, criterion.target(accuracy))
 
 
 def _earlier_baseline(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.util.validators import (
     MOST_SECONDS,
     boolean,
@@ -16,8 +16,11 @@ from neural_mp.util.validators import (
     validate_option,
 )
 
-#: Relative tolerances from here on are rejected as percentages instead of fractions.
-_MAX_RELATIVE_TOLERANCE = 0.5
+#: Tolerances from this fraction of the baseline on are rejected: a relative one as a percentage
+#: instead of a fraction, an absolute one as a fraction instead of units of the metric.
+_MAX_FRACTION = 0.5
+#: Baselines below, from 0 on, are rejected if higher is better: labels that do not match the data.
+_MIN_BASELINE = 0.01
 #: Larger integers have no float.
 _MAX_TOLERANCE = 1e300
 #: Default minimum speed-up over FP32, beyond measurement noise.
@@ -49,7 +52,8 @@ class AccuracyCriterion:
         higher_is_better: False for errors and losses; None uses the direction of the metric (or
             `eval_func`), by default True.
         any_tolerance: whether negative tolerances (the model must be better than FP32 by that
-            amount) and fractions from one half on are accepted.
+            amount) and tolerances from half the baseline on are accepted.
+        any_baseline: whether a baseline near 0 is accepted if higher is better.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -59,22 +63,25 @@ class AccuracyCriterion:
     relative: bool = True
     higher_is_better: bool | None = None
     any_tolerance: bool = field(default=False, compare=False, repr=False)
+    any_baseline: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         name = "accuracy_criterion:"
         validate_option(f"{name} tolerance", _TOLERANCE, self.tolerance)
         validate_option(f"{name} relative", boolean, self.relative)
         validate_option(f"{name} higher_is_better", optional(boolean), self.higher_is_better)
+        validate_option(f"{name} any_tolerance", boolean, self.any_tolerance)
+        validate_option(f"{name} any_baseline", boolean, self.any_baseline)
         if self.any_tolerance:
             return
         if self.tolerance < 0:
             raise ConfigurationError(f"{name} tolerance cannot be negative, got {self.tolerance}")
-        if self.relative and self.tolerance >= _MAX_RELATIVE_TOLERANCE:
+        if self.relative and self.tolerance >= _MAX_FRACTION:
             raise ConfigurationError(
-                f"{name} a relative tolerance must be below {_MAX_RELATIVE_TOLERANCE:g}, got "
+                f"{name} a relative tolerance must be below {_MAX_FRACTION:g}, got "
                 f"{self.tolerance:g} ({self.tolerance * 100:g} % of the baseline); did you mean "
-                f"{self.tolerance / 100:g} ({self.tolerance:g} %)? Set a larger loss as an "
-                f"absolute tolerance: absolute in YAML, relative=False in Python"
+                f"{self.tolerance / 100:g} ({self.tolerance:g} %)? Accept a larger loss "
+                f"by any_tolerance: true"
             )
 
     @property
@@ -99,6 +106,42 @@ class AccuracyCriterion:
         """Return the worst accuracy within tolerance."""
         allowed = self.tolerance * (abs(baseline) if self.relative and baseline != 0 else 1.0)
         return baseline - allowed if self.prefers_higher else baseline + allowed
+
+    def check_baseline(self, baseline: float, metric: str) -> None:
+        """Check that the baseline is plausible, and the tolerance for this baseline.
+
+        Args:
+            baseline: value of the FP32 model.
+            metric: name of the metric, for messages.
+
+        Raises:
+            MetricError: higher is better, and the baseline is near 0.
+            ConfigurationError: an absolute tolerance is half the baseline or more.
+        """
+        if self.prefers_higher and 0 <= baseline < _MIN_BASELINE and not self.any_baseline:
+            raise MetricError(
+                f"the {metric} of the FP32 model must be at least {_MIN_BASELINE:g}, got "
+                f"{baseline:.5g}; check that the labels match the data, e.g. whether both count "
+                f"classes from 0; or accept this value by any_baseline: true in accuracy_criterion"
+            )
+        if self.relative or baseline == 0 or self.any_tolerance:
+            return
+        if self.tolerance >= _MAX_FRACTION * abs(baseline):
+            raise ConfigurationError(
+                f"accuracy_criterion: an absolute tolerance must be below half the baseline, got "
+                f"{self.tolerance:g} with {metric} {baseline:.5g} in FP32, i.e. a target of "
+                f"{self.target(baseline):.5g}; for {self.tolerance:g} as a fraction of the "
+                f"baseline, set relative in YAML, relative=True in Python; or accept this target "
+                f"by any_tolerance: true"
+            )
+
+    def words(self) -> str:
+        """Return the tolerance compared with FP32, e.g. `at most 1 % below FP32`."""
+        amount = abs(self.tolerance)
+        shown = f"{amount * 100:.4g} %" if self.relative else f"{amount:.4g}"
+        bound = "at most" if self.tolerance >= 0 else "at least"
+        below = self.prefers_higher is (self.tolerance >= 0)
+        return f"{bound} {shown} {'below' if below else 'above'} FP32"
 
     def __str__(self) -> str:
         kind = "relative" if self.relative else "absolute"

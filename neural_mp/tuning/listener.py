@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
+from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.util.user_calls import call_user
 
 
@@ -27,6 +28,9 @@ class Listener:
     def baseline(self, accuracy: float, target: float) -> None:
         """Handle the FP32 accuracy; `target` is the worst accuracy accepted."""
 
+    def metric(self, name: str, criterion: AccuracyCriterion) -> None:
+        """Handle the name of a single metric and its criterion; called before `baseline`."""
+
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Handle FP32's values of several metrics that must each meet a target.
 
@@ -41,6 +45,19 @@ class Listener:
 
     def result(self, report: Report, met: bool | None) -> None:
         """Handle the result of the run; called after `close`."""
+
+
+def target_words(name: str, accuracy: float, target: float, tolerance: str) -> str:
+    """Return FP32's value and the target in one line, in the unit of the metric.
+
+    Args:
+        name: name of the metric; empty if unknown.
+        accuracy: FP32's value.
+        target: worst value accepted.
+        tolerance: the tolerance as text; empty if unknown.
+    """
+    values = f"FP32 {accuracy:.5g}, target {target:.5g}"
+    return f"{f'{name}: ' if name else ''}{values}{f' ({tolerance})' if tolerance else ''}"
 
 
 class RunLog:

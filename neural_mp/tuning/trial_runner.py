@@ -66,8 +66,8 @@ class TrialRunner:
         if self.job.settings.workers.several and len(plans) > 1:
             yield from self._side_by_side(plans, ordinal)
             return
-        for number, plan in enumerate(plans, start=ordinal):
-            yield self._alone(plan, number)
+        for plan in plans:
+            yield self._alone(plan)
 
     def close(self) -> None:
         """Stop the workers, if there are any."""
@@ -75,11 +75,11 @@ class TrialRunner:
             self._executor.close()
             self._executor, self._at_work = None, False
 
-    def _alone(self, plan: ResolvedPlan, ordinal: int) -> Trial:
+    def _alone(self, plan: ResolvedPlan) -> Trial:
         self.deadline.check()
         number, started = self.history.start(), time.perf_counter()
         try:
-            evaluation, model = self._evaluated(plan, ordinal)
+            evaluation, model = self._evaluated(plan, number + 1)
             trial = self._measured(plan, evaluation, model, number)
         except (Exception, KeyboardInterrupt) as error:
             # Even the user's own `sys.exit()` must leave no trial open.

@@ -46,6 +46,8 @@ BAD = [
         ("must be below 0.5, got 1 (100 % of the baseline)", "did you mean 0.01 (1 %)?")),
     Bad("tuning: {accuracy_criterion: {absolute: .nan}}", 1, "tuning.accuracy_criterion.absolute",
         ("nan",)),
+    Bad("tuning:\n  accuracy_criterion:\n    absolute: 2%", 3, "tuning.accuracy_criterion.absolute",
+        ("the unit of the metric", "'2%'; write relative: 2%")),
     Bad("device: npu", 1, "device", ("cpu, gpu", "'npu'")),
     Bad("model:\n  framework: pytorh", 2, "model.framework", ("did you mean 'pytorch'",)),
     Bad("model: {inputs: {a: 1}}", 1, "model.inputs", ("a list of names",)),

@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.trial import Outcome
-from neural_mp.errors import TuningError
+from neural_mp.errors import MetricError, TuningError
 from neural_mp.metrics import build_metric
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.evaluator import Deadline, Evaluator
@@ -139,6 +139,9 @@ def test_a_baseline_of_zero_is_handled_and_said(converter):
             return 0.0
 
     converter.metric = Zero()
+    with pytest.raises(MetricError, match=r"must be at least 0\.01, got 0"):
+        converter()
+    converter.accuracy_criterion = AccuracyCriterion(any_baseline=True)
     result = converter()
     assert result.met
     assert any("FP32 accuracy is 0" in warning for warning in result.report.warnings)

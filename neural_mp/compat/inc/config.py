@@ -193,6 +193,7 @@ def _tuning(loss: AccuracyCriterion, search: TuningCriterion) -> TuningSettings:
             relative=loss.criterion == "relative",
             higher_is_better=loss.higher_is_better,
             any_tolerance=True,
+            any_baseline=True,
         ),
         objective=objective,
         exit_policy=criterion.ExitPolicy(
