@@ -84,7 +84,7 @@ class ConfigProto(_Options):
 
 @dataclass
 class _State:
-    """What `get_config` and `get_backend` return."""
+    """Values that `get_config` and `get_backend` return."""
 
     config: ConfigProto = field(default_factory=ConfigProto)
     backend: str = "CPU"
