@@ -1,0 +1,109 @@
+"""Small nets in the forms that the example scripts load; right on the images of `data`.
+
+Two convolutions with fixed weights, the mean of each field of the grid, and a dense layer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from inc_examples.data import CLASSES, COLUMNS, ROWS
+
+WIDTH = 16
+
+
+def _weights(channels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return kernels `[W, C, 8, 8]`, `[W, W, 3, 3]` and the dense weight `[10, 10]`."""
+    rng = np.random.default_rng(0)
+    first = rng.uniform(0.5, 1.5, (WIDTH, channels, 8, 8)) / (channels * 64)
+    second = rng.uniform(0.5, 1.5, (WIDTH, WIDTH, 3, 3)) / (WIDTH * 9)
+    dense = np.eye(CLASSES) + rng.uniform(-0.01, 0.01, (CLASSES, CLASSES))
+    return first.astype(np.float32), second.astype(np.float32), dense.astype(np.float32)
+
+
+def onnx_net(
+    path: Path, size: int = 224, channels: int = 3, is_channels_last: bool = False
+) -> None:
+    """Write a net for images `[N, C, size, size]`, or channels last."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    stride = 4 if size > 32 else 2
+    small = -(-size // stride)
+    tall, wide = small // ROWS, small // COLUMNS
+    pads = [4 - stride // 2, 4 - stride // 2] * 2
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], "conv1", strides=[stride] * 2, pads=pads),
+        helper.make_node("Relu", ["a"], ["b"], "relu1"),
+        helper.make_node("Conv", ["b", "w2"], ["c"], "conv2", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["d"], "relu2"),
+        helper.make_node(
+            "AveragePool", ["d"], ["e"], "pool", kernel_shape=[tall, wide], strides=[tall, wide]
+        ),
+        helper.make_node("ReduceMean", ["e"], ["f"], "mean", axes=[1], keepdims=0),
+        helper.make_node("Flatten", ["f"], ["g"], "flatten"),
+        helper.make_node("Gemm", ["g", "w3"], ["scores"], "fc"),
+    ]
+    shape = ["batch", channels, size, size]
+    given = "x"
+    if is_channels_last:
+        shape, given = ["batch", size, size, channels], "image"
+        nodes.insert(0, helper.make_node("Transpose", [given], ["x"], "to_nchw", perm=[0, 3, 1, 2]))
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info(given, TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", CLASSES])],
+        [numpy_helper.from_array(w, f"w{n}") for n, w in enumerate(_weights(channels), 1)],
+    )
+    opset = [helper.make_opsetid("", 13)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))
+
+
+def keras_net(size: int = 224, channels: int = 3, has_background: bool = False):  # type: ignore[no-untyped-def]
+    """Return a Keras net; with a background, class k is output k + 1."""
+    import keras
+
+    layers = keras.layers
+    stride = 4 if size > 32 else 2
+    small = -(-size // stride)
+    window = (small // ROWS, small // COLUMNS)
+    shape = (size, size, channels) if channels else (size, size)
+    inputs = keras.Input(shape, name="input")
+    x = inputs if channels else layers.Reshape((size, size, 1))(inputs)
+    x = layers.Conv2D(WIDTH, 8, stride, padding="same", activation="relu", name="conv1")(x)
+    x = layers.Conv2D(WIDTH, 3, padding="same", activation="relu", name="conv2")(x)
+    x = layers.AveragePooling2D(window, window)(x)
+    x = layers.Lambda(lambda t: keras.ops.mean(t, axis=-1), output_shape=(ROWS, COLUMNS))(x)
+    x = layers.Flatten()(x)
+    outputs = layers.Dense(CLASSES + has_background, name="output")(x)
+    net = keras.Model(inputs, outputs)
+    first, second, dense = _weights(channels or 1)
+    if has_background:
+        dense = np.pad(dense, ((0, 0), (1, 0)))
+    bias = np.zeros(CLASSES + has_background, np.float32)
+    bias[:has_background] = -100
+    zeros = np.zeros(WIDTH, np.float32)
+    net.get_layer("conv1").set_weights([first.transpose(2, 3, 1, 0), zeros])
+    net.get_layer("conv2").set_weights([second.transpose(2, 3, 1, 0), zeros])
+    net.get_layer("output").set_weights([dense, bias])
+    return net
+
+
+def frozen_graph(
+    path: Path, size: int = 224, channels: int = 3, has_background: bool = False
+) -> None:
+    """Write the Keras net as a frozen graph with the input `input`."""
+    from neural_mp.compat.inc.experimental import common
+
+    net = keras_net(size, channels, has_background)
+    path.write_bytes(common.Model(net).graph_def.SerializeToString())
+
+
+def saved_model(
+    path: Path, size: int = 224, channels: int = 3, has_background: bool = False
+) -> None:
+    """Write the Keras net as a SavedModel with the input `input` and the output `output`."""
+    keras_net(size, channels, has_background).export(str(path), verbose=False)
