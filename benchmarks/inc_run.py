@@ -155,15 +155,22 @@ def _call(case: Case, step: Step, folder: Path, row: Row, is_verbose: bool) -> N
 
 
 def _int8_ops(path: Path) -> int | None:
-    """Return the INT8 ops of a result: of its plan, or the quantized nodes of a frozen graph."""
+    """Return the INT8 ops of a result: of its plan, or the integer kernels of a single file."""
+    if not path.exists():
+        return None
     if path.suffix == ".pb":
         import tensorflow as tf
 
         graph = tf.compat.v1.GraphDef.FromString(path.read_bytes())
         return sum(node.op.startswith("_Quantized") for node in graph.node)
+    if path.suffix == ".onnx":
+        import onnx
+
+        kinds = [node.op_type for node in onnx.load(path).graph.node]
+        return sum("QLinear" in kind or kind.endswith("Integer") for kind in kinds)
     import neural_mp
 
-    return neural_mp.load(path).plan.counts().get(Precision.INT8, 0) if path.exists() else None
+    return neural_mp.load(path).plan.counts().get(Precision.INT8, 0)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -30,10 +30,11 @@ def onnx_net(
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    stride = 4 if size > 32 else 2
+    stride = 4 if size > 32 else 1
     small = -(-size // stride)
     tall, wide = small // ROWS, small // COLUMNS
-    pads = [4 - stride // 2, 4 - stride // 2] * 2
+    before = (8 - stride) // 2
+    pads = [before] * 2 + [8 - stride - before] * 2
     nodes = [
         helper.make_node("Conv", ["x", "w1"], ["a"], "conv1", strides=[stride] * 2, pads=pads),
         helper.make_node("Relu", ["a"], ["b"], "relu1"),
@@ -67,7 +68,7 @@ def keras_net(size: int = 224, channels: int = 3, has_background: bool = False):
     import keras
 
     layers = keras.layers
-    stride = 4 if size > 32 else 2
+    stride = 4 if size > 32 else 1
     small = -(-size // stride)
     window = (small // ROWS, small // COLUMNS)
     shape = (size, size, channels) if channels else (size, size)
