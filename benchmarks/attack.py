@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from families import FAMILIES
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -48,6 +47,9 @@ def _attacked(family: Family, given: argparse.Namespace, progress: Progress) -> 
 
 def main() -> None:
     """Attack, and print the counts."""
+    # Every run in a process of its own imports this file; the families import all frameworks.
+    from families import FAMILIES
+
     given, console = _arguments(), Console()
     check()
     wanted = [f for f in FAMILIES if not given.only or f.name in given.only]

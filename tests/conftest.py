@@ -239,9 +239,6 @@ def ray():
     # A node that is gone does not answer at once; a busy one has the usual time.
     os.environ["RAY_health_check_period_ms"] = "300"  # noqa: SIM112
     os.environ["RAY_health_check_failure_threshold"] = "3"  # noqa: SIM112
-    # A process is started where work is, not for every driver that connects.
-    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112
-    os.environ["RAY_enable_worker_prestart"] = "0"  # noqa: SIM112
     return pytest.importorskip("ray")
 
 

@@ -8,6 +8,11 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 HEAD = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
 
 
+def raylet_of(node):
+    """The number of the process that is the parent of all others of a node."""
+    return node.all_processes["raylet"][0].process.pid
+
+
 def added_raylet(cluster):
-    """The number of the process that is the parent of all others of a node that is added."""
-    return cluster.add_node(**NODE).all_processes["raylet"][0].process.pid
+    """That of a node that is added."""
+    return raylet_of(cluster.add_node(**NODE))

@@ -20,6 +20,8 @@ KERNELS = (
     "pytorch/test_pytorch_fused.py",
     "tf/test_tensorflow_kernels.py",
 )
+#: Left out: what computes in float, and what `PRODUCTS` asks of products without calibration.
+LEFT_OUT = ("embeddings", "tied", "conversions", "weights_alone", "dynamic_ranges")
 
 
 @pytest.mark.parametrize(
@@ -28,8 +30,10 @@ KERNELS = (
 def test_integer_kernels_are_right_on_older_processors(limit, files):
     if os.environ.get("ONEDNN_MAX_CPU_ISA") == limit:
         pytest.skip("these tests are run under this limit already")
+    chosen = " and ".join(f"not {words}" for words in LEFT_OUT)
+    paths = [str(ROOT / "tests/adaptors" / name) for name in files]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *(str(ROOT / "tests/adaptors" / name) for name in files)],
+        [sys.executable, "-m", "pytest", "-k", chosen, *paths],
         capture_output=True,
         text=True,
         check=False,

@@ -290,14 +290,14 @@ def test_a_saved_result_is_audited_by_the_command(case, run, tmp_path):
     assert case.space.tunable_ops[0] not in out  # only what differs has a row
 
 
-def test_a_saved_result_is_audited_in_a_process_of_its_own(torch_case, tmp_path):
-    torch_case.result(torch_case.all_int8).save(tmp_path / "saved")
+def test_a_saved_result_is_audited_in_a_process_of_its_own(onnx_case, tmp_path):
+    onnx_case.result(onnx_case.all_int8).save(tmp_path / "saved")
     command = [sys.executable, "-m", "neural_mp.cli.app", "audit", "saved"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
-    lowered = 1 + len(torch_case.all_int8)  # with the pooling
-    assert f"{lowered} as planned, 7 within another kernel\nthe plan holds\n" in done.stdout
+    lowered = 1 + len(onnx_case.all_int8)  # with the pooling
+    assert f"{lowered} as planned, 5 within another kernel\nthe plan holds\n" in done.stdout
 
 
 def test_a_folder_of_an_earlier_version_is_judged_by_its_plan(onnx_case, run, tmp_path):

@@ -9,7 +9,10 @@ import sys
 import time
 
 import numpy as np
+import onnx
 import pytest
+from nets import deep_net
+from onnx_nets import convolutions
 from typer.testing import CliRunner
 
 from neural_mp.cli import app as application
@@ -177,7 +180,11 @@ def test_a_search_that_is_interrupted_shows_its_result_and_is_130(run, workplace
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_in_a_process_of_its_own(workplace):
+    """With a model of ONNX: the process would import PyTorch for seconds."""
     (workplace / "does").write_text("waits")
+    onnx.save(convolutions(deep_net()), workplace / "net.onnx")
+    conf = workplace / "conf.yaml"
+    conf.write_text(conf.read_text().replace("net.pt2", "net.onnx"))
     process = subprocess.Popen(
         [sys.executable, "-m", "neural_mp.cli.app", "tune", "conf.yaml"],
         stdout=subprocess.PIPE,

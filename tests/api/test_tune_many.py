@@ -46,6 +46,7 @@ def command(*arguments, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_crash_stops_nothing_and_what_is_finished_is_not_done_again(folder, run):
     folder("first")
     folder("second", "Raises")
@@ -107,6 +108,7 @@ def test_after_kill_9_two_commands_go_on_and_nothing_is_repeated(folder):
     assert evaluations("begin") == 2 * EVALUATIONS + 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_the_processes_and_leaves_a_page(folder):
     folder("first")

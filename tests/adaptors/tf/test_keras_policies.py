@@ -157,6 +157,7 @@ def test_a_name_of_another_model_is_no_error(everything_forced):
     assert kept_layers(other) == ()
 
 
+@pytest.mark.slow
 def test_a_file_with_kept_layers_loads_where_this_package_is_missing(everything_forced, tmp_path):
     set_policy("mixed_bfloat16", keep=("predictions", "inner"))
     inputs = keras.Input((4,))
