@@ -178,6 +178,7 @@ def test_an_empty_loader_and_batches_that_do_not_fit_are_named(chain):
         neural_mp.compare(chain[1], chain[1], [IMAGES, IMAGES[..., :4]])
 
 
+@pytest.mark.slow
 def test_a_generator_is_walked_once_and_its_batches_are_not_kept(chain, halved):
     import gc
     import weakref

@@ -57,6 +57,7 @@ def test_only_the_noisiest_are_measured_at_the_outputs_where_that_is_asked(conve
     assert measured.noise == max(row.noise for row in report)
 
 
+@pytest.mark.slow
 def test_a_result_tells_what_its_run_measured_and_why_ops_run_as_they_do(
     converter, digits, accuracy
 ):

@@ -49,6 +49,7 @@ def tuned():
     return converter()
 
 
+@pytest.mark.slow
 def test_a_tuned_model_of_theirs_loads_where_transformers_is_missing(tuned, tmp_path):
     tuned.save(tmp_path / "saved")
     found = tmp_path / "logits.pt"

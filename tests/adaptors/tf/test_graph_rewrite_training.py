@@ -24,6 +24,7 @@ v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("rewrite_disabled_afterwards")
 
 
+@pytest.mark.slow
 @needs_pass
 @pytest.mark.parametrize("make", [keras.optimizers.SGD, v1.train.GradientDescentOptimizer])
 @pytest.mark.parametrize("compiled", [True, False])
@@ -131,6 +132,7 @@ enable_mixed_precision_graph_rewrite(keras.optimizers.SGD(), precision="BFLOAT16
 """
 
 
+@pytest.mark.slow
 def test_where_onednn_is_off_the_error_names_the_variable():
     done = child(WITHOUT_ONEDNN, TF_ENABLE_ONEDNN_OPTS="0")
     assert done.returncode != 0
@@ -158,6 +160,7 @@ def fitted(optimizer, digits):
     return net.get_weights(), casts
 
 
+@pytest.mark.slow
 @needs_pass
 def test_casts_to_bf16_are_in_the_optimised_graph_of_fit_and_gone_afterwards(digits):
     plain, none = fitted(keras.optimizers.SGD(0.05), digits)

@@ -169,6 +169,7 @@ def test_a_layer_with_a_dtype_of_its_own_keeps_it(monkeypatch, data):
     assert found.layers["fc1"].reason == "has its own dtype, float32"
 
 
+@pytest.mark.slow
 def test_data_that_end_are_begun_again(data):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 8, 1))

@@ -157,6 +157,7 @@ def test_a_name_of_another_model_is_no_error(everything_forced):
     assert kept_layers(other) == ()
 
 
+@pytest.mark.slow
 def test_a_file_with_kept_layers_loads_where_this_package_is_missing(everything_forced, tmp_path):
     set_policy("mixed_bfloat16", keep=("predictions", "inner"))
     inputs = keras.Input((4,))
@@ -194,6 +195,7 @@ def test_the_loss_is_scaled_for_a_map_of_policies(everything_forced, digits):
     assert isinstance(model.optimizer, LossScaleOptimizer)
 
 
+@pytest.mark.slow
 def test_the_loss_is_scaled_only_where_a_layer_needs_it(everything_forced, digits):
     set_policy("mixed_bfloat16", keep="out")
     model = one_layer_in_float16()

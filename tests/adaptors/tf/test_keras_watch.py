@@ -98,6 +98,7 @@ def test_one_bad_batch_now_and_then_is_no_reason_to_stop(data):
     assert optimizer.skipped_steps == len(data[::3])
 
 
+@pytest.mark.slow
 def test_bad_data_are_distinguished_from_bad_layers(data):
     model = digits_net(dangerous=False)
     model.compile(LossScaleOptimizer(keras.optimizers.SGD()), LOSS, jit_compile=False)
