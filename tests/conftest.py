@@ -103,7 +103,7 @@ def _signatures_of_the_exporter_are_read_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def _schema_of_saved_programs_is_read_once():
-    """For every dataclass in a saved program, torch evaluates the annotations of its class again."""
+    """For every dataclass in a saved program, torch evaluates its annotations again."""
     if "torch" not in sys.modules:
         yield
         return
@@ -120,6 +120,35 @@ def _schema_of_saved_programs_is_read_once():
         patch.setattr(
             serialize, "typing", SimpleNamespace(**{**vars(typing), "get_type_hints": hints})
         )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported_ops_that_are_on_no_device_stay_there():
+    """For every op of a graph that TensorFlow imports, it looks in three contexts for a device."""
+    if "tensorflow" not in sys.modules:
+        yield
+        return
+    from tensorflow.python.framework import importer
+
+    load, place = importer._import_graph_def_internal, importer._ProcessNewOps
+    is_placed = False
+
+    def loaded(graph_def, *arguments, **options):
+        nonlocal is_placed
+        nodes = getattr(graph_def, "node", ())
+        is_placed = any(node.device or "_class" in node.attr for node in nodes)
+        return load(graph_def, *arguments, **options)
+
+    def placed(graph):
+        if is_placed or graph._device_functions_outer_to_inner:
+            place(graph)
+        else:
+            graph._add_new_tf_operations(compute_devices=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importer, "_import_graph_def_internal", loaded)
+        patch.setattr(importer, "_ProcessNewOps", placed)
         yield
 
 
