@@ -8,8 +8,10 @@ import logging
 import os
 import sqlite3
 import sys
+import typing
 from contextlib import suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 # One thread, here and in child processes: on a busy machine, threads that wait for each other at
@@ -46,11 +48,6 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # Each of the many graphs that torch captures makes Python look through all that is there, again and
 # again: a fifth of the time of such tests. What is in cycles is still found, less often.
 gc.set_threshold(50_000, 20, 100)
-
-
-# pytest captures loggers that do not propagate, and for any handler of its trace, torch collects a
-# stack with every record: a tenth of the time of an export.
-logging.getLogger("torch.__trace").propagate = True
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -104,6 +101,57 @@ def _signatures_of_the_exporter_are_read_once():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _schema_of_saved_programs_is_read_once():
+    """For every dataclass in a saved program, torch evaluates its annotations again."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    from torch._export.serde import serialize
+
+    known = {}
+
+    def hints(cls, globalns):
+        if cls not in known:
+            known[cls] = typing.get_type_hints(cls, globalns)
+        return known[cls]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            serialize, "typing", SimpleNamespace(**{**vars(typing), "get_type_hints": hints})
+        )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported_ops_that_are_on_no_device_stay_there():
+    """For every op of a graph that TensorFlow imports, it looks in three contexts for a device."""
+    if "tensorflow" not in sys.modules:
+        yield
+        return
+    from tensorflow.python.framework import importer
+
+    load, place = importer._import_graph_def_internal, importer._ProcessNewOps
+    is_placed = False
+
+    def loaded(graph_def, *arguments, **options):
+        nonlocal is_placed
+        nodes = getattr(graph_def, "node", ())
+        is_placed = any(node.device or "_class" in node.attr for node in nodes)
+        return load(graph_def, *arguments, **options)
+
+    def placed(graph):
+        if is_placed or graph._device_functions_outer_to_inner:
+            place(graph)
+        else:
+            graph._add_new_tf_operations(compute_devices=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importer, "_import_graph_def_internal", loaded)
+        patch.setattr(importer, "_ProcessNewOps", placed)
+        yield
+
+
 def pytest_configure(config):
     """Files are shared out in the order in which they were collected, not by their tests' number.
 
@@ -113,7 +161,12 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Slow files come first, so that no process is left alone with one in the end."""
+    """Slow files come first, so that no process is left alone with one in the end.
+
+    pytest captures loggers that do not propagate, and for any handler of its trace, torch collects
+    a stack with every record: 4 % of the time of an export. Importing torch has set this back.
+    """
+    logging.getLogger("torch.__trace").propagate = True
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -15,15 +15,28 @@ from unittest import mock
 
 import pytest
 from command_here import run_main
-from quick_runs import measure_briefly
+from quick_runs import measure_briefly, trace_once
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+#: Module → its number of epochs, and how many are enough to learn what an example is about.
+_EPOCHS = {
+    "pytorch_digits/digits.py": ("epochs: int = 8", "epochs: int = 3"),
+    "tensorflow_digits/digits.py": ("epochs=8", "epochs=3"),
+    "onnx_digits/digits.py": ("range(6)", "range(3)"),
+    "huggingface_text/docstrings.py": ("epochs: int = 6", "epochs: int = 4"),
+    "tune_lists/net.py": ("epochs=8", "epochs=1"),
+}
 
 
 def copied_to(folder: Path) -> Path:
-    """A copy of the examples without results of earlier runs."""
+    """A copy of the examples without results of earlier runs, whose nets are trained briefly."""
     ignored = shutil.ignore_patterns("out", "__pycache__")
-    return Path(shutil.copytree(EXAMPLES, folder / "examples", ignore=ignored))
+    copies = Path(shutil.copytree(EXAMPLES, folder / "examples", ignore=ignored))
+    for name, (written, fewer) in _EPOCHS.items():
+        text = (copies / name).read_text("utf-8")
+        assert text.count(written) == 1, name
+        (copies / name).write_text(text.replace(written, fewer), "utf-8")
+    return copies
 
 
 def run_script(file: Path) -> str:
@@ -56,6 +69,7 @@ def _fresh(folder: Path) -> Iterator[None]:
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ):
         measure_briefly(patch)
+        trace_once(patch)
         patch.chdir(folder)
         patch.setattr(sys, "path", [str(folder), *sys.path])
         yield

@@ -97,3 +97,21 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
     monkeypatch.setattr(Measurement, "rounds", _measured)
+
+
+def trace_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Create the variables of an optimizer before Keras fits a model.
+
+    Keras creates them in the first step, which TensorFlow then traces twice.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None or keras.backend.backend() != "tensorflow":
+        return
+    fit = keras.Model.fit
+
+    def fitted(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self.built and self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        return fit(self, *arguments, **options)
+
+    monkeypatch.setattr(keras.Model, "fit", fitted)

@@ -63,6 +63,7 @@ def compared(made, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_table_shows_every_op_and_where_the_models_part(run, compared):
     code, out, err = run("compare", "net.pt2", "tuned", "--data", "images.npy")
     assert code == 0
@@ -88,6 +89,7 @@ def test_a_program_reads_the_same_as_json(run, compared, net, digits):
     assert document["outputs"][0]["sqnr"] == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.slow
 def test_csv_has_a_line_for_every_op(run, compared):
     arguments = ("compare", "net.pt2", "tuned", "--data", "images.npy", "--samples", "10")
     whole = list(csv.DictReader(io.StringIO(run(*arguments, "--csv")[1])))
@@ -115,6 +117,7 @@ def test_without_data_a_warning_says_that_random_inputs_say_little(run, compared
     assert "1 batch" in out
 
 
+@pytest.mark.slow
 def test_bad_input_gets_one_line(run, compared, deep, digits):
     example = (torch.zeros(2, 1, 8, 8),)
     torch.export.save(torch.export.export(deep, example), compared / "other.pt2")

@@ -93,6 +93,7 @@ def is_low(model: Any) -> bool:
     return isinstance(model, TransferredModel) and model.loaded.conversions.quantize > 0
 
 
+@pytest.mark.slow
 def test_the_target_is_judged_in_the_chosen_runtime(net, batches, times):
     evaluated = []
 
@@ -209,6 +210,7 @@ def test_constraints_name_ops_of_the_source(runtime, constraint, net, batches, t
     assert any(effective.precision == "int8" for effective in found.planned.values())
 
 
+@pytest.mark.slow
 def test_constraints_without_a_counterpart_keep_the_source(net, batches, times, monkeypatch):
     monkeypatch.setattr(onnx_export, "name_nodes", lambda *_: None)
     monkeypatch.setattr(runtimes, "transfer_file", transfer_file)
@@ -255,6 +257,7 @@ def test_a_strategy_that_needs_gradients_is_an_error_in_a_named_runtime(net, bat
         tuned(net, batches, runtime="onnxrt", strategy="hawq_v2")
 
 
+@pytest.mark.slow
 def test_resume_repeats_the_choice(net, batches, times):
     first = tuned(net, batches)
     times["onnxrt int8"] = 0.1  # a new choice would take ONNX Runtime
@@ -272,6 +275,7 @@ def with_hints(monkeypatch) -> None:
     monkeypatch.setattr(Listener, "wants_hints", True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_hints")
 def test_a_run_in_the_source_ends_with_a_hint(net, batches, times, monkeypatch, caplog):
     with caplog.at_level("INFO", "neural_mp"):
@@ -315,6 +319,7 @@ def test_no_hint_where_it_has_no_place(options, net, batches, times, monkeypatch
     assert job.hint is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_hints")
 def test_a_small_gain_or_a_failing_runtime_is_no_hint(net, batches, times, monkeypatch):
     times |= {"onnxrt": 9.0, "openvino": 9.5}
@@ -328,6 +333,7 @@ def test_a_small_gain_or_a_failing_runtime_is_no_hint(net, batches, times, monke
     assert tuned(net, batches, runtime="source", cache=False).report.hint is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_hints")
 def test_no_hint_if_its_cost_is_out_of_proportion(net, batches, times):
     adaptor = adaptor_named("pytorch")
@@ -338,6 +344,7 @@ def test_no_hint_if_its_cost_is_out_of_proportion(net, batches, times):
     assert search({"load": 2.0}) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_hints")
 def test_no_hint_for_a_model_that_cannot_be_transferred(net, batches, times):
     found = tuned(Branch(net).eval(), batches, runtime="source", capture="modules")
@@ -370,6 +377,7 @@ def test_names_made_up_by_an_exporter_lead_to_no_op_of_the_source():
     assert source_op("head/MatMul/Relu/Convolution", known) is None
 
 
+@pytest.mark.slow
 def test_without_a_metric_fp32_elsewhere_is_the_result_if_a_plan_is_no_faster(
     net, batches, times, monkeypatch
 ):

@@ -69,6 +69,7 @@ class Named(nn.Module):
         return OrderedDict(logits=logits, more=(logits.argmax(-1), [a * 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("transferred_once")
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batches, tmp_path):
@@ -111,6 +112,7 @@ def test_inputs_and_outputs_keep_names_and_containers(runtime):
     assert other({name: value[:1] for name, value in example.items()})["logits"].shape == (1, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("transferred_once")
 def test_auto_lists_all_candidates_with_reasons(net, batches):
     found = MixedPrecision(
@@ -129,6 +131,7 @@ def test_auto_lists_all_candidates_with_reasons(net, batches):
     assert again.runtimes == found.report.runtimes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("transferred_once")
 def test_an_evaluation_function_receives_a_callable(net, batches):
     def accuracy(model) -> float:
@@ -158,6 +161,7 @@ def test_data_dependent_control_flow_stays_in_the_source(net, batches):
     assert all("single graph" in figures.reason for figures in others)
 
 
+@pytest.mark.slow
 def test_a_traced_branch_is_found_by_its_sqnr(net, batches):
     images = [inputs for inputs, _ in batches]
     source = torch_model(net, images[0])
@@ -227,6 +231,7 @@ def _not_installed(monkeypatch, package: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_runs")
 def test_a_runtime_that_is_not_installed(net, batches, monkeypatch):
     _not_installed(monkeypatch, "openvino")
@@ -239,6 +244,7 @@ def test_a_runtime_that_is_not_installed(net, batches, monkeypatch):
     assert not missing.chosen
 
 
+@pytest.mark.slow
 def test_an_onnx_file_in_openvino(net, digits, tmp_path):
     example = torch.from_numpy(digits[1].images[:2])
     source = torch_model(net, example)

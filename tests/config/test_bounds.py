@@ -182,6 +182,7 @@ def test_a_batch_that_fills_the_memory_is_not_made(size, net):
         model.example_inputs(size)
 
 
+@pytest.mark.slow
 def test_a_tuning_file_of_many_values_ends_before_they_fill_the_memory():
     with pytest.raises(ConfigurationError, match=r"line 2: .* aliases expanded, exceeds 1000000"):
         parse_settings(f"model: {{}}\na: [{'1,' * 1_100_000}]")

@@ -222,6 +222,7 @@ class Tagger(nn.Module):
         return self.head(self.layer(x)[0][:, -1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_a_run_converts_saves_and_brings_back_a_recurrent_net(kind, tmp_path):
     torch.manual_seed(0)

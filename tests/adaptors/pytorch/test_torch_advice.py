@@ -58,6 +58,7 @@ def everything_in(precision):
     )
 
 
+@pytest.mark.slow
 def test_both_dangers_are_found_in_fp16_one_of_them_late(data):
     at_first = advise(digits_net(True), data, F.cross_entropy, "fp16", steps=0)
     assert set(at_first.keep) == {"energy", "logits"}

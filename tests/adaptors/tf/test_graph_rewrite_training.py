@@ -24,6 +24,7 @@ v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("rewrite_disabled_afterwards")
 
 
+@pytest.mark.slow
 @needs_pass
 @pytest.mark.parametrize("make", [keras.optimizers.SGD, v1.train.GradientDescentOptimizer])
 @pytest.mark.parametrize("compiled", [True, False])

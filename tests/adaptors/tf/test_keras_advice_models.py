@@ -70,6 +70,7 @@ def test_metrics_stay_what_they_were(batch):
     assert_untouched(model, before)
 
 
+@pytest.mark.slow
 def test_recurrent_states_and_seeds_stay_what_they_were(batch):
     model = keras.Sequential(
         [

@@ -48,6 +48,7 @@ def set_by_keras(name):
     mixed_precision.set_global_policy(policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choose", [set_by_keras, set_policy])
 @pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
 def test_training_with_fit(choose, name, data):
@@ -71,6 +72,7 @@ def test_training_with_fit(choose, name, data):
     assert all(weight.dtype == np.float32 for weight in initial_weights)
 
 
+@pytest.mark.slow
 def test_training_with_a_custom_loop(data):
     x_train, y_train, x_test, y_test = data
     set_policy("mixed_float16")

@@ -195,6 +195,7 @@ def test_the_loss_is_scaled_for_a_map_of_policies(everything_forced, digits):
     assert isinstance(model.optimizer, LossScaleOptimizer)
 
 
+@pytest.mark.slow
 def test_the_loss_is_scaled_only_where_a_layer_needs_it(everything_forced, digits):
     set_policy("mixed_bfloat16", keep="out")
     model = one_layer_in_float16()

@@ -37,6 +37,7 @@ def fit(model, data, watch, **options):
     return model.fit(images, labels, callbacks=[watch], **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", [LossScaleOptimizer, keras.optimizers.LossScaleOptimizer, None])
 def test_it_stops_within_its_patience_and_names_the_layer(data, around):
     inner = keras.optimizers.Adam(1e-3)
@@ -56,12 +57,14 @@ def test_it_stops_within_its_patience_and_names_the_layer(data, around):
         assert all(np.isfinite(weight).all() for weight in model.get_weights())
 
 
+@pytest.mark.slow
 def test_steps_that_keras_takes_together_are_counted_one_by_one(data):
     model = broken(LossScaleOptimizer(keras.optimizers.SGD()), steps_per_execution=5)
     with pytest.raises(TrainingError, match="^10 steps in a row"):
         fit(model, data, Watch(patience=7))
 
 
+@pytest.mark.slow
 def test_an_epoch_that_ends_is_waited_for_and_a_last_one_is_not(data):
     model = broken(LossScaleOptimizer(keras.optimizers.SGD()))
     with pytest.raises(TrainingError, match=r"^4 steps in a row .*'energy'"):
@@ -95,6 +98,7 @@ def test_one_bad_batch_now_and_then_is_no_reason_to_stop(data):
     assert optimizer.skipped_steps == len(data[::3])
 
 
+@pytest.mark.slow
 def test_bad_data_are_distinguished_from_bad_layers(data):
     model = digits_net(dangerous=False)
     model.compile(LossScaleOptimizer(keras.optimizers.SGD()), LOSS, jit_compile=False)
@@ -165,6 +169,7 @@ class Interrupt(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_training_that_was_interrupted_can_go_on(data):
     model = digits_net(dangerous=False)
     model.compile("adam", LOSS, jit_compile=False)

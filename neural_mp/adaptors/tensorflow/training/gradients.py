@@ -124,6 +124,9 @@ class TrainableKerasModel:
     def step(self, batch: object) -> float:
         """Run one training step in float32; return the loss before the step."""
         inputs, targets, weights = unpacked(batch)
+        if not self._optimizer.built:
+            # A first step that creates variables would be traced twice.
+            self._optimizer.build(self._model.trainable_variables)
         return float(self._step(inputs, targets, weights))
 
     def _one_step(self, inputs: object, targets: object, weights: object) -> tf.Tensor:
