@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from cases import Case, Outcome, Result
 
 #: Kind of file → the largest accepted fraction of refused files.
-LIMITS = {"keras": 0.02, "savedmodel": 2 / 27}
+LIMITS = {"keras": 0.02, "savedmodel": 2 / 27, "exports": 0.0}
 #: Kind of file → the least number of files that the framework itself runs.
-LEAST = {"keras": 300, "savedmodel": 27}
+LEAST = {"keras": 300, "savedmodel": 27, "exports": 51}
 
 
 def _arguments() -> argparse.Namespace:
@@ -43,6 +43,8 @@ def _arguments() -> argparse.Namespace:
 def _results(kind: str, chosen: argparse.Namespace, folder: Path) -> Iterator[Result]:
     if kind == "keras":
         from keras_models import CASES, results
+    elif kind == "exports":
+        from exports import CASES, results
     else:
         from saved_models import CASES, results
     cases: list[Case] = CASES.all[:: chosen.every]

@@ -19,10 +19,16 @@ KERAS = (
     *("StringLookup_adapted.keras", "TextVectorization_tf_idf.keras", "features.keras"),
     *("IntegerLookup.h5", "LSTM_dropout.keras", "quantized_int8.keras", "augmented.h5"),
 )
+EXPORTS = (
+    *("resnet_core.pt2", "unet.pt2", "lstm.pt2", "bags_core.pt2", "weight_norm.pt2", "sampled.pt2"),
+    *("written.pt2", "branches.pt2", "loops.pt2", "spectra_core.pt2", "divided.pt2", "gpt2.pt2"),
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "names"), [("savedmodel", SAVED), ("keras", KERAS)])
+@pytest.mark.parametrize(
+    ("kind", "names"), [("savedmodel", SAVED), ("keras", KERAS), ("exports", EXPORTS)]
+)
 def test_good_files_are_taken_with_equal_outputs(kind, names, tmp_path):
     command = [sys.executable, str(ROOT / "benchmarks" / "accepted_files.py"), "--only", kind]
     done = subprocess.run(

@@ -15,6 +15,7 @@ from neural_mp.io.readers import parse_json
 from neural_mp.runs.fingerprint import differences
 from neural_mp.runs.lease import RunLease
 from neural_mp.runs.run_table import create_run_table, run_rows
+from neural_mp.runs.schema_check import computes
 from neural_mp.util.validators import mapping_of, string
 
 if TYPE_CHECKING:
@@ -29,14 +30,8 @@ _DIGEST_CHARS = 12
 _SQLITE_BUSY_SECONDS = 60
 #: Retries, and seconds between them, while another process creates the tables of a new storage.
 _OPEN_RETRIES, _RETRY_SECONDS = 20, 0.1
-#: Finds anything but plain tables; columns of views are not read, since a view may never end.
-_COMPUTED_CONTENT_QUERY = """
-    SELECT name FROM sqlite_master
-    WHERE type NOT IN ('table', 'index') OR (type = 'table' AND rootpage = 0)
-    UNION ALL
-    SELECT part.name FROM sqlite_master AS part, pragma_table_xinfo(part.name) AS of_it
-    WHERE part.type = 'table' AND of_it.hidden > 0
-"""
+#: Entries of the schema; reading these evaluates nothing.
+_SCHEMA_QUERY = "SELECT type, name, sql, rootpage FROM sqlite_master"
 #: Characters of a name in an error.
 _MAX_NAME_CHARS = 80
 #: Models and runs listed in an error.
@@ -101,10 +96,11 @@ def _is_new(url: str) -> bool:
 
 
 def _check_tables(url: str) -> None:
-    """Refuse a SQLite file with computed content: a query on a crafted view may never end.
+    """Refuse a SQLite file with computed content, which may never end, before it is evaluated.
 
     Raises:
-        HistoryError: it holds a view, a trigger, a virtual table or a computed column.
+        HistoryError: it holds a view, a trigger, a virtual table, or a table or index with an
+            expression.
     """
     import sqlalchemy as sql
 
@@ -113,15 +109,16 @@ def _check_tables(url: str) -> None:
     engine = sql.create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS})
     try:
         with engine.connect() as connection:
-            found = connection.execute(sql.text(_COMPUTED_CONTENT_QUERY)).first()
+            entries = connection.execute(sql.text(_SCHEMA_QUERY)).all()
     finally:
         engine.dispose()
-    if found is not None:
-        raise HistoryError(
-            f"the history {url!r} must contain plain tables only, got "
-            f"{str(found[0])[:_MAX_NAME_CHARS]!r}, a view, trigger, virtual table or table with a "
-            f"computed column; use another workspace"
-        )
+    for kind, name, statement, page in entries:
+        if computes(str(kind), statement if statement is None else str(statement)) or not page:
+            raise HistoryError(
+                f"the history {url!r} must contain plain tables only, got "
+                f"{str(name)[:_MAX_NAME_CHARS]!r}, a view, trigger, virtual table, or table or "
+                f"index with a computed column, constraint or default; use another workspace"
+            )
 
 
 def _is_made_by_another(error: DBAPIError) -> bool:

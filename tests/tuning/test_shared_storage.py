@@ -161,6 +161,7 @@ TRIALS = (
     f"DROP TABLE trials; CREATE VIEW trials AS {ENDLESS} AS trial_id, i AS number, 1 AS study_id, "
     f"'COMPLETE' AS state, NULL AS datetime_start, NULL AS datetime_complete FROM r"
 )
+SLOW = " AND ".join(["length(hex(randomblob(400000000))) > 0"] * 300)
 COMPUTING = {
     "a view": TRIALS,
     "a view of versions": (
@@ -173,7 +174,26 @@ COMPUTING = {
     ),
     "a virtual table": "CREATE VIRTUAL TABLE mine USING rtree(id, low, high)",
     "a computed column": "CREATE TABLE mine (a TEXT, b TEXT AS (hex(zeroblob(400000000))))",
+    "a constraint": f"CREATE TABLE mine (a TEXT, CHECK ({SLOW}))",
+    "a constraint of a column": f"CREATE TABLE mine (a TEXT CHECK ({SLOW}))",
+    "a constraint that names a function": "CREATE TABLE mine (a TEXT, CHECK (random() = 1))",
+    "a constraint of a known table": (
+        "DROP TABLE version_info; CREATE TABLE version_info (version_info_id INTEGER NOT NULL "
+        "PRIMARY KEY, schema_version INTEGER, library_version VARCHAR(256), "
+        f"CHECK (version_info_id=1), CHECK ({SLOW}))"
+    ),
+    "a default": f"CREATE TABLE mine (a TEXT, b INTEGER DEFAULT ({SLOW}))",
+    "an index of an expression": "CREATE INDEX mine ON studies (hex(study_name))",
+    "an index of some rows": f"CREATE INDEX mine ON studies (study_name) WHERE {SLOW}",
+    "a table of a query": "CREATE TABLE mine AS SELECT 1 AS a; CREATE INDEX i ON mine (a + 1)",
 }
+#: Statements that store values only.
+PLAIN = (
+    "CREATE TABLE mine (a VARCHAR(8) NOT NULL, CONSTRAINT kinds CHECK (a IN ('X', 'Y')))",
+    "CREATE TABLE mine (a NUMERIC(8, 2), FOREIGN KEY(a) REFERENCES trials (trial_id))",
+    'CREATE TABLE "my own" (id INTEGER PRIMARY KEY AUTOINCREMENT, "key" TEXT UNIQUE)',
+    "CREATE UNIQUE INDEX mine ON studies (study_name, study_id)",
+)
 
 
 @pytest.mark.parametrize("what", COMPUTING)
@@ -188,6 +208,15 @@ def test_a_storage_in_which_something_computes_is_refused_before_it_does(what, b
     for call in (lambda: read_record(url), lambda: begin(FIRST), lambda: begin(FIRST, resume=True)):
         with pytest.raises(HistoryError, match="must contain plain tables only"):
             call()
+
+
+@pytest.mark.parametrize("statement", PLAIN)
+def test_further_tables_that_store_values_are_taken(statement, begin, url):
+    begin(FIRST).close()
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        connection.executescript(statement)
+    connection.close()
+    begin(FIRST, resume=True).close()
 
 
 def test_a_workspace_that_links_to_itself_is_one_error(tmp_path):

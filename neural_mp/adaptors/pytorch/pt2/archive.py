@@ -18,7 +18,10 @@ import torch
 from torch import nn
 from torch._export.serde.serialize import SerializedArtifact, deserialize
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.pt2.argument_checks import check_arguments
+from neural_mp.adaptors.pytorch.pt2.op_allowlist import ForbiddenOpError
 from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads, checked_program
 from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
 from neural_mp.adaptors.pytorch.pt2.tensors import placed, read_values, view_of, viewed
@@ -68,12 +71,53 @@ def read_program(path: Path) -> ExportedProgram:
     with checked_archive(path) as archive:
         try:
             artifact = SerializedArtifact(*_parts(archive))
+        except ForbiddenOpError as error:
+            raise ModelLoadError(f"{str(path)!r} is refused: {error}") from error
         except (ValueError, InvalidValueError) as error:
             raise ModelLoadError(
                 f"{str(path)!r} is not a program of torch.export.save, or is damaged: "
                 f"{located(error)}"
             ) from error
-    return deserialize(artifact)
+    program = deserialize(artifact)
+    try:
+        check_arguments(program, _checked_tensors(program))
+    except ValueError as error:
+        raise ModelLoadError(f"{str(path)!r} is refused: {error}") from error
+    return program
+
+
+def _checked_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Return placeholder → weight, constant or example input.
+
+    Raises:
+        ValueError: a weight or constant differs from its description in the graph, from which the
+            shapes of other tensors are derived.
+    """
+    signature = program.graph_signature
+    stored = {**program.state_dict, **program.constants}
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    described = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    found: dict[str, torch.Tensor] = {}
+    for placeholder, name in names.items():
+        tensor, value = stored.get(name), described.get(placeholder)
+        if not isinstance(tensor, torch.Tensor) or not isinstance(value, torch.Tensor):
+            raise ValueError(f"the tensor {name!r} of the program must be in the archive")
+        if (tensor.dtype, tuple(tensor.shape)) != (value.dtype, tuple(value.shape)):
+            raise ValueError(
+                f"the tensor {name!r} must have the shape {tuple(value.shape)} and type "
+                f"{value.dtype} of the graph, got {tuple(tensor.shape)} and {tensor.dtype}"
+            )
+        found[placeholder] = tensor
+    examples = pytree.tree_leaves(program.example_inputs)
+    inputs = signature.user_inputs
+    if len(inputs) == len(examples):
+        pairs = zip(inputs, examples, strict=True)
+        found |= {str(n): x for n, x in pairs if isinstance(x, torch.Tensor)}
+    return found
 
 
 def _parts(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
 from neural_mp.adaptors.pytorch.pt2.pytree_specs import checked_tree
 from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
-from neural_mp.io.limits import MAX_PROGRAM_VALUES, MAX_TENSOR_AXES
+from neural_mp.io.limits import MAX_EXPRESSION_EXPONENT, MAX_PROGRAM_VALUES, MAX_TENSOR_AXES
 from neural_mp.io.readers import load_json
 from neural_mp.util.validators import (
     InvalidValueError,
@@ -213,7 +213,7 @@ _ARGUMENT = one_key(
         "as_string_to_argument": mapping_of(_argument, text),
     }
 )
-_NODE = record(
+_CALL = record(
     {
         "target": _target,
         "inputs": list_of(
@@ -225,11 +225,26 @@ _NODE = record(
     },
     {"is_hop_single_tensor_return": optional(boolean), "name": optional(name)},
 )
+
+
+def _node(value: object) -> dict[str, Any]:
+    """Validate a node; the results of its powers and shifts must stay small."""
+    node: dict[str, Any] = _CALL(value)
+    if node["target"] in _GROWING:
+        last = node["inputs"][-1]["arg"] if node["inputs"] else {}
+        exponent = last.get("as_int", last.get("as_float"))
+        if exponent is None or not abs(exponent) <= MAX_EXPRESSION_EXPONENT:
+            raise invalid(f"a constant exponent of at most {MAX_EXPRESSION_EXPONENT}", last)
+    return node
+
+
+#: Functions of sizes whose results grow with their second argument.
+_GROWING = frozenset({"_operator.pow", "_operator.lshift", "_operator.rshift"})
 _GRAPH = record(
     {
         "inputs": list_of(_ARGUMENT),
         "outputs": list_of(_ARGUMENT),
-        "nodes": list_of(_NODE),
+        "nodes": list_of(_node),
         "tensor_values": mapping_of(_TENSOR_META, name),
         "sym_int_values": mapping_of(_SIZE, name),
         "sym_bool_values": mapping_of(_TRUTH, name),
