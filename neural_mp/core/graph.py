@@ -40,10 +40,14 @@ class Op:
             the inputs must share one scale.
         writes_int8: whether the op's INT8 kernel can write INT8 only, so that the result of the op
             (or of the last op of its fusion group) is quantized even without an INT8 consumer.
-        joins_int8: whether the op's INT8 kernel reads all inputs quantized, and pays off between
-            INT8 ops only (addition, average pooling). The kernel runs if some input is written in
-            INT8 and the result (of the op, or of the last op of its fusion group) is read in INT8;
-            or if none of its inputs can be written in another precision.
+        joins_int8: whether the op's INT8 kernel pays off between INT8 ops only (addition, average
+            pooling). The kernel runs if some input that it reads quantized is written in INT8 and
+            the result (of the op, or of the last op of its fusion group) is read in INT8; or if
+            none of these inputs can be written in another precision.
+        quantized_inputs: inputs that the op's INT8 kernel reads quantized; empty for all inputs of
+            an op that joins INT8, and for the first input of every other op.
+        channel_scales: whether the op's INT8 kernel reads its input with a scale and zero point per
+            channel (depthwise convolution).
         quantizes_terms: whether the INT8 kernel that this sum is fused into rounds both terms, also
             the one that it computes itself.
         weights: number of elements of all constants read.
@@ -60,10 +64,19 @@ class Op:
     quantize_agnostic: bool = False
     writes_int8: bool = False
     joins_int8: bool = False
+    quantized_inputs: tuple[str, ...] = ()
+    channel_scales: bool = False
     quantizes_terms: bool = False
     weights: int = 0
     layers: tuple[Layer, ...] = ()
     source_precision: Precision = Precision.FP32
+
+    @property
+    def read_in_int8(self) -> tuple[str, ...]:
+        """The inputs that the INT8 kernel of the op reads quantized."""
+        if self.quantized_inputs:
+            return self.quantized_inputs
+        return self.inputs if self.joins_int8 else self.inputs[:1]
 
     @property
     def types(self) -> frozenset[str]:
@@ -166,7 +179,7 @@ class OpGraph:
             read = (name for source in op.inputs for name in sources.get(source, ()))
             nearest = tuple(dict.fromkeys(read))
             if op.name in kept:
-                ops.append(replace(kept[op.name], inputs=nearest))
+                ops.append(replace(kept[op.name], inputs=nearest, quantized_inputs=()))
                 nearest = (kept[op.name].name,)
             sources[op.name] = nearest
         return OpGraph(ops, self.inputs)

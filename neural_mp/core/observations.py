@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,22 @@ from neural_mp.util.validators import (
 )
 
 Range = tuple[float, float]
+
+
+class ChannelRange(tuple[float, float]):
+    """A range, with that of every channel, for kernels that read one scale per channel.
+
+    Attributes:
+        channels: the range of every channel, within this one.
+    """
+
+    channels: tuple[Range, ...]
+
+    def __new__(cls, span: Range, channels: Iterable[Range]) -> ChannelRange:
+        """Return a range with those of its channels."""
+        made = super().__new__(cls, span)
+        made.channels = tuple(channels)
+        return made
 
 
 @dataclass(frozen=True)

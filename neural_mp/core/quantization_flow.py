@@ -131,12 +131,12 @@ def _propagate(
         scales.add(source)
 
     for op in graph:
-        if op.joins_int8 and op.name in members and int8_outputs.isdisjoint(op.inputs):
+        if op.joins_int8 and op.name in members and int8_outputs.isdisjoint(op.read_in_int8):
             _leave_int8(graph, members, op.name)
         if op.name in members:
             effective[op.name] = Precision.INT8
             if members[op.name] == op.name:
-                for source in _read_by_head(op):
+                for source in op.read_in_int8:
                     read_quantized(op, source)
             elif tails[members[op.name]] in wanted:
                 for source in op.inputs:
@@ -169,11 +169,6 @@ def _propagate(
         scales.scale_members(),
     )
     return flow, members
-
-
-def _read_by_head(op: Op) -> tuple[str, ...]:
-    """Return the inputs that the first op of an INT8 kernel reads quantized."""
-    return op.inputs if op.joins_int8 else op.inputs[:1]
 
 
 def _leave_int8(graph: OpGraph, members: dict[str, str], head: str) -> None:
@@ -235,14 +230,14 @@ def _wanted_in_int8(
             tails[members[name]] = name
     wanted = {tail for head, tail in tails.items() if graph[head].writes_int8}
     for op in graph:
-        if op.joins_int8 and op.name in members and wanted.issuperset(op.inputs):
+        if op.joins_int8 and op.name in members and wanted.issuperset(op.read_in_int8):
             wanted.add(tails[op.name])  # dequantizes one tensor instead of several
     for op in reversed(list(graph)):
         head = members.get(op.name)
         if head == op.name and op.joins_int8 and tails[head] not in wanted:
             _leave_int8(graph, members, head)
         elif head == op.name:
-            wanted.update(_read_by_head(op))
+            wanted.update(op.read_in_int8)
         elif head is not None:
             if tails[head] in wanted:
                 wanted.update(source for source in op.inputs if members.get(source) != head)
@@ -269,7 +264,7 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
         if head not in int8_ops or (graph[head].joins_int8 and head not in members):
             continue
         if op.name == head:
-            found.update(_read_by_head(op))
+            found.update(op.read_in_int8)
         else:
             found.update(
                 source

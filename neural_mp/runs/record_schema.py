@@ -158,8 +158,11 @@ _OP = record(
     {
         "inputs": _NAMES,
         "fusion_group": string,
-        **dict.fromkeys(("quantize_agnostic", "writes_int8", "joins_int8"), boolean),
+        **dict.fromkeys(
+            ("quantize_agnostic", "writes_int8", "joins_int8", "channel_scales"), boolean
+        ),
         "quantizes_terms": boolean,
+        "quantized_inputs": _NAMES,
         "weights": non_negative_integer,
         "layers": list_of(_layer),
         "emulated": list_of(enum_of(Precision)),

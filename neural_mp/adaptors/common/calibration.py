@@ -6,6 +6,7 @@ a fixed-size, evenly spread sample.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -169,6 +170,18 @@ class Observer:
         return 0.0 if self._power is None else channel_nsr(self.low, self.high, self._power)
 
     @property
+    def channel_noise(self) -> float:
+        """NSR of 8-bit quantization with a scale per channel, averaged over channels."""
+        if self._power is None or self._extremes is None:
+            return self.noise
+        ends = zip(*(ends.tolist() for ends in self._extremes), strict=True)
+        found = [
+            channel_nsr(low, high, power)
+            for (low, high), power in zip(ends, self._power[:, None], strict=True)
+        ]
+        return float(np.mean(found))
+
+    @property
     def channels(self) -> ChannelStats | None:
         """Statistics of every channel; None if they were not recorded."""
         if self._power is None or self._extremes is None or self._mean is None:
@@ -208,8 +221,15 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def summarize(statistics: dict[str, Observer], samples: int) -> Observations:
+def summarize(
+    statistics: dict[str, Observer], samples: int, by_channel: Collection[str] = ()
+) -> Observations:
     """Return the observations for strategies and conversion from all tensor statistics.
+
+    Args:
+        statistics: tensor → its statistics.
+        samples: number of samples.
+        by_channel: tensors that kernels read with a scale per channel.
 
     Raises:
         ConversionError: a tensor held NaN or Inf.
@@ -220,9 +240,13 @@ def summarize(statistics: dict[str, Observer], samples: int) -> Observations:
                 f"tensor {name!r} must be finite on the calibration data, got NaN or Inf; check "
                 f"the model and its inputs"
             )
-    noise = {name: found.noise for name, found in statistics.items()}
+    noise = {
+        name: found.channel_noise if name in by_channel else found.noise
+        for name, found in statistics.items()
+    }
     worst = sorted((n for n in noise if noise[n] > _MIN_CHANNEL_NSR), key=lambda n: -noise[n])
-    channels = {name: statistics[name].channels for name in worst[:_MAX_CHANNEL_TENSORS]}
+    kept = dict.fromkeys([*worst[:_MAX_CHANNEL_TENSORS], *by_channel])
+    channels = {name: statistics[name].channels for name in kept if name in statistics}
     return Observations(
         {name: found.ranges() for name, found in statistics.items()},
         noise,

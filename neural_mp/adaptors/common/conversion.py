@@ -5,19 +5,25 @@ Also the two shorter pipelines of calibration and of timing ops.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
+
+import numpy as np
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import Observer, summarize
 from neural_mp.adaptors.common.corrections import apply_corrections
 from neural_mp.adaptors.common.optional import OpTiming
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.observations import Observations, Range
+from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import OpConfig
-from neural_mp.core.quantization_flow import QuantizationFlow, observable_tensors
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quantization_flow import (
+    QuantizationFlow,
+    observable_tensors,
+    propagate_quantization,
+)
 from neural_mp.errors import ConversionError, PlanError
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.util.pytree import batch_size_of
@@ -58,7 +64,29 @@ def quantized_ranges(
         asked = config.activation.algorithm if config and config.activation else "minmax"
         ranges = [_observed(tensor, asked, observations) for tensor in flow.scale_members[root]]
         found[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
+    for tensor in tensors_with_channel_scales(graph, flow) & observations.channels.keys():
+        found[tensor] = _by_channel(found[tensor], observations.channels[tensor])
     return found
+
+
+def tensors_with_channel_scales(graph: OpGraph, flow: QuantizationFlow) -> frozenset[str]:
+    """Return the quantized tensors that only ops with a scale per channel read."""
+    readers: dict[str, list[str]] = defaultdict(list)
+    for op, sources in flow.int8_reads.items():
+        for source in sources:
+            readers[source].append(op)
+    shared = Counter(flow.scale_owner.values())
+    return frozenset(
+        tensor
+        for tensor, ops in readers.items()
+        if shared[tensor] == 1 and all(graph[op].channel_scales for op in ops)
+    )
+
+
+def _by_channel(span: Range, channels: ChannelStats) -> ChannelRange:
+    """Return a range with the ranges of the channels, clipped to it."""
+    low, high = np.clip([channels.low, channels.high], *span).tolist()
+    return ChannelRange(span, zip(low, high, strict=True))
 
 
 def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
@@ -130,7 +158,8 @@ def observe(
     found: defaultdict[str, Observer] = defaultdict(Observer)
     for name, summary in adaptor.observe_tensors(model, counted(), tensors):
         found[name].update(summary)
-    return summarize(found, samples)
+    flow = propagate_quantization(space.graph, dict.fromkeys(space.int8_ops, Precision.INT8))
+    return summarize(found, samples, tensors_with_channel_scales(space.graph, flow))
 
 
 def profile(timing: OpTiming[M], model: M, inputs: Any, brief: bool = False) -> dict[str, float]:

@@ -22,6 +22,9 @@ from neural_mp.core.precision import Precision
 from neural_mp.space import TuningSpace
 from neural_mp.util.pytree import Array
 
+#: The uint8 number at the place of 0 in int8.
+_MIDDLE = 128
+
 
 @dataclass(frozen=True)
 class QuantParams:
@@ -34,6 +37,11 @@ class QuantParams:
     def of(cls, span: Range) -> QuantParams:
         """Return the parameters that cover a range, with an exact zero."""
         return cls(*affine_parameters(*span))
+
+    @classmethod
+    def signed(cls, span: Range) -> QuantParams:
+        """Return the parameters that cover a range as int8 does, without a zero point."""
+        return cls((max(map(abs, span)) or 1.0) / (LEVELS - _MIDDLE), _MIDDLE)
 
     @property
     def low(self) -> float:

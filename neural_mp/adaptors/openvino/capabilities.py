@@ -20,7 +20,7 @@ from neural_mp.adaptors.common.capabilities import (
     is_usable,
 )
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.openvino.fusion import LAYERS
+from neural_mp.adaptors.openvino.fusion import LAYERS, has_one_position, is_product
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
@@ -33,7 +33,11 @@ from neural_mp.adaptors.openvino.graph_edit import (
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.recurrent import LSTM, RECURRENT, obstacle
 from neural_mp.adaptors.openvino.reduce_range import kernel_of
-from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, weight_quant_spec
+from neural_mp.core.int8_accumulation import (
+    REDUCED_WEIGHT,
+    Int8Accumulation,
+    weight_quant_spec,
+)
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 
 #: Ops that run a graph of their own or keep a state.
@@ -71,6 +75,8 @@ def _integer_kernel(
     if type_of(node) == LSTM:
         spec = weight_quant_spec(accumulation[kernel_of(node)])
         return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
+    if is_product(node):
+        return _kernel_of_product(node, accumulation)
     if type_of(node) not in LAYERS:
         return IntegerKernel(algorithms=RANGE_ALGORITHMS)
     weight = array_of(source_of(node, 1))
@@ -82,7 +88,11 @@ def _integer_kernel(
         return "the weight must be a matrix for the integer kernel"
     if type_of(node) == "GroupConvolution" and weight.ndim == 6 and weight.shape[2] == 1:
         return "the integer kernels by channel have at most two spatial axes"
-    if _has_one_position(node) and weight.size < _LEAST_WEIGHTS:
+    if (
+        type_of(node) != "MatMul"
+        and has_one_position(source_of(node, 0))
+        and weight.size < _LEAST_WEIGHTS
+    ):
         return "so few products over one position gain no time from INT8"
     if (rank_of(node.output(0)) or 0) < 2:
         return "the integer kernel needs at least two axes"
@@ -90,12 +100,13 @@ def _integer_kernel(
     return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
 
 
-def _has_one_position(node: Any) -> bool:
-    """Whether a convolution reads one value per channel, as in squeeze-and-excitation."""
-    shape = source_of(node, 0).get_partial_shape()
-    if type_of(node) == "MatMul" or shape.rank.is_dynamic:
-        return False
-    return all(size.is_static and size.get_length() == 1 for size in list(shape)[2:])
+def _kernel_of_product(node: Any, accumulation: KernelAccumulation) -> IntegerKernel | str:
+    """Return the integer kernel of a product of two computed matrices."""
+    if node.get_attributes()["transpose_a"]:
+        return TRANSPOSED_INPUT
+    if accumulation[kernel_of(node)] is not Int8Accumulation.EXACT:
+        return "both factors are computed, and INT8 accumulation saturates unless one is limited"
+    return IntegerKernel(algorithms=RANGE_ALGORITHMS)
 
 
 def _reason(node: Any) -> str:

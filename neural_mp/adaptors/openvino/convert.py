@@ -19,11 +19,18 @@ from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS, GraphStructure, has_weight, structure
+from neural_mp.adaptors.openvino.fusion import (
+    CONVOLUTIONS,
+    GraphStructure,
+    has_weight,
+    is_product,
+    structure,
+)
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
     name_of,
+    rank_of,
     source_of,
     tensor_of,
     type_of,
@@ -34,13 +41,13 @@ from neural_mp.adaptors.openvino.recurrent import (
     SUFFIXES,
     input_widths,
     quantized_parts,
-    state_params,
 )
 from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
 from neural_mp.core.int8_accumulation import weight_qmax
-from neural_mp.core.observations import Range
+from neural_mp.core.observations import ChannelRange, Range
 from neural_mp.core.precision import Precision, QuantSpec
 from neural_mp.space import ResolvedPlan
+from neural_mp.util.pytree import Array
 
 #: Suffixes of the names of inserted nodes.
 QUANTIZED, WEIGHT, CAST, BOUNDED = "/quantize", "/weight", "/cast", "/bounded"
@@ -72,7 +79,8 @@ def convert_graph(
         ranges: scale owner → the range that its scale must cover.
     """
     program = model.program.clone()
-    writer = _Writer(structure(program), plan, ranges)
+    found = structure(program)
+    writer = _Writer(found, plan, ranges, _factors(found, plan))
     writer.quantize_weights()
     writer.quantize_tensors()
     writer.bound_results()
@@ -88,6 +96,20 @@ def convert_graph(
         counts=writer.counts,
         _runners={},
     )
+
+
+def _factors(found: GraphStructure, plan: ResolvedPlan) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the owners of the scales of first and of second factors of INT8 products."""
+    products = [
+        node
+        for name, node in found.nodes.items()
+        if is_product(node) and plan.effective.get(name) is Precision.INT8
+    ]
+    first, second = (
+        frozenset(plan.flow.scale_owner[tensor_of(source_of(node, place))] for node in products)
+        for place in range(2)
+    )
+    return first, second
 
 
 def weight_axes(node: Any, axes: int) -> tuple[int, ...]:
@@ -114,11 +136,22 @@ def quantized_weight(name: str, node: Any, spec: QuantSpec) -> Any:
     return found
 
 
+def _limits_by_channel(span: ChannelRange, axes: int) -> tuple[Array, Array]:
+    """Return the smallest and the largest representable number of every channel."""
+    params = [QuantParams.of(channel) for channel in span.channels]
+    shape = (1, -1) + (1,) * (axes - 2)
+    low, high = ([getattr(each, end) for each in params] for end in ("low", "high"))
+    return np.array(low, np.float32).reshape(shape), np.array(high, np.float32).reshape(shape)
+
+
 @dataclass
 class _Writer:
     structure: GraphStructure
     plan: ResolvedPlan
     ranges: Mapping[str, Range]
+    #: Owners of the scales of first and of second factors of products of two computed matrices,
+    #: which take no zero points, and int8 only as second factor.
+    factors: tuple[frozenset[str], frozenset[str]]
     #: Inserted node → the op that it was inserted for.
     owners: dict[str, str] = field(default_factory=dict)
     quantized: int = 0
@@ -170,7 +203,7 @@ class _Writer:
                 or tensor in flow.int8_reads.get(name_of(given.get_node()), ())
             ]
             # Outputs of the model read quantized values, too: a kernel has a single result.
-            stored = self._fake_quantize(tensor, output, self._params(root))
+            stored = self._fake_quantize(tensor, output, root)
             for given in readers:
                 if written or type_of(given.get_node()) != "Result":
                     given.replace_source_output(stored.output(0))
@@ -220,14 +253,20 @@ class _Writer:
 
     def _params(self, root: str) -> QuantParams:
         """Return the parameters of the tensors that share a scale."""
+        span = self.ranges[root]
         states = any(map(self._is_lstm, self.plan.flow.scale_members[root]))
-        return (state_params if states else QuantParams.of)(self.ranges[root])
+        first, second = self.factors
+        signed = states or root in second or (root in first and span[0] < 0)
+        return (QuantParams.signed if signed else QuantParams.of)(span)
 
     def _is_lstm(self, op: str) -> bool:
         return op in self.structure.nodes and type_of(self.structure.nodes[op]) == LSTM
 
-    def _fake_quantize(self, tensor: str, output: Any, params: QuantParams) -> Any:
-        low, high = np.float32(params.low), np.float32(params.high)
+    def _fake_quantize(self, tensor: str, output: Any, root: str) -> Any:
+        span, params = self.ranges[root], self._params(root)
+        low, high = np.array(params.low, np.float32), np.array(params.high, np.float32)
+        if isinstance(span, ChannelRange):
+            low, high = _limits_by_channel(span, rank_of(output) or 0)
         stored = ops.fake_quantize(output, low, high, low, high, _LEVELS)
         stored.set_friendly_name(f"{tensor}{QUANTIZED}")
         self.owners[f"{tensor}{QUANTIZED}"] = self.structure.parts.get(tensor, tensor)

@@ -28,8 +28,10 @@ Step = fusion.Step[str, str]
 #: Layers with a constant weight as second input.
 CONVOLUTIONS = ("Convolution", "GroupConvolution")
 LAYERS = (*CONVOLUTIONS, "MatMul")
+#: The axis of channels, and the fewest axes of a picture.
+_CHANNELS, _LEAST_AXES = 1, 4
 #: Ops with an integer kernel that pays off between INT8 ops only.
-JOINERS = ("Add", "AvgPool")
+JOINERS = ("Add", "AvgPool", "Multiply", "ReduceMean")
 #: Activations that the plugin fuses into layers.
 ACTIVATIONS = frozenset(
     {
@@ -89,7 +91,7 @@ def structure(model: Any) -> GraphStructure:
         tensors,
         groups,
         fused_into(groups.values()),
-        frozenset(name for name, node in nodes.items() if _moves(node)),
+        frozenset(name for name, node in nodes.items() if moves(node)),
         parts,
     )
 
@@ -101,19 +103,61 @@ def has_weight(node: Any) -> bool:
     return is_constant(source_of(node, 1)) and not is_constant(source_of(node, 0))
 
 
+def is_product(node: Any) -> bool:
+    """Whether an op is a product of two computed matrices, as in attention."""
+    if type_of(node) != "MatMul":
+        return False
+    given = [source_of(node, place) for place in range(2)]
+    return all(is_float(output) and not is_constant(output) for output in given)
+
+
 def _heads(node: Any) -> bool:
     if has_integer_kernel(node):
         return True
     if len(outputs_of(node)) != 1 or not is_float(node.output(0)):
         return False
-    if has_weight(node):
-        return True
+    return has_weight(node) or is_product(node) or bool(joined_inputs(node))
+
+
+def joined_inputs(node: Any) -> tuple[str, ...]:
+    """Return the tensors that an op between INT8 ops reads quantized; empty for other ops.
+
+    The factor of a product that has one value per channel, as in squeeze-and-excitation, stays in
+    float.
+    """
+    if type_of(node) not in JOINERS:
+        return ()
     given = [i.get_source_output() for i in node.inputs()]
-    # The plugin has INT8 kernels of sums for tensors with channels only.
-    ranked = (rank_of(node.output(0)) or 0) >= 4
-    if type_of(node) not in JOINERS or not ranked or any(map(is_constant, given)):
+    # The plugin has INT8 kernels of these ops for tensors with channels only.
+    if (rank_of(given[0]) or 0) < _LEAST_AXES:
+        return ()
+    if type_of(node) == "ReduceMean":
+        return (tensor_of(given[0]),) if _averages_positions(node) else ()
+    if any(map(is_constant, given)):
+        return ()
+    if type_of(node) == "Multiply":
+        per_channel = [output for output in given if has_one_position(output)]
+        others = [output for output in given if output not in per_channel]
+        return (tensor_of(others[0]),) if len(per_channel) == len(others) == 1 else ()
+    if any(map(_follows_convolution, given)):
+        return ()
+    return tuple(map(tensor_of, given))
+
+
+def _averages_positions(node: Any) -> bool:
+    """Whether a mean is over the axes of positions, all of them after that of channels."""
+    axes, rank = array_of(source_of(node, 1)), rank_of(source_of(node, 0)) or 0
+    return axes is not None and {int(a) % rank for a in axes.ravel()} == {
+        *range(_CHANNELS + 1, rank)
+    }
+
+
+def has_one_position(output: Any) -> bool:
+    """Whether a tensor has one value per channel."""
+    shape = output.get_partial_shape()
+    if shape.rank.is_dynamic or len(shape) <= _CHANNELS + 1:
         return False
-    return not any(map(_follows_convolution, given))
+    return all(size.is_static and size.get_length() == 1 for size in list(shape)[_CHANNELS + 1 :])
 
 
 def _follows_convolution(output: Any) -> bool:
@@ -180,7 +224,7 @@ def _is_bias(layer: Any, step: Any, position: int) -> bool:
     return all(size == 1 for axis, size in enumerate(sizes) if axis != channels)
 
 
-def _moves(node: Any) -> bool:
+def moves(node: Any) -> bool:
     """Whether an op yields the same on quantized as on float values."""
     if type_of(node) not in _AGNOSTIC or not is_float(node.output(0)):
         return False

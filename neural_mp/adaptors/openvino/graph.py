@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from neural_mp.adaptors.openvino.fusion import JOINERS
+from neural_mp.adaptors.openvino.fusion import JOINERS, has_weight, is_product, joined_inputs
 from neural_mp.adaptors.openvino.graph_edit import (
     SIXTEEN_BITS,
     constants_read,
@@ -15,7 +15,9 @@ from neural_mp.adaptors.openvino.graph_edit import (
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.recurrent import LSTM
+from neural_mp.adaptors.openvino.reduce_range import kernel_of
 from neural_mp.core.graph import Layer, Op, OpGraph
+from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.precision import Precision
 
 #: Start of the names of ops that come from the modules of a PyTorch model.
@@ -43,6 +45,8 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 quantize_agnostic=name in structure.agnostic_ops,
                 writes_int8=type_of(node) == LSTM and name in structure.fusion_groups,
                 joins_int8=type_of(node) in JOINERS and name in structure.fusion_groups,
+                quantized_inputs=_quantized_inputs(node) if name in structure.fusion_groups else (),
+                channel_scales=_is_depthwise(node),
                 quantizes_terms=name in sums,
                 weights=weights,
                 layers=_module_layers(name, type_of(node)),
@@ -54,6 +58,17 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
         ops.append(Op(part, type_of(structure.nodes[op]), (op,), quantize_agnostic=moved))
     outputs = {tensor_of(source_of(result, 0)) for result in model.program.get_results()}
     return OpGraph(ops, model.signature.input_tensors, sorted(outputs & set(structure.tensors)))
+
+
+def _quantized_inputs(node: Any) -> tuple[str, ...]:
+    """Return the inputs that an integer kernel reads quantized; empty for the first one only."""
+    if is_product(node):
+        return tuple(dict.fromkeys(tensor_of(source_of(node, place)) for place in range(2)))
+    return joined_inputs(node)
+
+
+def _is_depthwise(node: Any) -> bool:
+    return has_weight(node) and kernel_of(node) is KernelKind.DEPTHWISE
 
 
 def _is_weight(constant: Any) -> bool:

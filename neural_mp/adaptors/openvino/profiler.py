@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from neural_mp.adaptors.openvino.convert import STORED
-from neural_mp.adaptors.openvino.fusion import has_weight
+from neural_mp.adaptors.openvino.convert import QUANTIZED, STORED
+from neural_mp.adaptors.openvino.fusion import has_weight, is_product
 from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.reduce_range import REDUCED
@@ -71,8 +71,8 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
         if kernel.microseconds is None or kernel.type in _CONVERSIONS:
             continue
         ran = list(dict.fromkeys(_ops_of(model, kernel)))
-        if kernel.is_integer and ran:
-            ran = [_layer_behind(model, ran) if kernel.type in _LAYERS else ran[0]]
+        if _is_integer(kernel) and ran:
+            ran = [(_layer_behind if kernel.type in _LAYERS else _joining)(model, ran)]
         for op in ran:
             given = model.structure.nodes[op].input(0).get_element_type()
             found.setdefault(op, []).append(_traced(kernel, quantized=given not in _OWN_BYTES))
@@ -92,10 +92,22 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     }
 
 
+def _is_integer(kernel: Kernel) -> bool:
+    """Whether a kernel computes with integers, or reads and writes them, as a mean may."""
+    return kernel.is_integer or (
+        kernel.type == "Reduce" and any(name.endswith(QUANTIZED) for name in kernel.ops)
+    )
+
+
+def _joining(model: OpenVinoModel, ran: list[str]) -> str:
+    """Return the op that joins INT8 among those of an integer kernel, or else the first."""
+    return next((op for op in ran if op in model.structure.fusion_groups), ran[0])
+
+
 def _layer_behind(model: OpenVinoModel, ran: list[str]) -> str:
     """Return the layer of an integer kernel: among its ops, or before the first of them."""
     nodes, before = model.structure.nodes, ran[:1]
-    found = [op for op in ran if has_weight(nodes[op])]
+    found = [op for op in ran if has_weight(nodes[op]) or is_product(nodes[op])]
     while not found and before:
         before = [op for op in model.structure.read_by(before[0]) if op in nodes]
         found = [op for op in before[:1] if has_weight(nodes[op])]
@@ -131,7 +143,7 @@ def _traced(kernel: Kernel, *, quantized: bool) -> TracedKernel:
         return TracedKernel(kernel.primitive)
     if kernel.precision not in _BYTES:
         return TracedKernel(kernel.primitive, _PRECISIONS.get(kernel.precision))
-    if kernel.is_integer:
+    if _is_integer(kernel):
         return TracedKernel(kernel.primitive, Precision.INT8, True)
     # Kernels without integer variants, such as means, compute in float on what they read.
     return TracedKernel(kernel.primitive, None if kernel.may_be_integer else Precision.FP32, True)

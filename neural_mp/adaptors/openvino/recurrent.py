@@ -97,11 +97,6 @@ def input_widths(nodes: Iterable[Any]) -> dict[str, int]:
     return found
 
 
-def state_params(span: Range) -> QuantParams:
-    """Return the parameters of a hidden state, which has both signs."""
-    return QuantParams((max(map(abs, span)) or 1.0) / (LEVELS - _ZERO_POINT), _ZERO_POINT)
-
-
 def quantized_parts(
     node: Any, span: Range, state: QuantParams, limit: int, width: int
 ) -> Iterator[tuple[int, Any]]:
@@ -114,7 +109,7 @@ def quantized_parts(
         limit: the largest integer of a weight.
         width: the size of the padded input.
     """
-    own = state_params(span)
+    own = QuantParams.signed(span)
     weights = [np.asarray(array_of(source_of(node, place)), np.float32) for place in WEIGHTS]
     given, extra = source_of(node, _INPUT), width - weights[0].shape[2]
     if extra:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.adaptors.common.calibration import LEVELS
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
-from neural_mp.adaptors.openvino.fusion import LAYERS
+from neural_mp.adaptors.openvino.fusion import LAYERS, is_product, moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     constants_read,
@@ -52,13 +53,27 @@ def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
 
 def full_range_kernels(model: OpenVinoModel) -> frozenset[KernelKind]:
     """Return the kinds of integer kernels with a weight beyond ±63."""
-    return wide_kinds(_weights(model.runs))
+    products = {KernelKind.DENSE} if any(_quantized_factors(model.runs)) else set()
+    return wide_kinds(_weights(model.runs)) | products
+
+
+def _quantized_factors(program: Any) -> Iterator[Any]:
+    """Yield the FakeQuantize of the second factor of every INT8 product of computed matrices."""
+    for node in program.get_ordered_ops():
+        if not is_product(node):
+            continue
+        factor = source_of(node, 1).get_node()
+        while moves(factor):
+            factor = source_of(factor, 0).get_node()
+        if type_of(factor) == "FakeQuantize" and factor.get_attributes()["levels"] == LEVELS + 1:
+            yield factor
 
 
 def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
     """Return the model with weights of at most ±63 in kernels that may saturate.
 
-    Integers are halved and scales doubled, which costs one bit of the weights.
+    Integers are halved and scales doubled, which costs one bit of the weights. Second factors of
+    products of computed matrices lose a bit as well, and the plugin computes these in float.
     """
     program = model.runs.clone()
     limit = WEIGHT_LIMITS[REDUCED_RANGE]
@@ -70,9 +85,22 @@ def with_reduced_range(model: OpenVinoModel) -> OpenVinoModel:
         for reader in readers:
             reader.replace_source_output(smaller.output(0))
             _double(reader.get_node())
+    for factor in {name_of(each): each for each in _quantized_factors(program)}.values():
+        _halve_levels(factor)
     program.validate_nodes_and_infer_types()
     given = None if model.given is None else program
     return replace(model, program=program, given=given, _runners={})
+
+
+def _halve_levels(factor: Any) -> None:
+    """Round a tensor to every second level, for which the plugin has no integer kernels."""
+    low, high = (np.asarray(array_of(source_of(factor, place))) for place in (1, 2))
+    high = high - (high - low) / LEVELS
+    half = ops.fake_quantize(factor.input_value(0), low, high, low, high, (LEVELS + 1) // 2)
+    readers = list(factor.output(0).get_target_inputs())
+    half.set_friendly_name(f"{name_of(factor)}{REDUCED}")
+    for reader in readers:
+        reader.replace_source_output(half.output(0))
 
 
 def _double(convert: Any) -> None:
