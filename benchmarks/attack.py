@@ -54,16 +54,17 @@ def main() -> None:
     check()
     wanted = [f for f in FAMILIES if not given.only or f.name in given.only]
     chosen = [f for f in wanted if f.name not in given.without]
-    findings, table = [], Table("attacks", "of them", *(v.value for v in Verdict), "seconds")
+    findings, table = [], Table("family", "attacks", "right", "refused", "harmful", "seconds")
     with Progress(console=console) as progress:
         for family in chosen:
             begun = time.monotonic()
             found = list(_attacked(family, given, progress))
             findings += found
             by = counts(found).get(family.name, {})
-            numbers = [str(by.get(verdict, 0)) for verdict in Verdict]
+            numbers = [str(by.get(v, 0)) for v in (Verdict.RIGHT, Verdict.REFUSED)]
+            bad = ", ".join(f"{by[v]} {v.value}" for v in Verdict if by.get(v) and not v.harmless)
             seconds = f"{time.monotonic() - begun:.0f}"
-            table.add_row(family.name, str(len(found)), *numbers, seconds)
+            table.add_row(family.name, str(len(found)), *numbers, bad or "none", seconds)
     console.print(table)
     broken = harmful(findings)
     for finding in broken:

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 
+def visible(text: str) -> str:
+    """Return a text with control characters escaped.
+
+    These include characters that change the text direction (Unicode Standard Annex #9), so that a
+    name can neither hide nor reorder text.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        f"\\u{ord(letter):04x}"
+        if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+        and letter not in "\n\t"
+        else letter
+        for letter in text
+    )
+
+
 class NeuralMPError(Exception):
     """Base of all deliberate errors: the message names the subject, the rule and the fix.
+
+    The message may contain names from files, so that `str` escapes control characters.
 
     Attributes:
         keys: path of the mistake in the settings, outermost key first.
     """
 
     keys: tuple[str | int, ...] = ()
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 @contextmanager

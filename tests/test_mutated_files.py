@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -159,10 +160,18 @@ def test_what_a_program_in_a_file_does_is_seen(programs, canary):
     ids=["every hostile file", "some of all other attacks"],
 )
 def test_attacks_end_in_a_right_result_or_in_one_error(options, tmp_path):
+    # The attacks need what `.[all]` installs, and pytest is no part of that.
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "pytest.py").write_text("raise ImportError('not installed')")
+    paths = os.pathsep.join([str(tmp_path / "without"), str(ROOT)])
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "attack.py"), *options],
         cwd=tmp_path,
         capture_output=True,
         text=True,
+        env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "80"},
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (heading,) = [line for line in done.stdout.splitlines() if "family" in line]
+    for word in ("attacks", "right", "refused", "harmful", "seconds"):
+        assert word in heading

@@ -20,6 +20,7 @@ import typer
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from neural_mp.cli.entry_point import exit_at_once
 from neural_mp.cli.errors import ExitCode, say_error
 from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.reporting import error_console, output_console
@@ -177,9 +178,9 @@ class Output:
             self.interrupted = True
             raise KeyboardInterrupt
 
-        usual = signal.default_int_handler
+        usual = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or (
-            signal.getsignal(signal.SIGINT) is not usual
+            usual not in (signal.default_int_handler, exit_at_once)
         ):
             yield
             return

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from neural_mp.util.html import visible
+from neural_mp.errors import visible
 
 #: Width without a terminal, which fits any table.
 _UNLIMITED = 100_000

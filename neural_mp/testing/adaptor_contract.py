@@ -19,7 +19,8 @@ from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ConversionError
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.space import TuningSpace, planned_ops
-from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
+from neural_mp.testing.fixtures import Split, machine, signal_to_noise, uniform
+from neural_mp.testing.on_digits import OnDigits
 from neural_mp.util.pytree import tree_leaves
 
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16

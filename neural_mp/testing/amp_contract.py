@@ -16,7 +16,8 @@ from neural_mp.amp import LEVEL, PREFIXES, SWITCH, canonical_lists
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
-from neural_mp.testing.fixtures import OnDigits, machine
+from neural_mp.testing.fixtures import machine
+from neural_mp.testing.on_digits import OnDigits
 
 #: Expected colours of the net by the canonical lists, derived by hand from the rules: the average
 #: is INFER without a 16-bit producer; the exponential is DENY, which extends to the addition and

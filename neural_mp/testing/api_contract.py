@@ -9,7 +9,8 @@ import pytest
 
 from neural_mp import MixedPrecision, common
 from neural_mp.errors import DataError, UnsupportedPrecisionError
-from neural_mp.testing.fixtures import Accuracy, OnDigits, machine
+from neural_mp.testing.fixtures import Accuracy, machine
+from neural_mp.testing.on_digits import OnDigits
 
 CONF = """
 model: {{name: digits, framework: {framework}}}

@@ -13,7 +13,8 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.int8_accumulation import KernelKind, weight_qmax, weight_quant_spec
 from neural_mp.core.precision import Precision
-from neural_mp.testing.fixtures import OnDigits, machine, signal_to_noise, uniform
+from neural_mp.testing.fixtures import machine, signal_to_noise, uniform
+from neural_mp.testing.on_digits import OnDigits
 from neural_mp.testing.products_contract import whole_numbers
 from neural_mp.tuning import op_outputs
 from neural_mp.tuning.comparison import Comparison, compare_models

@@ -15,7 +15,8 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
 from neural_mp.search.corrections import best_corrections, corrected_nsr, with_corrections
-from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
+from neural_mp.testing.fixtures import Split, machine, signal_to_noise, uniform
+from neural_mp.testing.on_digits import OnDigits
 
 INT8 = Precision.INT8
 MACHINE = machine()

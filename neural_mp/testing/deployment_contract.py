@@ -25,7 +25,8 @@ from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.runs.report import Report
-from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
+from neural_mp.testing.fixtures import Split, machine, signal_to_noise, uniform
+from neural_mp.testing.on_digits import OnDigits
 
 INT8 = Precision.INT8
 

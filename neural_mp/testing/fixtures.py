@@ -1,14 +1,12 @@
-"""Common fixtures of all contracts."""
+"""Data, metric and machine of all contracts, without pytest."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from neural_mp.common import DataLoader
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware, detect
@@ -95,23 +93,3 @@ class Accuracy:
         """Return the fraction of correct predictions."""
         self.evaluations += 1
         return self.right / self.all
-
-
-class OnDigits:
-    """Tests on scikit-learn's digits; run records stay in the folder of the test."""
-
-    @pytest.fixture(scope="session")
-    @classmethod
-    def digits(cls) -> tuple[Split, Split]:
-        """The digits for training and calibration, and those for evaluation."""
-        return digits()
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
-        """Inputs of the nets."""
-        return digits[1].images[:64]
-
-    @pytest.fixture(autouse=True)
-    def _own_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)

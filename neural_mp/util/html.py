@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 from xml.etree import ElementTree
+
+from neural_mp.errors import visible
 
 Element = ElementTree.Element
 #: Content of an element: elements, strings, numbers, lists of these; None is omitted.
@@ -13,23 +14,6 @@ Child = Any
 
 #: Maximum rows of a table in a notebook cell.
 _MAX_ROWS = 60
-
-
-def visible(text: str) -> str:
-    """Return a text with control characters escaped.
-
-    These include characters that change the text direction (Unicode Standard Annex #9), so that a
-    name can neither hide nor reorder text.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        f"\\u{ord(letter):04x}"
-        if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-        and letter not in "\n\t"
-        else letter
-        for letter in text
-    )
 
 
 def element(_tag: str, *children: Child, **attributes: object) -> Element:

@@ -201,6 +201,43 @@ def test_ctrl_c_in_a_process_of_its_own(workplace):
     assert "continue with --resume" in err
 
 
+#: Presses Ctrl-C where a module is imported, or where Python ends.
+PRESSED = """
+import atexit, os, signal, sys
+
+class Presses:
+    def find_spec(self, name, path=None, target=None):
+        if name == place:
+            os.kill(os.getpid(), signal.SIGINT)
+
+place = sys.argv.pop()
+if place == "end":
+    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Presses())
+from neural_mp.cli.entry_point import main
+main()
+"""
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.parametrize("place", ["neural_mp.cli.app", "numpy", "typer", "end"])
+def test_ctrl_c_at_the_start_and_at_the_end_is_one_line(place):
+    done = subprocess.run(
+        [sys.executable, "-c", PRESSED, "hardware", place], capture_output=True, text=True
+    )
+    assert done.returncode == 130
+    assert done.stderr.startswith("interrupted; nothing was saved\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    ignoring = PRESSED.replace("\nplace", "\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nplace")
+    done = subprocess.run(
+        [sys.executable, "-c", ignoring, "hardware", "numpy"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_closed_pipe_is_not_a_missed_target():
     command = [sys.executable, "-m", "neural_mp.cli.app", "hardware"]
     reading, writing = os.pipe()

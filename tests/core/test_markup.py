@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
 from html.parser import HTMLParser
 
 import pytest
@@ -11,8 +12,9 @@ from machine import machine
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
+from neural_mp.errors import DataError, NeuralMPError, visible
 from neural_mp.runs.report import Report
-from neural_mp.util.html import element, markup, notebook_table, raw, visible
+from neural_mp.util.html import element, markup, notebook_table, raw
 
 
 class _Texts(HTMLParser):
@@ -28,6 +30,20 @@ class _Texts(HTMLParser):
 
     def handle_data(self, data):
         self.text += data
+
+
+def test_no_error_of_this_package_carries_control_characters():
+    kinds, found = [NeuralMPError], set()
+    while kinds:
+        kind = kinds.pop()
+        found.add(kind)
+        kinds += kind.__subclasses__()
+    assert DataError in found
+    for kind in found:
+        error = kind("op '\x1b[31mred' of a\u202efile\nnext line")
+        assert str(error) == "op '\\u001b[31mred' of a\\u202efile\nnext line"
+        assert str(kind(str(error))) == str(error)
+        assert "\x1b" not in "".join(traceback.format_exception(error))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from typing import Any
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op
 from neural_mp.core.precision import Precision
+from neural_mp.errors import visible
 from neural_mp.reporting.page.map_layout import Kernels, laid_out
 from neural_mp.reporting.page.page_model import View
 from neural_mp.space import why_int8
-from neural_mp.util.html import Element, element, raw, visible
+from neural_mp.util.html import Element, element, raw
 
 #: Letter of each precision, for a compact encoding of plans.
 LETTERS: Mapping[Precision, str] = {
