@@ -62,7 +62,7 @@ class Given:
         made.objective = "modelsize"
         made.early_stopping = False
         made.cache = False
-        made.accuracy_criterion = {"absolute": 1.0}
+        made.accuracy_criterion = {"absolute": 1.0, "any_tolerance": True}
         made.exit_policy = ExitPolicy(max_trials=1)
 
 

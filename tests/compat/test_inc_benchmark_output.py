@@ -107,3 +107,22 @@ class Hits:
 
     def result(self):
         return self.right / self.count
+
+
+@pytest.mark.slow
+def test_names_of_ports_that_a_saved_model_lacks_are_ignored(files, digits, caplog):
+    """Tuning files name tensors of graphs that older converters wrote."""
+    keras = pytest.importorskip("keras")
+    net = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    net.export("exported", verbose=False)
+    loader = common.DataLoader([(np.zeros((8, 8, 1), np.float32), 1)] * 8, batch_size=4)
+    (files / "conf.yaml").write_text(
+        "version: 1.0\nmodel: {framework: tensorflow, inputs: image, outputs: scores}\n"
+        "quantization: {calibration: {sampling_size: 8}}\n"
+    )
+    graph = Quantization("conf.yaml")("exported", loader)
+    assert graph.get_operations()
+    assert [line.split(":")[0] for line in caplog.messages if "no such tensor" in line] == [
+        "input 'image' is ignored",
+        "output 'scores' is ignored",
+    ]

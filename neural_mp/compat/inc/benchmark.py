@@ -23,7 +23,7 @@ from neural_mp.api.saved_model import is_saved_model
 from neural_mp.api.user_metrics import gather_metrics
 from neural_mp.compat.inc.config import BenchmarkConfig
 from neural_mp.compat.inc.log import logger
-from neural_mp.compat.inc.model import native, runnable
+from neural_mp.compat.inc.model import native, ports_there, runnable
 from neural_mp.compat.inc.user_objects import tensor_names
 from neural_mp.config import Settings
 from neural_mp.errors import ConfigurationError, DataError, TuningError
@@ -235,7 +235,7 @@ def measured_accuracy(
     if not metrics:
         raise ConfigurationError("metric must be set to measure accuracy, got none")
     postprocess = postprocess or config_objects.postprocess(settings)
-    loaded = loaded_model(model, settings.model.inputs or None, settings.model.outputs or None)
+    loaded = loaded_model(model, *ports_of(settings, model))
     evaluator = Evaluator(batches, metrics, None, postprocess)
     timer = _Timer(loaded)
     accuracy = evaluator(cast(AnyModel, timer), Deadline())
@@ -306,6 +306,12 @@ def loaded_model(
     if is_saved_model(model):
         return load(model).loaded
     return load_source(model, None, list(inputs or ()) or None, outputs=outputs)
+
+
+def ports_of(settings: Settings, model: Any) -> tuple[list[str] | None, list[str] | None]:
+    """Return the names of inputs and outputs of a configuration that the model has."""
+    inputs, outputs = settings.model.inputs, settings.model.outputs
+    return ports_there(model, inputs, "input"), ports_there(model, outputs)
 
 
 def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:

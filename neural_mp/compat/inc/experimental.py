@@ -17,7 +17,7 @@ from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc import benchmark
 from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
-from neural_mp.compat.inc.model import Model, Result, native, outputs_there, runnable
+from neural_mp.compat.inc.model import Model, Result, native, ports_there, runnable
 from neural_mp.compat.inc.quantization import as_unchecked
 from neural_mp.compat.inc.user_objects import (
     DataLoader,
@@ -26,7 +26,6 @@ from neural_mp.compat.inc.user_objects import (
     metric_of,
     postprocess_of,
     settings_of,
-    tensor_names,
 )
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision
@@ -132,7 +131,10 @@ class Benchmark(Configured):
             return benchmark.measured_accuracy(settings, model, loader, metric, postprocess)
         speed = settings.evaluation.performance
         cores, instances = benchmark.feasible(speed.cores_per_instance, speed.instances)
-        return benchmark.timed(model, loader, speed.warmup, speed.iteration, cores, instances)
+        ports = benchmark.ports_of(settings, model)
+        return benchmark.timed(
+            model, loader, speed.warmup, speed.iteration, cores, instances, ports
+        )
 
     __call__ = fit
 
@@ -193,8 +195,8 @@ class _Experiment(Configured):
         tuning.metric = metric_of(self.metric, self.settings.model.framework)
         tuning.postprocess = postprocess_of(self.postprocess)
         tuning.objective = self.objective or tuning.objective
-        tuning.inputs = tensor_names(self.input) or tuning.inputs
-        tuning.outputs = outputs_there(tuning.model, self.output) or tuning.outputs
+        tuning.inputs = ports_there(tuning.model, self.input or tuning.inputs, "input")
+        tuning.outputs = ports_there(tuning.model, self.output or tuning.outputs)
         return Result(as_unchecked(tuning, self.settings).fit())
 
     __call__ = fit

@@ -50,29 +50,40 @@ def runnable(model: object) -> Any:
     return found
 
 
-def outputs_there(model: object, given: object) -> list[str] | None:
-    """Return the names of existing outputs; like INC, only warn about unknown names.
+def ports_there(model: object, given: object, kind: str = "output") -> list[str] | None:
+    """Return the names of existing inputs or outputs; like INC, only warn about unknown names.
 
     Args:
-        model: the model; names are checked for TensorFlow graphs only.
+        model: the model; names are checked for TensorFlow graphs and SavedModels only.
         given: a list, a comma-separated string, or None.
+        kind: `input` or `output`.
 
     Returns:
-        None if no name is left.
+        None if a name of an input or every name of an output is unknown.
     """
     names = tensor_names(given)
-    nodes = getattr(model, "node", None)
-    if names is None or nodes is None:
+    known = None if names is None else _known_ports(model, kind)
+    if names is None or known is None:
         return names
-    known = {node.name for node in nodes}
+    kept = [name for name in names if node_name(name) in known]
     for name in names:
-        if node_name(name) not in known:
-            logger.warning(
-                "output %r is ignored: the graph has no such tensor%s",
-                name,
-                did_you_mean(name, known),
-            )
-    return [name for name in names if node_name(name) in known] or None
+        if name not in kept:
+            hint = did_you_mean(name, known)
+            logger.warning("%s %r is ignored: the graph has no such tensor%s", kind, name, hint)
+    return kept if kept and (kind == "output" or len(kept) == len(names)) else None
+
+
+def _known_ports(model: object, kind: str) -> set[str] | None:
+    """Return the names that an input or output may have; None if they are checked on loading."""
+    nodes = getattr(model, "node", None)
+    if nodes is not None:
+        return {node.name for node in nodes}
+    if not isinstance(model, str | Path) or not (Path(model) / "saved_model.pb").is_file():
+        return None
+    signature = load_source(model, None, None).held.signature
+    ports = signature.inputs if kind == "input" else signature.outputs
+    names = {name for port in ports for name in (port.name, port.alias, port.tensor) if name}
+    return {node_name(name) for name in names}
 
 
 class Model:
@@ -117,10 +128,7 @@ class Model:
         """A TensorFlow 1 session with the graph."""
         import tensorflow as tf
 
-        graph = tf.Graph()
-        with graph.as_default():
-            tf.graph_util.import_graph_def(self.graph_def, name="")
-        return tf.compat.v1.Session(graph=graph)
+        return tf.compat.v1.Session(graph=imported_graph(self.graph_def))
 
     @property
     def graph(self) -> Any:
@@ -185,6 +193,16 @@ def graph_def_of(model: Any) -> Any:
             f"graph_def needs a TensorFlow model, got one of {loaded.adaptor.framework}"
         )
     return loaded.held.graph.to_graph_def()
+
+
+def imported_graph(graph_def: Any) -> Any:
+    """Return a TensorFlow graph with the nodes of a frozen one."""
+    import tensorflow as tf
+
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    return graph
 
 
 def node_name(tensor: str) -> str:

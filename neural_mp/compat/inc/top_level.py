@@ -10,7 +10,7 @@ from typing import Any
 
 from neural_mp.compat.inc import experimental
 from neural_mp.compat.inc.experimental import Configured
-from neural_mp.compat.inc.model import Model
+from neural_mp.compat.inc.model import imported_graph
 from neural_mp.compat.inc.user_objects import DataLoader, Metric, Postprocess
 from neural_mp.config.settings import PerformanceSettings
 
@@ -78,7 +78,7 @@ class Quantization(_TopLevel):
         run.model, run.q_func, run.eval_func = model, q_func, eval_func
         run.calib_dataloader, run.eval_dataloader = q_dataloader, eval_dataloader
         found = run.fit()
-        return Model(found.model).graph if found.framework() == "tensorflow" else found.model
+        return imported_graph(found.graph_def) if found.framework() == "tensorflow" else found.model
 
     fit = __call__
 
