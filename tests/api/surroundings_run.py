@@ -33,9 +33,7 @@ class OwnError(Exception):
 def batches(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
     """Batches of (images, labels)."""
     draw = np.random.default_rng(0)
-    return [
-        (draw.random((8, 1, 8, 8), np.float32), draw.integers(0, 10, 8)) for _ in range(count)
-    ]
+    return [(draw.random((8, 1, 8, 8), np.float32), draw.integers(0, 10, 8)) for _ in range(count)]
 
 
 def _raise(error: BaseException) -> Callable[[], Any]:
