@@ -116,7 +116,8 @@ class History(RunStore):
     def begin(self, setup: RunStart) -> None:
         """Store the description of the run, and delete a previous ending."""
         self.set_packed(SETUP, setup_to_dict(setup))
-        self.set_attribute(ENDING, None)
+        if self.has_ended:
+            self.set_attribute(ENDING, None)
 
     def end(self, ending: RunEnd) -> None:
         """Store the ending of the run."""
@@ -162,8 +163,8 @@ def _close_killed_trials(study: optuna.Study) -> None:
 
 
 def _displayed(trial: Trial) -> dict[str, Any]:
-    """Return the trial attributes displayed in a dashboard."""
-    return {
+    """Return the trial attributes displayed in a dashboard; each costs a transaction."""
+    known = {
         "outcome": trial.outcome.value,
         "loss": trial.loss,
         "error": trial.error,
@@ -172,6 +173,7 @@ def _displayed(trial: Trial) -> dict[str, Any]:
         **trial.objectives,
         **{f"{precision} ops": count for precision, count in trial.plan.counts().items()},
     }
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def compared_runtimes(url: str, fingerprint: Mapping[str, str]) -> tuple[RuntimeFigures, ...]:

@@ -15,7 +15,6 @@ from neural_mp.io.readers import compress_text, file_context, parse_json
 from neural_mp.runs.record import ELEMENTS, TIMES, ProbeMeasurements, RunRecord, output_nsr_in
 from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
 from neural_mp.runs.report import RuntimeFigures
-from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import Validator, mapping_of, non_negative_float, validate_at
 
 if TYPE_CHECKING:
@@ -83,6 +82,11 @@ class RunStore:
     @observations.setter
     def observations(self, observations: Observations) -> None:
         self.set_packed(OBSERVATIONS, observations.to_dict())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the ending of the run is stored."""
+        return self._attributes.get(ENDING) is not None
 
     def measurements(self) -> dict[str, Any]:
         """Return the entries of the run's cache."""
@@ -200,8 +204,7 @@ class RunStore:
             return None
         for attempt in range(_ATTEMPTS):
             try:
-                with quiet_optuna():
-                    return write(self._study)
+                return write(self._study)
             except Exception as error:
                 # SQLAlchemy and the database drivers raise dozens of types.
                 logger.debug("run %r: write attempt %d failed", self.name, attempt, exc_info=True)

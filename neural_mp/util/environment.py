@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import metadata
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     """Return package → version, for installed packages."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue  # frameworks have several packages (tensorflow-cpu)
-    return found
+    versions = {package: _version(package) for package in packages}
+    return {package: version for package, version in versions.items() if version is not None}
+
+
+@cache
+def _version(package: str) -> str | None:
+    # Python parses the package's whole description, in milliseconds.
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None  # frameworks have several packages (tensorflow-cpu)
 
 
 #: Variables with thread counts, read by numerical libraries when loaded.

@@ -168,6 +168,7 @@ def test_equal_tuples_count_by_their_values_alone():
     assert object_fingerprint((pair, pair)) == object_fingerprint((pair, tuple([1, 2])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fingerprint", [object_fingerprint, code_fingerprint])
 def test_nested_sharing_takes_bounded_work(fingerprint):
     nested = ("end",)
@@ -176,6 +177,7 @@ def test_nested_sharing_takes_bounded_work(fingerprint):
     assert fingerprint([nested]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fingerprint", [object_fingerprint, code_fingerprint])
 def test_sets_of_sets_take_bounded_work(fingerprint):
     nested = frozenset(("end",))

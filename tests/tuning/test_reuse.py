@@ -165,8 +165,8 @@ def test_nothing_is_taken_from_elsewhere(tuned, net, monkeypatch, changed):
         other = replace(here, name="another one", flags=here.flags | {"new"})
         monkeypatch.setattr(hardware, "detect", lambda *_: other)
     elif changed == "version":
-        version = environment.metadata.version
-        monkeypatch.setattr(environment.metadata, "version", lambda name: version(name) + "1")
+        version = environment._version
+        monkeypatch.setattr(environment, "_version", lambda name: f"{version(name)}1")
     elif changed == "variable":
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
     else:
