@@ -5,6 +5,7 @@ import math
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from keras_dangers import batches, digits_net
 
@@ -183,6 +184,22 @@ def test_data_that_end_are_begun_again(data):
             yield data[0]
 
     assert advise(model, for_ever(), LOSS, steps=3).keep == ("softmax",)
+
+
+def test_a_training_step_is_traced_once(data):
+    traced = []
+
+    class Traced(layers.Layer):
+        def call(self, x):
+            traced.append(not tf.executing_eagerly())
+            return x
+
+    inputs = keras.Input((8, 8, 1))
+    x = Traced(name="traced")(layers.Flatten(name="flat")(inputs))
+    model = keras.Model(inputs, layers.Dense(10, "softmax", name="out")(x))
+    traced.clear()  # Keras calls layers of a new model without numbers
+    advise(model, data, LOSS, "bf16", steps=2)
+    assert traced.count(True) == 1
 
 
 def test_what_breaks_in_float32_is_said_to(data):
