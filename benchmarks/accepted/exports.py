@@ -70,7 +70,8 @@ def _given(path: Path, _feeds: Any) -> list[Any]:
 
     adaptor = adaptor_for(str(path))
     model = adaptor.load(str(path))
-    return _numbers(adaptor.predict(model, adaptor.example_inputs(model)))
+    with torch.no_grad():
+        return _numbers(adaptor.native(model)(*model.example.args, **model.example.kwargs))
 
 
 def results(cases: Iterable[Case], folder: Path) -> Iterator[Result]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from hostile_archives import CASES, Maker, Net, real_file, rewritten
+from hostile_archives import CASES, Maker, Net, real_file
 from hostile_transformers import FOLDERS, OTHERS, OtherMaker, Spoiler, real_folder
+from mutated_torch import altered, flipped
 from verdicts import Family, Finding, judged, judged_command
 
 import neural_mp
@@ -104,9 +102,9 @@ def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
         yield call(f"{case}: {way}", canary)
     changed = folder / "changed.pt2"
     for number in range(count - made):
-        change = (_flipped, _altered)[number % 2]
+        change = (flipped, altered)[number % 2]
         change(source, changed, random.Random(f"{seed}-{number}"))
-        yield judged(NAME, f"{change.__name__.strip('_')}, {number}", lambda: _tried(changed))
+        yield judged(NAME, f"{change.__name__}, {number}", lambda: _tried(changed))
 
 
 def _others(folder: Path) -> Iterator[tuple[str, str, Callable[[str, Path], Finding]]]:
@@ -160,45 +158,5 @@ def _attacks(
 
             yield case, _COMMANDED[case], commanded
 
-
-def _flipped(source: Path, target: Path, chance: random.Random) -> None:
-    """A file with bytes changed, or cut short."""
-    content = bytearray(source.read_bytes())
-    if chance.random() < 0.25:
-        del content[chance.randrange(len(content)) :]
-    else:
-        for _ in range(chance.choice((1, 1, 2, 8))):
-            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    target.write_bytes(content)
-
-
-def _altered(source: Path, target: Path, chance: random.Random) -> None:
-    """A sound archive whose lists and program have parts that others had, or that make no sense."""
-
-    def change(name: str, content: bytes) -> bytes:
-        if not name.endswith(("models/model.json", "_config.json")):
-            return content
-        text = json.loads(content)
-        for _ in range(chance.choice((1, 2, 3))):
-            places = list(_places(text))
-            if places:
-                (within, key), (other, its) = chance.choices(places, k=2)
-                found = json.loads(json.dumps(chance.choice([*_ODD, other[its], other[its]])))
-                within[key] = found
-        return json.dumps(text).encode()
-
-    rewritten(source, target, change)
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every list and dict in a value, with every index or key of it."""
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield value, key
-            yield from _places(value[key])
-
-
-#: Values that stand where others are expected.
-_ODD = (0, -1, 2**31, 2**63, -(2**64), None, True, "", "x", "s0", [], {}, 1.5, math.inf)
 
 HOSTILE_TORCH = Family(NAME, 500, findings)

@@ -64,6 +64,10 @@ def prepare(folder: Path) -> None:
     (folder / _PROFILE).write_text(json.dumps([_EVENT, _EVENT]))
 
 
+def prepare_job(_folder: Path) -> None:
+    """Prepare nothing: the outcome of a job is a small document."""
+
+
 def record_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attacks:
     """Name and call of each attack on files."""
     packed = (folder / _RECORD).read_bytes()
@@ -92,6 +96,20 @@ def record_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attack
         else:
             case, tree = next(profiles)
             yield f"profile: {case}", _of_profile(scratch, tree)
+
+
+def job_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attacks:
+    """Name and call of each attack on the folder of a job."""
+    drawn = random.Random(f"job folders {seed}")
+    job = JobOutcome("a", "a.yaml", "0", JobStatus.MET, accuracy=0.5, latency=0.1).to_dict()
+    jobs = mutants(job, f"job folders {seed}", count)
+    for number in range(count):
+        if number % 3:
+            case, tree = next(jobs)
+            yield case, _of_job(scratch, tree)
+        else:
+            case, data = broken(json.dumps(job).encode(), drawn)
+            yield f"bytes: {case}", _of_job_file(scratch, data)
 
 
 def history_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attacks:
@@ -187,6 +205,14 @@ def _of_job(scratch: Path, tree: Any) -> Callable[[], object]:
         found = read_outcome(scratch)
         assert found is not None
         assert found.to_dict()
+
+    return call
+
+
+def _of_job_file(scratch: Path, data: bytes) -> Callable[[], object]:
+    def call() -> None:
+        (scratch / OUTCOME_FILE).write_bytes(data)
+        read_outcome(scratch)
 
     return call
 

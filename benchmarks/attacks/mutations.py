@@ -10,6 +10,7 @@ import mutated_models as models
 import mutated_plans
 import mutated_runs
 import mutated_settings
+import mutated_torch as programs
 from children import Attacked, judged_in_children
 from verdicts import Family, Finding
 
@@ -22,7 +23,7 @@ class Group:
 
     Attributes:
         name: of the kind.
-        share: how many of ten thousand attacks it makes.
+        share: how many attacks it makes in the long form.
         prepare: makes what is attacked in an empty folder.
         attacks: (that folder, an empty one, a seed, how many in all) → name of each, and the call.
         a_process: how many attacks a process makes.
@@ -45,6 +46,10 @@ _ALL = (
     Group("PyTorch models", 300, models.prepare_pytorch, models.attacks, 75, 30),
     Group("TensorFlow models", 200, models.prepare_tensorflow, models.attacks, 50, 30),
     Group("ONNX models", 300, models.prepare_onnx, models.attacks, 75, 30),
+    Group("PyTorch programs", 600, programs.prepare_programs, programs.program_attacks, 150, 60),
+    Group("ops of programs", 8000, programs.prepare_ops, programs.op_attacks, 4000, 30),
+    Group("transformers folders", 400, programs.prepare_folder, programs.folder_attacks, 200, 60),
+    Group("job folders", 300, mutated_runs.prepare_job, mutated_runs.job_attacks, 300, 10),
 )
 GROUPS = {group.name: group for group in _ALL}
 
@@ -58,4 +63,4 @@ def _findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
     )
 
 
-MUTATIONS = Family("mutations", 10_000, _findings)
+MUTATIONS = Family("mutations", sum(group.share for group in _ALL), _findings)

@@ -51,7 +51,7 @@ DataOption = Annotated[
 TrustOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Module, e.g. sklearn, or TensorFlow op, e.g. ReadFile, to allow; repeatable.",
+        help="Module, e.g. sklearn, or op, e.g. ReadFile, to allow; repeatable.",
     ),
 ]
 SamplesOption = Annotated[int, typer.Option(min=1, max=MOST, help="Number of samples to run.")]

@@ -78,3 +78,15 @@ MAX_EXPRESSION_EXPONENT = 16
 MAX_EXPRESSION_TERMS = 1000
 #: Arguments of a `Max` or `Min`, which are compared pairwise.
 MAX_EXPRESSION_COMPARED = 16
+
+# Folders of transformers.
+#: Weights and modules of a model over weights in its files: shared weights are stored once.
+MAX_FOLDER_WEIGHT_RATIO = 4
+#: Weights, modules and elements that are not stored: tables of positions, heads, activations.
+UNSAVED_WEIGHTS = 1000
+UNSAVED_MODULES = 10_000
+UNSAVED_ELEMENTS = 1 << 26
+#: Classes of a classifier, each of which gets a name.
+MAX_LABELS = 1 << 20
+#: Header of a `.safetensors` file: limit of its format.
+MAX_HEADER_BYTES = 100_000_000

@@ -19,6 +19,8 @@ _HARMFUL = ("EPContext", "PythonOp", "PythonOpGrad", "ATen", "ATenOp", "PyOp")
 #: Session settings that ONNX Runtime reads from a model if a variable enables it.
 _SETTINGS = "ort_config"
 _EXTERNAL = onnx.TensorProto.EXTERNAL
+#: Numbers of the types that tensors may have.
+_TYPES = frozenset(int(dtype) for dtype in ir.DataType) - {int(ir.DataType.UNDEFINED)}
 
 _Function = tuple[str, str, str]
 
@@ -120,10 +122,19 @@ def _external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == _EXTERNAL)
 
 
-def _fault(tensor: onnx.TensorProto) -> str:
-    """Return the fault of a tensor as text; empty if there is none."""
+def _fault_of_type(tensor: onnx.TensorProto) -> str:
+    """Return the fault of a tensor's type and shape as text; empty if there is none."""
+    if tensor.data_type not in _TYPES:
+        return f"must have a type of ONNX, got number {tensor.data_type}"
     if any(size < 0 for size in tensor.dims):
         return f"must have sizes of at least 0, got {list(tensor.dims)}"
+    return ""
+
+
+def _fault(tensor: onnx.TensorProto) -> str:
+    """Return the fault of a tensor as text; empty if there is none."""
+    if fault := _fault_of_type(tensor):
+        return fault
     needed, there = _bytes(tensor), len(tensor.raw_data)
     if tensor.HasField("raw_data") and needed is not None and needed > there:
         return f"requires {needed} bytes, got {there}"
@@ -132,8 +143,8 @@ def _fault(tensor: onnx.TensorProto) -> str:
 
 def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, int]) -> str:
     """Return the fault of an external tensor; `sizes` caches file sizes."""
-    if any(size < 0 for size in tensor.dims):
-        return f"must have sizes of at least 0, got {list(tensor.dims)}"
+    if fault := _fault_of_type(tensor):
+        return fault
     needed = _bytes(tensor)
     place = {item.key: item.value for item in tensor.external_data}
     try:

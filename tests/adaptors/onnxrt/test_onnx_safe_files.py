@@ -35,3 +35,45 @@ def test_a_graph_that_a_function_takes_by_default_is_looked_at(inner, match, tmp
     model = helper.make_model(graph, functions=[function])
     with pytest.raises(ModelLoadError, match=match):
         check_model(model, tmp_path / "model.onnx")
+
+
+def _tensor(data_type):
+    return onnx.TensorProto(name="w", dims=[2], raw_data=bytes(8), data_type=data_type)
+
+
+def _of_initializer(tensor):
+    return helper.make_graph([], "g", [], [], [tensor])
+
+
+def _of_constant(tensor):
+    return helper.make_graph([helper.make_node("Constant", [], ["c"], value=tensor)], "g", [], [])
+
+
+def _of_external(tensor):
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="weights.bin")
+    return _of_initializer(tensor)
+
+
+def _of_branch(tensor):
+    return helper.make_graph(
+        [helper.make_node("If", ["x"], ["y"], then_branch=_of_constant(tensor))], "g", [], []
+    )
+
+
+@pytest.mark.parametrize("make", [_of_initializer, _of_constant, _of_external, _of_branch])
+@pytest.mark.parametrize("data_type", [0, 99, -1])
+def test_a_tensor_must_have_a_type_of_onnx(make, data_type, tmp_path):
+    model = helper.make_model(make(_tensor(data_type)))
+    with pytest.raises(
+        ModelLoadError, match=f"'w' must have a type of ONNX, got number {data_type}"
+    ):
+        check_model(model, tmp_path / "net.onnx")
+
+
+def test_every_type_of_onnx_is_taken(tmp_path):
+    for data_type in sorted(onnx.TensorProto.DataType.values()):
+        if data_type:
+            model = helper.make_model(_of_constant(onnx.TensorProto(name="w", data_type=data_type)))
+            check_model(model, tmp_path / "net.onnx")

@@ -249,6 +249,8 @@ def _ascends(node: Node) -> bool:
 def _bag(_: OpOverload, given: Arguments) -> Iterator[str]:
     if given["offsets"].dim() != 1 or given["weight"].dim() != 2:
         yield "offsets must have 1 axis, and weight 2"
+    elif _equal(given["offsets"].shape[0], 0):
+        yield "offsets must not be empty"
 
 
 def _power(_: OpOverload, given: Arguments) -> Iterator[str]:

@@ -1,0 +1,245 @@
+"""Folders of `transformers`: library classes without network, as large as their weights."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
+from neural_mp.errors import MissingFrameworkError, ModelLoadError, one_line
+from neural_mp.io.limits import (
+    MAX_DEPTH,
+    MAX_FOLDER_WEIGHT_RATIO,
+    MAX_HEADER_BYTES,
+    MAX_LABELS,
+    UNSAVED_ELEMENTS,
+    UNSAVED_MODULES,
+    UNSAVED_WEIGHTS,
+)
+from neural_mp.io.readers import load_json, read_json
+from neural_mp.util.validators import anything, is_integer, preview
+
+#: Configuration file of a `transformers` folder.
+CONFIG = "config.json"
+_SAFETENSORS, _PICKLES = "*.safetensors", "pytorch_model*.bin"
+_WEIGHTS = (_SAFETENSORS, _PICKLES)
+#: Key suffix of a configuration entry that may name a kernel to download and run.
+_NAMES_KERNEL = "implementation"
+#: Keys of a configuration that count modules with weights.
+_COUNTS = re.compile(r"\w*(layers?|blocks?|depths?|stages)")
+#: Keys that count the outputs of a model.
+_LABELS = frozenset({"num_labels", "num_classes"})
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Number of tensors in the files of a folder, and an upper bound of their elements."""
+
+    tensors: int = 0
+    elements: int = 0
+
+    def __add__(self, other: _Stored) -> _Stored:
+        return _Stored(self.tensors + other.tensors, self.elements + other.elements)
+
+
+class _TooLargeError(Exception):
+    """Raised while a model is built that its files have no weights for."""
+
+
+def read_folder(folder: Path) -> nn.Module:
+    """Return a `transformers` model, in the class that its configuration names.
+
+    Raises:
+        ModelLoadError: if the folder has no weights, requires code from outside the package, or
+            cannot be loaded.
+        MissingFrameworkError: if the package is not installed.
+    """
+    if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
+        raise ModelLoadError(
+            f"the folder {str(folder)!r} must contain weights ({', '.join(_WEIGHTS)})"
+        )
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError:
+        raise MissingFrameworkError(
+            f"the model in the folder {str(folder)!r} requires the package transformers; install "
+            f"it with: pip install transformers"
+        ) from None
+    try:
+        config = read_json(folder / CONFIG, anything, ModelLoadError)
+        stored = _stored(folder)
+        for fault in _faults(folder, config, stored):
+            raise ModelLoadError(f"the folder {str(folder)!r} is refused: {fault}")
+        with _offline(), _at_most(stored):
+            # trust_remote_code: code referenced by the folder (auto_map) never runs.
+            loaded: nn.Module = _class(transformers, config).from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, weights_only=True
+            )
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        # The exception type depends on the defect of the folder.
+        raise ModelLoadError(
+            f"transformers cannot load the folder {str(folder)!r}: {one_line(error)}"
+        ) from error
+    return loaded.eval()
+
+
+def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
+    """Return the model class in a configuration, or `AutoModel` if none is named.
+
+    Raises:
+        ValueError: if the name is not a model class.
+    """
+    named = config.get("architectures") or [None]
+    found = getattr(transformers, str(named[0]), None)
+    if found is None:
+        return transformers.AutoModel
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise ValueError(f"{CONFIG} must name a model class, got {preview(named[0])}")
+    return found
+
+
+def _faults(folder: Path, config: Any, stored: _Stored) -> Iterator[str]:
+    """Yield a message for each part of a folder that would run foreign code or never end."""
+    if not isinstance(config, dict) or not isinstance(config.get("architectures", []), list | None):
+        yield f"{CONFIG} is not the configuration of a model"
+    if "quantization_config" in config:
+        yield f"{CONFIG} describes a quantized model; give the float model"
+    for key, value in _items(config, 0):
+        if _NAMES_KERNEL in key and "/" in str(value):
+            yield f"{CONFIG} names the kernel {preview(value)}, which would be fetched and run"
+        limit = stored.tensors + UNSAVED_WEIGHTS if _COUNTS.fullmatch(key) else None
+        limit = MAX_LABELS if key in _LABELS else limit
+        for count in filter(is_integer, value if isinstance(value, list) else [value]):
+            if limit is not None and abs(count) > limit:
+                yield (
+                    f"{key} must be at most {limit} for the {stored.tensors} weights in the files, "
+                    f"got {count}"
+                )
+    for name in ("adapter_config.json", "custom_generate"):
+        if (folder / name).exists():
+            yield f"{name} refers to another model or to code; give the module"
+    for index in folder.glob("*.index.json"):
+        for file in read_json(index, anything, ModelLoadError)["weight_map"].values():
+            if not isinstance(file, str) or Path(file).name != file:
+                yield f"{index.name} must refer to files of the folder, got {preview(file)}"
+
+
+def _items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield all keys and values of nested dicts and lists."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"the nesting of {CONFIG} exceeds the limit of {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key, item
+            yield from _items(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _items(item, depth + 1)
+
+
+def _stored(folder: Path) -> _Stored:
+    """Return the sizes of all weights in the files of a folder.
+
+    Raises:
+        ValueError: if a file is damaged.
+    """
+    found = _Stored()
+    for file in sorted(folder.glob(_SAFETENSORS)):
+        found += _of_header(file)
+    for file in sorted(folder.glob("*.bin")):
+        # torch 2.6 takes tensor sizes from the pickle without checking the file.
+        if zipfile.is_zipfile(file):
+            with file.open("rb") as opened:
+                value = read_plain(opened)
+            values = value.values() if isinstance(value, dict) else ()
+            tensors = [each for each in values if isinstance(each, torch.Tensor)]
+            found += _Stored(len(tensors), sum(t.numel() for t in tensors))
+        else:
+            # Weights of torch < 1.6, which are read with weights_only.
+            size = file.stat().st_size
+            found += _Stored(size // MAX_DEPTH, size)
+    return found
+
+
+def _of_header(file: Path) -> _Stored:
+    """Return the sizes in the header of a `.safetensors` file.
+
+    Raises:
+        ValueError: if the header exceeds the file, or is damaged.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > min(size, MAX_HEADER_BYTES):
+            raise ValueError(f"the header of {file.name} exceeds the file")
+        header = load_json(opened.read(length))
+    # Types of less than a byte per element exist only for quantized weights.
+    return _Stored(len(header) if isinstance(header, dict) else 0, size)
+
+
+@contextmanager
+def _at_most(stored: _Stored) -> Iterator[None]:
+    """Limit the modules built in this thread to those that the stored weights suffice for."""
+    thread = threading.get_ident()
+    counts = dict.fromkeys(("modules", "weights", "elements"), 0)
+    limits: Mapping[str, int] = {
+        "modules": MAX_FOLDER_WEIGHT_RATIO * stored.tensors + UNSAVED_MODULES,
+        "weights": MAX_FOLDER_WEIGHT_RATIO * stored.tensors + UNSAVED_WEIGHTS,
+        "elements": stored.elements + UNSAVED_ELEMENTS,
+    }
+
+    def count(kind: str, number: int) -> None:
+        counts[kind] += number
+        if threading.get_ident() == thread and counts[kind] > limits[kind]:
+            raise _TooLargeError(
+                f"{CONFIG} describes a model of more than {limits[kind]} {kind}, although the "
+                f"files contain {stored.tensors} weights"
+            )
+
+    def module(_: nn.Module, __: str, ___: nn.Module | None) -> None:
+        count("modules", 1)
+
+    def tensor(_: nn.Module, __: str, value: torch.Tensor | None) -> None:
+        count("weights", 1)
+        count("elements", 0 if value is None else value.numel())
+
+    with ExitStack() as stack:
+        for handle in (
+            hooks.register_module_module_registration_hook(module),
+            hooks.register_module_parameter_registration_hook(tensor),
+            hooks.register_module_buffer_registration_hook(tensor),
+        ):
+            stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Switch `transformers` and its hub offline, as `HF_HUB_OFFLINE=1` does for a whole process."""
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    hub: Any = importlib.import_module("transformers.utils.hub")
+    switches = [(constants, "HF_HUB_OFFLINE"), (hub, "_is_offline_mode")]
+    before = [
+        (where, name, getattr(where, name)) for where, name in switches if hasattr(where, name)
+    ]
+    try:
+        for where, name, _ in before:
+            setattr(where, name, True)
+        yield
+    finally:
+        for where, name, value in before:
+            setattr(where, name, value)
