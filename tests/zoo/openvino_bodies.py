@@ -50,6 +50,19 @@ def attention(x: Any) -> Any:
     return product(ops.matmul(weights, v, False, False))
 
 
+def products(x: Any) -> Any:
+    """Attention without a softmax, as OpenVINO would fuse it into one op."""
+    q, k, v = (product(x, weight(32, 32, seed=seed)) for seed in (1, 2, 3))
+    scores = ops.relu(ops.matmul(q, k, False, True))
+    return product(ops.matmul(scores, v, False, False))
+
+
+def pooled_by_mean(x: Any) -> Any:
+    first = ops.relu(biased(convolved(x)))
+    mean = ops.reduce_mean(first, np.array([2, 3]), False)
+    return product(mean, weight(8, 16))
+
+
 def embedded(x: Any) -> Any:
     rows = ops.gather(weight(20, 32, seed=4) * 4, x, 0)
     return product(ops.gelu(product(rows), "erf"))

@@ -50,7 +50,7 @@ def watch(
     for feeds in map(model.signature.bind, batches):
         samples = model.signature.samples(feeds)
         for part in in_parts(feeds, samples, most):
-            found = dict(zip(fetched, runner(model.feeds(part)), strict=True))
+            found = dict(zip(fetched, runner(model.feeds(part), shared=True), strict=True))
             found.update({name: part[name] for name in inputs})
             for name, array in found.items():
                 summary = summarized(np.asarray(array, np.float32), channels[name])

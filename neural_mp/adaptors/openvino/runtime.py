@@ -174,8 +174,12 @@ class Runner:
         self._shares = not {ov.Type.string, ov.Type.bf16} & {*taken}
         self._plain = ov.Type.bf16 not in self._outputs
 
-    def __call__(self, feeds: Sequence[Array]) -> list[Array]:
-        """Return copies of all outputs for inputs in the order of the model.
+    def __call__(self, feeds: Sequence[Array], *, shared: bool = False) -> list[Array]:
+        """Return all outputs for inputs in the order of the model.
+
+        Args:
+            feeds: the inputs.
+            shared: whether the outputs may be views, which the next run overwrites.
 
         Raises:
             ConversionError: a kernel fails.
@@ -185,7 +189,7 @@ class Runner:
         held = [self._tensor(value) for value in feeds]
         fed = held[0] if len(held) == 1 else dict(enumerate(held))
         try:
-            found = request.infer(fed, share_inputs=self._shares).to_tuple()
+            found = request.infer(fed, share_inputs=self._shares, share_outputs=shared).to_tuple()
         except Exception as error:
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(f"OpenVINO fails to run the model: {one_line(error)}") from error

@@ -1,0 +1,125 @@
+"""INT8 forms of OpenVINO: products of computed matrices, scales per channel, gates and means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from zoo.openvino_bodies import excited, pooled_by_mean, products
+from zoo.openvino_models import F32, PICTURES, STEPS, biased, built, convolved, grouped
+
+from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
+from neural_mp.adaptors.openvino.capabilities import kernels
+from neural_mp.adaptors.openvino.graph_edit import type_of
+from neural_mp.adaptors.openvino.reduce_range import full_range_kernels, with_reduced_range
+from neural_mp.adaptors.openvino.runtime import ops
+from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
+from neural_mp.core.precision import Precision
+from neural_mp.profiling.audit import audited
+from neural_mp.space import planned_ops
+from neural_mp.testing import machine, signal_to_noise
+
+ADAPTOR = OpenVinoAdaptor()
+
+
+class Converted:
+    """A model with all ops in INT8 that can be."""
+
+    def __init__(self, given):
+        self.given = given
+        self.model = ADAPTOR.load(given.model)
+        space = ADAPTOR.space(self.model, machine()).restricted_to([Precision.INT8])
+        self.seen = ADAPTOR.observe(self.model, given.batches, space)
+        resolved = space.resolve(space.fastest_plan())
+        self.result = ADAPTOR.convert(self.model, resolved, self.seen, space)
+        self.audit = audited(LoadedModel(ADAPTOR, self.result), planned_ops(space, resolved))
+
+    def fidelity(self, result):
+        """Return the least SQNR over batches, in dB."""
+        pairs = zip(self.given.batches, self.given.outputs, strict=True)
+        return min(
+            signal_to_noise(expected[0], ADAPTOR.predict(result, batch))
+            for batch, expected in pairs
+        )
+
+    def ran(self, kind):
+        """Return the precisions that the ops of a type ran in."""
+        return [op.ran_in for op in self.audit.ops if op.planned.type == kind]
+
+
+def by_channel(x):
+    """A depthwise convolution whose input has channels of very different sizes."""
+    sizes = np.logspace(-3, 0, 16, dtype=F32).reshape(1, -1, 1, 1)
+    first = ops.swish(biased(convolved(x)))
+    kernel = ops.multiply(grouped_weight(), F32(1) / sizes.reshape(-1, 1, 1, 1, 1))
+    found = ops.group_convolution(
+        ops.multiply(first, sizes), kernel, [1, 1], [1, 1], [1, 1], [1, 1]
+    )
+    return convolved(ops.relu(found), 8, size=1, seed=3)
+
+
+def grouped_weight():
+    drawn = np.random.default_rng(5).normal(size=(16, 1, 1, 3, 3)) / 3
+    return ops.constant(drawn.astype(F32))
+
+
+@pytest.fixture(scope="module")
+def attention():
+    return Converted(built(products, STEPS))
+
+
+def test_products_of_computed_matrices_run_in_int8(attention):
+    assert attention.audit.holds, attention.audit.findings
+    assert set(attention.ran("MatMul")) == {Precision.INT8}
+    assert attention.fidelity(attention.result) > 25
+
+
+def test_products_of_computed_matrices_stay_in_float_where_accumulation_saturates(attention):
+    saturating = dict.fromkeys(KernelKind, Int8Accumulation.SATURATING)
+    offered = kernels(attention.model, saturating)
+    refused = [found.int8 for found in offered.values() if "computed" in str(found.int8)]
+    assert len(refused) == 2
+    assert all("saturates" in reason for reason in refused)
+
+
+def test_a_portable_model_has_no_products_of_bytes(attention):
+    assert KernelKind.DENSE in full_range_kernels(attention.result)
+    portable = with_reduced_range(attention.result)
+    assert full_range_kernels(portable) == frozenset()
+    assert attention.fidelity(portable) > 20
+
+
+def test_a_depthwise_convolution_reads_one_scale_per_channel():
+    found = Converted(built(by_channel, PICTURES))
+    assert found.audit.holds, found.audit.findings
+    assert set(found.ran("GroupConvolution")) == {Precision.INT8}
+    nodes = found.result.program.get_ops()
+    sizes = [n.input_value(1).get_shape() for n in nodes if type_of(n) == "FakeQuantize"]
+    assert [list(shape) for shape in sizes].count([1, 16, 1, 1]) == 1
+    # One scale for all channels would lose the small ones, which count as much as the others.
+    assert found.fidelity(found.result) > 25
+
+
+def test_a_tensor_that_other_ops_read_too_has_one_scale():
+    def shared(x):
+        first = ops.relu(biased(convolved(x)))
+        return ops.concat([grouped(first, 16), convolved(first, seed=2)], 1)
+
+    found = Converted(built(shared, PICTURES))
+    nodes = found.result.program.get_ops()
+    sizes = [n.input_value(1).get_shape() for n in nodes if type_of(n) == "FakeQuantize"]
+    assert all(np.prod(list(shape)) == 1 for shape in sizes)
+
+
+def test_a_gate_multiplies_an_int8_tensor():
+    found = Converted(built(excited, PICTURES))
+    assert found.audit.holds, found.audit.findings
+    assert found.ran("Multiply") == [Precision.INT8]
+    assert found.fidelity(found.result) > 25
+
+
+def test_a_mean_over_positions_is_written_in_int8():
+    found = Converted(built(pooled_by_mean, PICTURES))
+    assert found.audit.holds, found.audit.findings
+    assert found.ran("ReduceMean") == [Precision.INT8]
+    assert found.fidelity(found.result) > 25
