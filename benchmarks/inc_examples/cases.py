@@ -95,15 +95,13 @@ def _mnist() -> Case:
     return Case(case.folder, make, case.steps, paths={"root": "digits"}, result=case.result)
 
 
-def _tensorflow(
-    folder: str, config: str, output: str, form: str = "pb", has_background: bool = True
-) -> Case:
+def _tensorflow(folder: str, config: str, output: str, form: str = "pb", **shape: object) -> Case:
     """Return a classifier of TensorFlow; `output`: the option for the result."""
 
     def make(target: Path) -> None:
         data.image_records(target)
         write = models.frozen_graph if form == "pb" else models.saved_model
-        write(target / f"net.{form}", has_background=has_background)
+        write(target / f"net.{form}", **shape)  # type: ignore[arg-type]
 
     common = ("--input-graph", f"net.{form}", "--config", config)
     return Case(
@@ -172,19 +170,17 @@ CASES: tuple[Case, ...] = (
     ),
     _mnist(),
     *(
-        _tensorflow("tensorflow_models", f"{config}.yaml", "--output-graph", has_background=False)
-        if "shift" in more
-        else _tensorflow("tensorflow_models", f"{config}.yaml", "--output-graph")
-        for config, more in (
-            ("resnet50_v1", ""),
-            ("mobilenet_v1", ""),
-            ("inception_v3", ""),
-            ("vgg16", "shift"),
-            ("resnet101", "shift"),
+        _tensorflow("tensorflow_models", f"{config}.yaml", "--output-graph", **shape)
+        for config, shape in (
+            ("resnet50_v1", {"has_background": True}),
+            ("mobilenet_v1", {"has_background": True}),
+            ("inception_v3", {"has_background": True, "size": 299}),
+            ("vgg16", {}),
+            ("resnet101", {}),
         )
     ),
-    _tensorflow("SavedModel", "mobilenet_v1.yaml", "--output_model", "saved", False),
-    _tensorflow("keras_models/vgg16", "vgg16.yaml", "--output-graph", "saved", False),
+    _tensorflow("SavedModel", "mobilenet_v1.yaml", "--output_model", "saved"),
+    _tensorflow("keras_models/vgg16", "vgg16.yaml", "--output-graph", "saved"),
     _hello(1, {"tune": Step(())}),
     Case(f"{_HELLO}/tf_example2", _fashion, {"tune": Step((), ("Inference is done",))}, "test.py"),
     _hello(
