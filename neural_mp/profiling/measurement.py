@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,11 @@ import psutil
 _CONFIDENCE = 0.99
 #: Quantile of the rounds that estimates the uncontended latency.
 _LATENCY_QUANTILE = 0.1
-#: Number of bootstrap samples, in total and per batch.
-_BOOTSTRAP_SAMPLES, _DRAWS_AT_ONCE = 1000, 100
+#: Number of bootstrap samples per block length, in total and per batch.
+_BOOTSTRAP_SAMPLES, _DRAWS_AT_ONCE = 500, 100
+#: Number of the longest blocks: fewer would cover longer states of the machine, at the price of
+#: wider intervals.
+_LONG_BLOCKS = 8
 #: Growth factor of the number of rounds between two tests for a conclusive interval.
 _NEXT_LOOK = 1.5
 #: Minimum number of rounds, regardless of the time limit.
@@ -49,6 +54,13 @@ class Ratio:
         """The inverse ratio (speedup)."""
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low)
 
+    def spanning(self, value: float) -> Ratio:
+        """Return the ratio with an interval that contains the value of an earlier measurement.
+
+        Between measurements, the state of the machine changes more than within one.
+        """
+        return Ratio(self.value, min(self.low, value), max(self.high, value))
+
     def __str__(self) -> str:
         return f"{self.value:.2f}× ({self.low:.2f} to {self.high:.2f})"
 
@@ -65,28 +77,48 @@ def uncontended(seconds: Sequence[float]) -> float:
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     """Return the ratio of the uncontended latencies of two interleaved runs, one per round each.
 
-    The confidence interval is from a paired block bootstrap over rounds, as consecutive rounds are
-    correlated (Künsch, "The jackknife and the bootstrap for general stationary observations", Ann.
-    Statist. 17, 1989), with a fixed seed. If uncontended rounds are rare, chance favours either
-    run; therefore the interval is extended to the median of the per-round ratios.
+    The confidence interval is from a paired block bootstrap over rounds, as consecutive rounds
+    share the state of the machine (Künsch, "The jackknife and the bootstrap for general stationary
+    observations", Ann. Statist. 17, 1989), with a fixed seed. The wider interval of two block
+    lengths counts: short blocks, and an eighth of the rounds for states that last longer. Each is
+    scaled by Student's t quantile for its number of blocks. If uncontended rounds are rare, chance
+    favours either run; therefore the interval is extended to the median of the per-round ratios.
     """
     taken = np.array([seconds, reference])
-    count, draw = taken.shape[1], np.random.default_rng(0)
+    count = taken.shape[1]
+    value = uncontended(seconds) / uncontended(reference)
+    paired = float(np.median(taken[0] / taken[1]))
+    bounds = [value, paired]
+    for length in {max(1, round(count ** (1 / 3))), max(1, count // _LONG_BLOCKS)}:
+        bounds += _bootstrap_interval(taken, value, length)
+    return Ratio(value, min(bounds), max(bounds))
+
+
+def _bootstrap_interval(taken: np.ndarray, value: float, length: int) -> list[float]:
+    """Return the bounds of the confidence interval by blocks of `length` rounds."""
+    draw = np.random.default_rng(0)
     ratios: list[float] = []
     while len(ratios) < _BOOTSTRAP_SAMPLES:
-        drawn = _drawn_blocks(draw, count)
+        drawn = _drawn_blocks(draw, taken.shape[1], length)
         one, other = np.quantile(taken[:, drawn], _LATENCY_QUANTILE, axis=2)
         ratios += (one / other).tolist()
     tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(ratios, (tail, 1 - tail))
-    value = uncontended(seconds) / uncontended(reference)
-    paired = float(np.median(taken[0] / taken[1]))
-    return Ratio(value, min(float(low), value, paired), max(float(high), value, paired))
+    ends = np.log(np.quantile(ratios, (tail, 1 - tail)) / value)
+    scale = _small_sample_factor(max(2, taken.shape[1] // length), tail)
+    return [float(end) for end in value * np.exp(ends * scale)]
 
 
-def _drawn_blocks(draw: np.random.Generator, count: int) -> np.ndarray:
+@cache
+def _small_sample_factor(blocks: int, tail: float) -> float:
+    """Return the factor of an interval that is bootstrapped from few independent blocks."""
+    from scipy.special import ndtri, stdtrit
+
+    quantiles = stdtrit(blocks - 1, tail) / ndtri(tail)
+    return float(quantiles * math.sqrt(blocks / (blocks - 1)))
+
+
+def _drawn_blocks(draw: np.random.Generator, count: int, length: int) -> np.ndarray:
     """Return resampled round indices, [draws, count], in circular blocks of consecutive rounds."""
-    length = max(1, round(count ** (1 / 3)))
     starts = draw.integers(0, count, (_DRAWS_AT_ONCE, -(-count // length), 1))
     drawn = (starts + np.arange(length)) % count
     return drawn.reshape(_DRAWS_AT_ONCE, -1)[:, :count]

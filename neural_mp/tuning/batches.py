@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from neural_mp.tuning.batch_slicing import part_of
 from neural_mp.util.batch_cache import BatchCache
 from neural_mp.util.digest import DataDigest
 from neural_mp.util.labels import labels_of
-from neural_mp.util.text import shape_words, with_article
+from neural_mp.util.text import counted, shape_words, with_article
 from neural_mp.util.user_calls import (
     UserCodeError,
     as_raised,
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 #: Number of batches in a fingerprint: distinguishes data, yet is quick to read.
 _FINGERPRINTED = 32
 _END = object()
+#: Seconds of the first pass over a loader without length after which a message asks for its end.
+_PATIENCE_SECONDS = 60.0
 T = TypeVar("T")
 
 
@@ -79,6 +82,7 @@ class Batches:
         self.pass_length = 0
         self.reading: Reading | None = None
         self._first_digest = ""
+        self._is_noted = False
         self._shuffled: bool | None = None
         indexable = hasattr(source, "__getitem__") and hasattr(source, "__len__")
         walkable = isinstance(source, Iterable) or callable(source) or indexable
@@ -101,17 +105,31 @@ class Batches:
 
     def _track(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
         """Yield batches, and track their number."""
-        self.position = before
+        self.position, started = before, time.monotonic()
         batches = self._call_user(lambda: self._new_iterator(produce))
         while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
             self.position += 1
             self._given = batch
             if self._first is None:
                 self._first = batch
+            if not (self._is_noted or self.pass_length):
+                self._note_missing_end(time.monotonic() - started)
             yield batch
         if not self.position:
             earlier = f" ({self.pass_length} in the previous pass)" if self.pass_length else ""
             raise DataError(f"{self.name} must yield at least one batch, got none{earlier}")
+
+    def _note_missing_end(self, seconds: float) -> None:
+        """Log once that the first pass over a loader of unknown length takes long."""
+        self._is_noted = seconds >= _PATIENCE_SECONDS
+        if self._is_noted and self.most is None and not len(self):
+            logger.warning(
+                "%s has no length, and the first pass has read %s in %.0f s; if the loader has no "
+                "end, set max_batches (evaluation.accuracy.max_batches in YAML)",
+                self.name,
+                counted(self.position, "batch", "batches"),
+                seconds,
+            )
 
     def _call_user(self, call: Callable[[], Any]) -> Any:
         """Run user code, and record the exception that it raises."""

@@ -115,7 +115,9 @@ def select(
         best = best_trial(measured, job.objectives)
         if best is not None:
             index = measured.index(best)
-            speed = compare_latency(before, after[index])
+            speed = LatencyComparison(
+                uncontended(before), uncontended(after[index]), _time_ratio(best).inverse
+            )
             return Selection(
                 models[1 + index],
                 plans[best.plan],
@@ -142,8 +144,14 @@ def _measured(
     before: Sequence[float],
     seconds: Sequence[float],
 ) -> Trial:
-    """Return a trial with its latest figures, and the outcome by these."""
-    figures = {**trial.objectives, **latency_figures(before, seconds)}
+    """Return a trial with its latest figures, and the outcome by these.
+
+    The interval contains the value of the trial: the two measurements are some time apart.
+    """
+    figures = {
+        **trial.objectives,
+        **latency_figures(before, seconds, trial.objectives.get("relative_latency")),
+    }
     return job.rated(replace(trial, objectives=figures), plan)
 
 

@@ -118,7 +118,8 @@ class Measurement:
         """Return latency and size of a candidate; smaller is better."""
         found = {"modelsize": float(candidate.size)}
         found["relative_modelsize"] = found["modelsize"] / (baseline.size or 1)
-        found.update(latency_figures(*self.rounds([baseline, candidate])))
+        before, after = self.rounds([baseline, candidate])
+        found.update(latency_figures(before, after))
         return found
 
     @property
@@ -254,9 +255,16 @@ def _rounds_of(iterations: int, calls: int) -> int:
     return iterations if calls == 1 else max(min(iterations, _LEAST_BURSTS), iterations // calls)
 
 
-def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
-    """Return the figures of a candidate timed in interleaved rounds with the FP32 model."""
+def latency_figures(
+    baseline: Sequence[float], candidate: Sequence[float], earlier: float | None = None
+) -> dict[str, float]:
+    """Return the figures of a candidate timed in interleaved rounds with the FP32 model.
+
+    The interval of the relative latency contains the value of an `earlier` measurement, if any.
+    """
     found = ratio(candidate, baseline)
+    if earlier is not None:
+        found = found.spanning(earlier)
     return {
         "performance": uncontended(candidate),
         "relative_latency": found.value,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from neural_mp.profiling import interleaved_rounds, measurement, ratio
+from neural_mp.profiling import Ratio, interleaved_rounds, measurement, ratio
 
 
 class Clock:
@@ -80,6 +80,45 @@ def test_the_spread_holds_the_truth_where_disturbances_last_several_rounds():
         found = ratio(one, other)
         held += found.low <= 1 <= found.high
     assert held >= 97
+
+
+def states(draw, rounds, length, spread):
+    """The state of the machine in every round, an AR(1) process that lasts `length` rounds."""
+    kept, state = np.exp(-1 / length), [draw.normal()]
+    for noise in draw.normal(0, np.sqrt(1 - kept**2), rounds - 1):
+        state.append(kept * state[-1] + noise)
+    return spread * np.array(state)
+
+
+@pytest.mark.parametrize(("rounds", "length"), [(60, 5), (60, 10), (120, 10), (300, 20)])
+def test_the_spread_holds_the_truth_where_rounds_share_the_state_of_the_machine(rounds, length):
+    """The speed of each model drifts by 2 %, besides 1 % of noise; one takes 1.2 times as long."""
+    held, runs = 0, 60
+    for seed in range(runs):
+        draw = np.random.default_rng(seed)
+        one, other = (
+            seconds * np.exp(states(draw, rounds, length, 0.02) + draw.normal(0, 0.01, rounds))
+            for seconds in (1.2, 1.0)
+        )
+        found = ratio(one, other)
+        held += found.low <= 1.2 <= found.high
+    assert held >= 0.9 * runs
+
+
+def test_independent_rounds_leave_a_narrow_spread():
+    widths = []
+    for seed in range(20):
+        one, other = np.exp(np.random.default_rng(seed).normal(0, 0.01, (2, 60)))
+        found = ratio(one, other)
+        widths.append(found.high - found.low)
+    assert np.median(widths) < 0.03
+
+
+def test_a_spread_holds_the_value_of_an_earlier_measurement():
+    found = Ratio(0.80, 0.78, 0.82)
+    assert found.spanning(0.85) == Ratio(0.80, 0.78, 0.85)
+    assert found.spanning(0.75) == Ratio(0.80, 0.75, 0.82)
+    assert found.spanning(0.81) == found
 
 
 def test_a_model_that_by_chance_had_more_of_the_rare_undisturbed_rounds_is_no_faster():

@@ -11,6 +11,7 @@ import pytest
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.common import DataLoader
 from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.tuning import batches as batches_module
 from neural_mp.tuning.batches import Batches
 from neural_mp.util import batch_cache, memory
 from neural_mp.util.batch_cache import BatchCache
@@ -58,6 +59,22 @@ def test_a_file_sets_the_limit(net, digits):
         MixedPrecision({"evaluation": {"accuracy": {"max_batches": 0}}})
     with pytest.raises(ConfigurationError, match=r"max_batches must be .* from 1 to .*, got 0"):
         MixedPrecision(model=net, max_batches=0)()
+
+
+@pytest.mark.parametrize("has_length", [False, True])
+def test_a_long_first_pass_without_a_length_is_said_once(monkeypatch, caplog, has_length):
+    monkeypatch.setattr(batches_module, "_PATIENCE_SECONDS", 0.0)
+    source = [batch(number) for number in range(3)]
+    data = Batches(source if has_length else lambda: iter(source), "eval_dataloader")
+    for _ in range(2):
+        assert len(list(data)) == 3
+    said = [record.getMessage() for record in caplog.records]
+    if has_length:
+        assert not said
+        return
+    (words,) = said
+    assert words.startswith("eval_dataloader has no length, and the first pass has read 1 batch in")
+    assert "max_batches" in words
 
 
 def test_the_time_limit_ends_the_first_pass(converter, digits):
