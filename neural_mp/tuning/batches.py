@@ -18,7 +18,7 @@ from neural_mp.tuning.batch_reading import Reading, inputs_of_batch, readings_of
 from neural_mp.tuning.batch_slicing import part_of
 from neural_mp.util.batch_cache import BatchCache
 from neural_mp.util.digest import DataDigest
-from neural_mp.util.labels import labels_of
+from neural_mp.util.labels import labels_of, split_at
 from neural_mp.util.text import shape_words, with_article
 from neural_mp.util.user_calls import (
     UserCodeError,
@@ -61,6 +61,7 @@ class Batches:
             only once.
         name: the option of the data, for error messages.
         most: maximum number of batches; None for all.
+        label_key: key of the labels in batches that are dicts; None for the reserved names.
 
     Attributes:
         position: number of the latest batch, counted from 1; 0 before the first.
@@ -72,8 +73,10 @@ class Batches:
         DataError: the source is not iterable.
     """
 
-    def __init__(self, source: Any, name: str, most: int | None = None) -> None:
-        self.name, self.most = name, most
+    def __init__(
+        self, source: Any, name: str, most: int | None = None, label_key: str | None = None
+    ) -> None:
+        self.name, self.most, self.label_key = name, most, label_key
         self.position = 0
         self.raised: BaseException | None = None
         self.pass_length = 0
@@ -105,6 +108,8 @@ class Batches:
         batches = self._call_user(lambda: self._new_iterator(produce))
         while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
             self.position += 1
+            if self.label_key is not None:
+                batch = split_at(self.label_key, batch)
             self._given = batch
             if self._first is None:
                 self._first = batch
@@ -200,7 +205,7 @@ class Batches:
         """
         for batch in self if part is None else self._slice(part):
             if isinstance(batch, Mapping):
-                yield batch, labels_of(batch, self.name)
+                yield batch, labels_of(batch, self.name, self.label_key)
                 continue
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 raise DataError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+from pathlib import Path
 
 import dense_runs
 import pytest
@@ -68,7 +68,7 @@ def test_fail_if_missed_saves_what_met_the_target(here, run):
 @pytest.mark.parametrize("place", ["/proc/tuned", "file/tuned", "file"])
 def test_an_output_that_cannot_be_written_is_refused_before_the_search(here, run, place):
     (here / "file").write_text("")
-    if place.startswith("/proc") and not os.path.isdir("/proc"):
+    if place.startswith("/proc") and not Path("/proc").is_dir():
         pytest.skip("no /proc")
     code, _, err = run("tune", "conf.yaml", "-o", place)
     assert code == 2
