@@ -24,14 +24,14 @@ from neural_mp.util.validators import file_path, shape_of_array, validate_option
 DEFAULT_SAMPLES = 100
 #: Default batch size when a model is captured.
 _CAPTURED_WITH = 32
-_ARRAYS, _TUNING_FILES = (".npy", ".npz"), (".yaml", ".yml")
+_ARRAYS, TUNING_FILES = (".npy", ".npz"), (".yaml", ".yml")
 #: One array, or input name → array.
 _Arrays = Array | dict[str, Array]
 
 
 def first_of(data: str | Path, batch_size: int | None, trust: Iterable[str] = ()) -> Any:
     """Return the inputs of the first batch, to load models without example inputs."""
-    if validate_option("data", file_path, data).suffix in _TUNING_FILES:
+    if validate_option("data", file_path, data).suffix in TUNING_FILES:
         return _loader(Path(data), trust).first_inputs
     return _taken(_arrays(Path(data)), 0, batch_size or _CAPTURED_WITH)
 
@@ -84,7 +84,7 @@ def _reader(
 ) -> Callable[[], Iterator[Any]]:
     """Return a function that reads the inputs in a file, in batches."""
     path = validate_option("data", file_path, data)
-    if path.suffix in _TUNING_FILES:
+    if path.suffix in TUNING_FILES:
         loader = _loader(path, trust)
         return lambda: limited(loader.inputs(), samples)
     return partial(_batches, _arrays(path), size, samples)
@@ -98,7 +98,7 @@ def _loader(path: Path, trust: Iterable[str]) -> Batches:
 
 def _arrays(path: Path) -> _Arrays:
     if path.suffix not in _ARRAYS:
-        known = ", ".join((*_ARRAYS, *_TUNING_FILES))
+        known = ", ".join((*_ARRAYS, *TUNING_FILES))
         raise DataError(f"data must be a file with one of the suffixes {known}, got {str(path)!r}")
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}")

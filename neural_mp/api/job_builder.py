@@ -74,6 +74,7 @@ _OPTIONS: Mapping[str, Validator[Any]] = {
     "random_seed": seed_number,
     "sampling_size": integer_between(1),
     "max_batches": optional(integer_between(1)),
+    "label_key": optional(string),
     "resume": boolean,
     "early_stopping": boolean,
     "cache": boolean,
@@ -216,11 +217,14 @@ class JobBuilder:
         if loader is None:
             loader = config_objects.loader(self.settings, config_objects.ACCURACY)
         if loader is not None:
-            evaluation = Batches(loader, "eval_dataloader", self.options.max_batches)
+            limit, key = self.options.max_batches, self.options.label_key
+            evaluation = Batches(loader, "eval_dataloader", limit, key)
         loader = self.options.calib_dataloader
         if loader is None:
             loader = config_objects.loader(self.settings, config_objects.CALIBRATION)
-        return evaluation, evaluation if loader is None else Batches(loader, "calib_dataloader")
+        if loader is None:
+            return evaluation, evaluation
+        return evaluation, Batches(loader, "calib_dataloader", label_key=self.options.label_key)
 
     def _loaded(
         self, calibration: Batches | None, labelled: bool

@@ -60,6 +60,8 @@ class MixedPrecision:
             list, whose mean counts; or a dict, in which every metric has to meet the target.
         eval_dataloader: batches of `(inputs, labels)` for the metric.
         max_batches: number of evaluation batches; default: all. Required for infinite loaders.
+        label_key: key of the labels in batches that are dicts; default: the reserved names of
+            Hugging Face, e.g. `labels`.
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
         postprocess: applied to `(predictions, labels)` before the metric.
         calib_dataloader: batches for INT8 calibration; default: `eval_dataloader`.
@@ -130,6 +132,7 @@ class MixedPrecision:
         self.metric: Any = None
         self.eval_dataloader: Any = None
         self.max_batches: int | None = settings.evaluation.max_batches
+        self.label_key: str | None = settings.evaluation.label_key
         self.eval_func: Callable[[Any], float] | None = None
         self.postprocess: Callable[[Any], Any] | None = None
         self.calib_dataloader: Any = None
@@ -198,6 +201,11 @@ class MixedPrecision:
     @exit_policy.setter
     def exit_policy(self, value: ExitPolicy | Mapping[str, Any]) -> None:
         self._exit_policy = exit_policy_of(value)
+
+    @property
+    def runtime_of_file(self) -> str | None:
+        """The runtime in the tuning file; None if unset."""
+        return self._settings.model.runtime
 
     def without_python(self) -> MixedPrecision:
         """Return the options of the file alone, or the defaults without a file."""

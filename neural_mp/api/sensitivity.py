@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from neural_mp.api.input_data import DEFAULT_SAMPLES, batches_of
+from neural_mp.api.input_data import DEFAULT_SAMPLES, TUNING_FILES, batches_of
 from neural_mp.api.loading import load_source
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.optimized_model import load
@@ -50,7 +50,7 @@ def sensitivity_of(
     if is_saved_model(model):
         with trusting(trust):
             return load(model).sensitivity()
-    if Path(model).suffix in (".yaml", ".yml"):
+    if Path(model).suffix in TUNING_FILES:
         converter = MixedPrecision(model, trust=trust)
     else:
         converter = MixedPrecision(model=model, framework=framework, inputs=inputs, trust=trust)

@@ -18,6 +18,7 @@ from neural_mp.cli import (
     convert,
     explain,
     hardware,
+    init,
     inspect,
     kernels,
     report,
@@ -57,6 +58,7 @@ def _whole(
 
 
 app.command(epilog=tune.EPILOG)(command(tune.tune))
+app.command(epilog=init.EPILOG)(command(init.init))
 app.command("tune-many", epilog=tune_many.EPILOG)(command(tune_many.tune_many))
 app.command(epilog=inspect.EPILOG)(command(inspect.inspect))
 app.command(epilog=explain.EPILOG)(command(explain.explain))

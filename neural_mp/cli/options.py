@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.cli.output import Output
+from neural_mp.cli.search_options import SearchOptions
 from neural_mp.io.trust import trusting
 from neural_mp.util.validators import MOST
 
@@ -105,14 +106,14 @@ class ModelOptions(ExitStack):
 
 
 #: Groups of options, in the order in which their contexts are entered.
-_GROUPS = (Output, ModelOptions)
+_GROUPS = (Output, ModelOptions, SearchOptions)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function for typer that has the options of a group for each parameter of its type.
 
     Args:
-        function: function with keyword-only parameters of the types `Output` or `ModelOptions`.
+        function: function with keyword-only parameters of the types in `_GROUPS`.
     """
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     names = {parameter.annotation: parameter.name for parameter in parameters}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,9 @@ EPILOG = epilog(
 
 
 def report(
-    workspace: Annotated[Path, typer.Argument(help="Workspace of a run, or a saved result.")],
+    workspace: Annotated[
+        Path | None, typer.Argument(help="Workspace of a run, or a saved result.")
+    ] = None,
     number: Annotated[
         int | None, typer.Option("--run", help="Number of the run; default: the latest.")
     ] = None,
@@ -35,6 +38,9 @@ def report(
         str | None,
         typer.Option(help="Optuna storage URL, if runs are not stored in the workspace."),
     ] = None,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser.")
+    ] = False,
     *,
     out: Output,
 ) -> None:
@@ -42,19 +48,24 @@ def report(
     from neural_mp.reporting.page import page_of, write_page
 
     record = _read(workspace, storage, number, model)
-    with out.working(f"Writing the page of {record.name or workspace}"):
+    with out.working(f"Writing the page of {record.name or 'the run'}"):
         write_page(output, page_of(record))
     out.line(f"{_in_words(record)}; page saved to {output}")
     if out.as_json:
         out.document(_document(record, output))
+    if open_page and not webbrowser.open(output.resolve().as_uri()):
+        out.warn(f"no browser is available; open {output} yourself")
 
 
-def _read(workspace: Path, storage: str | None, number: int | None, model: str | None) -> RunRecord:
+def _read(
+    workspace: Path | None, storage: str | None, number: int | None, model: str | None
+) -> RunRecord:
     """Return the record of a run.
 
     Raises:
         HistoryError: no such run is stored.
     """
+    from neural_mp.api.job_builder import DEFAULT_WORKSPACE
     from neural_mp.api.saved_model import RECORD_FILE
     from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
     from neural_mp.runs.record_schema import read_record_file
@@ -62,6 +73,7 @@ def _read(workspace: Path, storage: str | None, number: int | None, model: str |
 
     if storage is not None:
         return read_record(storage, number, model)
+    workspace = Path(DEFAULT_WORKSPACE) if workspace is None else workspace
     validate_option("the workspace", file_path, workspace)
     if (workspace / HISTORY_FILE).is_file():
         return read_record(storage_url(workspace), number, model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,12 +9,19 @@ import typer
 from neural_mp.cli.errors import ExitCode, epilog
 from neural_mp.cli.options import SaveOption, TargetOption, TrustOption
 from neural_mp.cli.output import Output, emit_result
+from neural_mp.cli.search_options import SearchOptions
 
-EPILOG = epilog("tune conf.yaml --output tuned", "tune conf.yaml --json | jq .report.speedup")
+EPILOG = epilog(
+    "tune conf.yaml --output tuned",
+    "tune net.onnx --data test.npz --metric accuracy --tolerance 1% -o tuned",
+    "tune conf.yaml --json | jq .report.speedup",
+)
 
 
 def tune(
-    conf: Annotated[Path, typer.Argument(help="Tuning YAML.")],
+    source: Annotated[
+        str, typer.Argument(help="Tuning YAML, or a model with --data and --metric.")
+    ],
     model: Annotated[
         str | None, typer.Option(help="Model to tune; overrides model: name in the YAML.")
     ] = None,
@@ -46,25 +52,27 @@ def tune(
     ] = False,
     trust: TrustOption = None,
     *,
+    search: SearchOptions,
     out: Output,
 ) -> None:
-    """Tune a model as configured in a YAML file."""
-    from neural_mp.api.mixed_precision import MixedPrecision
+    """Tune a model as configured in a YAML file, by options, or both."""
     from neural_mp.api.saved_model import check_destination
-    from neural_mp.config import load_settings
+    from neural_mp.api.tuning_source import converter_of, is_model
     from neural_mp.core.enums import AUTO_RUNTIME
     from neural_mp.reporting import LiveListener, error_console
     from neural_mp.tuning.listener import Listener
 
     if output is not None:
         check_destination(output)  # fail before the search, not after
-    settings = load_settings(conf, trust=trust or ())
-    converter = MixedPrecision(settings, trust=trust or ())
+    converter = converter_of(source, trust or ())
+    if is_model(source):
+        search.require_evaluation(source)
+    search.apply(converter)
     if model is not None:
         converter.model = model
     if target is not None:
         converter.target = target
-    converter.runtime = runtime or settings.model.runtime or AUTO_RUNTIME
+    converter.runtime = runtime or converter.runtime_of_file or AUTO_RUNTIME
     if objective is not None:
         converter.objective = objective
     if workers is not None:

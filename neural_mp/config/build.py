@@ -227,6 +227,7 @@ def _evaluation(data: Mapping[str, Any], dialect: Dialect, ignored: Ignored) -> 
         performance=_performance(data.get("performance", {}), ignored),
         metrics=_metrics(accuracy, dialect, ignored),
         max_batches=accuracy.get("max_batches"),
+        label_key=accuracy.get("label_key"),
     )
 
 

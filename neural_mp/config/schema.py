@@ -139,6 +139,7 @@ def _schema(share: Any, amount: Any, seconds: Any, trials: Any, seed: Any) -> Se
                 multi_metrics=values.METRICS,
                 dataloader=_DATALOADER,
                 max_batches=integer_between(1),
+                label_key=values.TEXT,
                 postprocess=_section(transform=values.TRANSFORMS),
             ),
             performance=_section(

@@ -134,6 +134,7 @@ class EvaluationSettings:
         postprocess: transform name → options, applied to predictions and labels.
         performance: settings of the latency measurement.
         max_batches: number of batches for the accuracy; None for all.
+        label_key: key of the labels in batches that are dicts; None for the reserved names.
     """
 
     metrics: tuple[MetricSettings, ...] = ()
@@ -141,6 +142,7 @@ class EvaluationSettings:
     postprocess: Mapping[str, Any] | None = None
     performance: PerformanceSettings = PerformanceSettings()
     max_batches: int | None = None
+    label_key: str | None = None
 
 
 @dataclass(frozen=True)

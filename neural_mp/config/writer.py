@@ -145,6 +145,7 @@ def _evaluation(evaluation: EvaluationSettings) -> dict[str, Any]:
         **_metrics(evaluation),
         "dataloader": evaluation.dataloader,
         "max_batches": evaluation.max_batches,
+        "label_key": evaluation.label_key,
         "postprocess": None if postprocess is None else {"transform": postprocess},
     }
     sections = {

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from neural_mp.errors import DataError
+from neural_mp.util.labels import labels_of
 from neural_mp.util.string_enum import StringEnum
+from neural_mp.util.text import shape_words, with_article
 
 
 class Reading(StringEnum):
@@ -39,3 +42,24 @@ def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
         case Reading.LABELS_LAST:
             return batch[:-1]
     return batch
+
+
+def labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, Any]:
+    """Return a batch as inputs and labels; the inputs of a dict are the whole dict.
+
+    Args:
+        batch: a pair, or a dict that contains the labels.
+        name: the loader, for the message.
+        label_key: key of the labels in a dict; None for the reserved names.
+
+    Raises:
+        DataError: the batch is neither a pair nor a dict with labels.
+    """
+    if isinstance(batch, Mapping):
+        return batch, labels_of(batch, name, label_key)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        words = shape_words(batch)
+        if hasattr(batch, "shape"):
+            words = f"{with_article(type(batch).__name__)} alone, {words}"
+        raise DataError(f"{name} must yield (inputs, labels), got {words}")
+    return batch[0], batch[1]

@@ -15,11 +15,16 @@ from typing import Any, TypeVar
 
 from neural_mp.common import Batch
 from neural_mp.errors import DataError, NeuralMPError, is_users_own, mark_user_error, message_of
-from neural_mp.tuning.batch_reading import Reading, inputs_of_batch, readings_of
+from neural_mp.tuning.batch_reading import (
+    Reading,
+    inputs_of_batch,
+    labelled_pair,
+    readings_of,
+)
 from neural_mp.tuning.batch_slicing import part_of
 from neural_mp.util.batch_cache import BatchCache
 from neural_mp.util.digest import DataDigest
-from neural_mp.util.labels import labels_of
+from neural_mp.util.labels import split_at
 from neural_mp.util.text import counted, shape_words, with_article
 from neural_mp.util.user_calls import (
     UserCodeError,
@@ -64,6 +69,7 @@ class Batches:
             only once.
         name: the option of the data, for error messages.
         most: maximum number of batches; None for all.
+        label_key: key of the labels in batches that are dicts; None for the reserved names.
 
     Attributes:
         position: number of the latest batch, counted from 1; 0 before the first.
@@ -75,8 +81,10 @@ class Batches:
         DataError: the source is not iterable.
     """
 
-    def __init__(self, source: Any, name: str, most: int | None = None) -> None:
-        self.name, self.most = name, most
+    def __init__(
+        self, source: Any, name: str, most: int | None = None, label_key: str | None = None
+    ) -> None:
+        self.name, self.most, self.label_key = name, most, label_key
         self.position = 0
         self.raised: BaseException | None = None
         self.pass_length = 0
@@ -109,6 +117,8 @@ class Batches:
         batches = self._call_user(lambda: self._new_iterator(produce))
         while (batch := self._call_user(lambda: next(batches, _END))) is not _END:
             self.position += 1
+            if self.label_key is not None:
+                batch = split_at(self.label_key, batch)
             self._given = batch
             if self._first is None:
                 self._first = batch
@@ -217,21 +227,13 @@ class Batches:
             DataError: a batch is neither a pair nor a dict with labels.
         """
         for batch in self if part is None else self._slice(part):
-            yield self._pair(batch)
+            yield labelled_pair(batch, self.name, self.label_key)
 
     @property
     def first_pair(self) -> Batch:
         """The first batch as `(inputs, labels)`."""
-        return self._pair(self._first if self._first is not None else self._first_batch)
-
-    def _pair(self, batch: Any) -> Batch:
-        if isinstance(batch, Mapping):
-            return batch, labels_of(batch, self.name)
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise DataError(
-                f"{self.name} must yield (inputs, labels), got {_describe_batch(batch)}"
-            )
-        return batch[0], batch[1]
+        batch = self._first if self._first is not None else self._first_batch
+        return labelled_pair(batch, self.name, self.label_key)
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs of every batch by `reading`, by default the first of a pair, or all."""
@@ -371,13 +373,6 @@ class Batches:
         if self._shuffled:
             return f"{len(self)}:shuffled"
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
-
-
-def _describe_batch(batch: object) -> str:
-    words = shape_words(batch)
-    if not hasattr(batch, "shape"):
-        return words
-    return f"{with_article(type(batch).__name__)} alone, {words}"
 
 
 def _nothing() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from neural_mp.errors import DataError
+from neural_mp.errors import DataError, did_you_mean
 
 #: Names of sample labels, mutually exclusive.
 _OF_SAMPLES = ("labels", "label", "label_ids")
@@ -27,19 +27,37 @@ NAMES = (
 )
 
 
-def labels_of(batch: Mapping[Any, Any], source: str) -> Any:
+def split_at(key: str, batch: Any) -> Any:
+    """Return a dict that has the key as inputs and labels; other batches unchanged."""
+    if not isinstance(batch, Mapping) or key not in batch:
+        return batch
+    return {name: value for name, value in batch.items() if name != key}, batch[key]
+
+
+def labels_of(batch: Mapping[Any, Any], source: str, missing: str | None = None) -> Any:
     """Return the labels in a batch: the value if there is one, else a dict by name.
+
+    Args:
+        batch: the batch.
+        source: name of the loader.
+        missing: the label key that the user set and the batch lacks; None if unset.
 
     Raises:
         DataError: there are no labels, several names of sample labels, or no inputs; the message
             starts with `source`.
     """
+    if missing is not None:
+        raise DataError(
+            f"{source} must yield dicts with the label_key {missing!r}, got the keys: "
+            f"{', '.join(map(str, batch)) or 'none'}{did_you_mean(missing, map(str, batch))}"
+        )
     found = {name: batch[name] for name in NAMES if name in batch}
     given = ", ".join(map(str, batch))
     if not found:
         raise DataError(
             f"{source} must yield (inputs, labels), or a dict with a key for labels "
-            f"({', '.join(NAMES)}), got a dict with the keys: {given or 'none'}"
+            f"({', '.join(NAMES)}; set label_key for another), got a dict with the keys: "
+            f"{given or 'none'}"
         )
     rivals = [name for name in _OF_SAMPLES if name in found]
     if len(rivals) > 1:

@@ -1,0 +1,130 @@
+"""Options of a run from a model file and data files alone, without a tuning file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.api.input_data import TUNING_FILES
+from neural_mp.api.mixed_precision import MixedPrecision
+from neural_mp.common import DataLoader
+from neural_mp.config import load_settings, settings_from
+from neural_mp.data import OWN, build_dataloader
+from neural_mp.data.numpy_files import plain_arrays
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.util.labels import NAMES
+from neural_mp.util.validators import file_path, validate_option
+
+#: Names of label arrays, besides those in batches.
+_LABELS = (*NAMES, "targets", "target", "y", "y_test", "y_val")
+_KINDS = ("relative", "absolute")
+
+
+def is_model(source: str) -> bool:
+    """Whether a name is `module:attribute`, or the path of a model, rather than a tuning file."""
+    path = validate_option("model", file_path, source)
+    if path.suffix in TUNING_FILES:
+        return False
+    return any(entry.rule.fit(source) for entry in FRAMEWORKS.values()) or (
+        ":" in source and not path.exists()
+    )
+
+
+def converter_of(source: str, trust: Collection[str]) -> MixedPrecision:
+    """Return the options of a tuning file, or of a model without a tuning file.
+
+    Raises:
+        ConfigurationError: there is no such file, or the tuning file is invalid.
+    """
+    if is_model(source):
+        if ":" not in source and not Path(source).exists():
+            raise ConfigurationError(f"there is no model {source!r} in {str(Path.cwd())!r}")
+        return MixedPrecision(model=source, trust=trust)
+    return MixedPrecision(load_settings(source, trust=trust), trust=trust)
+
+
+def criterion_of(text: str, before: AccuracyCriterion) -> AccuracyCriterion:
+    """Return a criterion as `1%`, `0.01`, `relative:0.01` or `absolute:0.02`.
+
+    Args:
+        text: the tolerance; without a kind, relative.
+        before: the criterion that the tolerance replaces.
+
+    Raises:
+        ConfigurationError: the text is not a tolerance, or out of range.
+    """
+    kind, _, amount = text.rpartition(":")
+    kind = kind or _KINDS[0]
+    if kind not in _KINDS:
+        raise ConfigurationError(
+            f"--tolerance must be a fraction of the baseline, e.g. 1% or relative:0.01, or "
+            f"absolute:0.02 in the unit of the metric, got {text!r}{did_you_mean(kind, _KINDS)}"
+        )
+    value: Any = amount.strip()
+    with suppress(ValueError):  # a percentage, or a mistake that the validator names
+        value = float(value)
+    content = {"tuning": {"accuracy_criterion": {kind: value}}}
+    found = settings_from(content, "--tolerance").tuning.criterion
+    return replace(
+        found,
+        higher_is_better=before.higher_is_better,
+        any_tolerance=before.any_tolerance,
+        any_baseline=before.any_baseline,
+    )
+
+
+def dataset_of(data: Path, label: str | None = None) -> dict[str, Any]:
+    """Return the dataset of a data file, as in a tuning file.
+
+    Args:
+        data: an `.npz` file with an array of inputs and an array of labels, or a `.csv` file.
+        label: array or column of the labels; default: found by its name; in a `.csv` file, the
+            last column.
+
+    Raises:
+        DataError: the file does not exist, is of another type, or has no such labels.
+    """
+    if data.suffix not in (".npz", ".csv"):
+        raise DataError(
+            f"the data must be an .npz or a .csv file with inputs and labels, got {str(data)!r}; "
+            f"describe other data in a tuning file"
+        )
+    if not data.is_file():
+        raise DataError(f"there is no file {str(data)!r} in {str(Path.cwd())!r}")
+    if data.suffix == ".csv":
+        return {"csv": {"path": str(data), **({} if label is None else {"label": label})}}
+    with plain_arrays(data, mapped=True) as found:
+        names = ["inputs"] if isinstance(found, np.ndarray) else list(found.files)
+    inputs, labels = _arrays(data, names, label)
+    return {"numpy": {"path": str(data), "inputs_key": inputs, "labels_key": labels}}
+
+
+def _arrays(data: Path, names: list[str], label: str | None) -> tuple[str, str]:
+    """Return the names of the inputs and of the labels."""
+    known = [name for name in _LABELS if name in names] if label is None else [label]
+    if label is not None and label not in names:
+        raise DataError(f"{str(data)!r} has no array {label!r}{did_you_mean(label, names)}")
+    rest = [name for name in names if name not in known[:1]]
+    if not known or (len(rest) != 1 and "inputs" not in rest):
+        raise DataError(
+            f"{str(data)!r} must have one array of inputs and one of labels, got "
+            f"{', '.join(names)}; name the labels by --label, or both in a tuning file"
+        )
+    return "inputs" if "inputs" in rest else rest[0], known[0]
+
+
+def loader_of(data: Path, label: str | None = None, batch_size: int | None = None) -> DataLoader:
+    """Return the loader of a data file; see `dataset_of`.
+
+    Raises:
+        DataError: the file cannot be read, or has no labels.
+    """
+    spec = {"dataset": dataset_of(data, label)}
+    return build_dataloader(spec if batch_size is None else {**spec, "batch_size": batch_size}, OWN)

@@ -1,0 +1,103 @@
+"""Options of a search that replace or complete a tuning file."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neural_mp.errors import ConfigurationError
+from neural_mp.util.validators import MOST
+
+if TYPE_CHECKING:
+    from neural_mp.api.mixed_precision import MixedPrecision
+
+
+class SearchOptions(ExitStack):
+    """Options of `tune` that a tuning file can also set.
+
+    Args:
+        metric: name of the metric.
+        data: file with evaluation data.
+        label: array or column of the labels.
+        batch_size: samples per batch of the data.
+        tolerance: tolerated accuracy loss.
+        precisions: precisions to search.
+        timeout: limit of the search in seconds.
+        max_trials: maximum number of evaluated plans.
+    """
+
+    def __init__(
+        self,
+        metric: Annotated[
+            str | None, typer.Option(help="Metric, e.g. accuracy or rmse, or module:attribute.")
+        ] = None,
+        data: Annotated[
+            Path | None, typer.Option(help="Inputs with labels: .npz or .csv file.")
+        ] = None,
+        label: Annotated[
+            str | None, typer.Option(help="Array or column of the labels in --data.")
+        ] = None,
+        batch_size: Annotated[
+            int | None, typer.Option(min=1, max=MOST, help="Samples per batch of --data.")
+        ] = None,
+        tolerance: Annotated[
+            str | None, typer.Option(help="Tolerated loss: 1%, or absolute:0.02; default: 1%.")
+        ] = None,
+        precisions: Annotated[
+            str | None, typer.Option(help="Precisions to search, e.g. int8,bf16.")
+        ] = None,
+        timeout: Annotated[
+            float | None, typer.Option(help="Time limit of the search in seconds.")
+        ] = None,
+        max_trials: Annotated[
+            int | None, typer.Option(help="Maximum number of evaluated plans.")
+        ] = None,
+    ) -> None:
+        super().__init__()
+        self.metric, self.data, self.label = metric, data, label
+        self.batch_size, self.tolerance, self.precisions = batch_size, tolerance, precisions
+        self.limits: dict[str, Any] = {"timeout": timeout, "max_trials": max_trials}
+
+    def __enter__(self) -> SearchOptions:
+        return self
+
+    def apply(self, converter: MixedPrecision) -> None:
+        """Set the given options.
+
+        Raises:
+            NeuralMPError: an option is invalid, or the data cannot be read.
+        """
+        from neural_mp.api.tuning_source import criterion_of, loader_of
+
+        if self.data is None and (self.label is not None or self.batch_size is not None):
+            raise ConfigurationError(
+                "--label and --batch-size require --data, got none; add --data"
+            )
+        if self.data is not None:
+            converter.eval_dataloader = loader_of(self.data, self.label, self.batch_size)
+        if self.metric is not None:
+            converter.metric = self.metric
+        if self.tolerance is not None:
+            converter.accuracy_criterion = criterion_of(
+                self.tolerance, converter.accuracy_criterion
+            )
+        if self.precisions is not None:
+            converter.precisions = self.precisions
+        given = {name: value for name, value in self.limits.items() if value is not None}
+        converter.exit_policy = replace(converter.exit_policy, **given)
+
+    def require_evaluation(self, model: str) -> None:
+        """Check that a model without a tuning file has data and a metric.
+
+        Raises:
+            ConfigurationError: one of them is missing.
+        """
+        if self.data is None or self.metric is None:
+            raise ConfigurationError(
+                f"tuning the model {model!r} requires --data FILE and --metric NAME; or write a "
+                f"tuning file with: neural-mp init {model}"
+            )
