@@ -79,10 +79,15 @@ def resnet():
     return adaptor, model, space, observed, images, reference
 
 
-def test_all_in_int8_every_layer_is_one_kernel_and_the_logits_hold_25_decibels(resnet):
-    adaptor, model, space, observed, images, reference = resnet
-    plan = uniform(space, INT8)
-    converted = adaptor.convert(model, space.resolve(plan), observed, space)
+@pytest.fixture(scope="module")
+def in_int8(resnet):
+    adaptor, model, space, observed, *_ = resnet
+    return adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
+
+
+def test_all_in_int8_every_layer_is_one_kernel_and_the_logits_hold_25_decibels(resnet, in_int8):
+    adaptor, _, space, _, images, reference = resnet
+    plan, converted = uniform(space, INT8), in_int8
     assert signal_to_noise(reference, adaptor.predict(converted, images)) > 25
     assert len(plan) == 54
     ran = adaptor.kernel_trace.trace(converted, images)
@@ -112,13 +117,14 @@ def test_all_in_bf16_takes_two_casts_and_every_layer(resnet):
     assert adaptor.weight_bytes(converted) < 0.51 * adaptor.weight_bytes(model)
 
 
-def test_the_saved_int8_model_takes_under_30_percent_of_the_float_weights(resnet, tmp_path):
-    adaptor, model, space, observed, images, _ = resnet
-    converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
-    adaptor.save(converted, tmp_path)
+def test_the_saved_int8_model_takes_under_30_percent_of_the_float_weights(
+    resnet, in_int8, tmp_path
+):
+    adaptor, model, _, _, images, _ = resnet
+    adaptor.save(in_int8, tmp_path)
     saved = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert saved < 0.3 * adaptor.weight_bytes(model)
     restored = adaptor.restore(tmp_path)
     np.testing.assert_array_equal(
-        adaptor.predict(restored, images), adaptor.predict(converted, images)
+        adaptor.predict(restored, images), adaptor.predict(in_int8, images)
     )

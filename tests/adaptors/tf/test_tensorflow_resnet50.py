@@ -31,9 +31,14 @@ def held(images):
     return net, TensorFlowAdaptor().load(net, example=images)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def space(held, all_machine):
     return TensorFlowAdaptor().space(held[1], all_machine)
+
+
+@pytest.fixture(scope="module")
+def observations(held, space, images):
+    return TensorFlowAdaptor().observe(held[1], [images], space)
 
 
 def types_of(model, op_type):
@@ -69,9 +74,8 @@ def test_bf16_takes_two_casts_and_every_layer(held, space, images):
     assert signal_to_noise(expected, given) > 37
 
 
-def test_int8_stays_in_integers_from_the_image_to_the_pooling(held, space, images):
+def test_int8_stays_in_integers_from_the_image_to_the_pooling(held, space, observations, images):
     adaptor = TensorFlowAdaptor()
-    observations = adaptor.observe(held[1], [images], space)
     converted = adaptor.convert(held[1], space.resolve(uniform(space, INT8)), observations, space)
     ops = [node.op for node in converted.graph.nodes.values()]
     assert ops.count("_FusedQuantizedConv2D") == 53
@@ -82,7 +86,7 @@ def test_int8_stays_in_integers_from_the_image_to_the_pooling(held, space, image
     assert signal_to_noise(expected, given) > 25
 
 
-def test_three_precisions_in_one_graph(held, space, images):
+def test_three_precisions_in_one_graph(held, space, observations, images):
     """INT8 up to the third stage, BF16 behind it, FP32 at the end; conversions only between."""
     adaptor = TensorFlowAdaptor()
     plan = uniform(space, INT8)
@@ -90,7 +94,6 @@ def test_three_precisions_in_one_graph(held, space, images):
     plan = plan.replacing({op: space.capabilities[op].config(BF16) for op in late})
     dense = next(op for op in space.tunable_ops if space.graph[op].type == "MatMul")
     plan = plan.replacing({dense: FP32})
-    observations = adaptor.observe(held[1], [images], space)
     converted = adaptor.convert(held[1], space.resolve(plan), observations, space)
     counts = converted.counts
     assert (counts.quantize, counts.dequantize, counts.casts) == (1, 1, 1)
