@@ -12,10 +12,15 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.amp import AmpList, Colour
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp
 from neural_mp.core import hardware
+from neural_mp.core.graph import Op
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, UnsupportedPrecisionError
 from neural_mp.space import ResolvedPlan, TuningSpace, why_int8
+from neural_mp.space.resolution import BY_PLAN
+
+#: Reason without a plan, in place of `BY_PLAN`.
+_WITHOUT_PLAN = "supported here; no plan was given"
 
 
 def write_log(
@@ -88,17 +93,17 @@ def explained(
     op: str,
     precisions: tuple[Precision, ...],
     plan: PrecisionPlan | str | Path | None = None,
-) -> tuple[TuningSpace, Mapping[Precision, Explanation]]:
-    """Explain for each precision whether an op runs in it, on hardware that supports it.
+) -> tuple[Op, Mapping[Precision, Explanation]]:
+    """Explain for each precision whether an op runs in it on this machine.
 
     Args:
         model: the model.
-        op: name of the op.
+        op: name or pattern of an op or layer, as in `op_wise`; of a layer, its first contraction.
         precisions: any of INT8, BF16 and FP16.
         plan: plan to explain; default: every op that supports the precision runs in it.
 
     Returns:
-        The tuning space of the model, and precision → explanation.
+        The op, and precision → explanation.
 
     Raises:
         UnknownOperatorError: the model lacks the op, or an edit names an unknown op type.
@@ -110,12 +115,30 @@ def explained(
         )
     amp = gather_amp(None, None)
     sixteen = tuple(precision for precision in precisions if precision.is_16_bit)
-    machine = replace(hardware.detect(), forced=frozenset(sixteen))
+    here = hardware.detect()
+    machine = replace(here, forced=frozenset(sixteen))
     lists, _ = edited_lists(model.adaptor, amp, sixteen)
     space = forced(model.adaptor.space(model.held, machine, lists), amp)
-    assert space.graph[op]  # raises with a list of similar names
+    found = _op_named(space, op)
     given = load_plan_file(plan)[0] if isinstance(plan, str | Path) else plan
-    return space, {precision: _explained(space, op, precision, given) for precision in precisions}
+    explanations = {p: _explained(space, found.name, p, given) for p in precisions}
+    return found, {p: _on(here, p, said) for p, said in explanations.items()}
+
+
+def _op_named(space: TuningSpace, name: str) -> Op:
+    """Return the op of a name; of several, the first contraction, or else the first."""
+    ops = [space.graph[op] for op in space.matching(name, "the op argument")]
+    heads = [op for op in ops if op in space.contractions]
+    return (heads or ops)[0]
+
+
+def _on(machine: hardware.Hardware, precision: Precision, said: Explanation) -> Explanation:
+    """Return the explanation for a machine, which may lack the precision."""
+    support = machine.support(precision)
+    if support.available or said.runs_in is not precision:
+        return said
+    reason = f"{support.reason}; on hardware with {precision}: {said.reason}"
+    return replace(said, runs_in=Precision.FP32, reason=reason)
 
 
 def _explained(
@@ -125,7 +148,10 @@ def _explained(
     resolved = narrowed.resolve(plan or narrowed.fastest_plan())
     if precision.is_16_bit:
         paint = narrowed.painting(resolved, precision).paints[op]
+        why = paint.reason if plan is not None else paint.reason.replace(BY_PLAN, _WITHOUT_PLAN)
         runs_in = precision if paint.colour is Colour.ALLOWED else Precision.FP32
-        return Explanation(paint.list, runs_in, paint.reason)
+        return Explanation(paint.list, runs_in, why)
     reason = why_int8(space.graph, space.capabilities, resolved.plan, resolved.flow, op)
+    if plan is None:
+        reason = reason.replace(BY_PLAN, _WITHOUT_PLAN)
     return Explanation(None, resolved.effective[op], reason)

@@ -22,7 +22,7 @@ EPILOG = epilog("explain model.onnx Softmax_7 --precision bf16")
 
 def explain(
     model: ModelArgument,
-    op: Annotated[str, typer.Argument(help="Name of the op, as listed by inspect.")],
+    op: Annotated[str, typer.Argument(help="Name or pattern of an op or layer, as for op_wise.")],
     precision: Annotated[
         list[str] | None, typer.Option(help="int8, bf16 or fp16; default: all.")
     ] = None,
@@ -38,11 +38,11 @@ def explain(
 
     precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
     loaded = options.load(model, out)
-    space, found = explained(loaded, op, precisions, plan)
+    explained_op, found = explained(loaded, op, precisions, plan)
     rows = {p: (said.list, said.runs_in, said.reason) for p, said in found.items()}
-    out.show(explanation_table(space.graph[op], rows))
+    out.show(explanation_table(explained_op, rows))
     if out.as_json:
-        out.document(_document(space.graph[op], found))
+        out.document(_document(explained_op, found))
 
 
 def _document(op: Op, found: Mapping[Precision, Explanation]) -> dict[str, Any]:

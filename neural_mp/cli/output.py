@@ -20,6 +20,7 @@ import typer
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from neural_mp.cli.documents import SCHEMA, trial_document
 from neural_mp.cli.early_interrupt import exit_at_once
 from neural_mp.cli.errors import ExitCode, say_error
 from neural_mp.errors import ConfigurationError, NeuralMPError
@@ -27,7 +28,6 @@ from neural_mp.reporting import error_console, output_console
 
 if TYPE_CHECKING:
     from neural_mp.api.optimized_model import OptimizedModel
-    from neural_mp.core.trial import Trial
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document on stdout.")]
 QuietOption = Annotated[
@@ -242,23 +242,12 @@ def _save(result: OptimizedModel, folder: Path) -> None:
 
 def _document(result: OptimizedModel, folder: Path | None) -> dict[str, Any]:
     return {
+        "schema": SCHEMA,
         "met": result.met,
         "framework": result.framework,
         "exact_on": result.exact_on,
         "saved_to": folder,
         "report": result.report.to_dict(),
-        "trials": [_trial(trial) for trial in result.trials],
+        "trials": [trial_document(trial) for trial in result.trials],
         "plan": result.plan.to_dict(),
-    }
-
-
-def _trial(trial: Trial) -> dict[str, Any]:
-    return {
-        "outcome": trial.outcome.value,
-        "accuracy": trial.accuracy,
-        "loss": trial.loss,
-        "speedup": trial.speedup,
-        "seconds": trial.seconds,
-        "error": trial.error,
-        "counts": {str(precision): count for precision, count in trial.plan.counts().items()},
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from neural_mp.cli.documents import SCHEMA, trial_document
 from neural_mp.cli.errors import epilog
 from neural_mp.cli.output import Output
 from neural_mp.errors import HistoryError
@@ -102,6 +103,7 @@ def _in_words(record: RunRecord) -> str:
 def _document(record: RunRecord, output: Path) -> dict[str, Any]:
     ending = record.ending
     return {
+        "schema": SCHEMA,
         "run": record.name,
         "model": record.setup.model,
         "framework": record.setup.framework,
@@ -110,6 +112,6 @@ def _document(record: RunRecord, output: Path) -> dict[str, Any]:
         "met": None if ending is None else ending.met,
         "saved_to": str(output),
         "report": None if ending is None else ending.report.to_dict(),
-        "trials": [trial.to_dict() for trial in record.trials],
+        "trials": [trial_document(trial) for trial in record.trials],
         "plan": None if ending is None else ending.plan.to_dict(),
     }

@@ -237,7 +237,7 @@ class TuningSpace:
         by_op: dict[str, list[OpConstraint]] = {name: [] for name in self.capabilities}
         for pattern, limit in constraints.op_wise.items():
             with error_path("op_wise", pattern):
-                matching = self._matching(pattern)
+                matching = self.matching(pattern)
             for name in matching:
                 by_op[name].append(limit)
         for name, limits in by_op.items():
@@ -264,8 +264,16 @@ class TuningSpace:
         }
         return replace(self._filtered(allowed), asked=self.asked | asked)
 
-    def _matching(self, pattern: str) -> list[str]:
-        """Return the ops matched by a name or pattern of an op, or of a layer and its contents."""
+    def matching(self, pattern: str, option: str = "op_wise") -> list[str]:
+        """Return the ops matched by a name or pattern of an op, or of a layer and its contents.
+
+        Args:
+            pattern: name or regular expression.
+            option: option that holds the name, for messages.
+
+        Raises:
+            UnknownOperatorError: no op and no layer matches; the message lists the nearest names.
+        """
         named = [op.name for op in self.graph if op.name == pattern or pattern in _layers(op)]
         if named:
             return named
@@ -279,7 +287,7 @@ class TuningSpace:
             layers = (layer.name for layer in self.graph.layers)
             names = dict.fromkeys((*(op.name for op in self.graph), *layers))
             raise UnknownOperatorError(
-                f"op_wise names {pattern!r}, which matches no op or layer of the model"
+                f"{option} names {pattern!r}, which matches no op or layer of the model"
                 f"{did_you_mean(pattern, names)}"
             )
         return found

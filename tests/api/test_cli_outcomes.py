@@ -85,3 +85,18 @@ def test_trials_count_on_after_resume(here, run, monkeypatch):
     _edit(here, "max_trials: 1", "max_trials: 3")
     _, _, err = run("tune", "conf.yaml", "--resume")
     assert re.findall(r"trial (\d+):", err) == ["2", "3"]
+
+
+def test_tune_and_report_have_the_same_trials(here, run):
+    _, out, _ = run("tune", "conf.yaml", "--json")
+    tuned = json.loads(out)
+    code, out, err = run("report", "--json")
+    assert code == 0, err
+    reported = json.loads(out)
+    assert tuned["schema"] == reported["schema"] == 1
+    assert tuned["trials"]
+    assert [trial.keys() for trial in tuned["trials"]] == [t.keys() for t in reported["trials"]]
+    for ours, theirs in zip(tuned["trials"], reported["trials"], strict=True):
+        for key in ("number", "plan", "counts", "accuracy", "loss", "outcome"):
+            assert ours[key] == theirs[key]
+    assert tuned["plan"] == reported["plan"]
