@@ -64,11 +64,16 @@ CASES = {
 
 
 def stored_input(shape: tuple[int, ...], worst: bool) -> tuple[np.ndarray, float]:
-    """Return floats that uint8 represents exactly, and their step; in the worst case mostly 255."""
+    """Return floats that uint8 represents exactly, and their step; in the worst case mostly 255.
+
+    Every channel spans the whole range, so that a scale per channel has the same step.
+    """
     draw = np.random.default_rng(0)
     stored = draw.choice([255, 255, 255, 0], shape) if worst else draw.integers(0, 256, shape)
     stored[0] = 255 if worst else stored[0]
     stored.reshape(-1)[:2] = 0, 255
+    if len(shape) > 2:
+        stored[0, :, 0, :2] = 0, 255
     step, zero = 1 / 64, 0 if worst else 96
     return ((stored - zero) * step).astype(np.float32), step
 
