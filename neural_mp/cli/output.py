@@ -20,7 +20,7 @@ import typer
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from neural_mp.cli.entry_point import exit_at_once
+from neural_mp.cli.ctrl_c import exit_at_once
 from neural_mp.cli.errors import ExitCode, say_error
 from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.reporting import error_console, output_console
