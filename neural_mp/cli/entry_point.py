@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-
-from neural_mp.cli.early_interrupt import exit_at_once
+from neural_mp.cli.ctrl_c import handle_early
 
 
 def main() -> None:
     """Run the command and exit with its exit code (see `ExitCode`)."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, exit_at_once)
+    handle_early()
     from neural_mp.cli.app import main as run
 
     run()

@@ -20,8 +20,8 @@ import typer
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from neural_mp.cli.ctrl_c import exit_at_once
 from neural_mp.cli.documents import SCHEMA, trial_document
-from neural_mp.cli.early_interrupt import exit_at_once
 from neural_mp.cli.errors import ExitCode, say_error
 from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.reporting import error_console, output_console
