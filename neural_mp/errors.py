@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -180,7 +181,10 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     """
     words = sorted({str(word) for word in known})
     # The comparison is quadratic in the length of the words.
-    near = difflib.get_close_matches(str(name)[:_MAX_COMPARED_CHARS], words, n=3, cutoff=0.6)
+    given = str(name)[:_MAX_COMPARED_CHARS]
+    # A prefix up to a separator is closer than a word of similar letters: arm → arm-dotprod.
+    begun = [word for word in words if given and re.match(rf"{re.escape(given)}[-_.:]", word)]
+    near = begun[:3] or difflib.get_close_matches(given, words, n=3, cutoff=0.6)
     if near:
         return "; did you mean " + " or ".join(repr(word) for word in near) + "?"
     if not words:

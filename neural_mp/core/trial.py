@@ -89,6 +89,13 @@ class Trial:
         latency = self.objectives.get("relative_latency")
         return 1 / latency if latency else None
 
+    @property
+    def speedup_interval(self) -> tuple[float, float] | None:
+        """Confidence interval of `speedup`, which decides whether a trial is slow; or None."""
+        bounds = [self.objectives.get(f"relative_latency_{end}") for end in ("high", "low")]
+        low, high = (1 / bound if bound else None for bound in bounds)
+        return None if low is None or high is None else (low, high)
+
     def relative_cost(self, objectives: Mapping[Objective, float]) -> float:
         """Return the weighted cost as a fraction of FP32's; infinite if not measured."""
         return sum(

@@ -15,10 +15,12 @@ def seconds(value: float | None) -> str:
     """Format a duration with a suitable unit; a dash for None."""
     if value is None:
         return "–"
+    rounded = float(f"{value:.3g}")  # first, since 999.7 ns are 1 µs, not 1e+03 ns
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(value) >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns" if value else "0 s"
+        if abs(rounded) >= scale:
+            shown = rounded / scale
+            return f"{shown:.0f} {unit}" if abs(shown) >= 1000 else f"{shown:.3g} {unit}"
+    return f"{rounded / 1e-9:.3g} ns" if rounded else "0 s"
 
 
 def size(value: float | None) -> str:

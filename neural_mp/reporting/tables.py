@@ -121,12 +121,30 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
             *(formatting.number(trial.metrics.get(name)) for name in names),
             formatting.number(trial.accuracy),
             formatting.number(trial.loss),
-            formatting.times(speedup),
+            _speed(trial, speedup),
             f"{trial.seconds:.1f}",
             Text(trial.outcome.value, _OUTCOME_STYLE[trial.outcome]),
             counts if trial.error is None else f"{counts}: {trial.error}",
         )
+    if any(speedup is not None for _, speedup in rows):
+        table.caption = _RULE
+        table.caption_justify = "left"
     return table
+
+
+#: Rule by which a measured trial is met or slow.
+_RULE = (
+    "met: within the accuracy target; slow: within the target, but the lower bound of the speed "
+    "is below min_speedup, which is required if latency alone is the objective"
+)
+
+
+def _speed(trial: Trial, speedup: float | None) -> str:
+    """Format a speedup with its confidence interval, if measured."""
+    if speedup is None or trial.speedup_interval is None:
+        return formatting.times(speedup)
+    low, high = trial.speedup_interval
+    return f"{formatting.times(speedup)} ({low:.2f} to {high:.2f})"
 
 
 def result_tables(report: Report, met: bool | None) -> RenderableType:

@@ -153,3 +153,23 @@ def test_durations_have_fitting_units(value, read):
 )
 def test_sizes_have_fitting_units(value, read):
     assert formatting.size(value) == read
+
+
+def test_the_table_of_trials_shows_the_interval_and_the_rule():
+    figures = {
+        "relative_latency": 0.8, "relative_latency_low": 0.5, "relative_latency_high": 1.25
+    }  # fmt: skip
+    slow = Trial(PLAN, Outcome.SLOW, 0.97, 0.0, objectives=figures)
+    assert slow.speedup_interval == pytest.approx((0.8, 2.0))
+    text = shown(trial_table([(slow, slow.speedup)]))
+    assert "1.25× (0.80 to 2.00)" in text
+    assert "slow: within the target, but the lower bound" in " ".join(text.split())
+    assert "min_speedup" not in shown(trial_table([(Trial(PLAN, Outcome.MISSED), None)]))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(-999.7e-9, "-1 µs"), (999.7e-6, "1 ms"), (0.9996, "1 s"), (1234.0, "1230 s"), (5e-9, "5 ns")],
+)
+def test_durations_have_no_powers_of_ten(value, text):
+    assert formatting.seconds(value) == text
