@@ -64,6 +64,11 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         raise UnknownFrameworkError(
             f"the model must be an instance, got the class {_qualified_name(source)}"
         )
+    if isinstance(source, str | Path) and not Path(source).exists():
+        raise UnknownFrameworkError(
+            f"the model {str(source)!r} does not exist in {str(Path.cwd())!r}; give the path of a "
+            f"model, or module:attribute"
+        )
     what = repr(source) if isinstance(source, str) else with_article(_qualified_name(type(source)))
     raise UnknownFrameworkError(
         f"{what} is not a model of a supported framework ({', '.join(framework_names())}); give a "

@@ -100,3 +100,9 @@ def test_tune_and_report_have_the_same_trials(here, run):
         for key in ("number", "plan", "counts", "accuracy", "loss", "outcome"):
             assert ours[key] == theirs[key]
     assert tuned["plan"] == reported["plan"]
+
+
+def test_a_missing_model_is_said_to_be_missing(here, run):
+    code, _, err = run("inspect", "missing_folder")
+    assert code == 2
+    assert "the model 'missing_folder' does not exist" in err
