@@ -32,6 +32,11 @@ _PROGRAMS = (
     *("resnet", "unet", "lstm", "bags", "weight_norm", "encoder", "indexed", "written", "spectra"),
     *("branches", "loops", "checked", "divided", "sampled", "pools"),
 )
+#: Programs whose calls of ops are changed.
+_SOURCES = (
+    *("resnet", "lstm", "gru", "weight_norm", "pools", "sizes", "paddings", "norms", "sampled"),
+    *("indexed", "written", "ordered", "reduced", "shaped", "spectra", "attention"),
+)
 _CALLS = "calls.pt"
 #: Calls kept of one op, and elements of their tensors.
 _MOST_CALLS, _MOST_ELEMENTS = 4, 40_000
@@ -42,6 +47,7 @@ _MEMORY = 12 * 2**30
 #: Values that stand where others are expected.
 ODD = (0, -1, 2**31, 2**63, -(2**64), None, True, "", "x", "s0", [], {}, 1.5, math.inf)
 _INTEGERS = (0, -1, 1, 2, 3, -2, 5, 100, 10**6, -(10**6), 2**31 - 1, -(2**31), -(2**63), 2**63 - 1)
+_PLAIN = (bool, int, float, str, torch.dtype)
 _REALS = (0.0, -1.0, math.nan, math.inf, 1e-30, 1e30, 0.5)
 
 
@@ -51,7 +57,7 @@ def prepare_programs(folder: Path) -> None:
         torch.export.save(program, folder / f"{name}.pt2")
 
 
-def _programs(names: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def _programs(names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     sys.path.append(str(_ACCEPTED))
     from export_flows import FLOWS
     from export_nets import NETS
@@ -60,7 +66,7 @@ def _programs(names: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     from exports import UNDECOMPOSED, program_of
 
     for name, build in {**NETS, **SEQUENCES, **OPS, **FLOWS}.items():
-        if names and name not in names:
+        if name not in names:
             continue
         yield name, program_of(build, decomposed=False)
         if name not in UNDECOMPOSED:
@@ -169,10 +175,16 @@ class _Recorder(torch.fx.Interpreter):
         """Keep the call, and make it."""
         kept = self._calls.setdefault(str(target), [])
         plain = pytree.tree_map(_copied, (tuple(args), dict(kwargs)))
-        tensors = [x for x in pytree.tree_leaves(plain) if isinstance(x, torch.Tensor)]
-        if len(kept) < _MOST_CALLS and all(x.numel() < _MOST_ELEMENTS for x in tensors):
+        if len(kept) < _MOST_CALLS and all(map(_is_small, pytree.tree_leaves(plain))):
             kept.append(plain)
         return super().call_function(target, args, kwargs)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value can be kept in a file."""
+    if isinstance(value, torch.Tensor):
+        return type(value) is torch.Tensor and value.numel() < _MOST_ELEMENTS and not vars(value)
+    return value is None or isinstance(value, _PLAIN)
 
 
 def _copied(value: Any) -> Any:
@@ -182,7 +194,7 @@ def _copied(value: Any) -> Any:
 def prepare_ops(folder: Path) -> None:
     """Keep the calls that exported programs make of their ops."""
     calls: dict[str, list[Any]] = {}
-    for _, program in _programs():
+    for _, program in _programs(_SOURCES):
         args, kwargs = program.example_inputs
         with torch.no_grad():
             _Recorder(program.module(check_guards=False), calls).run(
