@@ -64,7 +64,11 @@ def converter(model: Any, folder: Path, **options: Any) -> MixedPrecision:
     made = MixedPrecision(precisions="int8,bf16", workspace=folder / "runs", metric=Accuracy())
     made.model, made.eval_dataloader = model, batches()
     made.exit_policy = ExitPolicy(max_trials=2)
-    made.accuracy_criterion = {"absolute": 1.0}
+    made.accuracy_criterion = {
+        "absolute": 1.0,
+        "any_tolerance": True,
+        "any_baseline": True,
+    }
     made.objective = "modelsize"  # two of the runs measure latencies
     for name, value in options.items():
         setattr(made, name, value)
