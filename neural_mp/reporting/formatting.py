@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
+from decimal import Decimal
 
 from rich.table import Table
 
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
 from neural_mp.util.text import counted
+
+#: Percentages below this are not told apart.
+_LEAST_PERCENT = 1e-6
 
 
 def seconds(value: float | None) -> str:
@@ -34,11 +39,16 @@ def size(value: float | None) -> str:
 
 
 def fraction(value: float | None) -> str:
-    """Format a fraction in percent, tiny ones as a power of ten; a dash for None."""
+    """Format a fraction in percent, without an exponent; a dash for None."""
     if value is None:
         return "–"
     percent = value * 100
-    return f"{percent:.2g} %" if percent == 0 or 1e-3 <= percent < 100 else f"{percent:.0e} %"
+    if not math.isfinite(percent) or abs(percent) >= 100:
+        return f"{percent:.0f} %"
+    if 0 < abs(percent) < _LEAST_PERCENT:
+        return f"<{_LEAST_PERCENT:.6f} %"
+    digits = 2 if abs(percent) >= 1e-3 else 1
+    return f"{Decimal(f'{percent:.{digits}g}'):f} %"
 
 
 def number(value: float | None) -> str:

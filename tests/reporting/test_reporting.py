@@ -173,3 +173,22 @@ def test_the_table_of_trials_shows_the_interval_and_the_rule():
 )
 def test_durations_have_no_powers_of_ten(value, text):
     assert formatting.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (None, "–"),
+        (0.0, "0 %"),
+        (8e-6, "0.0008 %"),
+        (7e-7, "0.00007 %"),
+        (1e-10, "<0.000001 %"),
+        (0.0000174, "0.0017 %"),
+        (0.25, "25 %"),
+        (1.0, "100 %"),
+        (12.3, "1230 %"),
+        (float("nan"), "nan %"),
+    ],
+)
+def test_a_fraction_reads_without_an_exponent(value, read):
+    assert formatting.fraction(value) == read

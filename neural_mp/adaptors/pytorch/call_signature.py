@@ -155,13 +155,15 @@ class CallSignature:
         return [*names, *call.kwargs]
 
     def tensor_of(self, leaf: object) -> Any:
-        """Convert a leaf of the inputs to the tensor passed to the model.
+        """Convert a leaf of the inputs to the tensor passed to the model; float64 is narrowed.
 
         Raises:
             DataError: if the leaf is not numeric.
         """
         if leaf is None or isinstance(leaf, str | bytes):
             raise DataError(f"inputs must be arrays or tensors, got {leaf!r}")
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(self.dtype) if leaf.dtype is torch.float64 else leaf
         if not is_array(leaf):
             return leaf
         leaf = np.asarray(leaf)

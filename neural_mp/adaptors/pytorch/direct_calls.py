@@ -216,7 +216,10 @@ class DirectCalls:
         signature = self._model.signature
         arrays = any(map(is_array, leaves))
         # Detached copies have distinct ids even if the batch holds a tensor twice.
-        known = [signature.tensor_of(leaf).detach() for leaf in leaves]
+        tensors = [signature.tensor_of(leaf) for leaf in leaves]
+        if not arrays and any(one is not other for one, other in zip(tensors, leaves, strict=True)):
+            return None
+        known = [tensor.detach() for tensor in tensors]
         given: Any = known[0]
         if isinstance(inputs, dict):
             given = dict(zip(inputs, known, strict=True))

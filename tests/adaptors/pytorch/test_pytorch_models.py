@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -342,3 +343,18 @@ def test_models_that_differ_in_an_option_of_an_op_or_a_constant_have_different_f
 
     assert fingerprint(0.1, 2.0) == fingerprint(0.1, 2.0)
     assert len({fingerprint(0.1, 2.0), fingerprint(0.2, 2.0), fingerprint(0.1, 3.0)}) == 3
+
+
+def test_float64_tensors_are_converted_as_arrays_are(quick_runs):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    batch = torch.randn(8, 6, dtype=torch.float64)
+    converter = MixedPrecision(precisions="int8", cache=False)
+    converter.model, converter.calib_dataloader = net, [(batch, torch.zeros(8))]
+    converter.exit_policy = ExitPolicy(performance_only=True)
+    result = converter.fit()
+    expected = result(batch.float())
+    for _ in range(2):  # the second call takes the short way of a known layout
+        torch.testing.assert_close(result(batch), expected)
+    assert result(batch.numpy()).dtype == np.float32
+    assert result(batch).dtype is torch.float32
