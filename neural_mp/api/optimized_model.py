@@ -19,10 +19,12 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
 from neural_mp.api.saved_model import (
     MANIFEST,
+    ONNX_SUFFIX,
     PAGE_FILE,
     PLAN_FILE,
     RECORD_FILE,
     check_destination,
+    check_suffix,
     digest_of_file,
     digests_of_files,
     put_in_place,
@@ -210,19 +212,25 @@ class OptimizedModel:
 
         An earlier result there is replaced; other files in the folder stay.
 
-        If the path ends in a single-file suffix of the framework (`.pb`, `.pbtxt`, `.onnx`), only
-        the model is written, for use without this package; ONNX metadata include the plan. If INT8
+        If the path ends in a single-file suffix of the framework (`.pb`, `.pbtxt`, `.onnx`,
+        `.xml`), or in `.onnx` and the framework exports to ONNX, only the model is written, for use
+        without this package; ONNX metadata include the plan. If INT8
         accumulation is not exact on every CPU, a logged warning lists the suitable CPUs. The file
         of a model from another framework is called by the names and in the types of its runtime,
         which a logged warning lists; the folder keeps the calls of the source.
 
         Raises:
-            NeuralMPError: the folder contains another model, or is not writable.
+            NeuralMPError: the folder contains another model, or is not writable, or the path ends
+                in the suffix of a model file that the framework cannot write.
         """
         single = self.adaptor.single_file
-        if single and isinstance(path, str | Path) and Path(path).suffix in single.suffixes:
+        suffix = Path(path).suffix.lower() if isinstance(path, str | Path) else ""
+        if single and suffix in single.suffixes:
             self._save_file(single, validate_option("the file to save a model in", file_path, path))
+        elif suffix == ONNX_SUFFIX and self.adaptor.onnx_export is not None:
+            self.export_onnx(path)
         else:
+            check_suffix(path, self.adaptor)
             self._save_folder(path)
         level = logging.INFO if self.exact_on == EVERYWHERE else logging.WARNING
         logger.log(level, "%s is exact on %s", path, self.exact_on)

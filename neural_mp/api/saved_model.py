@@ -10,8 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from neural_mp.errors import ModelLoadError, NeuralMPError
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError
 from neural_mp.io.readers import read_json
 from neural_mp.util.validators import (
     InvalidValueError,
@@ -30,6 +32,11 @@ MANIFEST = "neural_mp.json"
 PLAN_FILE = "plan.yaml"
 RECORD_FILE = "run.json.gz"
 PAGE_FILE = "report.html"
+ONNX_SUFFIX = ".onnx"
+#: Suffixes of single files that some framework writes.
+FILE_SUFFIXES = (ONNX_SUFFIX, ".pb", ".pbtxt", ".xml")
+#: Suffixes of model files, which folders must not have.
+_MODEL_SUFFIXES = (*FILE_SUFFIXES, ".pt2", ".pt", ".pth", ".keras", ".h5", ".tflite")
 #: File names reserved in the folder of a saved model, for all frameworks.
 RESERVED = (
     *(MANIFEST, PLAN_FILE, RECORD_FILE, PAGE_FILE, "details.json", "neural_mp_onnx.json"),
@@ -66,6 +73,48 @@ def is_saved_model(path: object) -> bool:
         return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
     except OSError:  # e.g. a name that is too long, or a folder without read permission
         return False
+
+
+def check_suffix(path: str | Path, adaptor: Adaptor[Any]) -> None:
+    """Check that a new folder is not named like a model file.
+
+    Raises:
+        ConversionError: the path has the suffix of a model file, which the framework cannot write.
+    """
+    if not isinstance(path, str | Path) or Path(path).is_dir():
+        return
+    suffix = Path(path).suffix.lower()
+    if suffix not in _MODEL_SUFFIXES:
+        return
+    files = [*(adaptor.single_file.suffixes if adaptor.single_file else ())]
+    if adaptor.onnx_export is not None:
+        files.append(ONNX_SUFFIX)
+    words = f"to a file that ends in {' or '.join(files)}, or " if files else ""
+    raise ConversionError(
+        f"a model of {adaptor.framework} cannot be saved as a {suffix} file; save {words}to a "
+        f"folder without this suffix, e.g. {str(Path(path).with_suffix(''))!r}"
+    )
+
+
+def check_output(path: Path) -> None:
+    """Check that a result of any framework can be saved to a path, before there is a result.
+
+    Raises:
+        NeuralMPError: as for `check_destination`, or no framework writes files with the suffix.
+    """
+    suffix = path.suffix.lower()
+    if suffix in FILE_SUFFIXES and not path.is_dir():
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            check_writable(path.parent)
+        return
+    if suffix in _MODEL_SUFFIXES and not path.is_dir():
+        raise ConversionError(
+            f"a result cannot be saved as a {suffix} file; save to a file that ends in "
+            f"{', '.join(FILE_SUFFIXES)}, or to a folder without this suffix, e.g. "
+            f"{str(path.with_suffix(''))!r}"
+        )
+    check_destination(path)
 
 
 def check_destination(path: str | Path) -> Path:

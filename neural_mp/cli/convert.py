@@ -25,10 +25,10 @@ def convert(
 ) -> None:
     """Convert a model by a plan file, without search or data."""
     from neural_mp.api.replay import convert_with_plan
-    from neural_mp.api.saved_model import check_destination
+    from neural_mp.api.saved_model import check_output
     from neural_mp.core import hardware
 
-    check_destination(output)
+    check_output(output)
     with out.working(f"Converting {model}"):
         result = convert_with_plan(
             model,

@@ -23,7 +23,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from neural_mp.cli.ctrl_c import exit_at_once
 from neural_mp.cli.documents import SCHEMA, trial_document
 from neural_mp.cli.errors import ExitCode, say_error
-from neural_mp.errors import ConfigurationError, NeuralMPError
+from neural_mp.errors import ConfigurationError, ConversionError, NeuralMPError
 from neural_mp.reporting import error_console, output_console
 
 if TYPE_CHECKING:
@@ -225,17 +225,29 @@ def emit_result(result: OptimizedModel, output: Output, folder: Path | None) -> 
 
     output.show(result_tables(result.report, result.met))
     if folder is not None:
-        _save(result, folder)
+        folder = _saved(result, folder)
         output.line(f"saved to {folder}; exact on {result.exact_on}")
     if output.as_json:
         output.document(_document(result, folder))
 
 
-def _save(result: OptimizedModel, folder: Path) -> None:
+def _saved(result: OptimizedModel, path: Path) -> Path:
+    """Save a result, as a folder if its framework cannot write such a file; return the path."""
+    from neural_mp.api.saved_model import FILE_SUFFIXES
+
     logger = logging.getLogger("neural_mp.api.optimized_model")
     logger.disabled = True  # the command prints the exact targets
     try:
+        result.save(path)
+        return path
+    except ConversionError as error:
+        if path.suffix.lower() not in FILE_SUFFIXES:
+            raise
+        # The framework of the result is known only now; the result must not be lost.
+        folder = path.with_suffix("")
         result.save(folder)
+        say_error(f"{error}: saved to the folder {str(folder)!r} instead")
+        return folder
     finally:
         logger.disabled = False
 

@@ -56,14 +56,14 @@ def tune(
     out: Output,
 ) -> None:
     """Tune a model as configured in a YAML file, by options, or both."""
-    from neural_mp.api.saved_model import check_destination
+    from neural_mp.api.saved_model import check_output
     from neural_mp.api.tuning_source import converter_of, is_model
     from neural_mp.core.enums import AUTO_RUNTIME
     from neural_mp.reporting import LiveListener, error_console
     from neural_mp.tuning.listener import Listener
 
     if output is not None:
-        check_destination(output)  # fail before the search, not after
+        check_output(output)  # fail before the search, not after
     converter = converter_of(source, trust or ())
     if is_model(source):
         search.require_evaluation(source)

@@ -52,8 +52,9 @@ def test_a_run_does_without_what_is_not_offered(converter, digits, tmp_path):
     result = converter()
     assert result.met
     assert result.exact_on == "every CPU"
-    result.save(tmp_path / "net.onnx")  # no file of its own: a folder
-    assert (tmp_path / "net.onnx").is_dir()
+    result.save(tmp_path / "net")
+    with pytest.raises(ConversionError, match="cannot be saved as a .onnx file; save to a folder"):
+        result.save(tmp_path / "net.onnx")
     images, model = digits[1].images[:8], result.loaded
     np.testing.assert_allclose(model(images), result(images))
     assert model.first_non_finite(images) is None

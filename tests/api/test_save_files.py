@@ -1,0 +1,77 @@
+"""A path with the suffix of a model file is written as that file, or refused, never a folder."""
+
+from __future__ import annotations
+
+import dense_runs
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from torch import nn
+
+from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp.errors import ConversionError
+
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A workplace as the working directory."""
+    monkeypatch.chdir(dense_runs.write_workplace(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def result():
+    """A PyTorch net in INT8."""
+    torch.manual_seed(0)
+    converter = MixedPrecision(precisions="int8", cache=False)
+    converter.model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    converter.calib_dataloader = [(torch.randn(8, 6), torch.zeros(8))]
+    converter.exit_policy = ExitPolicy(performance_only=True)
+    return converter.fit()
+
+
+def test_a_pytorch_result_is_saved_as_an_onnx_file(result, tmp_path):
+    batch = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    result.save(tmp_path / "one.onnx")
+    session = ort.InferenceSession(tmp_path / "one.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: batch})
+    scale = np.abs(found).max()
+    np.testing.assert_allclose(found, result(batch), atol=0.05 * scale)
+
+
+@pytest.mark.parametrize("name", ["one.pt2", "one.PB", "one.keras"])
+def test_a_file_that_the_framework_cannot_write_is_refused(result, tmp_path, name):
+    with pytest.raises(ConversionError, match=r"to a file that ends in .onnx, or to a folder"):
+        result.save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_a_dot_in_its_name_stays_a_folder(result, tmp_path):
+    result.save(tmp_path / "net.v2")
+    assert (tmp_path / "net.v2" / "neural_mp.json").is_file()
+
+
+def test_the_command_refuses_a_file_that_no_framework_writes_before_the_search(here, run):
+    code, _, err = run("tune", "conf.yaml", "-o", "out.pt2")
+    assert code == 2
+    assert "cannot be saved as a .pt2 file" in err
+    assert not (here / "neural_mp_workspace").exists()
+
+
+def test_the_command_writes_the_file_and_replaces_an_earlier_one(here, run):
+    for _ in range(2):
+        code, out, err = run("tune", "conf.yaml", "-o", "out.onnx")
+        assert code == 0, err
+        assert "saved to out.onnx" in out
+        assert (here / "out.onnx").is_file()
+
+
+def test_a_result_of_another_framework_than_the_file_is_not_lost(here, run):
+    code, out, err = run("tune", "conf.yaml", "-o", "out.pb")
+    assert code == 0, err
+    assert "a model of onnxrt cannot be saved as a .pb file" in err
+    assert "saved to out;" in out
+    assert (here / "out" / "neural_mp.json").is_file()
