@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import io
 from functools import singledispatch
 from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
 
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError
+from neural_mp.profiling.audit import Audit
 from neural_mp.reporting.comparison import comparison_table
 from neural_mp.reporting.page import page_of, report_cell, write_page
+from neural_mp.reporting.tables import audit_table, audit_words, sensitivity_table
 from neural_mp.runs.report import Report
+from neural_mp.tuning.comparison import Comparison
+from neural_mp.tuning.sensitivity import SensitivityReport
 from neural_mp.util.html import notebook_table
 from neural_mp.util.text import counted
 
 table = comparison_table
+#: Width of tables in notebooks, which scroll.
+_CHARACTERS = 160
 
 
 @singledispatch
@@ -25,6 +34,28 @@ def cell(value: object) -> str:
 
 
 cell.register(Report, report_cell)
+
+
+def _html(renderable: RenderableType) -> str:
+    """Return tables for a terminal as HTML with a fixed width of characters."""
+    console = Console(record=True, file=io.StringIO(), width=_CHARACTERS, force_jupyter=False)
+    console.print(renderable)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+@cell.register
+def _audit(audit: Audit) -> str:
+    return _html(Group(audit_table(audit.ops), audit_words(audit)))
+
+
+@cell.register
+def _sensitivity(report: SensitivityReport) -> str:
+    return _html(sensitivity_table(report))
+
+
+@cell.register
+def _comparison(comparison: Comparison) -> str:
+    return _html(comparison_table(comparison))
 
 
 @cell.register

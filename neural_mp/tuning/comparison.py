@@ -19,7 +19,7 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import ComparisonError
 from neural_mp.tuning.op_outputs import ChunkedOutputs
 from neural_mp.tuning.sqnr import MAX_NSR, MIN_SQNR_DB
-from neural_mp.util.display import displays
+from neural_mp.util.display import Displayed, displays
 from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
 from neural_mp.util.text import counted
 
@@ -87,7 +87,7 @@ class LayerDifference(Difference):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Displayed):
     """Differences between two models.
 
     Attributes:

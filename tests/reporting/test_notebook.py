@@ -3,9 +3,10 @@
 import sys
 import types
 
+import numpy as np
 import pytest
 
-from neural_mp import MixedPrecision
+from neural_mp import ExitPolicy, MixedPrecision, compare
 from neural_mp.reporting import NotebookListener, is_notebook, live
 
 
@@ -59,3 +60,19 @@ def test_what_is_shown_cannot_break_out_of_its_place(cell):
     listener = NotebookListener()
     listener.phase("<script>alert(1)</script>")
     assert "<script" not in "".join(cell)
+
+
+def test_audit_comparison_and_sensitivity_are_shown_as_tables(net, digits, quick_runs, tmp_path):
+    converter = MixedPrecision(model=net, precisions="int8", workspace=tmp_path)
+    converter.calib_dataloader = digits[1].loader()
+    converter.exit_policy = ExitPolicy(performance_only=True)
+    result = converter()
+    images = digits[1].images[:8].astype(np.float32)
+    for shown, words in (
+        (result.audit(), "as planned"),
+        (compare(net, result, [images]), "SQNR"),
+        (result.sensitivity(), "quantization noise"),
+    ):
+        html = shown._repr_html_()
+        assert html.startswith("<pre>")
+        assert words in html
