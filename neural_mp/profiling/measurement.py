@@ -8,6 +8,7 @@ import random
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -111,7 +112,8 @@ def _bootstrap_interval(taken: np.ndarray, value: float, length: int) -> list[fl
 @cache
 def _small_sample_factor(blocks: int, tail: float) -> float:
     """Return the factor of an interval that is bootstrapped from few independent blocks."""
-    from scipy.special import ndtri, stdtrit
+    with warnings.catch_warnings():  # SciPy adds a filter, which is the program's to choose
+        from scipy.special import ndtri, stdtrit
 
     quantiles = stdtrit(blocks - 1, tail) / ndtri(tail)
     return float(quantiles * math.sqrt(blocks / (blocks - 1)))

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.recurrent import free_lengths
 
@@ -50,7 +51,7 @@ def check_arguments(program: ExportedProgram, values: Mapping[str, torch.Tensor]
                     f"the sizes of its arguments are unknown there; export the model without it"
                 )
     if checked:
-        _Propagation(program.graph_module, checked).propagate()
+        _Propagation(program.graph_module, checked, values).propagate()
 
 
 def _is_checked(node: Node) -> bool:
@@ -79,9 +80,12 @@ def faults(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 class _Propagation(Interpreter):
     """Derives the tensors of nodes without their values, and checks the arguments of some."""
 
-    def __init__(self, module: GraphModule, checked: list[Node]) -> None:
+    def __init__(
+        self, module: GraphModule, checked: list[Node], values: Mapping[str, torch.Tensor]
+    ) -> None:
         super().__init__(module)
         self._checked = set(checked)
+        self._sizes = _example_sizes(module, values)
         self._needed: set[Node] = set()
         for node in reversed(module.graph.nodes):
             if node in self._needed or node in self._checked:
@@ -103,10 +107,57 @@ class _Propagation(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Return the tensor of a node; None for nodes that no checked one depends on."""
         if n in self._checked:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            for fault in faults(n.target, args, kwargs):
+            given = self.fetch_args_kwargs_from_env(n)
+            fault = next(faults(n.target, *given), None)
+            if fault is not None and _packet(n.target) in _GATES:
+                fault = self._fault_of_example(n.target, *given)
+            if fault is not None:
                 raise ValueError(_wrong(n, fault))
         return super().run_node(n) if n.op == "placeholder" or n in self._needed else None
+
+    def _fault_of_example(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | None:
+        """Return the fault of a recurrent op with the sizes of the example; None without any.
+
+        Free sizes of an input, e.g. its features, need not be equal to those of weights or of other
+        inputs, as far as the program says.
+        """
+        x, states = args[0], args[1] if isinstance(args[1], list | tuple) else [args[1]]
+        if isinstance(x.shape[0], torch.SymInt) or isinstance(x.shape[1], torch.SymInt):
+            fixed = [t for t in states if not isinstance(t.shape[1], torch.SymInt)]
+            if any(t.shape[1] not in x.shape[:2] for t in fixed):
+                return "states must have the batch size of every input"
+        sized = pytree.tree_map(self._sized, (args, kwargs))
+        return next(faults(op, *sized), None)
+
+    def _sized(self, leaf: Any) -> Any:
+        """Return a tensor with the sizes of the example; unchanged if these are unknown."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        sizes = [self._size(size) for size in leaf.shape]
+        if any(size is None for size in sizes):
+            return leaf
+        return torch.empty(sizes, dtype=leaf.dtype, device="meta")
+
+    def _size(self, size: Any) -> int | None:
+        if isinstance(size, int):
+            return size
+        found = size.node.expr.subs(self._sizes)
+        return int(found) if found.is_Integer else None
+
+
+def _example_sizes(module: GraphModule, values: Mapping[str, torch.Tensor]) -> dict[Any, int]:
+    """Return free size, a symbol, → size in the example inputs."""
+    found = {}
+    for node in module.graph.nodes:
+        tensor, value = node.meta.get("val"), values.get(node.name)
+        if node.op != "placeholder" or not isinstance(tensor, torch.Tensor) or value is None:
+            continue
+        for free, size in zip(tensor.shape, value.shape, strict=False):
+            if isinstance(free, torch.SymInt) and free.node.expr.is_Symbol:
+                found[free.node.expr] = size
+    return found
 
 
 def _equal(first: Any, second: Any) -> bool:
@@ -236,14 +287,25 @@ def _of_bags(node: Node, values: Mapping[str, torch.Tensor]) -> Iterator[str]:
 
 
 def _ascends(node: Node) -> bool:
-    """Whether a node counts upwards."""
-    if not isinstance(node.target, OpOverload) or _packet(node.target) != "arange":
+    """Whether a node counts upwards: `arange`, also in steps of a size."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    if _packet(node.target) == "mul" and isinstance(node.args[0], Node):
+        return _ascends(node.args[0]) and _is_count(node.args[1])
+    if _packet(node.target) != "arange":
         return False
     numbers = list(node.args)
     start, end = (numbers[0], numbers[1]) if len(numbers) > 1 else (0, numbers[0])
     step = numbers[2] if len(numbers) > 2 else 1
     ends = isinstance(end, Node) or (isinstance(end, int) and end > 0)
     return start == 0 and ends and (isinstance(step, Node) or (isinstance(step, int) and step > 0))
+
+
+def _is_count(value: object) -> bool:
+    """Whether an argument is a positive number or the size of a tensor."""
+    if isinstance(value, Node):
+        return value.target is torch.ops.aten.sym_size.int
+    return isinstance(value, int) and value > 0
 
 
 def _bag(_: OpOverload, given: Arguments) -> Iterator[str]:
