@@ -28,6 +28,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -75,10 +76,10 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="print the output of failed calls")
     options = parser.parse_args()
     cases = [case for case in CASES if options.only in _label(case)]
-    rows = [
-        _outcome(case, options.repository, options.verbose)
-        for case in track(cases, "Scripts", console=Console(stderr=True))
-    ]
+    rows: list[Row] = []
+    with suppress(KeyboardInterrupt):  # rows so far are shown
+        for case in track(cases, "Scripts", console=Console(stderr=True)):
+            rows.append(_outcome(case, options.repository, options.verbose))
     _show(rows)
     if options.out is not None:
         options.out.write_text(_markdown(rows), encoding="utf-8")

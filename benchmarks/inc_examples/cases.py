@@ -165,9 +165,9 @@ CASES: tuple[Case, ...] = (
             ("resnet50", "resnet50_v1_5.yaml"),
             ("vgg16", "vgg16.yaml"),
             ("mobilenet_v2", "mobilenet_v2.yaml"),
-            ("mobilenet_v3", "mobilenet_v3.yaml"),
         )
     ),
+    _onnx("mobilenet_v3", "mobilenet_v3.yaml", is_channels_last=True),
     _mnist(),
     *(
         _tensorflow("tensorflow_models", f"{config}.yaml", "--output-graph", **shape)
