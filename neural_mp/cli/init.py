@@ -10,6 +10,7 @@ import typer
 from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import ModelArgument, ModelOptions
 from neural_mp.cli.output import Output
+from neural_mp.cli.search_options import EvaluationDataOption, LabelOption
 from neural_mp.errors import ConfigurationError
 
 EPILOG = epilog("init net.onnx --data test.npz && neural-mp tune conf.yaml --output tuned")
@@ -23,12 +24,8 @@ def init(
     metric: Annotated[
         str | None, typer.Option(help="Metric; default: by the shape of the output.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Inputs with labels: .npz or .csv file.")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(help="Array or column of the labels in --data.")
-    ] = None,
+    data: EvaluationDataOption = None,
+    label: LabelOption = None,
     *,
     options: ModelOptions,
     out: Output,

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
 
 
+EvaluationDataOption = Annotated[
+    Path | None, typer.Option(help="Inputs with labels: .npz or .csv file.")
+]
+LabelOption = Annotated[str | None, typer.Option(help="Array or column of the labels in --data.")]
+
+
 class SearchOptions(ExitStack):
     """Options of `tune` that a tuning file can also set.
 
@@ -35,12 +41,8 @@ class SearchOptions(ExitStack):
         metric: Annotated[
             str | None, typer.Option(help="Metric, e.g. accuracy or rmse, or module:attribute.")
         ] = None,
-        data: Annotated[
-            Path | None, typer.Option(help="Inputs with labels: .npz or .csv file.")
-        ] = None,
-        label: Annotated[
-            str | None, typer.Option(help="Array or column of the labels in --data.")
-        ] = None,
+        data: EvaluationDataOption = None,
+        label: LabelOption = None,
         batch_size: Annotated[
             int | None, typer.Option(min=1, max=MOST, help="Samples per batch of --data.")
         ] = None,
