@@ -12,6 +12,7 @@ from typing import Any
 from neural_mp.amp.lists import EDIT_OPTIONS, ListEdit, check_known
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.util.strict_options import StrictOptions
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class AmpDataType(str, Enum):
 
 
 @dataclass
-class AutoMixedPrecisionOptions:
+class AutoMixedPrecisionOptions(StrictOptions):
     """Options of the four lists, as in Intel Extension for TensorFlow's class of this name.
 
     An option without a value is read from the environment: `allowlist_add` from
@@ -73,14 +74,6 @@ class AutoMixedPrecisionOptions:
     clearlist_add: str | Sequence[str] | None = None
     clearlist_remove: str | Sequence[str] | None = None
     log_path: Any = None
-
-    def __setattr__(self, name: str, value: object) -> None:
-        known = [item.name for item in fields(self)]
-        if name not in known:
-            raise ConfigurationError(
-                f"AutoMixedPrecisionOptions has no option {name!r}{did_you_mean(name, known)}"
-            )
-        super().__setattr__(name, value)
 
 
 #: Options of whole lists, not of single types.

@@ -7,12 +7,13 @@ those of ITEX's "Python APIs"; TensorFlow's own pass does the work, see `enable_
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.training import disable_graph_rewrite, enable_graph_rewrite
+from neural_mp.util.strict_options import StrictOptions
 
 logger = logging.getLogger(__name__)
 
@@ -24,20 +25,8 @@ _BACKENDS = ("CPU", "GPU", "AUTO")
 _WITHOUT_EFFECT = ("onednn_graph", "layout_opt", "remapper", "sharding")
 
 
-class _Options:
-    """Base of options that refuses unknown names."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        known = [item.name for item in fields(self)]  # type: ignore[arg-type]
-        if name not in known:
-            raise ConfigurationError(
-                f"{type(self).__name__} has no option {name!r}{did_you_mean(name, known)}"
-            )
-        super().__setattr__(name, value)
-
-
 @dataclass
-class GraphOptions(_Options):
+class GraphOptions(StrictOptions):
     """Options of graph optimization.
 
     Attributes:
@@ -55,7 +44,7 @@ class GraphOptions(_Options):
 
 
 @dataclass
-class GPUOptions(_Options):
+class GPUOptions(StrictOptions):
     """Options of GPUs, without effect.
 
     Attributes:
@@ -69,7 +58,7 @@ class GPUOptions(_Options):
 
 
 @dataclass
-class ConfigProto(_Options):
+class ConfigProto(StrictOptions):
     """Configuration for `set_config`.
 
     Attributes:
