@@ -235,7 +235,7 @@ def measured_accuracy(
     if not metrics:
         raise ConfigurationError("metric must be set to measure accuracy, got none")
     postprocess = postprocess or config_objects.postprocess(settings)
-    loaded = loaded_model(model, *ports_of(settings, model))
+    loaded = loaded_model(model, *ports_there(model, settings.model.inputs, settings.model.outputs))
     evaluator = Evaluator(batches, metrics, None, postprocess)
     timer = _Timer(loaded)
     accuracy = evaluator(cast(AnyModel, timer), Deadline())
@@ -306,12 +306,6 @@ def loaded_model(
     if is_saved_model(model):
         return load(model).loaded
     return load_source(model, None, list(inputs or ()) or None, outputs=outputs)
-
-
-def ports_of(settings: Settings, model: Any) -> tuple[list[str] | None, list[str] | None]:
-    """Return the names of inputs and outputs of a configuration that the model has."""
-    inputs, outputs = settings.model.inputs, settings.model.outputs
-    return ports_there(model, inputs, "input"), ports_there(model, outputs)
 
 
 def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:

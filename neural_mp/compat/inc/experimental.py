@@ -131,7 +131,7 @@ class Benchmark(Configured):
             return benchmark.measured_accuracy(settings, model, loader, metric, postprocess)
         speed = settings.evaluation.performance
         cores, instances = benchmark.feasible(speed.cores_per_instance, speed.instances)
-        ports = benchmark.ports_of(settings, model)
+        ports = ports_there(model, settings.model.inputs, settings.model.outputs)
         return benchmark.timed(
             model, loader, speed.warmup, speed.iteration, cores, instances, ports
         )
@@ -195,8 +195,9 @@ class _Experiment(Configured):
         tuning.metric = metric_of(self.metric, self.settings.model.framework)
         tuning.postprocess = postprocess_of(self.postprocess)
         tuning.objective = self.objective or tuning.objective
-        tuning.inputs = ports_there(tuning.model, self.input or tuning.inputs, "input")
-        tuning.outputs = ports_there(tuning.model, self.output or tuning.outputs)
+        tuning.inputs, tuning.outputs = ports_there(
+            tuning.model, self.input or tuning.inputs, self.output or tuning.outputs
+        )
         return Result(as_unchecked(tuning, self.settings).fit())
 
     __call__ = fit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -50,38 +51,49 @@ def runnable(model: object) -> Any:
     return found
 
 
-def ports_there(model: object, given: object, kind: str = "output") -> list[str] | None:
-    """Return the names of existing inputs or outputs; like INC, only warn about unknown names.
+def ports_there(
+    model: object, inputs: object, outputs: object
+) -> tuple[list[str] | None, list[str] | None]:
+    """Return the names of existing inputs and outputs; like INC, only warn about unknown names.
 
     Args:
         model: the model; names are checked for TensorFlow graphs and SavedModels only.
-        given: a list, a comma-separated string, or None.
-        kind: `input` or `output`.
+        inputs: names as a list or a comma-separated string, or None.
+        outputs: likewise.
 
     Returns:
-        None if a name of an input or every name of an output is unknown.
+        None for the inputs if one is unknown, and for the outputs if none is known.
     """
-    names = tensor_names(given)
-    known = None if names is None else _known_ports(model, kind)
-    if names is None or known is None:
-        return names
-    kept = [name for name in names if node_name(name) in known]
-    for name in names:
-        if name not in kept:
+    given, wanted = tensor_names(inputs), tensor_names(outputs)
+    known = _known_ports(model) if given or wanted else None
+    if known is None:
+        return given, wanted
+    kept = _kept("input", given, known[0])
+    return kept if kept == given else None, _kept("output", wanted, known[1]) or None
+
+
+def _kept(kind: str, names: list[str] | None, known: set[str]) -> list[str]:
+    """Return the known names; log the others."""
+    for name in names or ():
+        if node_name(name) not in known:
             hint = did_you_mean(name, known)
             logger.warning("%s %r is ignored: the graph has no such tensor%s", kind, name, hint)
-    return kept if kept and (kind == "output" or len(kept) == len(names)) else None
+    return [name for name in names or () if node_name(name) in known]
 
 
-def _known_ports(model: object, kind: str) -> set[str] | None:
-    """Return the names that an input or output may have; None if they are checked on loading."""
+def _known_ports(model: object) -> tuple[set[str], set[str]] | None:
+    """Return possible names of inputs and outputs; None if they are checked on loading."""
     nodes = getattr(model, "node", None)
     if nodes is not None:
-        return {node.name for node in nodes}
+        names = {node.name for node in nodes}
+        return names, names
     if not isinstance(model, str | Path) or not (Path(model) / "saved_model.pb").is_file():
         return None
     signature = load_source(model, None, None).held.signature
-    ports = signature.inputs if kind == "input" else signature.outputs
+    return _port_names(signature.inputs), _port_names(signature.outputs)
+
+
+def _port_names(ports: Iterable[Any]) -> set[str]:
     names = {name for port in ports for name in (port.name, port.alias, port.tensor) if name}
     return {node_name(name) for name in names}
 

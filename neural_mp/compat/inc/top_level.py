@@ -6,7 +6,7 @@ Their namesakes in `experimental` take the model as an attribute.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from neural_mp.compat.inc import experimental
 from neural_mp.compat.inc.experimental import Configured
@@ -22,11 +22,10 @@ class _TopLevel:
         conf_fname_or_obj: path of a YAML file, or settings as attributes.
     """
 
-    def __init__(self, conf_fname_or_obj: object = None) -> None:
-        self._run = self._created(conf_fname_or_obj)
+    _kind: ClassVar[type[Configured]]
 
-    def _created(self, conf: object) -> Configured:
-        raise NotImplementedError
+    def __init__(self, conf_fname_or_obj: object = None) -> None:
+        self._run: Any = self._kind(conf_fname_or_obj)
 
     def dataset(self, dataset_type: str, *shape: object, **options: object) -> Any:
         """Return a dataset by name."""
@@ -48,8 +47,7 @@ class _TopLevel:
 class Quantization(_TopLevel):
     """Quantization of the model that the object is called with."""
 
-    def _created(self, conf: object) -> experimental.Quantization:
-        return experimental.Quantization(conf)
+    _kind = experimental.Quantization
 
     def __call__(
         self,
@@ -74,7 +72,7 @@ class Quantization(_TopLevel):
         Raises:
             NeuralMPError: an option is unknown or does not fit.
         """
-        run: Any = self._run
+        run = self._run
         run.model, run.q_func, run.eval_func = model, q_func, eval_func
         run.calib_dataloader, run.eval_dataloader = q_dataloader, eval_dataloader
         found = run.fit()
@@ -86,8 +84,7 @@ class Quantization(_TopLevel):
 class Benchmark(_TopLevel):
     """Measurement of the model that the object is called with."""
 
-    def _created(self, conf: object) -> experimental.Benchmark:
-        return experimental.Benchmark(conf)
+    _kind = experimental.Benchmark
 
     def __call__(
         self,
@@ -108,7 +105,7 @@ class Benchmark(_TopLevel):
         Raises:
             NeuralMPError: model or data are missing.
         """
-        run: Any = self._run
+        run = self._run
         run.model, run.b_dataloader = model, b_dataloader
         evaluation = run.settings.evaluation
         has_accuracy_only = evaluation.metrics and evaluation.performance == PerformanceSettings()
