@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,18 +81,22 @@ def check_suffix(path: str | Path, adaptor: Adaptor[Any]) -> None:
     Raises:
         ConversionError: the path has the suffix of a model file, which the framework cannot write.
     """
-    if not isinstance(path, str | Path) or Path(path).is_dir():
+    if isinstance(path, str | Path):
+        files = [*(adaptor.single_file.suffixes if adaptor.single_file else ())]
+        if adaptor.onnx_export is not None:
+            files.append(ONNX_SUFFIX)
+        _refuse_file_name(Path(path), f"a model of {adaptor.framework}", files)
+
+
+def _refuse_file_name(path: Path, subject: str, files: Sequence[str]) -> None:
+    """Raise an error for a new path with the suffix of a model file; `files`: suffixes to use."""
+    suffix = path.suffix.lower()
+    if suffix not in _MODEL_SUFFIXES or path.is_dir():
         return
-    suffix = Path(path).suffix.lower()
-    if suffix not in _MODEL_SUFFIXES:
-        return
-    files = [*(adaptor.single_file.suffixes if adaptor.single_file else ())]
-    if adaptor.onnx_export is not None:
-        files.append(ONNX_SUFFIX)
     words = f"to a file that ends in {' or '.join(files)}, or " if files else ""
     raise ConversionError(
-        f"a model of {adaptor.framework} cannot be saved as a {suffix} file; save {words}to a "
-        f"folder without this suffix, e.g. {str(Path(path).with_suffix(''))!r}"
+        f"{subject} cannot be saved as a {suffix} file; save {words}to a folder without this "
+        f"suffix, e.g. {str(path.with_suffix(''))!r}"
     )
 
 
@@ -102,18 +106,12 @@ def check_output(path: Path) -> None:
     Raises:
         NeuralMPError: as for `check_destination`, or no framework writes files with the suffix.
     """
-    suffix = path.suffix.lower()
-    if suffix in FILE_SUFFIXES and not path.is_dir():
+    if path.suffix.lower() in FILE_SUFFIXES and not path.is_dir():
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             check_writable(path.parent)
         return
-    if suffix in _MODEL_SUFFIXES and not path.is_dir():
-        raise ConversionError(
-            f"a result cannot be saved as a {suffix} file; save to a file that ends in "
-            f"{', '.join(FILE_SUFFIXES)}, or to a folder without this suffix, e.g. "
-            f"{str(path.with_suffix(''))!r}"
-        )
+    _refuse_file_name(path, "a result", FILE_SUFFIXES)
     check_destination(path)
 
 
