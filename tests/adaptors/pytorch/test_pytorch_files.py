@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_bert import tiny_bert_config
 from torch import nn
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
@@ -23,14 +24,7 @@ def net():
 @pytest.fixture
 def folder(tmp_path):
     """A sequence classifier as `save_pretrained` leaves it."""
-    config = transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        num_labels=3,
-    )
+    config = tiny_bert_config(num_labels=3)
     torch.manual_seed(0)
     net = transformers.BertForSequenceClassification(config).eval()
     net.save_pretrained(tmp_path / "net")

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 import torch
+from tiny_bert import tiny_bert_config
 from torch import nn
 
 from neural_mp.adaptors.pytorch.transformers_folder import read_folder
@@ -18,13 +19,7 @@ transformers = pytest.importorskip("transformers")
 @pytest.fixture
 def folder(tmp_path):
     """A small encoder, as `save_pretrained` writes it."""
-    config = transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
+    config = tiny_bert_config()
     transformers.BertModel(config).save_pretrained(tmp_path / "bert")
     return tmp_path / "bert"
 
