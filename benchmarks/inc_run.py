@@ -1,4 +1,4 @@
-"""Which example scripts of Intel Neural Compressor 1.14 run to their end here, and what they print.
+"""Example scripts of Intel Neural Compressor 1.14, run to their end: outcome and printed lines.
 
     python benchmarks/inc_run.py --repository FOLDER [--only TEXT] [--out table.md]
 

@@ -1,4 +1,4 @@
-"""What `tune` tells a script: exit codes, no result where none is wanted, paths, trial numbers."""
+"""Signals of `tune` to a script: exit codes, no result where none is wanted, paths, numbers."""
 
 from __future__ import annotations
 
