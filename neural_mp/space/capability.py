@@ -34,7 +34,7 @@ class Capability:
     @property
     def approaches(self) -> tuple[Approach, ...]:
         """The supported INT8 approaches, best first; empty if INT8 is ineligible."""
-        found = [config.approach for config in self.configs]
+        found = [c.approach for c in self.configs if c.precision is Precision.INT8]
         return tuple(dict.fromkeys(approach for approach in found if approach is not None))
 
     def config(self, precision: Precision) -> OpConfig | None:

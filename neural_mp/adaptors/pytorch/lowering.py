@@ -61,7 +61,9 @@ def runnable_form(portable: GraphModule) -> GraphModule:
                 _run_on_integers(module, node)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
-            if node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
+            if any(is_node(source, ops.dequantize_grouped) for source in node.all_input_nodes):
+                _lower_four_bits(module, node)
+            elif node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
                 _lower_layer(module, node)
             elif node.target is layers.EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
                 values = (*node.args[0].args, node.args[1])
@@ -81,6 +83,21 @@ def _lower_layer(module: GraphModule, layer: Node) -> None:
         _call_instead(
             layer, kernels.weight_only_linear, (layer.args[0], *layer.args[1].args, _bias(layer))
         )
+
+
+def _lower_four_bits(module: GraphModule, node: Node) -> None:
+    """Call the kernel of a layer with a 4-bit weight."""
+    weight = fx.arguments(node)["weight"]
+    if node.target is layers.EMBEDDING:
+        _call_instead(node, kernels.four_bit_embedding, (*weight.args, node.args[1]))
+    elif node.target is layers.LINEAR:
+        stored = (fx.attribute(module, source.target) for source in weight.args)
+        added = zip(("packed", "groups"), kernels.four_bit_weight(*stored), strict=True)
+        constants = [
+            fx.add_constant(module, f"{node.name}_{word}", value, node) for word, value in added
+        ]
+        values = (node.args[0], *constants, *weight.args, _bias(node))
+        _call_instead(node, kernels.four_bit_linear, values)
 
 
 def _call_instead(
