@@ -257,12 +257,12 @@ class OpConfig:
         )
 
     def _check_bits(self) -> None:
-        if self.weight is not None and self.precision.is_integer:
-            if self.weight.dtype.bits != self.precision.bits:
-                raise PlanError(
-                    f"the weight of an op in {self.precision} must have {self.precision.bits} "
-                    f"bits, got {self.weight.dtype}"
-                )
+        bits = self.weight.dtype.bits if self.weight is not None else self.precision.bits
+        if self.precision.is_integer and bits != self.precision.bits:
+            raise PlanError(
+                f"the weight of an op in {self.precision} must have {self.precision.bits} bits, "
+                f"got {bits}"
+            )
         if self.activation is not None and self.activation.dtype.bits != 8:
             raise PlanError(f"an activation must have 8 bits, got {self.activation.dtype}")
         if self.precision is Precision.INT4 and self.activation is not None:

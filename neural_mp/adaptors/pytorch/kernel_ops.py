@@ -130,7 +130,10 @@ def _expanded_linear(
 def four_bit_weight(
     q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a packed weight in the kernel's layout, and scales and offsets [groups, outputs, 2]."""
+    """Return a packed weight as the kernel reads it, with its scales and offsets.
+
+    Scales and offsets are one tensor, bfloat16 [groups, outputs, 2].
+    """
     laid_out = aten._convert_weight_to_int4pack_for_cpu(ops.codes_of(q).to(torch.int32), 1)
     pairs = torch.stack((scales, offsets), dim=-1).transpose(0, 1)
     return laid_out, pairs.to(torch.bfloat16).contiguous()

@@ -47,8 +47,21 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
     for path, part in model.parts.items():
         portable = fx.shallow_copy(part.portable)
         rewrite(portable)
-        parts[path] = Part(fx.finish(portable), runnable_form(portable), part.example)
+        if _are_alike(portable, part.portable):
+            parts[path] = part
+            continue
+        portable = fx.finish(portable)
+        parts[path] = Part(portable, runnable_form(portable), part.example, True)
     return replace(model, parts=parts, original=None)
+
+
+def _are_alike(module: GraphModule, other: GraphModule) -> bool:
+    """Whether two graphs with shared weights run the same calls on the same constants."""
+    calls = [
+        [(node.op, node.target, str(node.args), str(node.kwargs)) for node in graph.nodes]
+        for graph in (module.graph, other.graph)
+    ]
+    return calls[0] == calls[1]
 
 
 def runnable_form(portable: GraphModule) -> GraphModule:
