@@ -165,10 +165,9 @@ class QuantSpec:
             raise PlanError(f"group size {size} requires granularity per_group; remove the size")
 
     def __str__(self) -> str:
-        words = [self.dtype, self.scheme, self.granularity, self.group_size, self.algorithm]
-        if self.range is not WeightRange.FULL:
-            words.append(self.range)
-        return " ".join(str(word) for word in words if word is not None)
+        fields = (self.dtype, self.scheme, self.granularity, self.group_size, self.algorithm)
+        words = [str(value) for value in fields if value is not None]
+        return " ".join(words if self.range is WeightRange.FULL else [*words, self.range])
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:

@@ -13,11 +13,16 @@ from neural_mp.data.datasets import DATASETS
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.option_checks import existing_file, existing_path, package, whole_number
 from neural_mp.errors import ConfigurationError, DataError, one_line
-from neural_mp.io.readers import JsonError, load_json
+from neural_mp.io.readers import JsonError, load_json, read_json
 from neural_mp.util.labels import IGNORED_LABEL
-from neural_mp.util.validators import preview
+from neural_mp.util.validators import anything, is_integer, preview
 
 _TOKENIZER = "tokenizer.json"
+#: Tokens per window.
+DEFAULT_LENGTH = 512
+#: File of a model folder, and its keys for the longest context, in order of preference.
+_CONFIG = "config.json"
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 _SUFFIXES = (".txt", ".jsonl", ".npy")
 
 
@@ -46,7 +51,7 @@ class TextDataset:
 
     path: str
     tokenizer: str | None = None
-    length: int = 512
+    length: int = DEFAULT_LENGTH
     stride: int | None = None
     key: str = "text"
     max_windows: int | None = None
@@ -143,6 +148,20 @@ def read_tokenizer(path: Path) -> Any:
     except Exception as error:
         # The package raises plain Exceptions.
         raise DataError(f"the tokenizer {str(file)!r} cannot be read: {one_line(error)}") from error
+
+
+def context_length(folder: Path) -> int | None:
+    """Return the largest number of tokens that a model folder's configuration allows, if any.
+
+    Raises:
+        DataError: the configuration cannot be read.
+    """
+    if not (folder / _CONFIG).is_file():
+        return None
+    config = read_json(folder / _CONFIG, anything, DataError)
+    values: dict[str, Any] = config if isinstance(config, dict) else {}
+    sizes = (values[key] for key in _CONTEXT if is_integer(values.get(key)))
+    return next((int(size) for size in sizes if size > 1), None)
 
 
 def _checked_ids(stored: Any, path: Path) -> np.ndarray:

@@ -10,12 +10,11 @@ import math
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import logsumexp
 
 from neural_mp.data.option_checks import true_or_false
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import METRICS, RunningMean
-from neural_mp.metrics.predictions import outputs_of
+from neural_mp.metrics.predictions import log_softmax, outputs_of
 from neural_mp.util.labels import IGNORED_LABEL
 from neural_mp.util.pytree import as_numpy
 
@@ -45,10 +44,12 @@ class Perplexity(RunningMean):
     def update(self, preds: object, labels: object) -> None:
         """Add the tokens of one batch."""
         logits, tokens = _logits(preds), as_numpy(labels)
-        if tokens.shape != logits.shape[:2] or tokens.dtype.kind not in "iu":
+        fits = logits.ndim == 3 and tokens.shape == logits.shape[:2]
+        if not (fits and logits.dtype.kind == "f" and tokens.dtype.kind in "iu"):
             raise MetricError(
-                f"labels of perplexity must be token ids of shape {list(logits.shape[:2])}, got "
-                f"{tokens.dtype} {list(tokens.shape)}"
+                f"perplexity requires logits, floats of shape (texts, tokens, words), got "
+                f"{logits.dtype} of {logits.shape}, and token ids of shape (texts, tokens), got "
+                f"{tokens.dtype} of {tokens.shape}"
             )
         if self.shift:
             logits, tokens = logits[:, :-1], tokens[:, 1:]
@@ -78,30 +79,26 @@ class KLDivergence(RunningMean):
     def update(self, preds: object, labels: object) -> None:
         """Add the tokens of one batch; `labels` are the predictions of the FP32 model."""
         found, truth = _logits(preds), _logits(labels)
-        if found.shape != truth.shape:
+        fits = found.shape == truth.shape and found.ndim == 3
+        if not (fits and found.dtype.kind == truth.dtype.kind == "f"):
             raise MetricError(
-                f"logits must have the shape of those of the FP32 model, {list(truth.shape)}, got "
-                f"{list(found.shape)}"
+                f"kl_divergence requires logits of both models, floats of shape (texts, tokens, "
+                f"words), got {found.dtype} of {found.shape}, and {truth.dtype} of {truth.shape} "
+                f"of the FP32 model"
             )
-        log_p, log_q = _log_softmax(truth), _log_softmax(found)
+        log_p, log_q = (log_softmax(logits.astype(np.float64)) for logits in (truth, found))
         self.take_in((np.exp(log_p) * (log_p - log_q)).sum(axis=-1))
 
 
 def _logits(preds: Any) -> np.ndarray:
-    """Return the logits as float64 [N, T, V]."""
+    """Return the output `logits`, or the only output."""
     outputs = outputs_of(preds)
     if outputs is not None and _LOGITS not in outputs:
         raise MetricError(
             f"predictions must be logits, or outputs with the name {_LOGITS!r}, got "
             f"{', '.join(map(repr, outputs))}; select the logits by output"
         )
-    logits = as_numpy(preds if outputs is None else outputs[_LOGITS])
-    if logits.ndim != 3 or logits.dtype.kind != "f":
-        raise MetricError(
-            f"logits must be floats of shape [texts, tokens, words], got {logits.dtype} "
-            f"{list(logits.shape)}"
-        )
-    return logits.astype(np.float64)
+    return as_numpy(preds if outputs is None else outputs[_LOGITS])
 
 
 def _losses(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -112,9 +109,5 @@ def _losses(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
             f"token ids must be from 0 to {words - 1}, or {IGNORED_LABEL} to be ignored, got "
             f"{tokens.min()} to {tokens.max()}; does the tokenizer belong to the model?"
         )
-    chosen = np.take_along_axis(logits, tokens[:, None].astype(np.int64), axis=1)[:, 0]
-    return np.asarray(logsumexp(logits, axis=1) - chosen)
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    return np.asarray(logits - logsumexp(logits, axis=-1, keepdims=True))
+    chances = log_softmax(logits.astype(np.float64))
+    return -np.take_along_axis(chances, tokens[:, None].astype(np.int64), axis=1)[:, 0]

@@ -64,9 +64,7 @@ def grouped_specs(inputs: int, sizes: Iterable[int] = GROUP_SIZES) -> tuple[Quan
 def round_to_nearest(weight: Array, spec: QuantSpec) -> GroupedWeight:
     """Round a weight [outputs, inputs] to 4 bits; `spec` names scheme and group size."""
     scales, offsets = group_parameters(weight, spec)
-    size = spec.group_size
-    assert size is not None
-    grouped = weight.reshape(len(weight), -1, size).astype(np.float32)
+    grouped = weight.reshape(*scales.shape, -1).astype(np.float32)
     codes = nearest_codes(grouped, scales[..., None], offsets[..., None])
     return GroupedWeight(codes.reshape(weight.shape), scales, offsets)
 
@@ -83,7 +81,7 @@ def group_parameters(
     weight: Array, spec: QuantSpec
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return scales and offsets [outputs, groups] that cover the range of each group."""
-    grouped = weight.reshape(len(weight), -1, spec.group_size).astype(np.float32)
+    grouped = weight.reshape(len(weight), -1, spec.group_size or 1).astype(np.float32)
     low, high = grouped.min(axis=2), grouped.max(axis=2)
     if spec.scheme is Scheme.SYMMETRIC:
         scales = np.maximum(np.maximum(high, -low) / _SYMMETRIC_LIMIT, _MIN_SCALE)

@@ -80,5 +80,5 @@ def _with_parameters(graph: GraphModule, layer: nn.Module) -> GraphModule:
     for name in _PARAMETERS:
         value = getattr(layer, name, None)
         if isinstance(value, torch.Tensor):
-            copied.register_parameter(name, value)  # type: ignore[arg-type]
+            copied.register_parameter(name, value)
     return copied

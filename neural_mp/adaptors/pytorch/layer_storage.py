@@ -56,7 +56,8 @@ def save(model: TorchModel, folder: Path) -> None:
         )
     example = {name: _shape_of(value) for name, value in _named(model).items()}
     forms: dict[object, tuple[int, str]] = {}
-    layers, constants = {}, {}
+    layers: dict[str, dict[str, object]] = {}
+    constants: dict[str, torch.Tensor] = {}
     for path, part in model.converted_parts.items():
         key = _form(part.portable)
         if key not in forms:
@@ -105,7 +106,9 @@ def restore(folder: Path) -> TorchModel:
                 f"{LAYERS_FILE} must name layers of {type(shell).__name__}, got {path!r}"
             ) from None
         parts[path] = _filled(programs[number], path, like, constants)
-    kwargs = {name: torch.zeros(v["shape"], dtype=v["dtype"]) for name, v in details["example"].items()}
+    kwargs = {
+        name: torch.zeros(v["shape"], dtype=v["dtype"]) for name, v in details["example"].items()
+    }
     signature = call_signature(shell, tuple(details["inputs"]))
     return TorchModel(parts, CallArgs((), kwargs), signature, shell)
 

@@ -175,7 +175,9 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     def dequantize_grouped(q, scales, offsets):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         halves = op.Concat(
-            op.Unsqueeze(op.BitShift(q, unsigned(4), direction="RIGHT"), op.Constant(value_ints=[-1])),
+            op.Unsqueeze(
+                op.BitShift(q, unsigned(4), direction="RIGHT"), op.Constant(value_ints=[-1])
+            ),
             op.Unsqueeze(op.BitwiseAnd(q, unsigned(15)), op.Constant(value_ints=[-1])),
             axis=-1,
         )
