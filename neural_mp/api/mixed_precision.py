@@ -78,7 +78,9 @@ class MixedPrecision:
             runtime, such as `openvino`, or `torch.compile` for a compiled PyTorch model. The result
             is called as before.
         capture: `modules` converts the modules of a model one by one if the graph cannot be
-            captured as a whole; code between the modules stays unchanged.
+            captured as a whole; code between the modules stays unchanged. `layers` converts dense
+            layers and embeddings one by one: a decoder of transformers keeps its class, `generate`
+            and its key-value cache.
         exclude: ops that stay in FP32: names of ops, names of layers or modules (all ops inside:
             `dense_1`, `encoder.layer.0`), or patterns (`layer[34]`).
         op_wise: name or pattern → allowed configurations: precisions (`"fp32"`, `"int8,bf16"`), or

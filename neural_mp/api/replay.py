@@ -41,7 +41,7 @@ def convert_with_plan(
         inputs: example inputs, if the model requires them.
         hardware: hardware of this machine; default: detected.
         target: CPU to convert for, a name in `neural_mp.core.hardware.TARGETS`.
-        capture: `modules` for a model whose graph cannot be captured as a whole.
+        capture: see `MixedPrecision`.
 
     Raises:
         PlanError: the plan is malformed or does not fit the model or the hardware.

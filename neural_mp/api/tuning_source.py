@@ -17,6 +17,7 @@ from neural_mp.common import DataLoader
 from neural_mp.config import load_settings, settings_from
 from neural_mp.data import OWN, build_dataloader
 from neural_mp.data.numpy_files import plain_arrays
+from neural_mp.data.text import DEFAULT_LENGTH, context_length
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.util.labels import NAMES
@@ -80,30 +81,54 @@ def criterion_of(text: str, before: AccuracyCriterion) -> AccuracyCriterion:
     )
 
 
-def dataset_of(data: Path, label: str | None = None) -> dict[str, Any]:
+def is_text(data: Path) -> bool:
+    """Whether a data file is a text for a language model."""
+    return data.suffix in (".txt", ".jsonl")
+
+
+def dataset_of(data: Path, label: str | None = None, model: object = None) -> dict[str, Any]:
     """Return the dataset of a data file, as in a tuning file.
 
     Args:
-        data: an `.npz` file with an array of inputs and an array of labels, or a `.csv` file.
+        data: an `.npz` file with an array of inputs and an array of labels, a `.csv` file, or a
+            `.txt` or `.jsonl` file with a text.
         label: array or column of the labels; default: found by its name; in a `.csv` file, the
             last column.
+        model: folder of the model, whose tokenizer a text is read with.
 
     Raises:
-        DataError: the file does not exist, is of another type, or has no such labels.
+        DataError: the file does not exist, is of another type, or has no such labels; or the
+            tokenizer is missing.
     """
-    if data.suffix not in (".npz", ".csv"):
+    if data.suffix not in (".npz", ".csv") and not is_text(data):
         raise DataError(
-            f"the data must be an .npz or a .csv file with inputs and labels, got {str(data)!r}; "
-            f"describe other data in a tuning file"
+            f"the data must be an .npz or a .csv file with inputs and labels, or a .txt or .jsonl "
+            f"file with a text, got {str(data)!r}; describe other data in a tuning file"
         )
     if not data.is_file():
         raise DataError(f"there is no file {str(data)!r} in {str(Path.cwd())!r}")
+    if is_text(data):
+        return _text(data, label, model)
     if data.suffix == ".csv":
         return {"csv": {"path": str(data), **({} if label is None else {"label": label})}}
     with plain_arrays(data, mapped=True) as found:
         names = ["inputs"] if isinstance(found, np.ndarray) else list(found.files)
     inputs, labels = _arrays(data, names, label)
     return {"numpy": {"path": str(data), "inputs_key": inputs, "labels_key": labels}}
+
+
+def _text(data: Path, label: str | None, model: object) -> dict[str, Any]:
+    if label is not None:
+        raise DataError(f"the labels of the text {str(data)!r} are its tokens; remove --label")
+    folder = Path(str(model))
+    if not folder.is_dir():
+        raise DataError(
+            f"the text {str(data)!r} requires the tokenizer of a model folder, got the model "
+            f"{str(model)!r}; give the folder, or token ids in a tuning file (dataset 'text')"
+        )
+    length = context_length(folder)
+    options = {} if length is None else {"length": min(length, DEFAULT_LENGTH)}
+    return {"text": {"path": str(data), "tokenizer": str(folder), **options}}
 
 
 def _arrays(data: Path, names: list[str], label: str | None) -> tuple[str, str]:
@@ -120,11 +145,13 @@ def _arrays(data: Path, names: list[str], label: str | None) -> tuple[str, str]:
     return "inputs" if "inputs" in rest else rest[0], known[0]
 
 
-def loader_of(data: Path, label: str | None = None, batch_size: int | None = None) -> DataLoader:
+def loader_of(
+    data: Path, label: str | None = None, batch_size: int | None = None, model: object = None
+) -> DataLoader:
     """Return the loader of a data file; see `dataset_of`.
 
     Raises:
         DataError: the file cannot be read, or has no labels.
     """
-    spec = {"dataset": dataset_of(data, label)}
+    spec = {"dataset": dataset_of(data, label, model)}
     return build_dataloader(spec if batch_size is None else {**spec, "batch_size": batch_size}, OWN)

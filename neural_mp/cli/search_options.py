@@ -17,9 +17,17 @@ if TYPE_CHECKING:
 
 
 EvaluationDataOption = Annotated[
-    Path | None, typer.Option(help="Inputs with labels: .npz or .csv file.")
+    Path | None, typer.Option(help="Inputs with labels: .npz, .csv; or a text: .txt, .jsonl.")
 ]
 LabelOption = Annotated[str | None, typer.Option(help="Array or column of the labels in --data.")]
+
+
+#: Options of a language model that is evaluated on a text.
+LANGUAGE_MODEL_OPTIONS = {
+    "capture": "layers",
+    "precisions": "int4,int8",
+    "objective": "footprint",
+}
 
 
 class SearchOptions(ExitStack):
@@ -73,14 +81,19 @@ class SearchOptions(ExitStack):
         Raises:
             NeuralMPError: an option is invalid, or the data cannot be read.
         """
-        from neural_mp.api.tuning_source import criterion_of, loader_of
+        from neural_mp.api.tuning_source import criterion_of, is_text, loader_of
 
         if self.data is None and (self.label is not None or self.batch_size is not None):
             raise ConfigurationError(
                 "--label and --batch-size require --data, got none; add --data"
             )
         if self.data is not None:
-            converter.eval_dataloader = loader_of(self.data, self.label, self.batch_size)
+            converter.eval_dataloader = loader_of(
+                self.data, self.label, self.batch_size, converter.model
+            )
+            if is_text(self.data):
+                for name, value in LANGUAGE_MODEL_OPTIONS.items():
+                    setattr(converter, name, value)
         if self.metric is not None:
             converter.metric = self.metric
         if self.tolerance is not None:

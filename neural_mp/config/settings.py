@@ -24,7 +24,8 @@ class ModelSettings:
         name: a path or `module:attribute`; only a label if Python sets the model.
         framework: `pytorch`, `tensorflow`, `onnxrt` or `openvino`; None detects it from the model.
         inputs, outputs: names of the model's tensors, if the framework does not know them.
-        capture: `whole`, or `modules` for a model whose graph cannot be captured as a whole.
+        capture: `whole`, `modules` for a model whose graph cannot be captured as a whole, or
+            `layers` for a language model.
         runtime: `source`, `auto`, or the name of the runtime of the result; None if unset.
     """
 

@@ -133,7 +133,7 @@ def quant_words(kind: str) -> Validator[list[str]]:
     """Return a validator of words, ours or INC's, for one field of a `QuantSpec`."""
     known = [*QUANT_CHOICES[kind]]
     if kind == "dtype":
-        known += [p.value for p in Precision if p is not Precision.INT8]
+        known += [p.value for p in Precision if not p.is_integer]
     theirs = [word for word, ours in QUANT_WORDS.items() if ours in known]
 
     def words_of(value: Any) -> list[str]:

@@ -12,6 +12,13 @@ class QuantDType(StringEnum):
 
     INT8 = "int8"
     UINT8 = "uint8"
+    INT4 = "int4"
+    UINT4 = "uint4"
+
+    @property
+    def bits(self) -> int:
+        """Bits per value."""
+        return 4 if self in (QuantDType.INT4, QuantDType.UINT4) else 8
 
 
 class Scheme(StringEnum):
@@ -22,10 +29,11 @@ class Scheme(StringEnum):
 
 
 class Granularity(StringEnum):
-    """Granularity of scales: one per channel or one per tensor."""
+    """Granularity of scales: per channel, per tensor, or per group of consecutive inputs."""
 
     PER_CHANNEL = "per_channel"
     PER_TENSOR = "per_tensor"
+    PER_GROUP = "per_group"
 
 
 class CalibrationAlgorithm(StringEnum):
@@ -50,7 +58,7 @@ class WeightRange(StringEnum):
 
 
 class Approach(StringEnum):
-    """INT8 approaches: calibrated ranges, ranges computed on every run, or weights only."""
+    """Approaches to quantization: calibrated ranges, ranges of every run, or weights only."""
 
     STATIC = "static"
     DYNAMIC = "dynamic"
@@ -64,10 +72,11 @@ COMPILED_RUNTIME = "torch.compile"
 
 
 class Capture(StringEnum):
-    """Graph capture: of the whole model, or module by module."""
+    """Graph capture: of the whole model, module by module, or layer by layer."""
 
     WHOLE = "whole"
     MODULES = "modules"
+    LAYERS = "layers"
 
 
 class RuleSet(StringEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.core.enums import (
@@ -19,8 +19,13 @@ from neural_mp.util.string_enum import StringEnum
 
 
 class Precision(StringEnum):
-    """Compute precision of an op; equal to its name: `plan[op].precision == "int8"`."""
+    """Precision of an op; equal to its name: `plan[op].precision == "int8"`.
 
+    The precision that an op computes in; INT4 is the storage of a weight, which the op expands to
+    floats.
+    """
+
+    INT4 = "int4"
     INT8 = "int8"
     BF16 = "bf16"
     FP16 = "fp16"
@@ -29,12 +34,17 @@ class Precision(StringEnum):
     @property
     def bits(self) -> int:
         """Bits per value."""
-        return {"int8": 8, "bf16": 16, "fp16": 16, "fp32": 32}[self.value]
+        return {"int4": 4, "int8": 8, "bf16": 16, "fp16": 16, "fp32": 32}[self.value]
 
     @property
     def is_16_bit(self) -> bool:
         """Whether the precision is BF16 or FP16."""
         return self.bits == 16
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the precision is INT4 or INT8."""
+        return self.bits <= 8
 
 
 class Precisions(tuple[Precision, ...]):
@@ -100,18 +110,23 @@ QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: Upper bound of a group size; larger than the inputs of any layer in use.
+MAX_GROUP_SIZE = 1 << 20
+
+
 @dataclass(frozen=True)
 class QuantSpec:
     """Quantization of one tensor.
 
     Attributes:
-        dtype: `int8` or `uint8`.
+        dtype: `int8` or `uint8`; for a weight also `int4` or `uint4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
-        granularity: `per_tensor` or `per_channel`.
+        granularity: `per_tensor` or `per_channel`; for a 4-bit weight `per_group`.
         algorithm: range selection: `minmax`, `percentile`, `kl` or `mse` from calibration data,
             `dynamic` from the current values on every run.
         range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with
             saturating accumulation.
+        group_size: for `per_group`, the number of consecutive inputs that share a scale.
     """
 
     dtype: QuantDType
@@ -119,6 +134,7 @@ class QuantSpec:
     granularity: Granularity
     algorithm: CalibrationAlgorithm = CalibrationAlgorithm.MINMAX
     range: WeightRange = WeightRange.FULL
+    group_size: int | None = None
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
@@ -129,21 +145,44 @@ class QuantSpec:
                 f"range {self.range} requires dtype int8, got {self.dtype}; set dtype to int8 or "
                 f"remove the range"
             )
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        in_groups = self.granularity is Granularity.PER_GROUP
+        if in_groups != (self.dtype.bits < 8):
+            raise PlanError(
+                f"granularity of {self.dtype} must be "
+                f"{'per_group' if self.dtype.bits < 8 else 'per_channel or per_tensor'}, got "
+                f"{self.granularity}"
+            )
+        size = self.group_size
+        if in_groups and (size is None or not 1 <= size <= MAX_GROUP_SIZE):
+            raise PlanError(
+                f"per_group requires a group size from 1 to {MAX_GROUP_SIZE}, got {size}; write "
+                f"e.g. 'uint4 asymmetric per_group 128'"
+            )
+        if size is not None and not in_groups:
+            raise PlanError(f"group size {size} requires granularity per_group; remove the size")
 
     def __str__(self) -> str:
-        words = [getattr(self, field.name) for field in fields(self)]
-        return " ".join(word for word in words if word is not WeightRange.FULL)
+        fields = (self.dtype, self.scheme, self.granularity, self.group_size, self.algorithm)
+        words = [str(value) for value in fields if value is not None]
+        return " ".join(words if self.range is WeightRange.FULL else [*words, self.range])
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
         """Read back `str(spec)`, words in any order: `"uint8 asymmetric per_tensor kl"`.
+
+        A number is the group size: `"uint4 asymmetric per_group 128 minmax"`.
 
         Raises:
             PlanError: a word is unknown, a field is given twice, or a required field is missing.
         """
         found: dict[str, Any] = {}
         for word in str(text).split():
+            is_size = word.isdecimal() and len(word) <= len(str(MAX_GROUP_SIZE))
             name = next((n for n, known in _WORDS.items() if word in set(known)), None)
+            name = "group_size" if is_size else name
             if name is None:
                 valid = [w.value for words in _WORDS.values() for w in words]
                 raise PlanError(
@@ -154,7 +193,7 @@ class QuantSpec:
                 raise PlanError(
                     f"{text!r} must contain one {name}, got {found[name]!r} and {word!r}"
                 )
-            found[name] = word
+            found[name] = int(word) if is_size else word
         missing = [name for name in ("dtype", "scheme", "granularity") if name not in found]
         if missing:
             raise PlanError(
@@ -179,7 +218,7 @@ class OpConfig:
 
     Attributes:
         precision: compute precision.
-        weight: for INT8, quantization of the weight.
+        weight: for INT8 and INT4, quantization of the weight.
         activation: for INT8, quantization of the inputs; None with a `weight` leaves the inputs in
             float. INT8 with neither selects the op's best configuration.
         corrections: for INT8, names in `CORRECTIONS`, in their order.
@@ -201,6 +240,7 @@ class OpConfig:
                 f"the range of an activation must be {WeightRange.FULL}, got "
                 f"{self.activation.range}; reduced ranges apply to weights only"
             )
+        self._check_bits()
         if {"equalize", "smooth"} <= set(self.corrections):
             raise PlanError(
                 "corrections 'equalize' and 'smooth' exclude each other, since both scale the same "
@@ -215,9 +255,23 @@ class OpConfig:
             self, "corrections", tuple(n for n in CORRECTIONS if n in self.corrections)
         )
 
+    def _check_bits(self) -> None:
+        bits = self.weight.dtype.bits if self.weight is not None else self.precision.bits
+        if self.precision.is_integer and bits != self.precision.bits:
+            raise PlanError(
+                f"the weight of an op in {self.precision} must have {self.precision.bits} bits, "
+                f"got {bits}"
+            )
+        if self.activation is not None and self.activation.dtype.bits != 8:
+            raise PlanError(f"an activation must have 8 bits, got {self.activation.dtype}")
+        if self.precision is Precision.INT4 and self.activation is not None:
+            raise PlanError("an op in int4 computes in float; remove its activation")
+
     @property
     def approach(self) -> Approach | None:
-        """INT8 approach; None without INT8."""
+        """Approach to quantization; None without INT8 and INT4."""
+        if self.precision is Precision.INT4:
+            return Approach.WEIGHT_ONLY
         if self.precision is not Precision.INT8:
             return None
         if self.activation is not None:

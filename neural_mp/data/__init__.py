@@ -1,6 +1,6 @@
 """Datasets, transforms and the loader that YAML can name under `dataloader:`."""
 
-from neural_mp.data import images, numpy_files  # import registers their names
+from neural_mp.data import images, numpy_files, text  # import registers their names
 from neural_mp.data.datasets import DATASETS, ArrayDataset, DummyDataset
 from neural_mp.data.loader import (
     OWN,
@@ -27,4 +27,5 @@ __all__ = [
     "build_transforms",
     "images",
     "numpy_files",
+    "text",
 ]

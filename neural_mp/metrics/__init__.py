@@ -4,6 +4,7 @@ from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.classification import AUC, F1, Accuracy, Loss, TopK
 from neural_mp.metrics.coercion import as_metric, build_metric
 from neural_mp.metrics.detection import MeanAveragePrecision
+from neural_mp.metrics.language import KLDivergence, Perplexity
 from neural_mp.metrics.regression import MAE, MSE, R2, RMSE
 from neural_mp.metrics.segmentation import MeanIoU
 
@@ -16,9 +17,11 @@ __all__ = [
     "R2",
     "RMSE",
     "Accuracy",
+    "KLDivergence",
     "Loss",
     "MeanAveragePrecision",
     "MeanIoU",
+    "Perplexity",
     "TopK",
     "as_metric",
     "build_metric",

@@ -14,7 +14,12 @@ import numpy as np
 from neural_mp.data.option_checks import finite_number, one_of, true_or_false, whole_number
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import METRICS, Collection, RunningMean
-from neural_mp.metrics.predictions import are_probabilities, class_pairs, score_pairs
+from neural_mp.metrics.predictions import (
+    are_probabilities,
+    class_pairs,
+    log_softmax,
+    score_pairs,
+)
 
 
 @METRICS.register("accuracy", "acc")
@@ -197,7 +202,7 @@ class AUC(Collection):
             return float(roc_auc_score(truth, scores))
         if self.from_logits:
             _refuse_probabilities("AUC", bool(are_probabilities(scores).all()))
-            chances = np.exp(_log_softmax(scores))
+            chances = np.exp(log_softmax(scores))
         else:
             chances = _probabilities("AUC", scores)
         # scikit-learn requires rows that sum to exactly 1, despite rounding.
@@ -249,7 +254,7 @@ class Loss(RunningMean):
             )
         self._all_probabilities &= bool(are_probabilities(scores).all())
         if self.from_logits:
-            logarithms = _log_softmax(scores)
+            logarithms = log_softmax(scores)
         else:
             tiny = np.finfo(np.float64).eps
             logarithms = np.log(np.clip(_probabilities("loss", scores), tiny, 1 - tiny))
@@ -270,12 +275,6 @@ class Loss(RunningMean):
         if self.from_logits:
             _refuse_probabilities("loss", self._all_probabilities)
         return value
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # NaN is intended for overflowed logits
-        shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def _probabilities(metric: str, rows: np.ndarray) -> np.ndarray:

@@ -91,6 +91,13 @@ def chosen_labels(labels: Any, preds: Any, output: str | int | None) -> Any:
     return own[place] if all(np.shape(item)[:1] == samples for item in own) else labels
 
 
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the logarithms of the probabilities along the last axis; NaN if logits overflowed."""
+    with np.errstate(invalid="ignore"):
+        shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
 def described_outputs(outputs: Mapping[str, Any]) -> str:
     """Format as `'mask' (float32 [4, 3, 8, 8]) and 'edges' (…)`; positions without quotes."""
     return " and ".join(

@@ -164,7 +164,7 @@ def _verdict(
         return Verdict.NO_KERNEL if op.approach is not None else Verdict.FUSED
     if not ran.executed:
         return Verdict.AS_PLANNED if op.precision is Precision.FP32 else Verdict.NOT_REACHED
-    if op.precision is Precision.INT8:
+    if op.precision.is_integer:
         if _in_int8(op, ran):
             return Verdict.AS_PLANNED
         return Verdict.UNFUSED if op.may_run_unfused else Verdict.HIGHER
@@ -179,7 +179,7 @@ def _verdict(
 
 
 def _in_int8(op: EffectiveOp, ran: OpTrace) -> bool:
-    """Whether an op ran in INT8 as planned."""
+    """Whether an op ran in INT8, or with a weight of integers, as planned."""
     if op.approach is Approach.WEIGHT_ONLY:
         return ran.reads_int8
     if op.approach is not None:

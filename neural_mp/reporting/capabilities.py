@@ -97,7 +97,7 @@ class _Capabilities:
 
 def _row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str]) -> _Row:
     first = group[0]
-    reasons = space.capabilities[first.name].reasons.items()
+    reasons = _reasons(space, first.name).items()
     return _Row(
         tuple(op.name for op in group),
         tuple(op.type for op in group),
@@ -105,6 +105,15 @@ def _row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str
         "; ".join(f"no {p}: {why}" for p, why in reasons if shared.get(p) != why),
         "" if first.name in space.tunable_ops else "dim",
     )
+
+
+def _reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
+    """Return the reasons of an op; of INT4, only if the model has ops that support INT4."""
+    reasons = dict(space.capabilities[op].reasons)
+    supported = any(c.config(Precision.INT4) is not None for c in space.capabilities.values())
+    if not supported or reasons.get(Precision.INT4) == reasons.get(Precision.INT8):
+        reasons.pop(Precision.INT4, None)
+    return reasons
 
 
 def _runs_in(space: TuningSpace, op: Op) -> str:
@@ -137,20 +146,20 @@ def _layers(space: TuningSpace, ops: Sequence[Op]) -> list[list[Op]]:
 
 
 def _follows(space: TuningSpace, op: Op, layer: Op) -> bool:
-    """Whether an op differs from its layer at most in INT8 support."""
+    """Whether an op differs from its layer at most in support of integers."""
 
-    def beside_int8(name: str) -> tuple[Any, ...]:
+    def beside_integers(name: str) -> tuple[Any, ...]:
         capability = space.capabilities[name]
-        reasons = {p: why for p, why in capability.reasons.items() if p is not Precision.INT8}
-        runs = [p for p in capability.precisions if p is not Precision.INT8]
+        reasons = {p: why for p, why in capability.reasons.items() if not p.is_integer}
+        runs = [p for p in capability.precisions if not p.is_integer]
         return runs, reasons, capability.emulated
 
-    return beside_int8(op.name) == beside_int8(layer.name)
+    return beside_integers(op.name) == beside_integers(layer.name)
 
 
 def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
     """Return the reasons common to all ops, which stem from the machine."""
-    first, *others = [space.capabilities[op.name].reasons for op in space.graph] or [{}]
+    first, *others = [_reasons(space, op.name) for op in space.graph] or [{}]
     return {p: why for p, why in first.items() if all(o.get(p) == why for o in others)}
 
 

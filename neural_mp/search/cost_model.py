@@ -20,6 +20,7 @@ from neural_mp.space import Capability, TuningSpace
 #: (BF16) or 2⁻¹⁰ (FP16) of the number, on average half of that.
 _OWN_NOISE: Mapping[Precision, float] = {
     Precision.INT8: 1e-5,  # weights rounded per channel
+    Precision.INT4: 5e-3,  # weights rounded per group
     Precision.BF16: 2.0**-16 / 12,
     Precision.FP16: 2.0**-22 / 12,
     Precision.FP32: 0.0,
@@ -117,7 +118,7 @@ class CostModel:
 
     Attributes:
         space: the space.
-        levels: its precisions, fewest bits first.
+        levels: its precisions: INT8, then the others, fewest bits first.
         assignment: the tunable ops with their costs.
     """
 
@@ -161,7 +162,7 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     nothing: all fall back, or none.
     """
     present = {*space.usable_precisions, Precision.FP32}
-    levels = tuple(sorted(present, key=lambda p: (p.bits, list(Precision).index(p))))
+    levels = tuple(sorted(present, key=_rank))
     fractions = figures.fractions(space.tunable_ops)
     costs: dict[Node, tuple[Cost, ...]] = {
         op: tuple(_cost(space.capabilities[op], op, p, figures, fractions[op]) for p in levels)
@@ -169,6 +170,14 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     }
     shared = _noise_and_conversions(space, figures) if Precision.INT8 in levels else ()
     return CostModel(space, levels, Assignment(costs, tuple(shared)))
+
+
+def _rank(precision: Precision) -> tuple[bool, int, int]:
+    """Return the place of a precision among the levels.
+
+    INT8 is the lowest, as only INT8 quantizes inputs, which conversions are paid for.
+    """
+    return precision is not Precision.INT8, precision.bits, list(Precision).index(precision)
 
 
 def _cost(

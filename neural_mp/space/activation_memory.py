@@ -10,7 +10,7 @@ from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
 
 #: Bytes per element; INT8 ops write floats unless the flow lists their output as INT8.
-_BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2, Precision.INT8: 4}
+_BYTES = dict.fromkeys(Precision, 4) | {Precision.BF16: 2, Precision.FP16: 2}
 
 
 def peak_activation_bytes(

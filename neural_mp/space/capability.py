@@ -34,7 +34,7 @@ class Capability:
     @property
     def approaches(self) -> tuple[Approach, ...]:
         """The supported INT8 approaches, best first; empty if INT8 is ineligible."""
-        found = [config.approach for config in self.configs]
+        found = [c.approach for c in self.configs if c.precision is Precision.INT8]
         return tuple(dict.fromkeys(approach for approach in found if approach is not None))
 
     def config(self, precision: Precision) -> OpConfig | None:
@@ -61,14 +61,21 @@ class Capability:
         bare = replace(config, corrections=())
         if bare in self.configs:
             return True
-        variants = (replace(bare, weight=c.weight) for c in self.configs if c.weight is not None)
-        return bare.weight in self.weights and any(other in self.configs for other in variants)
+        return bare.weight in self.weights and any(
+            replace(bare, weight=c.weight) == c
+            for c in self.configs
+            if c.precision is bare.precision and c.weight is not None
+        )
 
     def with_exact_weight(self, config: OpConfig) -> OpConfig:
         """Return the config with a weight range that is exact here; unchanged if already exact."""
-        if config.weight is None or self.takes(config):
+        if config.precision is not Precision.INT8 or config.weight is None or self.takes(config):
             return config
-        weights = (c.weight for c in self.configs if c.approach == config.approach)
+        weights = (
+            c.weight
+            for c in self.configs
+            if c.precision is Precision.INT8 and c.approach == config.approach
+        )
         variants = (replace(config, weight=weight) for weight in weights)
         return next((other for other in variants if self.takes(other)), config)
 

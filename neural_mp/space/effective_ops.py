@@ -21,7 +21,7 @@ class EffectiveOp:
     Attributes:
         type: the framework's op type; empty if unknown.
         precision: the effective precision.
-        approach: the INT8 approach, if the op has its own INT8 kernel.
+        approach: the approach to quantization, if the op has its own kernel with integers.
         fused_into: the op whose INT8 kernel also runs this op, if any.
         may_run_unfused: whether that kernel returns floats, so that running the op after the kernel
             changes no result.
@@ -80,7 +80,7 @@ def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp
     writing_int8 = {space.graph[op].fusion_group or op for op in plan.flow.int8_outputs}
     for op in space.graph:
         precision = plan.effective[op.name]
-        has_kernel = precision is Precision.INT8 and not op.quantize_agnostic
+        has_kernel = precision.is_integer and not op.quantize_agnostic
         head = op.fusion_group if has_kernel else None
         own = plan.plan.get(op.name) if has_kernel and head is None else None
         found[op.name] = EffectiveOp(

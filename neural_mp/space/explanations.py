@@ -79,7 +79,7 @@ def counted_reasons(
 
 _INSIDE = {
     Approach.DYNAMIC: "the kernel computes the ranges of its inputs on every run",
-    Approach.WEIGHT_ONLY: "only the weight is stored in INT8, and computation is in float",
+    Approach.WEIGHT_ONLY: "only the weight is stored in integers, and computation is in float",
 }
 
 
@@ -90,9 +90,9 @@ def why_int8(
     flow: QuantizationFlow,
     name: str,
 ) -> str:
-    """Return the reason why an op runs in INT8 under a plan, or does not."""
+    """Return the reason why an op runs in INT8 or INT4 under a plan, or does not run in INT8."""
     op = graph[name]
-    if flow.effective[name] is Precision.INT8:
+    if flow.effective[name].is_integer:
         return _why_so(graph, op, plan, flow)
     return _why_not(op, capabilities[name], plan, flow)
 

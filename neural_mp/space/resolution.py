@@ -40,7 +40,7 @@ def paint_plan(
     chosen, unable = {}, dict(obstacles)
     for op in graph:
         planned, begins = named.get(op.name), lists.of(op.type) is AmpList.ALLOW
-        if planned is Precision.INT8:
+        if planned is not None and planned.is_integer:
             continue  # Either a boundary, or left to the lists.
         if planned is precision and not begins:
             chosen[op.name] = BY_PLAN
@@ -78,8 +78,8 @@ def explain_plan(
 
 
 def _boundaries(effective: Mapping[str, Precision], precision: Precision) -> dict[str, str]:
-    settled = (Precision.INT8, *(p for p in Precision if p.is_16_bit and p is not precision))
-    return {op: f"runs in {p}" for op, p in effective.items() if p in settled}
+    open_ = (precision, Precision.FP32)
+    return {op: f"runs in {p}" for op, p in effective.items() if p not in open_}
 
 
 @dataclass(frozen=True)
@@ -216,14 +216,15 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
             f"{capability.refusal(config.precision)}; "
             f"set one of {', '.join(map(str, capability.precisions))}"
         )
-    if config.precision is not Precision.INT8:
+    if not config.precision.is_integer:
         return OpConfig(config.precision)
     if config.weight is None and config.activation is None:
         return replace(best, corrections=config.corrections)
     filled = replace(config, weight=config.weight or best.weight)
     if not capability.takes(filled):
         raise PlanError(
-            f"op {op.name!r} ({op.type}) does not support INT8 with {_words(filled)}; "
+            f"op {op.name!r} ({op.type}) does not support {config.precision.value.upper()} with "
+            f"{_words(filled)}; "
             f"set {_words(best)}"
         )
     return filled

@@ -26,6 +26,9 @@ NAMES = (
     "pixel_labels",
 )
 
+#: Label of tokens and pixels that do not count, as in `torch.nn.CrossEntropyLoss`.
+IGNORED_LABEL = -100
+
 
 def split_at(key: str, batch: Any) -> Any:
     """Return a dict that has the key as inputs and labels; other batches unchanged."""

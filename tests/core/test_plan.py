@@ -11,12 +11,26 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import FP32, QUANT_CHOICES, OpConfig, Precision, QuantSpec
 from neural_mp.errors import PlanError
 
+schemes, algorithms = (st.sampled_from(QUANT_CHOICES[name]) for name in ("scheme", "algorithm"))
 specs = st.builds(
-    QuantSpec, **{name: st.sampled_from(known) for name, known in QUANT_CHOICES.items()}
+    QuantSpec,
+    st.sampled_from(["int8", "uint8"]),
+    schemes,
+    st.sampled_from(["per_channel", "per_tensor"]),
+    algorithms,
+)
+groups = st.builds(
+    QuantSpec,
+    st.sampled_from(["int4", "uint4"]),
+    schemes,
+    st.just("per_group"),
+    algorithms,
+    group_size=st.integers(1, 1 << 20),
 )
 configs = st.one_of(
     st.builds(OpConfig, st.sampled_from([Precision.BF16, Precision.FP16, Precision.FP32])),
     st.builds(OpConfig, st.just(Precision.INT8), specs, specs),
+    st.builds(OpConfig, st.just(Precision.INT4), groups),
 )
 plans = st.builds(
     PrecisionPlan, st.dictionaries(st.text(min_size=1, max_size=20), configs, max_size=8)

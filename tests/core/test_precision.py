@@ -75,8 +75,41 @@ def test_a_malformed_quant_spec_names_the_word(text, message):
 
 
 def test_a_quant_spec_takes_known_words_only():
-    with pytest.raises(PlanError, match="dtype.*'int4'"):
+    with pytest.raises(PlanError, match="dtype.*'int3'"):
+        QuantSpec("int3", "symmetric", "per_tensor")
+
+
+def test_four_bits_come_in_groups_with_a_size_and_only_for_weights():
+    spec = QuantSpec.parse("uint4 asymmetric per_group 128")
+    assert (spec.dtype, spec.group_size) == ("uint4", 128)
+    assert str(spec) == "uint4 asymmetric per_group 128 minmax"
+    with pytest.raises(PlanError, match="granularity of int4 must be per_group, got per_tensor"):
         QuantSpec("int4", "symmetric", "per_tensor")
+    with pytest.raises(PlanError, match="granularity of int8 must be per_channel or per_tensor"):
+        QuantSpec("int8", "symmetric", "per_group", group_size=32)
+    for size in (None, 0, 2**21):
+        with pytest.raises(PlanError, match=f"a group size from 1 to 1048576, got {size}"):
+            QuantSpec("int4", "symmetric", "per_group", group_size=size)
+    with pytest.raises(PlanError, match="group size 8 requires granularity per_group"):
+        QuantSpec("int8", "symmetric", "per_channel", group_size=8)
+    with pytest.raises(PlanError, match="one group_size, got 128 and '64'"):
+        QuantSpec.parse("uint4 asymmetric per_group 128 64")
+
+
+def test_an_op_in_int4_has_a_weight_of_four_bits_and_floats_as_inputs():
+    spec = QuantSpec.parse("uint4 asymmetric per_group 32")
+    config = OpConfig(Precision.INT4, spec)
+    assert config.approach == "weight_only"
+    assert str(config) == "int4 (weight only)"
+    byte = QuantSpec("int8", "symmetric", "per_channel")
+    with pytest.raises(PlanError, match="the weight of an op in int8 must have 8 bits, got 4"):
+        OpConfig(Precision.INT8, spec)
+    with pytest.raises(PlanError, match="the weight of an op in int4 must have 4 bits, got 8"):
+        OpConfig(Precision.INT4, byte)
+    with pytest.raises(PlanError, match="an op in int4 computes in float; remove its activation"):
+        OpConfig(Precision.INT4, spec, byte)
+    with pytest.raises(PlanError, match="an activation must have 8 bits"):
+        OpConfig(Precision.INT8, byte, spec)
 
 
 def test_repairs_are_known_words_of_int8_in_one_order():

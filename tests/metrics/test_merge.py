@@ -18,6 +18,8 @@ SCORES = GENERATOR.normal(size=(COUNT, 4))
 CLASSES = GENERATOR.integers(4, size=COUNT)
 NUMBERS = GENERATOR.normal(size=(2, COUNT, 3))
 PIXELS = GENERATOR.integers(3, size=(2, COUNT, 5, 5))
+LOGITS = GENERATOR.normal(size=(COUNT, 6, 9))
+TOKENS = GENERATOR.integers(9, size=(COUNT, 6))
 CLASSIFIED = SCORES, CLASSES
 MEASURED = NUMBERS[0], NUMBERS[1]
 SEGMENTED = PIXELS[0], PIXELS[1]
@@ -53,6 +55,8 @@ OURS = {
     "R2": ({}, MEASURED),
     "mIoU": ({}, SEGMENTED),
     "mAP": ({}, BOXES),
+    "perplexity": ({}, (LOGITS, TOKENS)),
+    "kl_divergence": ({}, (LOGITS, LOGITS[::-1])),
 }
 SENTENCES = [f"the cat number {number} sits on the mat" for number in range(COUNT)]
 THEIRS = {
@@ -70,7 +74,7 @@ THEIRS = {
     "BLEU": ({}, (SENTENCES, SENTENCES[:20] + SENTENCES[1:21])),
 }
 #: A sum of floats in another order may end in another last digit.
-SUMS = ("loss", "MSE", "RMSE", "MAE", "Loss")
+SUMS = ("loss", "MSE", "RMSE", "MAE", "Loss", "perplexity", "kl_divergence")
 
 
 def part(values, start, stop):

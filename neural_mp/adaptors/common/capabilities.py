@@ -17,6 +17,7 @@ from neural_mp.util.pytree import Array
 
 #: Reasons for a missing kernel, worded alike for all frameworks.
 NO_INTEGER_KERNEL = "no integer kernel"
+NO_4_BIT_KERNEL = "no kernel for 4-bit weights"
 BOTH_FACTORS_COMPUTED = "both factors are computed; no integer kernel"
 COMPUTED_WEIGHT = "its weight is computed, not constant"
 UNUSABLE_WEIGHT = "its weight is empty, or holds NaN or Inf"
@@ -63,20 +64,24 @@ class IntegerKernel:
         algorithms: calibration algorithms for the op's input, best first.
         weight_alone: weight-only quantization; None if the op does not support it.
         other_weights: further weight quantizations that a plan may request.
+        low_bits: weight-only quantizations in 4 bits, best first, or the reason for their absence.
     """
 
     weight: QuantSpec | None = None
     algorithms: tuple[CalibrationAlgorithm, ...] = ()
     weight_alone: QuantSpec | None = None
     other_weights: tuple[QuantSpec, ...] = ()
+    low_bits: tuple[QuantSpec, ...] | str = NO_4_BIT_KERNEL
 
     def configs(self) -> list[OpConfig]:
-        """Return the INT8 configs of the op, best first; most differ only in calibration."""
+        """Return the configs of the op, best first; most differ only in calibration."""
         found = [
             OpConfig(Precision.INT8, self.weight, activation_spec(way)) for way in self.algorithms
         ]
         if self.weight_alone is not None:
             found.append(OpConfig(Precision.INT8, self.weight_alone))
+        if not isinstance(self.low_bits, str):
+            found += [OpConfig(Precision.INT4, weight) for weight in self.low_bits]
         return found
 
 
@@ -120,9 +125,11 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
     other_weights: tuple[QuantSpec, ...] = ()
     # Every CPU computes in INT8, so only 16-bit support depends on the hardware.
     if isinstance(kernels.int8, str):
-        reasons[Precision.INT8] = kernels.int8
+        reasons |= dict.fromkeys((Precision.INT8, Precision.INT4), kernels.int8)
     else:
         configs += kernels.int8.configs()
+        if isinstance(kernels.int8.low_bits, str):
+            reasons[Precision.INT4] = kernels.int8.low_bits
         other_weights = kernels.int8.other_weights
     for precision, support in supports.items():
         reason = kernels.missing.get(precision) if support.available else support.reason

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from neural_mp.adaptors.pytorch import (
     capabilities,
     hessian,
     layer_params,
+    layer_storage,
     loading,
     observe,
     onnx_export,
@@ -70,8 +72,6 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     observe_tensors = staticmethod(observe.watch)
     convert_graph = staticmethod(write)
     fingerprint = staticmethod(fingerprint)
-    save = staticmethod(storage.save)
-    restore = staticmethod(storage.restore)
 
     @cached_property
     def training(self) -> optional.Training:
@@ -100,6 +100,15 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
             return model
         ignored = "outputs is not used for PyTorch: a module returns what its forward returns"
         return replace(model, warnings=(*model.warnings, ignored))
+
+    def save(self, model: TorchModel, folder: Path) -> None:
+        """Write the model: as one program, or as a folder of `transformers`."""
+        (storage if model.shell is None else layer_storage).save(model, folder)
+
+    def restore(self, folder: Path) -> TorchModel:
+        """Return a model written by `save`."""
+        in_layers = (folder / layer_storage.LAYERS_FILE).is_file()
+        return (layer_storage if in_layers else storage).restore(folder)
 
     def kernels(self, model: TorchModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return the kernels of each op; for 16 bits, each distinct call is run once."""

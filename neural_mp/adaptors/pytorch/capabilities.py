@@ -14,10 +14,12 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.common.low_bit_weights import GROUP_SIZES, grouped_specs
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.fusion import fused_layers
+from neural_mp.adaptors.pytorch.kernel_ops import OUTPUT_BLOCK
 from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
@@ -25,7 +27,7 @@ from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
-from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
+from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +175,22 @@ def _integer_kernel(
     algorithms = (
         (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is layers.LINEAR else ()
     )
-    return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,))
+    low_bits = _four_bit_specs(node)
+    return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,), low_bits)
+
+
+def _four_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
+    """Return the 4-bit quantizations of a dense layer or table, or the reason for their absence."""
+    outputs, inputs = fx.arguments(node)["weight"].meta["val"].shape
+    if node.target is layers.LINEAR and outputs % OUTPUT_BLOCK:
+        return (
+            f"the kernel for 4-bit weights requires a multiple of {OUTPUT_BLOCK} outputs, got "
+            f"{outputs}"
+        )
+    return grouped_specs(inputs) or (
+        f"4-bit weights require inputs that a group size divides "
+        f"({', '.join(map(str, GROUP_SIZES))}), got {inputs}"
+    )
 
 
 def _is_tied(module: GraphModule, node: Node) -> bool:

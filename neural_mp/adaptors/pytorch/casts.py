@@ -84,7 +84,7 @@ class _Caster:
     def wide(self, op: str, flow: QuantizationFlow, node: Node) -> torch.dtype | None:
         """Return the dtype in which an FP32 or INT8 op reads or writes a tensor."""
         dtype = _traced_dtype(node)
-        wide = self.widen or flow.effective[op] is Precision.INT8
+        wide = self.widen or flow.effective[op].is_integer
         return torch.float32 if wide and dtype in DTYPES.values() else dtype
 
     def read(self, node: Node, source: Node, wanted: torch.dtype | None) -> None:

@@ -19,6 +19,7 @@ from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, weights_of
 from neural_mp.core.enums import Approach
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
+from neural_mp.core.precision import QuantSpec
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.space import ResolvedPlan
 
@@ -40,11 +41,11 @@ def insert_quantization(
         approach = plan[name].approach if name in plan else None
         if approach is not None and node.target in RECURRENT_INT8:
             for weight in tuple(weights_of(module, node)):
-                limit = weight_qmax(plan[name].weight)
-                node.replace_input_with(weight, weights.dequantized(node, weight, limit))
+                stored = weights.dequantized(node, weight, plan[name].weight)
+                node.replace_input_with(weight, stored)
         if approach is None or node.target not in WEIGHTED:
             continue
-        weights.store(node, weight_qmax(plan[name].weight))
+        weights.store(node, plan[name].weight)
         if approach is Approach.DYNAMIC:
             _quantize_dynamically(node)
 
@@ -92,35 +93,42 @@ class IntegerWeights:
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
-        self.stored: dict[tuple[str, int], tuple[str, ...]] = {}
+        self.stored: dict[tuple[str, object], tuple[str, ...]] = {}
 
-    def store(self, layer: Node, limit: int) -> None:
-        """Replace a layer's weight, float or quantized, by integers within ±`limit`."""
-        fx.set_arguments(
-            layer, weight=self.dequantized(layer, fx.arguments(layer)["weight"], limit)
-        )
+    def store(self, layer: Node, spec: QuantSpec | None) -> None:
+        """Replace a layer's weight, float or quantized, by integers."""
+        fx.set_arguments(layer, weight=self.dequantized(layer, fx.arguments(layer)["weight"], spec))
 
-    def dequantized(self, layer: Node, source: Node, limit: int) -> Node:
-        """Return a dequantize node of a weight, float or quantized, stored within ±`limit`."""
+    def dequantized(self, layer: Node, source: Node, spec: QuantSpec | None) -> Node:
+        """Return a dequantize node of a weight, float or quantized, stored as integers."""
         module = self.module
+        in_4_bits = spec is not None and spec.dtype.bits == 4
         weight = fx.constant(module, source)
         read = [source] if weight is not None else source.args
-        key = str(read[0].target), limit
+        key = str(read[0].target), spec if in_4_bits else weight_qmax(spec)
         if key not in self.stored:
             if weight is None:
-                weight = ops.dequantize_weight(
-                    *(fx.attribute(module, node.target) for node in read)
-                )
-            parts = zip(("int8", "scales"), ops.quantize_weight(weight, limit), strict=True)
+                weight = source.target(*(fx.attribute(module, node.target) for node in read))
+            parts = _rounded(weight, spec)
             self.stored[key] = tuple(
                 str(fx.add_constant(module, f"{layer.name}_weight_{word}", value, layer).target)
-                for word, value in parts
+                for word, value in parts.items()
             )
         stored = tuple(fx.read_constant(module, name, layer) for name in self.stored[key])
+        target = ops.dequantize_grouped if in_4_bits else ops.dequantize_weight
         with module.graph.inserting_before(layer):
-            dequantized: Node = module.graph.call_function(ops.dequantize_weight, stored)
+            dequantized: Node = module.graph.call_function(target, stored)
         dequantized.meta["val"] = source.meta["val"].float()
         return dequantized
+
+
+def _rounded(weight: torch.Tensor, spec: QuantSpec | None) -> dict[str, torch.Tensor]:
+    """Return the stored parts of a weight by name."""
+    if spec is not None and spec.dtype.bits == 4:
+        parts = ops.round_to_4_bits(weight, spec)
+        return dict(zip(("int4", "scales", "offsets"), parts, strict=True))
+    parts = ops.quantize_weight(weight, weight_qmax(spec))
+    return dict(zip(("int8", "scales"), parts, strict=True))
 
 
 def _quantize_dynamically(layer: Node) -> None:

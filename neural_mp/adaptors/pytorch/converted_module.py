@@ -72,7 +72,9 @@ class ConvertedModule(nn.Module):
 
 def as_module(model: TorchModel) -> nn.Module:
     """Return the converted model as an `nn.Module`."""
-    return model.built(lambda part: ConvertedModule(part.portable, part.runnable))
+    return model.built(
+        lambda part: ConvertedModule(part.portable, part.runnable), model.converted_parts
+    )
 
 
 @torch.compiler.disable

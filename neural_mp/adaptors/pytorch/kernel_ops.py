@@ -15,6 +15,10 @@ aten = torch.ops.aten
 _FEW_ROWS = 16
 #: Block size of that kernel; it reads past the end of weights that are not a multiple.
 _BLOCK = 32
+#: Maximum number of rows for which the 4-bit kernel beats a product of floats.
+_FEW_ROWS_OF_4_BITS = 64
+#: The 4-bit kernel computes blocks of this many outputs.
+OUTPUT_BLOCK = 16
 
 
 def quantize_uint8(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:
@@ -88,6 +92,59 @@ def weight_only_linear(
     result = aten._weight_int8pack_mm(rows, q, scales.to(torch.bfloat16)).to(x.dtype)
     result = result.reshape(*x.shape[:-1], len(q))
     return result if bias is None else result + bias
+
+
+def four_bit_linear(
+    x: torch.Tensor,
+    kernel_weight: torch.Tensor,
+    scales_and_offsets: torch.Tensor,
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Run a dense layer with 4-bit weights, `x` rounded to bfloat16 for few rows.
+
+    The kernel reads `kernel_weight` and `scales_and_offsets` (see `four_bit_weight`). Many rows
+    reuse a weight, which is then expanded once.
+    """
+    features = x.shape[-1]
+    if x.numel() > _FEW_ROWS_OF_4_BITS * features or not x.numel():
+        return _expanded_linear(x, ops.dequantize_grouped(q, scales, offsets), bias)
+    rows = x.reshape(-1, features).to(torch.bfloat16)
+    group = features // scales.shape[1]
+    result = aten._weight_int4pack_mm_for_cpu(rows, kernel_weight, group, scales_and_offsets)
+    result = result.to(x.dtype).reshape(*x.shape[:-1], len(q))
+    return result if bias is None else result + bias
+
+
+def _expanded_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    if x.dtype is torch.float32 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        result = F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16)).to(x.dtype)
+        return result if bias is None else result + bias
+    return F.linear(x, weight.to(x.dtype), bias)
+
+
+def four_bit_weight(
+    q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a packed weight as the kernel reads it, with its scales and offsets.
+
+    Scales and offsets are one tensor, bfloat16 [groups, outputs, 2].
+    """
+    laid_out = aten._convert_weight_to_int4pack_for_cpu(ops.codes_of(q).to(torch.int32), 1)
+    pairs = torch.stack((scales, offsets), dim=-1).transpose(0, 1)
+    return laid_out, pairs.to(torch.bfloat16).contiguous()
+
+
+def four_bit_embedding(
+    q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, indices: torch.Tensor
+) -> torch.Tensor:
+    """Return rows of a table of packed 4-bit weights, as float32."""
+    rows: torch.Tensor = ops.dequantize_grouped(q[indices], scales[indices], offsets[indices])
+    return rows
 
 
 def weight_only_embedding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +24,17 @@ from neural_mp.adaptors.pytorch.call_signature import (
 from neural_mp.adaptors.pytorch.canonicalize import drop_updates, prepare
 from neural_mp.adaptors.pytorch.capture import other_ways, result_of
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
+from neural_mp.adaptors.pytorch.layer_capture import capture_layers
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
+from neural_mp.util.text import counted
 
+#: Maximum number of parts that a warning lists.
+_MAX_NAMED_PARTS = 8
 #: Reason why an op that runs nested graphs stays in FP32.
 RUNS_BODIES = "it runs nested graphs, which are not converted"
 
@@ -90,7 +94,9 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
         )
     call, inferred = _example_call(source, signature, wanted.example)
     if how == Capture.MODULES:
-        model = _in_modules(source, call, signature)
+        model = _in_parts(source, call, signature, capture_modules, "module")
+    elif how == Capture.LAYERS:
+        model = _in_parts(source, call, signature, capture_layers, "layer")
     else:
         model = _assemble(capture.capture(source, call), call, signature, source)
     return replace(model, warnings=(*inferred, *model.warnings))
@@ -110,16 +116,23 @@ def _example_call(
     return call, (words,)
 
 
-def _in_modules(source: nn.Module, call: CallArgs, signature: CallSignature) -> TorchModel:
+def _in_parts(
+    source: nn.Module,
+    call: CallArgs,
+    signature: CallSignature,
+    capture_parts: Callable[[nn.Module, CallArgs], Mapping[str, tuple[GraphModule, CallArgs]]],
+    kind: str,
+) -> TorchModel:
     call = capture.at_least_two(call)
     shell, parts, warnings = private(source), {}, []
-    for path, (graph, example) in capture_modules(shell, call).items():
+    for path, (graph, example) in capture_parts(shell, call).items():
         module, dropped = _prepared(graph, path)
         parts[path] = Part(module, module, example)
         warnings += dropped
+    shown = ", ".join(parts) if len(parts) <= _MAX_NAMED_PARTS else counted(len(parts), kind)
     warnings.append(
-        f"{type(source).__name__} is converted module by module ({', '.join(parts)}); ops between "
-        f"these modules are not converted"
+        f"{type(source).__name__} is converted {kind} by {kind} ({shown}); ops between "
+        f"these {kind}s are not converted"
     )
     return TorchModel(parts, call, signature, shell, source, tuple(warnings))
 

@@ -47,8 +47,21 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
     for path, part in model.parts.items():
         portable = fx.shallow_copy(part.portable)
         rewrite(portable)
-        parts[path] = Part(fx.finish(portable), runnable_form(portable), part.example)
+        if _are_alike(portable, part.portable):
+            parts[path] = part
+            continue
+        portable = fx.finish(portable)
+        parts[path] = Part(portable, runnable_form(portable), part.example, True)
     return replace(model, parts=parts, original=None)
+
+
+def _are_alike(module: GraphModule, other: GraphModule) -> bool:
+    """Whether two graphs with shared weights run the same calls on the same constants."""
+    calls = [
+        [(node.op, node.target, str(node.args), str(node.kwargs)) for node in graph.nodes]
+        for graph in (module.graph, other.graph)
+    ]
+    return calls[0] == calls[1]
 
 
 def runnable_form(portable: GraphModule) -> GraphModule:
@@ -61,7 +74,9 @@ def runnable_form(portable: GraphModule) -> GraphModule:
                 _run_on_integers(module, node)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
-            if node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
+            if any(is_node(source, ops.dequantize_grouped) for source in node.all_input_nodes):
+                _lower_four_bits(module, node)
+            elif node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
                 _lower_layer(module, node)
             elif node.target is layers.EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
                 values = (*node.args[0].args, node.args[1])
@@ -81,6 +96,21 @@ def _lower_layer(module: GraphModule, layer: Node) -> None:
         _call_instead(
             layer, kernels.weight_only_linear, (layer.args[0], *layer.args[1].args, _bias(layer))
         )
+
+
+def _lower_four_bits(module: GraphModule, node: Node) -> None:
+    """Call the kernel of a layer with a 4-bit weight."""
+    weight = fx.arguments(node)["weight"]
+    if node.target is layers.EMBEDDING:
+        _call_instead(node, kernels.four_bit_embedding, (*weight.args, node.args[1]))
+    elif node.target is layers.LINEAR:
+        stored = (fx.attribute(module, source.target) for source in weight.args)
+        added = zip(("packed", "groups"), kernels.four_bit_weight(*stored), strict=True)
+        constants = [
+            fx.add_constant(module, f"{node.name}_{word}", value, node) for word, value in added
+        ]
+        values = (node.args[0], *constants, *weight.args, _bias(node))
+        _call_instead(node, kernels.four_bit_linear, values)
 
 
 def _call_instead(

@@ -39,11 +39,13 @@ class Part:
         portable: graph in the saved form: float ops, casts, quantize/dequantize pairs.
         runnable: graph that runs: `portable` itself, or its integer kernels.
         example: inputs the graph was captured with.
+        is_converted: whether a plan changed the graph.
     """
 
     portable: GraphModule
     runnable: GraphModule
     example: CallArgs
+    is_converted: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class TorchModel:
     @cached_property
     def module(self) -> nn.Module:
         """The module that runs: the graph, or the user's code with graphs of its modules."""
-        return self.built(lambda part: part.runnable)
+        return self.built(lambda part: part.runnable, self.converted_parts)
 
     def once(self, make: Callable[[TorchModel], T]) -> T:
         """Return `make(self)`, cached for later calls."""
@@ -116,9 +118,19 @@ class TorchModel:
         module = self.built(lambda part: part.portable)
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
-    def built(self, make: Callable[[Part], nn.Module]) -> nn.Module:
-        """Assemble the model from `make` of every part."""
-        return assembled(self.shell, {path: make(part) for path, part in self.parts.items()})
+    @property
+    def converted_parts(self) -> Mapping[str, Part]:
+        """The parts that a plan changed; for the others, the user's own modules can run."""
+        if self.shell is None:
+            return self.parts
+        return {path: part for path, part in self.parts.items() if part.is_converted}
+
+    def built(
+        self, make: Callable[[Part], nn.Module], parts: Mapping[str, Part] | None = None
+    ) -> nn.Module:
+        """Assemble the model from `make` of every part, or of some parts."""
+        parts = self.parts if parts is None else parts
+        return assembled(self.shell, {path: make(part) for path, part in parts.items()})
 
 
 def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:

@@ -133,11 +133,11 @@ def _said_by_original(model: TorchModel, call: CallArgs) -> str:
 
 
 @dataclass
-class _RecordedCall:
-    """Call of a module recorded while its model ran; `alike` if all its calls match."""
+class RecordedCall:
+    """Call of a module recorded while its model ran; `is_alike` if all its calls match."""
 
     call: CallArgs
-    alike: bool = True
+    is_alike: bool = True
 
 
 def private(module: nn.Module) -> nn.Module:
@@ -153,7 +153,7 @@ def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMo
     Raises:
         CaptureError: if no module can be captured.
     """
-    capturer = _ModuleCapturer(shell, call, _watch(shell, call))
+    capturer = _ModuleCapturer(shell, call, watch_calls(shell, call))
     capturer.descend(shell, "")
     if not capturer.found:
         raise CaptureError(
@@ -162,15 +162,16 @@ def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMo
     return capturer.found
 
 
-def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _RecordedCall]:
-    seen: dict[nn.Module, _RecordedCall] = {}
+def watch_calls(module: nn.Module, call: CallArgs) -> dict[nn.Module, RecordedCall]:
+    """Run a model once; return submodule → its recorded call."""
+    seen: dict[nn.Module, RecordedCall] = {}
 
     def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         given = CallArgs(args, kwargs)
         if part not in seen:
-            seen[part] = _RecordedCall(given.copied())
+            seen[part] = RecordedCall(given.copied())
         elif _fixed_properties(given) != _fixed_properties(seen[part].call):
-            seen[part].alike = False
+            seen[part].is_alike = False
 
     hooks = [
         part.register_forward_pre_hook(note, with_kwargs=True)
@@ -205,7 +206,7 @@ class _ModuleCapturer:
 
     shell: nn.Module
     call: CallArgs
-    seen: Mapping[nn.Module, _RecordedCall]
+    seen: Mapping[nn.Module, RecordedCall]
     found: dict[str, tuple[GraphModule, CallArgs]] = field(default_factory=dict)
     known: set[nn.Module] = field(default_factory=set)
 
@@ -225,7 +226,7 @@ class _ModuleCapturer:
     def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, CallArgs] | None:
         """Return the graph of one module, if the model runs with the graph in its place."""
         seen = self.seen.get(child)
-        if seen is None or not seen.alike or _is_packed(seen.call):
+        if seen is None or not seen.is_alike or _is_packed(seen.call):
             return None
         try:
             graph = capture.capture(child, seen.call)

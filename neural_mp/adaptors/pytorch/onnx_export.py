@@ -173,6 +173,21 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def dequantize_weight(q, scales):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return op.DequantizeLinear(q, scales, axis=0)
 
+    def dequantize_grouped(q, scales, offsets):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        halves = op.Concat(
+            op.Unsqueeze(
+                op.BitShift(q, unsigned(4), direction="RIGHT"), op.Constant(value_ints=[-1])
+            ),
+            op.Unsqueeze(op.BitwiseAnd(q, unsigned(15)), op.Constant(value_ints=[-1])),
+            axis=-1,
+        )
+        groups = op.Concat(op.Shape(scales), op.Constant(value_ints=[-1]), axis=0)
+        codes = op.Cast(op.Reshape(halves, groups), to=onnx.TensorProto.FLOAT)
+        last = op.Constant(value_ints=[-1])
+        steps = op.Mul(op.Sub(codes, op.Constant(value_float=8.0)), op.Unsqueeze(scales, last))
+        rows = op.Concat(op.Shape(q, start=0, end=1), op.Constant(value_ints=[-1]), axis=0)
+        return op.Reshape(op.Add(steps, op.Unsqueeze(offsets, last)), rows)
+
     def quantize_dynamic(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return op.DynamicQuantizeLinear(op.Cast(x, to=onnx.TensorProto.FLOAT))
 
@@ -184,6 +199,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ops.quantize: quantize,
         ops.dequantize: dequantize,
         ops.dequantize_weight: dequantize_weight,
+        ops.dequantize_grouped: dequantize_grouped,
         ops.quantize_dynamic: quantize_dynamic,
         ops.dequantize_dynamic: dequantize_dynamic,
     }

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from neural_mp.adaptors.common.calibration import affine_parameters
+from neural_mp.adaptors.common.low_bit_weights import MAX_CODE, MIDDLE, packed, round_to_nearest
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
+from neural_mp.core.precision import QuantSpec
 
 #: Name of the custom op library.
 LIBRARY = "neural_mp"
@@ -44,6 +46,18 @@ def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
     scale, zero_point = affine_parameters(low, high)
     stored = torch.tensor(scale), torch.tensor(zero_point, dtype=torch.int32)
     return _quantize(x, scale, zero_point), *stored
+
+
+def codes_of(q: torch.Tensor) -> torch.Tensor:
+    """Return the 4-bit codes [outputs, inputs] of packed weights as uint8."""
+    return torch.stack((q >> 4, q & MAX_CODE), dim=-1).flatten(-2)
+
+
+def _dequantize_grouped(
+    q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    grouped = codes_of(q).unflatten(-1, (scales.shape[-1], -1)).float()
+    return grouped.sub_(MIDDLE).mul_(scales.unsqueeze(-1)).add_(offsets.unsqueeze(-1)).flatten(-2)
 
 
 #: Float to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
@@ -80,6 +94,22 @@ dequantize_dynamic = _registered(
     lambda q, scale, zero, dtype: _dequantize(q, scale.item(), int(zero.item()), dtype),
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
 )
+
+
+#: Packed 4-bit weights [outputs, inputs / 2] to float32 [outputs, inputs]; scales and offsets
+#: [outputs, groups] (see `adaptors.common.low_bit_weights`).
+dequantize_grouped = _registered(
+    "dequantize_grouped(Tensor q, Tensor scales, Tensor offsets) -> Tensor",
+    _dequantize_grouped,
+    lambda q, scales, offsets: scales.new_empty((*q.shape[:-1], 2 * q.shape[-1])),
+)
+
+
+def round_to_4_bits(weight: torch.Tensor, spec: QuantSpec) -> tuple[torch.Tensor, ...]:
+    """Return packed codes, scales and offsets of a weight [outputs, inputs]."""
+    rounded = round_to_nearest(weight.float().numpy(), spec)
+    parts = packed(rounded.codes), rounded.scales, rounded.offsets
+    return tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
 
 
 def quantize_weight(weight: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:

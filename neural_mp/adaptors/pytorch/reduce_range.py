@@ -14,7 +14,7 @@ from neural_mp.adaptors.pytorch.graph_edit import attribute
 from neural_mp.adaptors.pytorch.lowering import rewritten
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS, kernel_kind
-from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind
 
 
 def full_range_kernels(model: TorchModel) -> frozenset[KernelKind]:
@@ -31,7 +31,7 @@ def with_reduced_weights(model: TorchModel) -> TorchModel:
 def _reduce(module: GraphModule) -> None:
     weights = IntegerWeights(module)
     for layer in saturating(_weights(module)):
-        weights.store(layer, WEIGHT_LIMITS[REDUCED_RANGE])
+        weights.store(layer, REDUCED_WEIGHT)
 
 
 def _weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:

@@ -39,16 +39,11 @@ _RESHAPED = dict.fromkeys(("view", "_unsafe_view"), "reshape")
 
 
 def save(model: TorchModel, folder: Path) -> None:
-    """Write the portable form and the names of its ops into a folder.
+    """Write the portable form of a whole model and the names of its ops into a folder.
 
     Raises:
-        ConversionError: if the model was converted module by module, or cannot be written.
+        ConversionError: if the model cannot be written.
     """
-    if model.shell is not None:
-        raise ConversionError(
-            "a model converted module by module cannot be saved, as its own code runs between the "
-            "modules; save the plan with save_plan and convert the model again"
-        )
     output = next(node for node in model.portable.graph.nodes if node.op == "output")
     words = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, str)]
     if words:
@@ -133,7 +128,8 @@ def restore(folder: Path) -> TorchModel:
     return TorchModel({WHOLE: whole}, example, signature, compiles=compiles)
 
 
-def _dtype(value: object) -> torch.dtype:
+def dtype(value: object) -> torch.dtype:
+    """Validate the name of a `torch.dtype`."""
     found = getattr(torch, string(value), None)
     if not isinstance(found, torch.dtype):
         raise invalid("the name of a torch.dtype", value)
@@ -145,7 +141,7 @@ _DETAILS = record(
         "ops": mapping_of(string),
         "inputs": list_of(string),
         "sizes": from_plain,
-        "dtype": _dtype,
+        "dtype": dtype,
     },
     # Absent in files of earlier versions.
     {"parameters": list_of(string), "named_outputs": boolean, "compiles": boolean},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -58,8 +59,20 @@ class _TooLargeError(Exception):
     """Raised while a model is built that its files have no weights for."""
 
 
-def read_folder(folder: Path) -> nn.Module:
+def is_known_class(module: nn.Module | None) -> bool:
+    """Whether `transformers` defines the class of a module, under a public name."""
+    transformers: Any = sys.modules.get("transformers")
+    kind = type(module)
+    return transformers is not None and getattr(transformers, kind.__name__, None) is kind
+
+
+def read_folder(folder: Path, quantized_elements: int = 0) -> nn.Module:
     """Return a `transformers` model, in the class that its configuration names.
+
+    Args:
+        folder: the folder.
+        quantized_elements: upper bound of the weights that the files hold in fewer bits, which
+            `transformers` does not read.
 
     Raises:
         ModelLoadError: if the folder has no weights, requires code from outside the package, or
@@ -79,10 +92,10 @@ def read_folder(folder: Path) -> nn.Module:
         ) from None
     try:
         config = read_json(folder / CONFIG, anything, ModelLoadError)
-        stored = _stored(folder)
+        stored = _stored(folder) + _Stored(elements=quantized_elements)
         for fault in _faults(folder, config, stored):
             raise ModelLoadError(f"the folder {str(folder)!r} is refused: {fault}")
-        with _offline(), _at_most(stored):
+        with _offline(), _at_most(stored), _quiet() if quantized_elements else nullcontext():
             # trust_remote_code: code referenced by the folder (auto_map) never runs.
             loaded: nn.Module = _class(transformers, config).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, weights_only=True
@@ -225,6 +238,21 @@ def _at_most(stored: _Stored) -> Iterator[None]:
         ):
             stack.callback(handle.remove)
         yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide reports of missing weights, which are set afterwards, and progress bars."""
+    words: Any = importlib.import_module("transformers.utils.logging")
+    level, shows_progress = words.get_verbosity(), words.is_progress_bar_enabled()
+    words.set_verbosity_error()
+    words.disable_progress_bar()
+    try:
+        yield
+    finally:
+        words.set_verbosity(level)
+        if shows_progress:
+            words.enable_progress_bar()
 
 
 @contextmanager

@@ -53,8 +53,7 @@ def joined(parts: Iterable[str]) -> str:
 #: Narrower charts fill half of the page.
 _FULL_WIDTH = 1000
 #: Display names of precisions.
-NAMES = {Precision.INT8: "INT8", Precision.BF16: "BF16", Precision.FP16: "FP16"}
-NAMES |= {Precision.FP32: "FP32"}
+NAMES = {precision: precision.value.upper() for precision in Precision}
 
 
 @dataclass(frozen=True)

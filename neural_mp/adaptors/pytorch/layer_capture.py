@@ -1,0 +1,84 @@
+"""Capture of a model layer by layer, so that the user's own class still runs.
+
+A decoder of `transformers` keeps its code, with `generate`, its key-value cache and `config`;
+dense layers and embeddings are graphs of their own. Layers of equal form are exported once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from neural_mp.adaptors.pytorch import capture
+from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.module_capture import watch_calls
+from neural_mp.errors import CaptureError
+
+#: `Conv1D` of GPT-2 in `transformers`: a dense layer with the weight [inputs, outputs].
+_TRANSPOSED = "transformers.pytorch_utils.Conv1D"
+_PARAMETERS = ("weight", "bias")
+
+
+def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
+    """Capture the dense layers and embeddings of a private copy of a model, by path.
+
+    Layers that do not run in this call are left unchanged.
+
+    Raises:
+        CaptureError: if no layer runs.
+        DataError: if the module does not run on these inputs.
+    """
+    seen = watch_calls(shell, call)
+    graphs: dict[Hashable, GraphModule] = {}
+    found = {}
+    for path, module in shell.named_modules():
+        layer, recorded = _as_layer(module), seen.get(module)
+        if layer is None or recorded is None or not recorded.is_alike or recorded.call.kwargs:
+            continue
+        key = _form(layer, recorded.call)
+        if key not in graphs:
+            graphs[key] = capture.capture(layer, recorded.call)
+        found[path] = _with_parameters(graphs[key], layer), recorded.call
+    if not found:
+        raise CaptureError(
+            f"{type(shell).__name__} must run a dense layer or an embedding on the inputs, found "
+            f"none; set capture = 'whole' or 'modules'"
+        )
+    return found
+
+
+def _as_layer(module: nn.Module) -> nn.Module | None:
+    """Return a module as a dense layer or an embedding; None for any other module."""
+    kind = type(module)
+    if kind is nn.Linear or (kind is nn.Embedding and module.max_norm is None):
+        return module
+    if f"{kind.__module__}.{kind.__name__}" != _TRANSPOSED:
+        return None
+    stored: Any = module
+    layer = nn.Linear(*stored.weight.shape, device="meta")
+    layer.weight = nn.Parameter(stored.weight.detach().t(), requires_grad=False)
+    layer.bias = stored.bias
+    return layer.eval()
+
+
+def _form(layer: nn.Module, call: CallArgs) -> Hashable:
+    """Return the properties of a layer that decide on its graph."""
+    (given,) = call.args
+    options = getattr(layer, "padding_idx", None)
+    shapes = ((name, value.shape, value.dtype) for name, value in layer.named_parameters())
+    return type(layer), options, *shapes, given.dtype, given.ndim
+
+
+def _with_parameters(graph: GraphModule, layer: nn.Module) -> GraphModule:
+    """Return a copy of the graph of a layer of the same form, with the parameters of `layer`."""
+    copied = fx.shallow_copy(graph)
+    for name in _PARAMETERS:
+        value = getattr(layer, name, None)
+        if isinstance(value, torch.Tensor):
+            copied.register_parameter(name, value)
+    return copied

@@ -1,0 +1,174 @@
+"""Texts as windows of tokens, for language models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.data.datasets import DATASETS
+from neural_mp.data.numpy_files import plain_arrays
+from neural_mp.data.option_checks import existing_file, existing_path, package, whole_number
+from neural_mp.errors import ConfigurationError, DataError, one_line
+from neural_mp.io.readers import JsonError, load_json, read_json
+from neural_mp.util.labels import IGNORED_LABEL
+from neural_mp.util.validators import anything, is_integer, preview
+
+_TOKENIZER = "tokenizer.json"
+#: Tokens per window.
+DEFAULT_LENGTH = 512
+#: File of a model folder, and its keys for the longest context, in order of preference.
+_CONFIG = "config.json"
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
+_SUFFIXES = (".txt", ".jsonl", ".npy")
+
+
+@DATASETS.register("text")
+@dataclass(frozen=True)
+class TextDataset:
+    """Windows of a text: token ids as inputs, and the same ids as labels, for `perplexity`.
+
+    Windows start every `stride` tokens; tokens that an earlier window covered have the label -100,
+    so that each token counts once, with at least `length - stride` tokens of context from the
+    second window on. Windows of equal length: the rest of a text shorter than a window is left out.
+
+    Attributes:
+        path: `.txt` (one text), `.jsonl` (a text per line, under `key`) or `.npy` (token ids).
+        tokenizer: folder with `tokenizer.json`, or the file; not for `.npy`.
+        length: tokens per window.
+        stride: tokens from one window to the next; default: `length`, without overlap.
+        key: key of the text in `.jsonl` files.
+        max_windows: windows to keep, the first ones; default: all.
+
+    Raises:
+        ConfigurationError: an option is invalid.
+        DataError: the file cannot be read, or has no window of this length.
+        MissingFrameworkError: the package tokenizers is not installed.
+    """
+
+    path: str
+    tokenizer: str | None = None
+    length: int = DEFAULT_LENGTH
+    stride: int | None = None
+    key: str = "text"
+    max_windows: int | None = None
+    _windows: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        length = whole_number("text: length", self.length, minimum=2)
+        stride = whole_number("text: stride", self.stride or length, minimum=1)
+        if stride > length:
+            raise ConfigurationError(
+                f"text: stride must be at most length ({length}), got {stride}; tokens between "
+                f"windows would be skipped"
+            )
+        tokens = self._tokens(existing_file("text: path", self.path))
+        starts = range(0, len(tokens) - length + 1, stride)
+        if self.max_windows is not None:
+            starts = starts[: whole_number("text: max_windows", self.max_windows, minimum=1)]
+        if not starts:
+            raise DataError(
+                f"the text {str(self.path)!r} must have at least one window of {length} tokens, "
+                f"got {len(tokens)} tokens; use a longer text or set length"
+            )
+        found = np.stack([tokens[start : start + length] for start in starts])
+        object.__setattr__(self, "_windows", found)
+        object.__setattr__(self, "stride", stride)
+
+    def _tokens(self, path: Path) -> np.ndarray:
+        if path.suffix == ".npy":
+            with plain_arrays(path) as stored:
+                return _checked_ids(stored, path)
+        if path.suffix not in _SUFFIXES:
+            raise ConfigurationError(
+                f"text: path must end in {', '.join(_SUFFIXES)}, got {str(path)!r}"
+            )
+        if self.tokenizer is None:
+            raise ConfigurationError(
+                f"text: tokenizer must name a folder with {_TOKENIZER} for {path.name}; or give "
+                f"token ids in an .npy file"
+            )
+        tokenizer = read_tokenizer(existing_path("text: tokenizer", self.tokenizer))
+        ids = [np.array(tokenizer.encode(text).ids, np.int64) for text in self._texts(path)]
+        return np.concatenate(ids) if ids else np.zeros(0, np.int64)
+
+    def _texts(self, path: Path) -> Iterator[str]:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{str(path)!r} must be UTF-8 text: {error}") from error
+        if path.suffix == ".txt":
+            yield text
+            return
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                entry = load_json(line)
+            except JsonError as error:
+                raise DataError(f"{path.name}, line {number}, {error}") from error
+            found = entry.get(self.key) if isinstance(entry, dict) else None
+            if not isinstance(found, str):
+                raise DataError(
+                    f"{path.name}, line {number}, must have a text under {self.key!r}, got "
+                    f"{preview(entry)}"
+                )
+            yield found
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        window = self._windows[index]
+        labels = window.copy()
+        if index and self.stride is not None:
+            labels[: len(window) - self.stride] = IGNORED_LABEL
+        return {"input_ids": window}, labels
+
+
+def read_tokenizer(path: Path) -> Any:
+    """Return the tokenizer of a folder or file, without running code from the folder.
+
+    Raises:
+        DataError: there is no tokenizer, or the file is damaged.
+        MissingFrameworkError: the package tokenizers is not installed.
+    """
+    tokenizers = package("tokenizers", "the dataset 'text'", "text")
+    file = path / _TOKENIZER if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(
+            f"the folder {str(path)!r} must contain {_TOKENIZER}; save the tokenizer with "
+            f"save_pretrained, or give token ids in an .npy file"
+        )
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        # The package raises plain Exceptions.
+        raise DataError(f"the tokenizer {str(file)!r} cannot be read: {one_line(error)}") from error
+
+
+def context_length(folder: Path) -> int | None:
+    """Return the largest number of tokens that a model folder's configuration allows, if any.
+
+    Raises:
+        DataError: the configuration cannot be read.
+    """
+    if not (folder / _CONFIG).is_file():
+        return None
+    config = read_json(folder / _CONFIG, anything, DataError)
+    values: dict[str, Any] = config if isinstance(config, dict) else {}
+    sizes = (values[key] for key in _CONTEXT if is_integer(values.get(key)))
+    return next((int(size) for size in sizes if size > 1), None)
+
+
+def _checked_ids(stored: Any, path: Path) -> np.ndarray:
+    ids = np.asarray(stored)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise DataError(
+            f"{str(path)!r} must contain token ids, whole numbers in one axis, got {ids.dtype} "
+            f"{list(ids.shape)}"
+        )
+    return ids.astype(np.int64)

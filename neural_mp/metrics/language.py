@@ -1,0 +1,113 @@
+"""Metrics of language models: perplexity, and divergence from the FP32 model.
+
+Predictions are logits `[N, T, V]` for N texts of T tokens and V words: the logits at position t
+predict the token at t + 1. A model with several outputs must have an output `logits`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.data.option_checks import true_or_false
+from neural_mp.errors import MetricError
+from neural_mp.metrics.base import METRICS, RunningMean
+from neural_mp.metrics.predictions import log_softmax, outputs_of
+from neural_mp.util.labels import IGNORED_LABEL
+from neural_mp.util.pytree import as_numpy
+
+_LOGITS = "logits"
+
+
+@METRICS.register("perplexity", "ppl")
+class Perplexity(RunningMean):
+    """The exponential of the mean loss per token, in nats.
+
+    Labels are the token ids `[N, T]`, as in `transformers`; -100 at positions that do not count.
+
+    Args:
+        shift: whether logits predict the token after their position, as those of
+            `transformers`; False if the labels are shifted already.
+
+    Raises:
+        ConfigurationError: `shift` is neither true nor false.
+    """
+
+    higher_is_better: ClassVar[bool] = False
+
+    def __init__(self, shift: bool = True) -> None:
+        self.shift = true_or_false("perplexity: shift", shift)
+        super().__init__()
+
+    def update(self, preds: object, labels: object) -> None:
+        """Add the tokens of one batch."""
+        logits, tokens = _logits(preds), as_numpy(labels)
+        fits = logits.ndim == 3 and tokens.shape == logits.shape[:2]
+        if not (fits and logits.dtype.kind == "f" and tokens.dtype.kind in "iu"):
+            raise MetricError(
+                f"perplexity requires logits, floats of shape (texts, tokens, words), got "
+                f"{logits.dtype} of {logits.shape}, and token ids of shape (texts, tokens), got "
+                f"{tokens.dtype} of {tokens.shape}"
+            )
+        if self.shift:
+            logits, tokens = logits[:, :-1], tokens[:, 1:]
+        counted = tokens != IGNORED_LABEL
+        self.take_in(_losses(logits[counted], tokens[counted]))
+
+    def result(self) -> float:
+        """Return the perplexity since the last reset; infinite above the largest float."""
+        loss = super().result()
+        try:
+            return math.exp(loss)
+        except OverflowError:
+            return math.inf
+
+
+@METRICS.register("kl_divergence", "kld")
+class KLDivergence(RunningMean):
+    """The mean divergence of the predicted words from those of the FP32 model, in nats per token.
+
+    KL(p ‖ q) with p of the FP32 model (Kullback and Leibler 1951). Needs no labels.
+    """
+
+    higher_is_better: ClassVar[bool] = False
+    best_value: ClassVar[float | None] = 0.0
+    compare_label: ClassVar[bool] = False
+
+    def update(self, preds: object, labels: object) -> None:
+        """Add the tokens of one batch; `labels` are the predictions of the FP32 model."""
+        found, truth = _logits(preds), _logits(labels)
+        fits = found.shape == truth.shape and found.ndim == 3
+        if not (fits and found.dtype.kind == truth.dtype.kind == "f"):
+            raise MetricError(
+                f"kl_divergence requires logits of both models, floats of shape (texts, tokens, "
+                f"words), got {found.dtype} of {found.shape}, and {truth.dtype} of {truth.shape} "
+                f"of the FP32 model"
+            )
+        log_p, log_q = (log_softmax(logits.astype(np.float64)) for logits in (truth, found))
+        self.take_in((np.exp(log_p) * (log_p - log_q)).sum(axis=-1))
+
+
+def _logits(preds: Any) -> np.ndarray:
+    """Return the output `logits`, or the only output."""
+    outputs = outputs_of(preds)
+    if outputs is not None and _LOGITS not in outputs:
+        raise MetricError(
+            f"predictions must be logits, or outputs with the name {_LOGITS!r}, got "
+            f"{', '.join(map(repr, outputs))}; select the logits by output"
+        )
+    return as_numpy(preds if outputs is None else outputs[_LOGITS])
+
+
+def _losses(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return -log p of every token, from logits [tokens, V]."""
+    words = logits.shape[-1]
+    if tokens.size and not (tokens.min() >= 0 and tokens.max() < words):
+        raise MetricError(
+            f"token ids must be from 0 to {words - 1}, or {IGNORED_LABEL} to be ignored, got "
+            f"{tokens.min()} to {tokens.max()}; does the tokenizer belong to the model?"
+        )
+    chances = log_softmax(logits.astype(np.float64))
+    return -np.take_along_axis(chances, tokens[:, None].astype(np.int64), axis=1)[:, 0]

@@ -1,0 +1,105 @@
+"""Texts as windows of tokens."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from neural_mp.data import build_dataloader, build_dataset
+from neural_mp.data.text import context_length
+from neural_mp.errors import ConfigurationError, DataError
+
+WORDS = [f"w{number}" for number in range(20)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a tokenizer of twenty words."""
+    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    return tmp_path
+
+
+def _text(folder, **options):
+    return build_dataset({"text": {"tokenizer": str(folder / "model"), **options}})
+
+
+def test_windows_follow_each_other_and_the_rest_is_left_out(folder):
+    (folder / "a.txt").write_text(" ".join(WORDS))
+    found = _text(folder, path=str(folder / "a.txt"), length=6)
+    assert len(found) == 3
+    assert [sample[0]["input_ids"].tolist() for sample in found] == [
+        list(range(start, start + 6)) for start in (0, 6, 12)
+    ]
+    assert (found[2][1] == found[2][0]["input_ids"]).all()
+
+
+def test_with_a_stride_every_token_counts_once(folder):
+    (folder / "a.txt").write_text(" ".join(WORDS))
+    found = _text(folder, path=str(folder / "a.txt"), length=8, stride=4)
+    counted = [label for _, labels in found for label in labels if label != -100]
+    assert counted == list(range(20))
+    assert found[1][0]["input_ids"].tolist() == list(range(4, 12))
+
+
+def test_lines_of_json_and_arrays_of_ids_give_the_same_windows(folder):
+    lines = [json.dumps({"body": " ".join(WORDS[:10])}), "", json.dumps({"body": "w10 w11"})]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    np.save(folder / "a.npy", np.arange(12, dtype=np.uint16))
+    found = _text(folder, path=str(folder / "a.jsonl"), length=4, key="body")
+    ids = build_dataset({"text": {"path": str(folder / "a.npy"), "length": 4}})
+    assert len(found) == len(ids) == 3
+    for one, other in zip(found, ids, strict=True):
+        assert (one[0]["input_ids"] == other[0]["input_ids"]).all()
+
+
+def test_the_loader_stacks_windows(folder):
+    np.save(folder / "a.npy", np.arange(12))
+    spec = {"text": {"path": str(folder / "a.npy"), "length": 4, "max_windows": 2}}
+    ((inputs, labels),) = build_dataloader({"batch_size": 8, "dataset": spec})
+    assert inputs["input_ids"].shape == labels.shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "options", "kind", "words"),
+    [
+        ("a.txt", "w1 w2", {}, DataError, "at least one window of 512 tokens, got 2 tokens"),
+        ("a.txt", "", {"length": 2}, DataError, "got 0 tokens"),
+        ("a.txt", "w1", {"tokenizer": None}, ConfigurationError, "tokenizer must name a folder"),
+        ("a.txt", "w1", {"tokenizer": "."}, DataError, "must contain tokenizer.json"),
+        ("a.txt", b"\xff\xfe", {}, DataError, "must be UTF-8"),
+        ("a.pdf", "w1", {}, ConfigurationError, "path must end in .txt, .jsonl, .npy"),
+        ("a.txt", "w1", {"length": 4, "stride": 5}, ConfigurationError, "stride must be at most"),
+        ("a.txt", "w1", {"length": 1}, ConfigurationError, "length"),
+        ("a.jsonl", '{"text": 3}', {}, DataError, "line 1, must have a text under 'text'"),
+        ("a.jsonl", "{}\n{", {"key": "x"}, DataError, "line 1"),
+        ("a.jsonl", "{", {}, DataError, "line 1, cannot be read as JSON"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_one_error(
+    folder, monkeypatch, file, content, options, kind, words
+):
+    monkeypatch.chdir(folder)
+    path = folder / file
+    path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
+    with pytest.raises(kind, match=words):
+        _text(folder, path=str(path), **options)
+
+
+def test_ids_are_whole_numbers_in_one_axis(folder):
+    np.save(folder / "a.npy", np.ones((2, 3)))
+    with pytest.raises(DataError, match="whole numbers in one axis, got float64"):
+        build_dataset({"text": {"path": str(folder / "a.npy"), "length": 2}})
+
+
+def test_the_context_of_a_model_is_read_from_its_configuration(folder):
+    assert context_length(folder) is None
+    (folder / "config.json").write_text(json.dumps({"n_positions": 64}))
+    assert context_length(folder) == 64
