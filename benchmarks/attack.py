@@ -32,12 +32,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], help="names of families")
     parser.add_argument("--without", nargs="*", default=[], help="names of families to leave out")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the long form")
+    parser.add_argument("--whole", nargs="*", default=[], help="families that --scale leaves whole")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def _attacked(family: Family, given: argparse.Namespace, progress: Progress) -> Iterator[Finding]:
-    count = max(1, round(family.full * given.scale))
+    scale = 1.0 if family.name in given.whole else given.scale
+    count = max(1, round(family.full * scale))
     bar = progress.add_task(family.name, total=count)
     with tempfile.TemporaryDirectory() as folder:
         for finding in family.findings(count, Path(folder), given.seed):

@@ -37,7 +37,6 @@ _SOURCES = (
     *("resnet", "lstm", "gru", "weight_norm", "pools", "sizes", "paddings", "norms", "sampled"),
     *("indexed", "written", "ordered", "reduced", "shaped", "spectra", "attention"),
 )
-_CALLS = "calls.pt"
 #: Calls kept of one op, and elements of their tensors.
 _MOST_CALLS, _MOST_ELEMENTS = 4, 40_000
 #: Ops whose arguments are checked where nodes are known, rather than calls.
@@ -191,25 +190,32 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def prepare_ops(folder: Path) -> None:
-    """Keep the calls that exported programs make of their ops."""
+def prepare_ops(_folder: Path) -> None:
+    """Nothing: the calls are recorded where they are attacked."""
+
+
+def _recorded(count: int) -> dict[str, list[Any]]:
+    """Calls that exported programs make of allowed ops; of so many ops, programs permitting."""
     calls: dict[str, list[Any]] = {}
+    found: dict[str, list[Any]] = {}
     for _, program in _programs(_SOURCES):
         args, kwargs = program.example_inputs
         with torch.no_grad():
             _Recorder(program.module(check_guards=False), calls).run(
                 *pytree.tree_leaves((args, kwargs))
             )
-    ops = {name: kept for name, kept in calls.items() if name.startswith("aten.") and kept}
-    torch.save(ops, folder / _CALLS)
+        found = {name: kept for name, kept in calls.items() if kept and _is_attacked(name)}
+        if len(found) >= count:
+            break
+    return found
 
 
-def op_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attacks:
+def op_attacks(_folder: Path, _scratch: Path, seed: int, count: int) -> Attacks:
     """Name and call of each attack on an allowed op."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     torch.set_num_threads(1)
-    calls = torch.load(folder / _CALLS, weights_only=False)
-    names = [n for n in sorted(calls) if _packet(n) not in _OF_NODES and _is_allowed(n)]
+    calls = _recorded(count)
+    names = sorted(calls)
     for number in range(count):
         name = names[number % len(names)]
 
@@ -217,6 +223,10 @@ def op_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attacks:
             _call(name, calls[name], random.Random(f"ops {seed} {number}"))
 
         yield f"{name} {number}", call
+
+
+def _is_attacked(name: str) -> bool:
+    return name.startswith("aten.") and _packet(name) not in _OF_NODES and _is_allowed(name)
 
 
 def _packet(name: str) -> str:

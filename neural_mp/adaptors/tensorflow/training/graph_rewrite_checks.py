@@ -106,12 +106,23 @@ def sessions_without_rewrite() -> int:
     if not state.non_mixed_precision_session_created():
         return 0
     return sum(
-        issubclass(type(found), BaseSession)
-        and not getattr(found, "_closed", True)
+        not getattr(found, "_closed", True)
         and getattr(found, "_config", None) is not None
         and _is_plain(found._config)
-        for found in gc.get_objects()
+        for found in _sessions()
     )
+
+
+def _sessions() -> list[BaseSession]:
+    """Return all sessions of this process.
+
+    Instances refer to their class. `gc.get_referrers` searches them without a Python step for each
+    of the many objects of a process.
+    """
+    classes: list[type] = [BaseSession]
+    for known in classes:
+        classes += [new for new in known.__subclasses__() if new not in classes]
+    return [found for found in gc.get_referrers(*classes) if type(found) in classes]
 
 
 @contextmanager
