@@ -1,6 +1,6 @@
-"""Example scripts of Intel Neural Compressor 1.14, run to their end: outcome and printed lines.
+"""Example scripts of Intel Neural Compressor, run to their end: outcome and printed lines.
 
-    python benchmarks/inc_run.py --repository FOLDER [--only TEXT] [--out table.md]
+    python benchmarks/inc_run.py --repository FOLDER [--only TEXT] [--out table.md] [--rows kept]
 
 The folder is a clone of the repository. Each script is run unchanged, in its own folder and
 process, by `python -m neural_mp.compat.inc`: tuning, then the benchmark in both modes. Its tuning
@@ -22,26 +22,29 @@ sys.path.append(str(_HERE))
 
 import argparse
 import io
+import json
 import os
 import re
 import subprocess
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
-from inc_examples.cases import CASES, Case, Step
+from inc_examples.case import Case, Step
+from inc_examples.cases import CASES
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from neural_mp.core.precision import Precision
 
-TAG = "v1.14"
 #: Longest duration of one call of a script.
 MAX_CALL_SECONDS = 600
 
@@ -73,16 +76,28 @@ def main() -> None:
     parser.add_argument("--repository", type=Path, required=True, help="a clone of the repository")
     parser.add_argument("--only", default="", help="part of the names of the scripts to run")
     parser.add_argument("--out", type=Path, help="Markdown file for the table")
+    parser.add_argument("--rows", type=Path, help="file that keeps the rows; they are not repeated")
     parser.add_argument("--verbose", action="store_true", help="print the output of failed calls")
     options = parser.parse_args()
-    cases = [case for case in CASES if options.only in _label(case)]
-    rows: list[Row] = []
+    rows = _kept(options.rows)
+    done = {row.name for row in rows}
+    cases = [case for case in CASES if options.only in _label(case) and _label(case) not in done]
     with suppress(KeyboardInterrupt):  # rows so far are shown
         for case in track(cases, "Scripts", console=Console(stderr=True)):
             rows.append(_outcome(case, options.repository, options.verbose))
+            if options.rows is not None:
+                with options.rows.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(rows[-1])) + "\n")
     _show(rows)
     if options.out is not None:
         options.out.write_text(_markdown(rows), encoding="utf-8")
+
+
+def _kept(file: Path | None) -> list[Row]:
+    """Return the rows of an earlier run."""
+    if file is None or not file.exists():
+        return []
+    return [Row(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def _label(case: Case) -> str:
@@ -96,7 +111,7 @@ def _outcome(case: Case, repository: Path, is_verbose: bool) -> Row:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "example" / "script"
         folder.mkdir(parents=True)
-        _unpack(repository, case.folder, folder)
+        _unpack(repository, f"{case.tag}:{case.folder}", folder)
         case.make(folder)
         _set_paths(folder, case)
         for step in case.steps.values():
@@ -108,9 +123,9 @@ def _outcome(case: Case, repository: Path, is_verbose: bool) -> Row:
     return row
 
 
-def _unpack(repository: Path, path: str, folder: Path) -> None:
+def _unpack(repository: Path, tree: str, folder: Path) -> None:
     """Write the files of a folder of the repository into another folder."""
-    command = ["git", "-C", str(repository), "archive", f"{TAG}:{path}"]
+    command = ["git", "-C", str(repository), "archive", tree]
     content = subprocess.run(command, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(content)) as packed:
         packed.extractall(folder, filter="data")
@@ -167,11 +182,22 @@ def _int8_ops(path: Path) -> int | None:
     if path.suffix == ".onnx":
         import onnx
 
-        kinds = [node.op_type for node in onnx.load(path).graph.node]
-        return sum("QLinear" in kind or kind.endswith("Integer") for kind in kinds)
+        return _int8_nodes(onnx.load(path).graph.node)
     import neural_mp
 
     return neural_mp.load(path).plan.counts().get(Precision.INT8, 0)
+
+
+def _int8_nodes(nodes: Iterable[Any]) -> int:
+    """Return the number of integer kernels: integer ops, and ops on dequantized data."""
+    nodes = list(nodes)
+    floats = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
+    count = 0
+    for node in nodes:
+        is_quantizer = node.op_type in ("QuantizeLinear", "DequantizeLinear")
+        is_integer = "QLinear" in node.op_type or "Integer" in node.op_type
+        count += is_integer or (not is_quantizer and bool(node.input) and node.input[0] in floats)
+    return count
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def keras_net(size: int = 224, channels: int = 3, has_background: bool = False):
     x = layers.Conv2D(WIDTH, 8, stride, padding="same", activation="relu", name="conv1")(x)
     x = layers.Conv2D(WIDTH, 3, padding="same", activation="relu", name="conv2")(x)
     x = layers.AveragePooling2D(window, window)(x)
-    x = layers.Lambda(lambda t: keras.ops.mean(t, axis=-1), output_shape=(ROWS, COLUMNS))(x)
+    x = layers.Conv2D(1, 1, use_bias=False, name="mean")(x)
     x = layers.Flatten()(x)
     outputs = layers.Dense(CLASSES + has_background, name="output")(x)
     net = keras.Model(inputs, outputs)
@@ -90,18 +90,27 @@ def keras_net(size: int = 224, channels: int = 3, has_background: bool = False):
     zeros = np.zeros(WIDTH, np.float32)
     net.get_layer("conv1").set_weights([first.transpose(2, 3, 1, 0), zeros])
     net.get_layer("conv2").set_weights([second.transpose(2, 3, 1, 0), zeros])
+    net.get_layer("mean").set_weights([np.full((1, 1, WIDTH, 1), 1 / WIDTH, np.float32)])
     net.get_layer("output").set_weights([dense, bias])
     return net
 
 
 def frozen_graph(
-    path: Path, size: int = 224, channels: int = 3, has_background: bool = False
+    path: Path,
+    size: int = 224,
+    channels: int = 3,
+    has_background: bool = False,
+    output: str | None = None,
 ) -> None:
-    """Write the Keras net as a frozen graph with the input `input`."""
+    """Write the Keras net as a frozen graph with the input `input`; `output`: name to add."""
     from neural_mp.compat.inc.experimental import common
 
-    net = keras_net(size, channels, has_background)
-    path.write_bytes(common.Model(net).graph_def.SerializeToString())
+    net = common.Model(keras_net(size, channels, has_background))
+    graph = net.graph_def
+    if output is not None:
+        node = graph.node.add(name=output, op="Identity", input=net.output_tensor_names)
+        node.attr["T"].type = 1  # float32
+    path.write_bytes(graph.SerializeToString())
 
 
 def saved_model(

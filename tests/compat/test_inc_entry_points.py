@@ -278,10 +278,19 @@ def test_instances_run_on_cores_of_their_own(onnx_net, loader):
     assert found.lines()[-1] == f"Throughput sum [samples/second]: {found.throughput:.3f}"
 
 
-def test_more_cores_than_there_are_is_an_error(net, loader):
-    config = BenchmarkConfig(cores_per_instance=1000, num_of_instance=2)
-    with pytest.raises(ConfigurationError, match="num_of_instance is 2 with 1000 cores each"):
-        benchmark.fit(net, config, b_dataloader=loader)
+def test_more_cores_than_there_are_run_as_one_instance_with_a_warning(net, loader, caplog):
+    config = BenchmarkConfig(iteration=3, cores_per_instance=1000, num_of_instance=2)
+    with caplog.at_level(logging.WARNING):
+        found = benchmark.fit(net, config, b_dataloader=loader)
+    assert (len(found.seconds), len(found.seconds[0])) == (1, 3)
+    assert "num_of_instance is 2 with 1000 cores each" in caplog.text
+
+
+def test_a_function_in_place_of_the_measurement_gets_the_object_of_a_file(onnx_net):
+    assert benchmark.fit(onnx_net, b_func=lambda model: model.graph.node[0].op_type) == "Conv"
+
+
+def test_batches_are_required(net):
     with pytest.raises(DataError, match="b_dataloader must be set"):
         benchmark.fit(net, BenchmarkConfig())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ class ConvertedModel(tf.Module):
         function = self._run.get_concrete_function()
         self.serving_signatures = dict.fromkeys(model.signature.keys, function)
 
+    @property
+    def signatures(self) -> Mapping[str, Any]:
+        """The functions of a loaded SavedModel by name: `signatures["serving_default"]`."""
+        return self.serving_signatures
+
     def __call__(self, *args: object, training: bool = False, **kwargs: object) -> Any:
         """Run one batch, given by position, by name, or as one dict or list; return tensors."""
         if training:
@@ -71,3 +77,7 @@ class ConvertedModel(tf.Module):
             for part in in_parts(feeds, size, batch_size)
         ]
         return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+    def predict_on_batch(self, x: object) -> Any:
+        """Return the outputs for one batch as arrays, as Keras models do."""
+        return tf.nest.map_structure(np.asarray, self(x))

@@ -23,7 +23,7 @@ from neural_mp.api.saved_model import is_saved_model
 from neural_mp.api.user_metrics import gather_metrics
 from neural_mp.compat.inc.config import BenchmarkConfig
 from neural_mp.compat.inc.log import logger
-from neural_mp.compat.inc.model import native, ports_there, runnable
+from neural_mp.compat.inc.model import Model, ports_there, runnable
 from neural_mp.compat.inc.user_objects import tensor_names
 from neural_mp.config import Settings
 from neural_mp.errors import ConfigurationError, DataError, TuningError
@@ -155,22 +155,22 @@ def fit(
     Args:
         model: the framework's object, a path, a `Model` or a result.
         conf: warmup, iterations, cores and instances. Several instances run at once, each in its
-            own process on its own cores; their throughput is summed.
+            own process on its own cores; their throughput is summed. One instance on all cores if
+            the machine has fewer.
         config: alias of `conf`.
         b_dataloader: the batches.
-        b_func: called with the model in place of the measurement.
+        b_func: called with the framework's object in place of the measurement.
         **ignored: other arguments of INC's `fit`.
 
     Returns:
         The performance; with `b_func`, its result.
 
     Raises:
-        ConfigurationError: there are fewer cores than the instances need.
         DataError: there are no batches.
     """
     conf = conf or config or BenchmarkConfig()
     if b_func is not None:
-        return b_func(native(model))
+        return b_func(Model(model).model)
     if b_dataloader is None:
         raise DataError("b_dataloader must be set to batches of model inputs, got None")
     found = timed(
@@ -178,8 +178,7 @@ def fit(
         b_dataloader,
         conf.warmup,
         conf.iteration,
-        conf.cores_per_instance,
-        conf.num_of_instance or 1,
+        *feasible(conf.cores_per_instance, conf.num_of_instance or 1),
         (tensor_names(conf.inputs), tensor_names(conf.outputs)),
     )
     log_result(found, "benchmark result:")
@@ -264,9 +263,9 @@ class _Timer:
 
 
 def feasible(cores: int | None, instances: int) -> tuple[int | None, int]:
-    """Return a file's cores per instance and instances; one instance on all cores if too many.
+    """Return cores per instance and instances; one instance on all cores if too many.
 
-    Files are written for servers; the same script runs with the same file on any machine.
+    Files and scripts are written for servers, and run unchanged on any machine.
     """
     there = len(_cores())
     if (cores or 1) * instances <= there:

@@ -57,7 +57,7 @@ def ports_there(
     """Return the names of existing inputs and outputs; like INC, only warn about unknown names.
 
     Args:
-        model: the model; names are checked for TensorFlow graphs and SavedModels only.
+        model: the model; names are checked for TensorFlow graphs, their files and SavedModels.
         inputs: names as a list or a comma-separated string, or None.
         outputs: likewise.
 
@@ -84,6 +84,8 @@ def _kept(kind: str, names: list[str] | None, known: set[str]) -> list[str]:
 def _known_ports(model: object) -> tuple[set[str], set[str]] | None:
     """Return possible names of inputs and outputs; None if they are checked on loading."""
     nodes = getattr(model, "node", None)
+    if nodes is None and isinstance(model, str | Path) and Path(model).suffix == ".pb":
+        nodes = _nodes_of_file(Path(model))
     if nodes is not None:
         names = {node.name for node in nodes}
         return names, names
@@ -91,6 +93,17 @@ def _known_ports(model: object) -> tuple[set[str], set[str]] | None:
         return None
     signature = load_source(model, None, None).held.signature
     return _port_names(signature.inputs), _port_names(signature.outputs)
+
+
+def _nodes_of_file(path: Path) -> Iterable[Any] | None:
+    """Return the nodes of a graph file; None if loading the file will fail."""
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    with suppress(OSError, DecodeError):
+        nodes: Iterable[Any] = tf.compat.v1.GraphDef.FromString(path.read_bytes()).node
+        return nodes
+    return None
 
 
 def _port_names(ports: Iterable[Any]) -> set[str]:
@@ -124,7 +137,7 @@ class Model:
     @property
     def model(self) -> Any:
         """The framework's object."""
-        return self.loaded.native if isinstance(self.root, str) else self.root
+        return self.loaded.native if isinstance(self.root, str | Path) else self.root
 
     def framework(self) -> str:
         """The framework's name."""

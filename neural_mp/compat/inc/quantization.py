@@ -9,7 +9,7 @@ from typing import Any
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.compat.inc.config import PostTrainingQuantConfig
 from neural_mp.compat.inc.import_aliases import NotHereError
-from neural_mp.compat.inc.model import Result, native
+from neural_mp.compat.inc.model import Result, native, ports_there
 from neural_mp.compat.inc.user_objects import metric_of
 from neural_mp.config import Settings
 from neural_mp.errors import ConfigurationError
@@ -70,6 +70,8 @@ def tuned(
     tuning.eval_dataloader = eval_dataloader
     tuning.eval_func = eval_func
     tuning.metric = metric_of(eval_metric)
+    ports = ports_there(tuning.model, settings.model.inputs, settings.model.outputs)
+    tuning.inputs, tuning.outputs = ports
     return Result(as_unchecked(tuning, settings).fit())
 
 

@@ -118,6 +118,10 @@ def test_the_native_model_is_called_predicted_with_and_saved_like_any(tuned, dig
     np.testing.assert_allclose(model(images).numpy(), expected, atol=1e-6)
     np.testing.assert_allclose(model(image=images).numpy(), expected, atol=1e-6)
     np.testing.assert_allclose(model.predict(images, batch_size=32), expected, atol=1e-6)
+    np.testing.assert_allclose(model.predict_on_batch(images), expected, atol=1e-6)
+    served = model.signatures["serving_default"]
+    (name,) = served.structured_outputs
+    np.testing.assert_allclose(served(tf.constant(images))[name].numpy(), expected, atol=1e-6)
     tf.saved_model.save(model, "by_tensorflow", signatures=model.serving_signatures)
     run = tf.saved_model.load("by_tensorflow").signatures["serving_default"]
     (found,) = run(image=tf.constant(images)).values()
