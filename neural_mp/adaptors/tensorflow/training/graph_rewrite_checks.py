@@ -121,8 +121,9 @@ def _sessions() -> list[BaseSession]:
     """
     classes: list[type] = [BaseSession]
     for known in classes:
-        classes += [new for new in known.__subclasses__() if new not in classes]
-    return [found for found in gc.get_referrers(*classes) if type(found) in classes]
+        found: list[type] = known.__subclasses__()
+        classes += [new for new in found if new not in classes]
+    return [session for session in gc.get_referrers(*classes) if type(session) in classes]
 
 
 @contextmanager
