@@ -119,9 +119,9 @@ def _sessions() -> list[BaseSession]:
     Instances refer to their class. `gc.get_referrers` searches them without a Python step for each
     of the many objects of a process.
     """
-    classes: list[type] = [BaseSession]
+    classes = [BaseSession]
     for known in classes:
-        classes += [new for new in known.__subclasses__() if new not in classes]
+        classes.extend(known.__subclasses__())
     return [found for found in gc.get_referrers(*classes) if type(found) in classes]
 
 
