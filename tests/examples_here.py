@@ -65,7 +65,8 @@ def run_process(folder: Path, *command: str | Path) -> str:
 def _fresh(folder: Path) -> Iterator[None]:
     """The state of a new process as far as an example can see; undone at the end."""
     if "keras" in sys.modules:
-        sys.modules["keras"].utils.clear_session()  # layers are numbered from the start again
+        # Layers are numbered from the start again; garbage is not collected.
+        sys.modules["keras"].utils.clear_session(free_memory=False)
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ):
         measure_briefly(patch)

@@ -27,10 +27,11 @@ ALONE = """
 import sys
 import numpy as np, tensorflow as tf
 texts = np.load("texts.npy")
-run = tf.saved_model.load("tuned").signatures["serving_default"]
-(name,) = run.structured_input_signature[1]
-(result,) = run(**{name: tf.constant(texts)}).values()
-np.save("alone.npy", result.numpy())
+for form in sys.argv[1:]:
+    run = tf.saved_model.load(f"{form}/tuned").signatures["serving_default"]
+    (name,) = run.structured_input_signature[1]
+    (result,) = run(**{name: tf.constant(texts)}).values()
+    np.save(f"{form}/alone.npy", result.numpy())
 assert "neural_mp" not in sys.modules
 """
 
@@ -71,18 +72,18 @@ def _exported(net: keras.Model, folder: Path, form: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("form", ["keras", "savedmodel"])
-def test_a_text_model_is_tuned_on_strings_saved_and_served_without_neural_mp(tmp_path, form):
-    net, (texts, labels) = _from_words(), _reviews(200, 1)
+def _tuned(net: keras.Model, folder: Path, form: str) -> np.ndarray:
+    """Tune and save a model that comes in a form of file; return its outputs."""
+    texts, labels = _reviews(200, 1)
     batches = [(texts[i : i + 50], labels[i : i + 50]) for i in range(0, 200, 50)]
     converter = MixedPrecision(
-        model=_exported(net, tmp_path, form),
+        model=_exported(net, folder, form),
         precisions="int8",
         metric=Accuracy(),
         eval_dataloader=batches,
         calib_dataloader=batches[:2],
         objective="modelsize",
-        workspace=tmp_path / "workspace",
+        workspace=folder / "workspace",
         cache=False,
     )
     result = converter()
@@ -93,11 +94,20 @@ def test_a_text_model_is_tuned_on_strings_saved_and_served_without_neural_mp(tmp
     assert np.mean(given.argmax(-1) == expected.argmax(-1)) > 0.98
     assert np.mean(given.argmax(-1) == labels) > 0.9
 
-    result.save(tmp_path / "tuned")
-    np.testing.assert_array_equal(neural_mp.load(tmp_path / "tuned")(texts), given)
-    np.save(tmp_path / "texts.npy", texts)
+    result.save(folder / "tuned")
+    np.testing.assert_array_equal(neural_mp.load(folder / "tuned")(texts), given)
+    return given
+
+
+def test_text_models_are_tuned_on_strings_saved_and_served_without_neural_mp(tmp_path):
+    net, outputs = _from_words(), {}
+    for form in ("keras", "savedmodel"):
+        (tmp_path / form).mkdir()
+        outputs[form] = _tuned(net, tmp_path / form, form)
+    np.save(tmp_path / "texts.npy", _reviews(200, 1)[0])
     done = subprocess.run(
-        [sys.executable, "-c", ALONE], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", ALONE, *outputs], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    np.testing.assert_array_equal(np.load(tmp_path / "alone.npy"), given)
+    for form, given in outputs.items():
+        np.testing.assert_array_equal(np.load(tmp_path / form / "alone.npy"), given)

@@ -119,11 +119,10 @@ def _sessions() -> list[BaseSession]:
     Instances refer to their class. `gc.get_referrers` searches them without a Python step for each
     of the many objects of a process.
     """
-    classes: list[type] = [BaseSession]
+    classes = [BaseSession]
     for known in classes:
-        found: list[type] = known.__subclasses__()
-        classes += [new for new in found if new not in classes]
-    return [session for session in gc.get_referrers(*classes) if type(session) in classes]
+        classes.extend(known.__subclasses__())
+    return [found for found in gc.get_referrers(*classes) if type(found) in classes]
 
 
 @contextmanager
