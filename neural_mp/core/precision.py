@@ -172,6 +172,11 @@ CORRECTIONS: Mapping[str, str] = {
     "bias_correction": "mean error of rounding the weight, subtracted from the bias",
 }
 
+#: Kernels of an FP32 op besides the framework's own; each rounds as FP32 does, in another order.
+FLOAT_KERNELS: Mapping[str, str] = {
+    "onednn": "oneDNN, with the weight packed for its kernel",
+}
+
 
 @dataclass(frozen=True)
 class OpConfig:
@@ -183,14 +188,17 @@ class OpConfig:
         activation: for INT8, quantization of the inputs; None with a `weight` leaves the inputs in
             float. INT8 with neither selects the op's best configuration.
         corrections: for INT8, names in `CORRECTIONS`, in their order.
+        kernel: for FP32, a name in `FLOAT_KERNELS`; empty for the framework's own kernel.
     """
 
     precision: Precision
     weight: QuantSpec | None = None
     activation: QuantSpec | None = None
     corrections: tuple[str, ...] = ()
+    kernel: str = ""
 
     def __post_init__(self) -> None:
+        self._check_kernel()
         for name in self.corrections:
             if name not in CORRECTIONS:
                 raise PlanError(
@@ -215,6 +223,19 @@ class OpConfig:
             self, "corrections", tuple(n for n in CORRECTIONS if n in self.corrections)
         )
 
+    def _check_kernel(self) -> None:
+        if not self.kernel:
+            return
+        if self.kernel not in FLOAT_KERNELS:
+            raise PlanError(
+                f"kernel {self.kernel!r} does not exist{did_you_mean(self.kernel, FLOAT_KERNELS)}"
+            )
+        if self.precision is not Precision.FP32:
+            raise PlanError(
+                f"kernel {self.kernel!r} requires precision fp32, got {self.precision}; remove the "
+                f"kernel or set the op to fp32"
+            )
+
     @property
     def approach(self) -> Approach | None:
         """INT8 approach; None without INT8."""
@@ -226,7 +247,7 @@ class OpConfig:
         return Approach.STATIC if self.weight is None else Approach.WEIGHT_ONLY
 
     def __str__(self) -> str:
-        words = list(self.corrections)
+        words = [*self.corrections, *([self.kernel] if self.kernel else [])]
         if self.activation is not None:
             words.insert(0, self.activation.algorithm)
         elif self.weight is not None:
