@@ -77,6 +77,7 @@ class Adaptor(ABC, Generic[M]):
     transfer: optional.Transfer[M] | None = None
     compiler: optional.Compiler[M] | None = None
     streams: optional.Streams[M] | None = None
+    float_kernels: optional.FloatKernels[M] | None = None
     graph_dump: optional.GraphDump[M] | None = None
 
     @property

@@ -224,7 +224,7 @@ class TunableModel(LoadedModel[M]):
         return replace(self, observations=observations)
 
     def converted(self, plan: ResolvedPlan) -> LoadedModel[M]:
-        """Return the model in the precisions of a plan; `self` for an all-FP32 plan.
+        """Return the model in the precisions of a plan; `self` if the plan changes nothing.
 
         Raises:
             ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
@@ -234,6 +234,11 @@ class TunableModel(LoadedModel[M]):
         if held is self.held:
             return self
         return LoadedModel(self.adaptor, held, boundary=self.boundary)
+
+    def faster_kernels(self, inputs: Any, ops: Collection[str]) -> Mapping[str, str]:
+        """Return op → a kernel that is faster on a batch; see `FloatKernels`."""
+        offered = self.adaptor.float_kernels
+        return {} if offered is None else offered.faster(self.held, self._given(inputs), ops)
 
     def tensor_values(self, inputs: Any) -> dict[str, float]:
         """Return op or graph input → its number of floating-point elements for one batch."""

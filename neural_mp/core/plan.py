@@ -199,6 +199,8 @@ def _config_to_plain(config: OpConfig) -> Any:
         entry["activation"] = str(config.activation)
     if config.corrections:
         entry["corrections"] = " ".join(config.corrections)
+    if config.kernel:
+        entry["kernel"] = config.kernel
     return entry
 
 
@@ -209,7 +211,8 @@ def _config(entry: object) -> OpConfig:
         raise invalid("a precision, e.g. 'fp32', or a mapping with the key 'precision'", entry)
     values = _ENTRY(entry)
     corrections = tuple((values.pop("corrections", None) or "").split())
-    return OpConfig(**values, corrections=corrections)
+    kernel = values.pop("kernel", None) or ""
+    return OpConfig(**values, corrections=corrections, kernel=kernel)
 
 
 def _precision(value: object) -> Precision:
@@ -225,6 +228,11 @@ def _quant_spec(value: object) -> QuantSpec | None:
 
 _ENTRY = record(
     {"precision": _precision},
-    {"weight": _quant_spec, "activation": _quant_spec, "corrections": optional(short_string)},
+    {
+        "weight": _quant_spec,
+        "activation": _quant_spec,
+        "corrections": optional(short_string),
+        "kernel": optional(short_string),
+    },
     strict=True,
 )

@@ -211,6 +211,11 @@ CORRECTIONS: Mapping[str, str] = {
     "bias_correction": "mean error of rounding the weight, subtracted from the bias",
 }
 
+#: Kernels of an FP32 op besides the framework's own; each rounds as FP32 does, in another order.
+FLOAT_KERNELS: Mapping[str, str] = {
+    "onednn": "oneDNN, with the weight packed for its kernel",
+}
+
 
 @dataclass(frozen=True)
 class OpConfig:
@@ -222,14 +227,17 @@ class OpConfig:
         activation: for INT8, quantization of the inputs; None with a `weight` leaves the inputs in
             float. INT8 with neither selects the op's best configuration.
         corrections: for INT8, names in `CORRECTIONS`, in their order.
+        kernel: for FP32, a name in `FLOAT_KERNELS`; empty for the framework's own kernel.
     """
 
     precision: Precision
     weight: QuantSpec | None = None
     activation: QuantSpec | None = None
     corrections: tuple[str, ...] = ()
+    kernel: str = ""
 
     def __post_init__(self) -> None:
+        self._check_kernel()
         for name in self.corrections:
             if name not in CORRECTIONS:
                 raise PlanError(
@@ -267,6 +275,19 @@ class OpConfig:
         if self.precision is Precision.INT4 and self.activation is not None:
             raise PlanError("an op in int4 computes in float; remove its activation")
 
+    def _check_kernel(self) -> None:
+        if not self.kernel:
+            return
+        if self.kernel not in FLOAT_KERNELS:
+            raise PlanError(
+                f"kernel {self.kernel!r} does not exist{did_you_mean(self.kernel, FLOAT_KERNELS)}"
+            )
+        if self.precision is not Precision.FP32:
+            raise PlanError(
+                f"kernel {self.kernel!r} requires precision fp32, got {self.precision}; remove the "
+                f"kernel or set the op to fp32"
+            )
+
     @property
     def approach(self) -> Approach | None:
         """Approach to quantization; None without INT8 and INT4."""
@@ -280,7 +301,7 @@ class OpConfig:
         return Approach.STATIC if self.weight is None else Approach.WEIGHT_ONLY
 
     def __str__(self) -> str:
-        words = list(self.corrections)
+        words = [*self.corrections, *([self.kernel] if self.kernel else [])]
         if self.activation is not None:
             words.insert(0, self.activation.algorithm)
         elif self.weight is not None:

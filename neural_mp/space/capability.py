@@ -19,12 +19,14 @@ class Capability:
         emulated: 16-bit precisions that this machine computes in FP32 and rounds.
         weights: quantization specs of the INT8 weight that a plan may request besides those in
             `configs`.
+        kernels: names of FP32 kernels that a plan may request besides the framework's own.
     """
 
     configs: tuple[OpConfig, ...] = (FP32,)
     reasons: Mapping[Precision, str] = field(default_factory=dict)
     emulated: frozenset[Precision] = frozenset()
     weights: tuple[QuantSpec, ...] = ()
+    kernels: tuple[str, ...] = ()
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -58,6 +60,8 @@ class Capability:
 
     def takes(self, config: OpConfig) -> bool:
         """Whether a plan may request a config; corrections are not checked."""
+        if config.kernel:
+            return config.kernel in self.kernels
         bare = replace(config, corrections=())
         if bare in self.configs:
             return True

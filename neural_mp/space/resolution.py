@@ -105,8 +105,13 @@ class ResolvedPlan:
 
     @property
     def has_low_precision(self) -> bool:
-        """Whether any op runs in a lower precision; if not, the model stays unchanged."""
+        """Whether any op runs in a lower precision."""
         return any(precision is not Precision.FP32 for precision in self.effective.values())
+
+    @property
+    def changes_model(self) -> bool:
+        """Whether any op runs in a lower precision, or in another kernel than the framework's."""
+        return self.has_low_precision or any(config.kernel for config in self.plan.values())
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,8 @@ class Resolver:
         checked = self._checked(plan)
         resolved = ResolvedPlan(checked, self._followed(checked))
         if not resolved.has_low_precision:
-            checked = PrecisionPlan()  # the plan has no effect
+            # Only FP32 kernels have an effect.
+            checked = PrecisionPlan({op: c for op, c in checked.items() if c.kernel})
         return replace(resolved, plan=self._filled_in(checked, resolved.effective))
 
     def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
@@ -207,6 +213,11 @@ class Resolver:
 def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
     if capability.takes(config):
         return config
+    if config.kernel:
+        raise PlanError(
+            f"op {op.name!r} ({op.type}) has no FP32 kernel {config.kernel!r} here; remove the "
+            f"kernel from the plan"
+        )
     best = capability.config(config.precision)
     if best is None:
         if config.precision is Precision.INT8 and (op.fusion_group or op.quantize_agnostic):

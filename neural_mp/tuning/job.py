@@ -132,14 +132,14 @@ class TuningJob:
         return self.evaluator.available and not self.settings.exit_policy.performance_only
 
     def claims_speed(self, plan: ResolvedPlan) -> bool:
-        """Whether a plan must be faster than FP32.
+        """Whether a plan must be faster than FP32 in the framework's own kernels.
 
         False if the plan holds a precision used regardless of latency, or emulated ones only: those
         are used for their numerics.
         """
         if not self.settings.for_numbers.isdisjoint(plan.effective.values()):
             return False
-        return any(
+        return any(config.kernel for config in plan.plan.values()) or any(
             precision is not Precision.FP32
             and precision not in self.space.capabilities[op].emulated
             for op, precision in plan.effective.items()

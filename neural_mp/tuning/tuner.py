@@ -26,6 +26,7 @@ from neural_mp.tuning.final_selection import (
     unmeasured,
     why_fp32,
 )
+from neural_mp.tuning.float_kernels import latest, with_faster_kernels
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import best_trial
@@ -92,6 +93,8 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     selection, trials = _chosen(job, model, search.trials, search.measured_alone, log)
     if selection.trial is None:
         log.warn(why_fp32(job, trials, baseline.accuracy))
+    selection = with_faster_kernels(job, model, selection, log, deadline, baseline.accuracy)
+    trials = latest(trials, selection)
     settlement = settled(job, selection, baseline.accuracy, log, deadline)
     return _judged_result(job, log, history, settlement, baseline, trials)
 

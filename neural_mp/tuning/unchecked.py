@@ -25,6 +25,7 @@ from neural_mp.tuning.final_selection import (
     select_fp32,
     too_slow,
 )
+from neural_mp.tuning.float_kernels import with_faster_kernels
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import latency_figures
@@ -98,12 +99,16 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     if slow is not None:
         log.warn(f"no plan is {too_slow(job, slow)}; {_EVERY_OP}")
         selection = _in_fp32(job, selection)
+    is_converted = selection.model is chosen.model
+    if is_timed or not selection.plan.has_low_precision:
+        selection = with_faster_kernels(job, model, selection, log, deadline)
+    measured = selection.model
     if is_timed:
         settlement = settled(job, selection, None, log, deadline)
     else:
         settlement = Settlement(speeds_over_runtimes(job, selection, log), selection)
     here, selection = settlement.job, settlement.selection
-    is_kept = selection.model is chosen.model
+    is_kept = is_converted and selection.model is measured
     if is_kept:
         warn_of_noise(sqnr_db, log)
     shown = sqnr_db if is_kept else None

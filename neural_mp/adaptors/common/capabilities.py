@@ -98,11 +98,13 @@ class OpKernels:
         int8: the integer kernel, or the reason for its absence.
         missing: 16-bit precision → the reason for a missing kernel; kernels exist for the others.
         emulated: 16-bit precisions whose kernel computes in FP32 and rounds on any hardware.
+        fp32: names of FP32 kernels besides the framework's own; see `FLOAT_KERNELS`.
     """
 
     int8: IntegerKernel | str = NO_INTEGER_KERNEL
     missing: Mapping[Precision, str] = field(default_factory=dict)
     emulated: frozenset[Precision] = frozenset()
+    fp32: tuple[str, ...] = ()
 
     @classmethod
     def none(cls, reason: str) -> OpKernels:
@@ -139,7 +141,7 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
         configs.append(OpConfig(precision))
         if precision in kernels.emulated or not support.native:
             emulated.add(precision)
-    return Capability((*configs, FP32), reasons, frozenset(emulated), other_weights)
+    return Capability((*configs, FP32), reasons, frozenset(emulated), other_weights, kernels.fp32)
 
 
 def stays_in_fp32(layers: Iterable[str], where: str, why: str) -> tuple[str, ...]:

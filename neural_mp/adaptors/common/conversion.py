@@ -125,13 +125,13 @@ def convert(
     observations: Observations,
     space: TuningSpace,
 ) -> M:
-    """Return the model in the precisions of a plan; `model` itself for an all-FP32 plan.
+    """Return the model in the precisions of a plan; `model` itself if the plan changes nothing.
 
     Raises:
         ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
         PlanError: a correction in the plan cannot be applied.
     """
-    if not plan.has_low_precision:
+    if not plan.changes_model:
         return model
     corrected, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, seen)

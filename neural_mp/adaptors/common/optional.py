@@ -199,6 +199,19 @@ class Streams(Generic[M]):
 
 
 @dataclass(frozen=True)
+class FloatKernels(Generic[M]):
+    """FP32 kernels besides the framework's own, which a plan requests as `OpConfig.kernel`.
+
+    Attributes:
+        faster: FP32 model, inputs, ops → op → a kernel that is faster on the inputs than the
+            framework's own, measured in interleaved runs with the current number of threads. Empty
+            if all these ops together take too little time to matter.
+    """
+
+    faster: Callable[[M, Any, Collection[str]], Mapping[str, str]]
+
+
+@dataclass(frozen=True)
 class GraphDump(Generic[M]):
     """Graph dumps for inspection.
 

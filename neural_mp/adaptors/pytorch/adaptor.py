@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
     capabilities,
+    float_kernels,
     hessian,
     layer_params,
     layer_storage,
@@ -63,6 +64,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     )
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
+    float_kernels = optional.FloatKernels(float_kernels.faster)
     graph_dump = optional.GraphDump(storage.dump_graph)
     transfer = optional.Transfer("onnx", transfer.boundary, transfer.write, transfer.tensor)
 

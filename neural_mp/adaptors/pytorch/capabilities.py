@@ -18,6 +18,7 @@ from neural_mp.adaptors.common.low_bit_weights import GROUP_SIZES, grouped_specs
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
+from neural_mp.adaptors.pytorch.float_kernels import ONEDNN, packable_ops
 from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.kernel_ops import OUTPUT_BLOCK
 from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
@@ -48,11 +49,12 @@ def kernels(
     missing = missing_in_16_bits(model, available)
     found = {}
     for part in model.parts.values():
-        fused = fused_layers(part.portable)
+        fused, packable = fused_layers(part.portable), packable_ops(part.portable)
         for name, node in fx.op_nodes(part.portable).items():
             obstacle = _obstacle(part.portable, node, name in fused)
             int8 = obstacle or _integer_kernel(part.portable, node, accumulation)
-            found[name] = OpKernels(int8, missing.get(name, {}))
+            own = (ONEDNN,) if name in packable else ()
+            found[name] = OpKernels(int8, missing.get(name, {}), fp32=own)
     return found
 
 

@@ -12,6 +12,7 @@ from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype, insert_casts
+from neural_mp.adaptors.pytorch.float_kernels import mark_kernels
 from neural_mp.adaptors.pytorch.lowering import rewritten
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
@@ -151,5 +152,6 @@ def write(model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) ->
     def write_into(module: GraphModule) -> None:
         insert_casts(module, plan.flow, model.signature.dtype)
         insert_quantization(module, plan, ranges)
+        mark_kernels(module, {op: config.kernel for op, config in plan.plan.items()})
 
     return rewritten(model, write_into)

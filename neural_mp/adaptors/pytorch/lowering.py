@@ -17,6 +17,7 @@ from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.casts import cast_dtype
+from neural_mp.adaptors.pytorch.float_kernels import call_packed_kernels
 from neural_mp.adaptors.pytorch.fusion import (
     OVERWRITABLE,
     Group,
@@ -65,7 +66,7 @@ def _are_alike(module: GraphModule, other: GraphModule) -> bool:
 
 
 def runnable_form(portable: GraphModule) -> GraphModule:
-    """Lower a portable graph to integer kernels, as a separate module."""
+    """Lower a portable graph to integer and packed kernels, as a separate module."""
     module = fx.shallow_copy(portable)
     with torch.no_grad():
         # Ops that move values first: their results may be views, which a sum must not overwrite.
@@ -83,6 +84,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
                 _call_instead(node, kernels.weight_only_embedding, values)
             elif node.target in RECURRENT_INT8:
                 lower_recurrent(module, node)
+        call_packed_kernels(module)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)

@@ -22,13 +22,23 @@ from neural_mp.adaptors.pytorch.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.canonicalize import views_to_reshapes
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, from_plain, to_plain, watch_sizes
+from neural_mp.adaptors.pytorch.float_kernels import mark_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
 from neural_mp.adaptors.pytorch.versions import unguarded_module
+from neural_mp.core.precision import FLOAT_KERNELS
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, one_line
-from neural_mp.util.validators import boolean, invalid, list_of, mapping_of, record, string
+from neural_mp.util.validators import (
+    boolean,
+    invalid,
+    list_of,
+    mapping_of,
+    one_of,
+    record,
+    string,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +80,7 @@ def save(model: TorchModel, folder: Path) -> None:
         "sizes": to_plain(model.portable.meta[SIZES]),
         "dtype": str(model.signature.dtype).removeprefix("torch."),
         "compiles": model.compiles,
+        "kernels": marked_kernels(model.portable),
     }
     write_details(folder / DETAILS_FILE, details)
 
@@ -115,6 +126,7 @@ def restore(folder: Path) -> TorchModel:
         for node in portable.graph.nodes:
             if node.name in names:
                 node.meta[fx.OP_NAME] = names[node.name]
+        mark_kernels(portable, details.get("kernels", {}))
         views_to_reshapes(portable)  # Export turns reshapes back into views.
         portable.recompile()
         if details.get("named_outputs"):
@@ -144,7 +156,12 @@ _DETAILS = record(
         "dtype": dtype,
     },
     # Absent in files of earlier versions.
-    {"parameters": list_of(string), "named_outputs": boolean, "compiles": boolean},
+    {
+        "parameters": list_of(string),
+        "named_outputs": boolean,
+        "compiles": boolean,
+        "kernels": mapping_of(one_of(FLOAT_KERNELS)),
+    },
 )
 
 
