@@ -4,7 +4,7 @@
 
 Every engine has two places of one core on this machine: two processes, or two Ray nodes. Eight
 plans are evaluated in this process, four before and four after the engine has evaluated the same
-eight, so that what else the machine does hits both alike. `ray` needs `neural-mp[ray]`.
+eight, so that what else the machine does hits both alike. `ray` needs the extra `ray`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Two network namespaces stand for the machines: each has an address and a Ray node with one CPU, and
 a cable joins them. `cut` takes the cable away while the second machine has a plan, so that it falls
 silent without a word; `kill` ends all of its processes. Trials, order and accuracies have to be
-those of a run of one process. Needs Linux, root, `ip` of iproute2 and `neural-mp[ray]`.
+those of a run of one process. Needs Linux, root, `ip` of iproute2 and the extra `ray`.
 """
 
 from __future__ import annotations

@@ -130,8 +130,18 @@ def test_the_code_of_a_page_runs_in_order(page, reader, tmp_path, capsys):
         assert reader["result"].plan
 
 
+def test_the_home_page_names_every_page_by_its_title():
+    home = ROOT / "docs" / "index.md"
+    links = re.findall(r"\| \[([^\]]+)\]\(([\w./]+\.md)\) \|", home.read_text(encoding="utf-8"))
+    assert len(links) > 25
+    for text, target in links:
+        title = (home.parent / target).read_text(encoding="utf-8").splitlines()[0]
+        assert text == title.removeprefix("# "), target
+
+
 def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
     from neural_mp.adaptors.registry import framework_names
+    from neural_mp.metrics import METRICS
     from neural_mp.strategies import strategy_named
     from neural_mp.tuning.executors import executor_named
 
@@ -142,6 +152,7 @@ def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
     assert type(strategy_named("bisect")).__module__ == "bisect_strategy"
     assert "sklearn_mlp" in framework_names()
     assert executor_named("inline").__module__ == "inline_executor"
+    assert METRICS.find("worst_class").__module__ == "my_code"
 
 
 def test_the_adaptor_of_the_page_keeps_the_contract_that_is_shipped(tmp_path):

@@ -16,6 +16,7 @@ from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
+from neural_mp.util.installation import install_command
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ def require_framework(name: str, what: str) -> None:
     if importlib.util.find_spec(ours.package) is None:
         raise MissingFrameworkError(
             f"{what} need the package {ours.package}, which is not installed; install it with: "
-            f"pip install 'neural-mp[{ours.extra}]'"
+            f"{install_command(ours.extra)}"
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
 from neural_mp.io.files import require_regular_file
 from neural_mp.util import validators
+from neural_mp.util.installation import install_command
 from neural_mp.util.validators import MAX_SEED, validate_option
 
 
@@ -127,5 +128,5 @@ def package(name: str, needed_by: str, extra: str, called: str | None = None) ->
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingFrameworkError(
-            f"{needed_by} needs {called or name}; install it with: pip install 'neural-mp[{extra}]'"
+            f"{needed_by} needs {called or name}; install it with: {install_command(extra)}"
         ) from error

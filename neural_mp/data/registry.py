@@ -1,14 +1,15 @@
-"""Registries of the names in YAML: registered names, or user-defined `module:attribute`."""
+"""Registries of the names in YAML: registered names, entry points, or `module:attribute`."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
 from typing import Any, TypeVar
 
 from neural_mp.data.user_imports import load_user_object
-from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, error_path
+from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, error_path, message_of
 from neural_mp.util.text import with_article
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -18,16 +19,18 @@ class Registry:
     """Factories of one category, found by name.
 
     Names are compared without regard to case, `_` and `-`. Iteration yields the names in the
-    order of registration, without aliases.
+    order of registration, without aliases, and then those of entry points.
 
     Args:
         kind: category of the factories, for messages: `"dataset"`.
         beyond: fallback registry for names that are not registered here.
+        group: entry-point group of third-party factories; registered names take precedence.
     """
 
-    def __init__(self, kind: str, beyond: Registry | None = None) -> None:
+    def __init__(self, kind: str, beyond: Registry | None = None, group: str | None = None) -> None:
         self.kind = kind
         self._beyond = beyond
+        self._group = group
         self._factories: dict[str, Callable[..., Any]] = {}
         self._names: list[str] = []
 
@@ -50,6 +53,7 @@ class Registry:
 
     def __iter__(self) -> Iterator[str]:
         yield from self._names
+        yield from (entry.name for entry in self._plug_ins().values())
         if self._beyond is not None:
             yield from (name for name in self._beyond if plain_name(name) not in self._factories)
 
@@ -57,17 +61,21 @@ class Registry:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        here = isinstance(name, str) and plain_name(name) in self._factories
+        here = isinstance(name, str) and (
+            plain_name(name) in self._factories or self._plug_in(name) is not None
+        )
         return here or (self._beyond is not None and name in self._beyond)
 
     def find(self, name: str) -> Callable[..., Any]:
-        """Return the factory of `name`, a registered name or `module:attribute`.
+        """Return the factory of `name`: a registered name, an entry point or `module:attribute`.
 
         Raises:
             ConfigurationError: the name is not registered and cannot be imported.
         """
         if isinstance(name, str) and plain_name(name) in self._factories:
             return self._factories[plain_name(name)]
+        if isinstance(name, str) and (entry := self._plug_in(name)) is not None:
+            return self._callable(name, self._loaded(entry))
         if self._beyond is not None and name in self._beyond:
             return self._beyond.find(name)
         if not isinstance(name, str) or ":" not in name:
@@ -75,13 +83,37 @@ class Registry:
                 f"unknown {self.kind} {name!r}{did_you_mean(name, self)} "
                 f"(name your own {self.kind} as module:attribute)"
             )
-        factory = load_user_object(name)
+        return self._callable(name, load_user_object(name))
+
+    def _plug_ins(self) -> dict[str, metadata.EntryPoint]:
+        """Normalized name → entry point that no registered name hides."""
+        if self._group is None:
+            return {}
+        entries = metadata.entry_points(group=self._group)
+        named = {plain_name(entry.name): entry for entry in entries}
+        return {name: entry for name, entry in named.items() if name not in self._factories}
+
+    def _plug_in(self, name: str) -> metadata.EntryPoint | None:
+        # Reading all entry points takes milliseconds; `module:attribute` is none.
+        return None if ":" in name else self._plug_ins().get(plain_name(name))
+
+    def _loaded(self, entry: metadata.EntryPoint) -> Any:
+        try:
+            return entry.load()
+        except Exception as error:
+            raise ConfigurationError(
+                f"{self.kind} {entry.name!r} of the entry point {entry.value!r} cannot be "
+                f"imported: {message_of(error)}"
+            ) from error
+
+    def _callable(self, name: str, factory: Any) -> Callable[..., Any]:
         if not callable(factory):
             raise ConfigurationError(
                 f"{self.kind} {name!r} must be a class, or a function that returns a {self.kind}, "
                 f"got {with_article(type(factory).__name__)}"
             )
-        return factory
+        found: Callable[..., Any] = factory
+        return found
 
     def build(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
         """Call the factory of `name` with `options` as keyword arguments.

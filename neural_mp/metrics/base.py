@@ -13,7 +13,9 @@ import numpy as np
 from neural_mp.data.registry import Registry
 from neural_mp.errors import MetricError
 
-METRICS = Registry("metric")
+#: Entry-point group of third-party metrics.
+ENTRY_POINT_GROUP = "neural_mp.metrics"
+METRICS = Registry("metric", group=ENTRY_POINT_GROUP)
 
 
 class RunningMean:

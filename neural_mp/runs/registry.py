@@ -16,6 +16,7 @@ from neural_mp.runs.fingerprint import differences
 from neural_mp.runs.lease import RunLease
 from neural_mp.runs.run_table import create_run_table, run_rows
 from neural_mp.runs.schema_check import computes
+from neural_mp.util.installation import install_command
 from neural_mp.util.validators import mapping_of, string
 
 if TYPE_CHECKING:
@@ -66,11 +67,13 @@ def open_storage(url: str) -> RDBStorage:
     """Open the storage at a URL; database errors propagate.
 
     Raises:
-        HistoryError: a SQLite file holds anything but plain tables.
+        HistoryError: a SQLite file holds anything but plain tables, or the driver of the database
+            is not installed.
     """
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import DBAPIError
 
+    _require_driver(url)
     new = _is_new(url)
     if not new:
         _check_tables(url)
@@ -85,6 +88,26 @@ def open_storage(url: str) -> RDBStorage:
                 raise
         time.sleep(_RETRY_SECONDS)
     return storage
+
+
+def _require_driver(url: str) -> None:
+    """Check that the package with which SQLAlchemy reaches a PostgreSQL database is installed.
+
+    Raises:
+        HistoryError: it is not installed.
+    """
+    from sqlalchemy.engine import make_url
+
+    if not url.startswith("postgresql"):
+        return
+    dialect = make_url(url).get_dialect()
+    try:
+        dialect.import_dbapi()
+    except ImportError as error:
+        raise HistoryError(
+            f"a PostgreSQL storage requires the package {error.name}, which is not installed; "
+            f"install it with: {install_command('postgresql')}"
+        ) from error
 
 
 def _is_new(url: str) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from neural_mp.errors import ConfigurationError
 from neural_mp.strategies.optuna_search import OptunaStrategy
+from neural_mp.util.installation import install_command
 
 if TYPE_CHECKING:
     import optuna
@@ -37,7 +38,7 @@ class Bayesian(OptunaStrategy):
         if find_spec("torch") is None:
             raise ConfigurationError(
                 "strategy 'bayesian' requires torch, which is not installed; run "
-                "pip install neural-mp[torch], or use strategy 'tpe', which requires no torch"
+                f"{install_command('torch')}, or use strategy 'tpe', which requires no torch"
             )
 
     def sampler(self, seed: int) -> optuna.samplers.BaseSampler:

@@ -185,7 +185,7 @@ def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "ray" else find(name)
     )
-    with pytest.raises(MissingFrameworkError, match=r"pip install 'neural-mp\[ray\]'"):
+    with pytest.raises(MissingFrameworkError, match=r"pip install .*\[ray\]"):
         workers({"engine": "ray"})()
 
 

@@ -70,6 +70,6 @@ def shipped(package: str, *place: str) -> Path:
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise MissingPartError(
-            f"the package {package!r} is not installed; pip install 'neural-mp[bench]'"
+            f"the package {package!r} is not installed; pip install -e '.[bench]'"
         )
     return Path(found.submodule_search_locations[0], *place)

@@ -17,6 +17,7 @@ from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.errors import ConversionError, MissingFrameworkError
+from neural_mp.util.installation import install_command
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -154,7 +155,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         from onnxscript import opset22
     except ImportError as error:
         raise MissingFrameworkError(
-            f"ONNX export requires {error.name}; install it with: pip install 'neural-mp[onnx]'"
+            f"ONNX export requires {error.name}; install it with: {install_command('onnx')}"
         ) from None
 
     op: Any = opset22

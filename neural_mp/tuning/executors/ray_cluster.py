@@ -28,6 +28,7 @@ from neural_mp.tuning.executors.ray_nodes import (
     remote,
     traits_of,
 )
+from neural_mp.util.installation import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class RayExecutor(QueuedExecutor):
 
     name = RAY
     options = ("address",)
-    needs: ClassVar[Mapping[str, str]] = {"ray": "pip install 'neural-mp[ray]'"}
+    needs: ClassVar[Mapping[str, str]] = {"ray": install_command("ray")}
 
     @classmethod
     def check(cls, workers: Workers) -> None:
