@@ -12,6 +12,7 @@ import numpy as np
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.conversion import profile
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
+from neural_mp.adaptors.common.fisher import weight_noise
 from neural_mp.adaptors.common.hessian import weight_sensitivity
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
@@ -254,6 +255,15 @@ class TunableModel(LoadedModel[M]):
         """
         given = map(self._given, batches)
         return weight_sensitivity(self.adaptor, self.held, given, self.space)
+
+    def weight_noise(self, batches: Iterable[Any]) -> dict[str, dict[str, float]]:
+        """Return op → quantization of its weight → noise of the rounding, by the Fisher probe.
+
+        Empty if the framework has no gradients of weights.
+        """
+        if self.adaptor.gradients is None:
+            return {}
+        return weight_noise(self.adaptor, self.held, map(self._given, batches), self.space)
 
 
 #: Models of any framework, for code that treats them as opaque.

@@ -19,6 +19,7 @@ def _built_in() -> dict[str, type[Strategy]]:
     from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
     from neural_mp.strategies.basic import Basic
     from neural_mp.strategies.bayesian import Bayesian
+    from neural_mp.strategies.bit_allocation import BitAllocation
     from neural_mp.strategies.conservative import Conservative
     from neural_mp.strategies.exhaustive import Exhaustive
     from neural_mp.strategies.hawq_v2 import HawqV2
@@ -40,6 +41,7 @@ def _built_in() -> dict[str, type[Strategy]]:
         RandomSearch,
         Tpe,
         Bayesian,
+        BitAllocation,
     )
     return {strategy.name: strategy for strategy in own}
 

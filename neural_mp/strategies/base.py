@@ -64,6 +64,14 @@ class Probe:
         """
         return {}
 
+    def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
+        """Return op → quantization of its weight as text → noise of rounding, by the Fisher probe.
+
+        For ops whose weight can be stored in integers while their inputs stay float. Empty without
+        gradients.
+        """
+        return {}
+
 
 @dataclass(frozen=True)
 class TuningProblem:
@@ -76,6 +84,7 @@ class TuningProblem:
         seed: for random strategies.
         objectives: objective to minimize → weight: `performance`, `footprint`, `modelsize`.
         probe: further measurements.
+        tolerance: tolerated loss, in the unit of the losses of trials; None if unknown.
     """
 
     space: TuningSpace
@@ -86,6 +95,7 @@ class TuningProblem:
         default_factory=lambda: {Objective.PERFORMANCE: 1.0}
     )
     probe: Probe = field(default_factory=Probe)
+    tolerance: float | None = None
 
 
 class Strategy(ABC):

@@ -30,6 +30,7 @@ from neural_mp.search.min_cut import Cost, break_even_weight
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
+from neural_mp.strategies.bit_allocation import BitAllocation
 from neural_mp.strategies.refinement import fastest_nearby, neighbours, only, without_a_type
 
 #: A tensor with a higher NSR is the first to leave INT8.
@@ -72,34 +73,35 @@ class MinimumCut(Strategy):
        met it, until no plan lies between or after four trials. If no plan has met the target, the
        noisiest tensors fall back in doubling steps (1, 2, 4, …), for at most eight trials in total.
 
-    Then the latencies of plans that differ from the fastest in one decision are measured, and the
-    fastest is tried. If the latency of the fastest trial differs by more than 15 % from the
-    prediction by single ops, its ops are timed within its model first, and the cut is solved again.
+    Then plans that differ from the fastest in one decision are measured, and the fastest is tried.
+    If its latency differs by more than 15 % from the prediction, its ops are timed within it first.
 
     If every plan that meets the accuracy target is slower than FP32, estimated times were too low:
     plans with less and less INT8 are measured, and the fastest is tried.
 
-    Noise is known for INT8 only: without INT8 in the space, the strategy is `basic`.
+    With INT4 in the space, the strategy is `bit_allocation`; without INT8 and INT4, `basic`.
     """
 
     name = "mincut"
 
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
-        if Precision.INT8 not in problem.space.usable_precisions:
+        usable = problem.space.usable_precisions
+        if Precision.INT4 in usable:
+            yield from BitAllocation().search(problem)
+        elif Precision.INT8 in usable:
+            yield from _Run(problem).search()
+        else:
             yield from Basic().search(problem)
-            return
-        yield from _Run(problem).search()
 
 
 def fastest_by_time(problem: TuningProblem) -> PrecisionPlan:
-    """Return the fastest plan by measured times, whatever its accuracy.
+    """Return the fastest plan by measured times; without times, the plan of lowest precisions.
 
     The plan of lowest precisions is compared with the minimum cut, then the faster one with plans
-    that keep a type of op in float. Without measured times: the plan of lowest precisions.
+    that keep a type of op in float.
     """
-    run = _Run(problem)
-    return run.fastest() if problem.probe.times().ops else run.lowest()
+    return _Run(problem).fastest()
 
 
 @dataclass
@@ -177,13 +179,12 @@ class _Run:
             return cut
         return cut if seconds[1] < seconds[0] * _FASTER_RATIO else low
 
-    def lowest(self) -> PrecisionPlan:
-        """Return the plan of lowest precisions, with corrections."""
-        return self._finished(self.problem.space.fastest_plan())
-
     def fastest(self) -> PrecisionPlan:
-        """Return the fastest plan by latencies of whole models."""
-        plan, space = self._finished(self._fastest()), self.problem.space
+        """Return the fastest plan by latencies of whole models, see `fastest_by_time`."""
+        space = self.problem.space
+        if not self.problem.probe.times().ops:
+            return self._finished(space.fastest_plan())
+        plan = self._finished(self._fastest())
 
         def candidates(plan: PrecisionPlan) -> list[PrecisionPlan]:
             found = map(self._resolved, without_a_type(space, plan, self._gains(plan)))
@@ -287,8 +288,7 @@ class _Run:
     def _search_faster(self) -> Steps:
         """Try plans with less INT8 if all accurate plans are slower than FP32.
 
-        Times of single ops are rough, and conversion costs rougher. So plans with less and less
-        INT8 are measured as whole models against FP32.
+        Times of single ops are rough: plans with less and less INT8 are measured as whole models.
         """
         slow = [trial for trial in self.tried.values() if trial.meets_accuracy]
         if not slow:

@@ -246,6 +246,18 @@ class MeasuringProbe(Probe):
             self.run_cache.put(key, found)
         return dict(found)
 
+    def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
+        """See the base class."""
+        data = self.job.calibration
+        key = "weight noise"
+        known, found = self._recalled(key, mapping_of(mapping_of(number)))
+        if not known or found is None:
+            with self._counted():
+                found = self.model.weight_noise([] if data is None else data.inputs())
+            self._shared.put(key, found)
+            self.run_cache.put(key, found)
+        return dict(found)
+
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
         """Return a model that runs, or None: the plan's trial will report the reason."""
         try:
@@ -322,7 +334,13 @@ def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningPr
     """Return the input of a strategy for a calibrated model."""
     settings = job.settings
     return TuningProblem(
-        job.space, model.observations, settings.precisions, settings.seed, job.objectives, probe
+        job.space,
+        model.observations,
+        settings.precisions,
+        settings.seed,
+        job.objectives,
+        probe,
+        settings.criterion.tolerance,
     )
 
 

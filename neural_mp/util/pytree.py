@@ -105,6 +105,15 @@ def batch_size_of(inputs: object) -> int:
     return int(shape[0]) if len(shape) else 1
 
 
+def sample_of(inputs: Any, index: int) -> Any:
+    """Return one sample of a batch's inputs, as a batch of one."""
+    if isinstance(inputs, Mapping):
+        return {name: sample_of(value, index) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return type(inputs)(sample_of(value, index) for value in inputs)
+    return inputs[index : index + 1] if len(getattr(inputs, "shape", ())) else inputs
+
+
 def as_numpy(values: Any) -> np.ndarray:
     """Convert an array, tensor or nested list of any framework to numpy, bfloat16 to float32.
 

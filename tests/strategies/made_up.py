@@ -91,6 +91,7 @@ def run(
         seed,
         objectives or {"performance": 1.0},
         probe or Probe(),
+        tolerance,
     )
     search = strategy_named(strategy).search(problem)
     trials: list[Trial] = []

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from neural_mp.adaptors.common.calibration import BatchStats
-from neural_mp.adaptors.common.optional import Corrections, Hessian
+from neural_mp.adaptors.common.optional import Corrections, Gradients, Hessian
 from neural_mp.core.observations import Range
 from neural_mp.space import ResolvedPlan
 
@@ -20,6 +20,7 @@ class Framework(Protocol[M]):
     op_kinds: ClassVar[Mapping[str, Collection[str]]]
     corrections: Corrections[M] | None
     hessian: Hessian[M] | None
+    gradients: Gradients[M] | None
 
     def observe_tensors(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]

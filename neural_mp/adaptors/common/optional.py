@@ -111,6 +111,25 @@ class Hessian(Generic[M]):
     hessian_traces: Callable[[M, Iterable[Any], Collection[str]], Mapping[str, float]]
 
 
+#: Outputs of a model, and whether they are logits → direction at each output.
+Direction = Callable[[Sequence[Array], bool], Sequence[Array]]
+
+
+@dataclass(frozen=True)
+class Gradients(Generic[M]):
+    """Gradients by weights, if the framework has them.
+
+    Attributes:
+        weights: model → op → its weight, float32 [outputs, inputs], for dense layers and tables.
+        weight_gradients: model, inputs, ops, direction → op → gradient by its weight of the sum of
+            outputs · direction; without ops that the inputs do not reach. The outputs are those
+            with the name `logits`, or else all.
+    """
+
+    weights: Callable[[M], Mapping[str, Array]]
+    weight_gradients: Callable[[M, Any, Collection[str], Direction], Mapping[str, Array]]
+
+
 @dataclass(frozen=True)
 class Portability(Generic[M]):
     """Integer weights for CPUs with saturating accumulation.

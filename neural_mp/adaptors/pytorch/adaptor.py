@@ -58,6 +58,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
     corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
+    gradients = optional.Gradients(hessian.weights, hessian.weight_gradients)
     hessian = optional.Hessian(hessian.hessian_traces)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_reduced_weights

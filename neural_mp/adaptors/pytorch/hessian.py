@@ -1,48 +1,33 @@
-"""Hessian traces of captured graphs with respect to layer weights."""
+"""Derivatives of captured graphs with respect to layer weights: Hessian traces and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.hessian import Array, Squares, summed_traces
+from neural_mp.adaptors.common.optional import Direction
 from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
+from neural_mp.util.pytree import as_numpy
 
 
 def hessian_traces(
     model: TorchModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, float]:
     """Return op → trace of the Hessian with respect to its weight."""
-    leaves: dict[Node, torch.Tensor] = {}
+    run, leaves = _differentiable(model)
+    weights = {name: node for name, (_, node) in _weight_nodes(model).items() if name in ops}
 
-    def visit(node: Node, run: Callable[[], Any]) -> Any:
-        """Run a node, with weights as leaves."""
-        # Stays on for user code after this graph, until the caller's `no_grad` exits.
-        torch.set_grad_enabled(True)
-        result = run()
-        if node.op != "get_attr" or not fx.is_float(result):
-            return result
-        # One leaf for all calls of a module.
-        if node not in leaves:
-            leaves[node] = result.detach().clone().requires_grad_()
-        return leaves[node]
-
-    run = visited(model, visit, portable=True)
-    weights = {
-        name: fx.arguments(node)["weight"]
-        for part in model.parts.values()
-        for name, node in fx.op_nodes(part.portable).items()
-        if name in ops and node.target in WEIGHTED
-    }
-
-    def outputs_of(inputs: Any) -> tuple[list[torch.Size], Squares]:
+    def differentiated(inputs: Any) -> tuple[list[torch.Size], Squares]:
         given = pytree.tree_leaves(run(model.call(inputs)))
         outputs = [y for y in given if getattr(y, "requires_grad", False)]
         read = {name: leaves[node] for name, node in weights.items() if node in leaves}
@@ -63,4 +48,69 @@ def hessian_traces(
 
         return [y.shape for y in outputs], squares
 
-    return summed_traces(weights, map(outputs_of, batches))
+    return summed_traces(weights, map(differentiated, batches))
+
+
+def weights(model: TorchModel) -> dict[str, Array]:
+    """Return op → its constant weight, for dense layers and tables."""
+    found = {}
+    for name, (module, node) in _weight_nodes(model).items():
+        value = fx.constant(module, node)
+        if value is not None and value.ndim == 2:
+            found[name] = as_numpy(value).astype(np.float32)
+    return found
+
+
+def weight_gradients(
+    model: TorchModel, inputs: Any, ops: Collection[str], direction: Direction
+) -> dict[str, Array]:
+    """Return op → gradient of the outputs along a direction, by the op's weight."""
+    run, leaves = _differentiable(model)
+    returned = run(model.call(inputs))
+    named = returned if isinstance(returned, Mapping) else {}
+    given = [named["logits"]] if "logits" in named else pytree.tree_leaves(returned)
+    outputs = [y for y in given if getattr(y, "requires_grad", False)]
+    if not outputs:
+        return {}
+    along = direction([as_numpy(y.detach().float()) for y in outputs], "logits" in named)
+    nodes = {name: node for name, (_, node) in _weight_nodes(model).items() if name in ops}
+    read = {name: leaves[node] for name, node in nodes.items() if node in leaves}
+    gradients = torch.autograd.grad(
+        outputs,
+        list(read.values()),
+        [torch.from_numpy(v).to(y.dtype) for v, y in zip(along, outputs, strict=True)],
+        allow_unused=True,
+    )
+    found = zip(read, gradients, strict=True)
+    return {name: as_numpy(gradient.float()) for name, gradient in found if gradient is not None}
+
+
+def _differentiable(
+    model: TorchModel,
+) -> tuple[Callable[[CallArgs], Any], dict[Node, torch.Tensor]]:
+    """Return the model as a function of its call, and constant → leaf, filled by calls."""
+    leaves: dict[Node, torch.Tensor] = {}
+
+    def visit(node: Node, run: Callable[[], Any]) -> Any:
+        """Run a node, with weights as leaves."""
+        # Stays on for user code after this graph, until the caller's `no_grad` exits.
+        torch.set_grad_enabled(True)
+        result = run()
+        if node.op != "get_attr" or not fx.is_float(result):
+            return result
+        # One leaf for all calls of a module.
+        if node not in leaves:
+            leaves[node] = result.detach().requires_grad_()
+        return leaves[node]
+
+    return visited(model, visit, portable=True), leaves
+
+
+def _weight_nodes(model: TorchModel) -> dict[str, tuple[GraphModule, Node]]:
+    """Return op → the graph of the op and the node of its weight."""
+    return {
+        name: (part.portable, fx.arguments(node)["weight"])
+        for part in model.parts.values()
+        for name, node in fx.op_nodes(part.portable).items()
+        if node.target in WEIGHTED
+    }

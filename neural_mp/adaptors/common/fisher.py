@@ -1,0 +1,117 @@
+"""Sensitivity of outputs to the rounding of each weight, for every form of storage: Fisher probe.
+
+A sampled log-likelihood is differentiated by all weights, one sample at a time. The score of a
+weight is the mean of ⟨gradient, rounded weight - weight⟩², twice the divergence of the outputs to
+second order, as the Fisher matrix is the mean outer product of these gradients (Amari, "Natural
+Gradient Works Efficiently in Learning", 1998). One pass serves all layers and all forms.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.low_bit_weights import round_to_nearest
+from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
+from neural_mp.core.int8_accumulation import weight_qmax
+from neural_mp.core.precision import QuantSpec
+from neural_mp.space import TuningSpace
+from neural_mp.util.pytree import Array, batch_size_of, sample_of
+
+M = TypeVar("M")
+
+#: Samples that are differentiated.
+FISHER_SAMPLES = 48
+
+
+def weight_noise(
+    adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
+) -> dict[str, dict[str, float]]:
+    """Return op → text of the quantization of its weight → score of the rounding.
+
+    Covers the ops whose weight can be stored in integers while their inputs stay float.
+
+    Raises:
+        ConversionError: the framework has no gradients.
+    """
+    gradients = needed(adaptor.gradients, adaptor.framework, "gradients of weights")
+    weights = gradients.weights(model)
+    specs = {op: specs_of(space, op) for op in space.tunable_ops if op in weights}
+    rounding = {
+        op: {spec: rounded(weights[op], spec) - weights[op] for spec in found}
+        for op, found in specs.items()
+        if found
+    }
+    scores: defaultdict[tuple[str, QuantSpec], float] = defaultdict(float)
+    count, random = 0, np.random.default_rng(0)
+    for sample in _samples(batches):
+        count += 1
+        found = gradients.weight_gradients(
+            model,
+            sample,
+            list(rounding),
+            lambda outputs, logits: direction(outputs, logits, random),
+        )
+        for op, gradient in found.items():
+            for spec, change in rounding[op].items():
+                scores[op, spec] += float(np.vdot(gradient, change)) ** 2
+    return {
+        op: {str(spec): scores[op, spec] / max(count, 1) for spec in found}
+        for op, found in rounding.items()
+    }
+
+
+def specs_of(space: TuningSpace, op: str) -> tuple[QuantSpec, ...]:
+    """Return the quantizations of an op's weight that leave its inputs in float."""
+    configs = space.capabilities[op].configs
+    return tuple(c.weight for c in configs if c.weight is not None and c.activation is None)
+
+
+def rounded(weight: Array, spec: QuantSpec) -> NDArray[np.float32]:
+    """Return a weight [outputs, inputs] as its stored form restores the weight."""
+    if spec.dtype.bits == 4:
+        return round_to_nearest(weight, spec).floats()
+    limit = weight_qmax(spec)
+    scales = weight_scales(weight, (1,), limit)
+    return np.asarray(round_to_int8(weight, scales, limit) * scales)
+
+
+def direction(
+    outputs: Sequence[Array], are_logits: bool, random: np.random.Generator
+) -> list[Array]:
+    """Return the gradient of a sampled log-likelihood by the outputs.
+
+    For logits, of a class drawn from their softmax at every position; for other outputs, of a
+    normal distribution with unit variance: random signs.
+    """
+    if are_logits:
+        return [_of_drawn_class(logits, random) for logits in outputs]
+    return [random.choice(np.array([-1, 1], np.float32), np.shape(y)) for y in outputs]
+
+
+def _of_drawn_class(logits: Array, random: np.random.Generator) -> Array:
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True), dtype=np.float64)
+    chances = shifted / shifted.sum(axis=-1, keepdims=True)
+    drawn = random.random((*chances.shape[:-1], 1))
+    place = (np.cumsum(chances, axis=-1) < drawn).sum(axis=-1, keepdims=True)
+    place = np.minimum(place, chances.shape[-1] - 1)
+    gradient = -chances
+    np.put_along_axis(gradient, place, np.take_along_axis(gradient, place, -1) + 1, -1)
+    return gradient.astype(np.float32)
+
+
+def _samples(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the first samples of batches, each as a batch of one."""
+    left = FISHER_SAMPLES
+    for batch in batches:
+        for index in range(min(batch_size_of(batch), left)):
+            yield sample_of(batch, index)
+            left -= 1
+        if left <= 0:
+            return

@@ -1,0 +1,107 @@
+"""Bits of each weight: few trials, the cheapest plan, and no worse than any uniform one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+import made_up
+import pytest
+
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.space import Capability, TuningSpace
+from neural_mp.strategies.base import Probe
+
+INT8 = OpConfig(Precision.INT8, QuantSpec.parse("int8 symmetric per_channel"))
+INT4 = [
+    OpConfig(Precision.INT4, QuantSpec.parse(f"uint4 asymmetric per_group {size}"))
+    for size in (128, 32)
+]
+FORMS = (INT8, *INT4, FP32)
+BITS = {INT4[0]: 4.5, INT4[1]: 6.0, INT8: 8.0, FP32: 32.0}
+#: Noise of a form compared with that of 4 bits in groups of 128.
+NOISE = {INT4[0]: 1.0, INT4[1]: 0.6, INT8: 0.004, FP32: 0.0}
+
+
+def _space(count: int) -> TuningSpace:
+    ops = [Op(f"op{i}", "linear", ("x",) if not i else (f"op{i - 1}",), weights=1000 * (1 + i % 3))
+           for i in range(count)]  # fmt: skip
+    return TuningSpace(OpGraph(ops, ["x"]), {op.name: Capability(FORMS) for op in ops})
+
+
+class _Probe(Probe):
+    def __init__(self, harm: Mapping[str, float]) -> None:
+        self.harm = harm
+
+    def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
+        return {
+            op: {str(form.weight): harm * NOISE[form] for form in (INT8, *INT4)}
+            for op, harm in self.harm.items()
+        }
+
+
+def _noise(plan: Mapping[str, OpConfig], harm: Mapping[str, float]) -> float:
+    return sum(harm[op] * NOISE[plan.get(op, FP32)] for op in harm)
+
+
+def _bytes(space: TuningSpace, plan: Mapping[str, OpConfig]) -> float:
+    return sum(op.weights * BITS[plan.get(op.name, FP32)] for op in space.graph)
+
+
+def _run(space: TuningSpace, harm: Mapping[str, float], tolerance: float, unit: float = 1.0):
+    def loss(plan: PrecisionPlan) -> float:
+        return unit * _noise(plan, harm)
+
+    precisions = (Precision.INT4, Precision.INT8)
+    return made_up.run(
+        space,
+        loss,
+        precisions=precisions,
+        tolerance=tolerance,
+        strategy="mincut",
+        probe=_Probe(harm),
+        objectives={"footprint": 1.0},
+    )
+
+
+HARM = {f"op{i}": 4.0**-i for i in range(6)}
+
+
+def test_the_cheapest_plan_is_tried_first_and_is_the_only_one_if_it_meets_the_target():
+    (trial,) = _run(_space(6), HARM, 2.0)
+    assert set(trial.plan.values()) == {INT4[0]}
+
+
+@pytest.mark.parametrize("unit", [1.0, 3.0])
+@pytest.mark.parametrize("tolerance", [1.0, 0.3, 0.05, 0.01])
+def test_at_most_four_trials_come_close_to_the_best_of_all_plans(tolerance, unit):
+    space = _space(6)
+    trials = _run(space, HARM, tolerance * unit, unit)
+    assert len(trials) <= 4
+    found = min(_bytes(space, trial.plan) for trial in trials if trial.met)
+    best = min(
+        _bytes(space, plan)
+        for forms in product(FORMS, repeat=6)
+        if _noise(plan := dict(zip(HARM, forms, strict=True)), HARM) <= tolerance
+    )
+    assert found <= 1.15 * best
+
+
+def test_sensitive_weights_get_more_bits_than_others():
+    trials = _run(_space(6), HARM, 0.3)
+    plan = next(trial.plan for trial in reversed(trials) if trial.met)
+    bits = [BITS[plan[f"op{i}"]] for i in range(6)]
+    assert bits[0] >= bits[5]
+    assert bits[0] >= 8
+    assert bits[5] == 4.5
+
+
+def test_without_gradients_plans_are_tried_all_the_same():
+    space = _space(3)
+    trials = made_up.run(
+        space, lambda plan: 0.0, precisions=(Precision.INT8,), strategy="bit_allocation"
+    )
+    assert trials
+    assert trials[0].met
