@@ -21,6 +21,7 @@ from neural_mp.adaptors.common.model_metadata import read_details, write_details
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import storage
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, call_signature
+from neural_mp.adaptors.pytorch.float_kernels import marked_kernels
 from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import private
@@ -144,7 +145,7 @@ def _program_folder(folder: Path, number: int) -> Path:
 
 def _form(module: GraphModule) -> object:
     shapes = ((name, v.shape, v.dtype) for name, v in sorted(_constants(module).items()))
-    return module.code, *shapes
+    return module.code, tuple(marked_kernels(module).values()), *shapes
 
 
 def _constants(module: GraphModule) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.casts import cast_dtype
-from neural_mp.adaptors.pytorch.float_kernels import call_packed_kernels
+from neural_mp.adaptors.pytorch.float_kernels import call_packed_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.fusion import (
     OVERWRITABLE,
     Group,
@@ -48,7 +48,7 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
     for path, part in model.parts.items():
         portable = fx.shallow_copy(part.portable)
         rewrite(portable)
-        if _are_alike(portable, part.portable):
+        if _are_alike(portable, part.portable) and not marked_kernels(portable):
             parts[path] = part
             continue
         portable = fx.finish(portable)
