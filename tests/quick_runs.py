@@ -13,6 +13,7 @@ import pytest
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api import job_builder, loading
 from neural_mp.core.enums import Objective
+from neural_mp.strategies import refinement
 from neural_mp.tuning import objectives, unchecked
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement
@@ -97,6 +98,15 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
     monkeypatch.setattr(Measurement, "rounds", _measured)
+
+
+def search_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure two neighbours of a plan in one round, in place of six in up to four.
+
+    For tests of what a user writes, who gets a plan: its last percent of speed is not asked about.
+    """
+    monkeypatch.setattr(refinement, "_NEIGHBOURS", 2)
+    monkeypatch.setattr(refinement, "_MAX_ROUNDS", 1)
 
 
 def trace_once(monkeypatch: pytest.MonkeyPatch) -> None:

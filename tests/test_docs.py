@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from machine import has_rewrite_pass
-from quick_runs import make_quick, trace_once
+from quick_runs import make_quick, search_briefly, trace_once
 
 from neural_mp.config import load_settings
 from neural_mp.core import hardware
@@ -82,6 +82,7 @@ def reader(tmp_path, monkeypatch, net, digits):
     And a machine without 16 bits, which a page that needs them has to force itself.
     """
     make_quick(monkeypatch)
+    search_briefly(monkeypatch)
     trace_once(monkeypatch)
     lesser = replace(hardware.detect({}), flags=hardware.detect({}).flags - SIXTEEN_BITS)
     monkeypatch.setattr(hardware, "_machine", lambda: lesser)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +43,26 @@ class Attacked:
     a_process: int
 
 
+@dataclass
+class _Slice:
+    """Attacks of one group, from one to another, that one process makes.
+
+    Attributes:
+        attacked: the group.
+        start: number of the first attack that has not been made.
+        stop: number behind the last one.
+    """
+
+    attacked: Attacked
+    start: int
+    stop: int
+
+    @property
+    def share(self) -> float:
+        """Part of what a process makes."""
+        return (self.stop - self.start) / self.attacked.a_process
+
+
 def judged_in_children(all_attacked: Sequence[Attacked], seed: int) -> Iterator[Finding]:
     """Make attacks in processes, several at once.
 
@@ -49,12 +70,12 @@ def judged_in_children(all_attacked: Sequence[Attacked], seed: int) -> Iterator[
         all_attacked: the groups.
         seed: of the choice of attacks.
     """
-    starts = [
-        (attacked, start)
+    slices = [
+        _Slice(attacked, start, min(start + attacked.a_process, attacked.count))
         for attacked in all_attacked
         for start in range(0, attacked.count, attacked.a_process)
     ]
-    uses = Counter(attacked.folder for attacked, _ in starts)
+    uses = Counter(part.attacked.folder for part in slices)
     folders = {attacked.folder: attacked.group for attacked in all_attacked}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         prepared = {
@@ -62,12 +83,20 @@ def judged_in_children(all_attacked: Sequence[Attacked], seed: int) -> Iterator[
             for folder, name in folders.items()
             if uses[folder] > 1  # else the process of the attacks prepares them
         }
-        parts = [
-            pool.submit(_part, attacked, seed, start, prepared.get(attacked.folder))
-            for attacked, start in starts
-        ]
-        for part in parts:
-            yield from part.result()
+        made = [pool.submit(_made, group, seed, prepared) for group in _packed(slices)]
+        for findings in made:
+            yield from findings.result()
+
+
+def _packed(slices: Sequence[_Slice]) -> list[list[_Slice]]:
+    """Return the slices of each process: few attacks of several groups share one."""
+    packed: list[list[_Slice]] = []
+    for part in slices:
+        if packed and sum(other.share for other in packed[-1]) + part.share <= 1:
+            packed[-1].append(part)
+        else:
+            packed.append([part])
+    return packed
 
 
 def _prepare(group: str, folder: Path) -> None:
@@ -77,7 +106,7 @@ def _prepare(group: str, folder: Path) -> None:
         RuntimeError: it cannot be made.
     """
     folder.mkdir()
-    command = [sys.executable, str(_CHILD), group, str(folder), "prepare"]
+    command = [sys.executable, str(_CHILD), "prepare", group, str(folder)]
     done = subprocess.run(
         command, env=_environment(), capture_output=True, text=True, check=False, timeout=600
     )
@@ -85,22 +114,20 @@ def _prepare(group: str, folder: Path) -> None:
         raise RuntimeError(f"{group} cannot be prepared: {done.stderr[-2000:]}")
 
 
-def _part(
-    attacked: Attacked, seed: int, start: int, prepared: Future[None] | None
+def _made(
+    slices: Sequence[_Slice], seed: int, prepared: Mapping[Path, Future[None]]
 ) -> list[Finding]:
     """The attacks of a process; another one goes on behind an attack that ended its own."""
-    if prepared is None:
-        attacked.folder.mkdir()
-    else:
-        prepared.result()
+    for part in slices:
+        if part.attacked.folder in prepared:
+            prepared[part.attacked.folder].result()
+        else:
+            part.attacked.folder.mkdir()
     found: list[Finding] = []
-    group, count = attacked.group, attacked.count
-    stop = min(start + attacked.a_process, count)
-    while start < stop:
+    while left := [part for part in slices if part.start < part.stop]:
         ended, case = False, ""
-        words = [group, *map(str, (attacked.folder, seed, start, stop, count))]
         process = subprocess.Popen(
-            [sys.executable, str(_CHILD), *words],
+            [sys.executable, str(_CHILD), str(seed), *itertools.chain(*map(_words, left))],
             env=_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -114,14 +141,26 @@ def _part(
                 case = said["begins"]
             else:
                 found.append(Finding(**{**said, "verdict": Verdict(said["verdict"])}))
-                start, case = start + 1, ""
+                _next(slices).start, case = _next(slices).start + 1, ""
         code = process.wait()
-        if start < stop:
+        if any(part.start < part.stop for part in slices):
             verdict = Verdict.HANG if ended else Verdict.TRACEBACK
-            words_ = f"the process ended with {code}"
-            found.append(Finding("mutations", f"{group}: {case}", verdict, words_))
-            start += 1
+            case = case or f"{_next(slices).attacked.group}: "
+            found.append(Finding("mutations", case, verdict, f"the process ended with {code}"))
+            _next(slices).start += 1
     return found
+
+
+def _next(slices: Sequence[_Slice]) -> _Slice:
+    """Return the slice whose attacks are being made."""
+    return next(part for part in slices if part.start < part.stop)
+
+
+def _words(part: _Slice) -> list[str]:
+    """Return a slice as arguments of a child."""
+    attacked = part.attacked
+    numbers = (part.start, part.stop, attacked.count)
+    return [attacked.group, str(attacked.folder), *map(str, numbers)]
 
 
 def _said(process: subprocess.Popen[str]) -> Iterator[dict[str, Any] | None]:

@@ -1,4 +1,4 @@
-"""A process of `children`: makes the attacks of one group, from one to another."""
+"""A process of `children`: makes the attacks of some groups, from one to another."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ import warnings
 from pathlib import Path
 
 from children import begin, tell
-from mutations import GROUPS
+from mutations import GROUPS, Group
 from verdicts import judged
 
+#: Words of one group: its name, its folder, its first attack, the one behind the last, the count.
+_WORDS = 5
 
-def main() -> None:
-    """Prepare, or attack."""
-    warnings.simplefilter("ignore")
-    group, folder = GROUPS[sys.argv[1]], Path(sys.argv[2])
-    if sys.argv[3] == "prepare":
-        group.prepare(folder)
-        return
-    seed, start, stop, count = map(int, sys.argv[3:])
+
+def _make(group: Group, folder: Path, seed: int, start: int, stop: int, count: int) -> None:
     if not any(folder.iterdir()):
         group.prepare(folder)
     scratch = folder / f"{group.name} {start}"
@@ -28,6 +24,19 @@ def main() -> None:
     for case, call in itertools.islice(attacks, start, stop):
         begin(f"{group.name}: {case}")
         tell(judged("mutations", f"{group.name}: {case}"[:300], call, seconds=group.seconds))
+
+
+def main() -> None:
+    """Prepare, or attack."""
+    warnings.simplefilter("ignore")
+    first, *words = sys.argv[1:]
+    if first == "prepare":
+        GROUPS[words[0]].prepare(Path(words[1]))
+        return
+    for at in range(0, len(words), _WORDS):
+        name, folder, *numbers = words[at : at + _WORDS]
+        start, stop, count = map(int, numbers)
+        _make(GROUPS[name], Path(folder), int(first), start, stop, count)
 
 
 if __name__ == "__main__":
