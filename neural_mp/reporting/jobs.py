@@ -98,7 +98,7 @@ def describe_outcome(job: JobOutcome) -> str:
             JobStatus.UNCHECKED: "accuracy not checked",
         }[job.status],
         f"{formatting.times(job.speedup)} as fast as FP32" if job.speedup else "",
-        f"accuracy {formatting.number(job.accuracy)}" if job.accuracy is not None else "",
+        "" if job.accuracy is None else f"{_metric(job)} {formatting.number(job.accuracy)}",
         "finished before" if job.known else "",
     ]
     return ", ".join(part for part in parts if part)
@@ -106,23 +106,47 @@ def describe_outcome(job: JobOutcome) -> str:
 
 def jobs_table(outcomes: Sequence[JobOutcome]) -> Table:
     """Return a table of job outcomes, one row per job."""
-    columns = ("accuracy", "FP32", "speed", "size", "time")
+    columns, named = figure_headings(outcomes), has_several_metrics(outcomes)
     table = formatting.table(totals(outcomes), "job", "result", *columns, right=columns)
     for job in outcomes:
         reason = f": {job.reason}" if job.reason else ""
         table.add_row(
             Text(job.name),
             Text(f"{job.status}{reason}", _STYLES.get(job.status, "")),
-            *figures(job),
+            *figures(job, named),
         )
     return table
 
 
-def figures(job: JobOutcome) -> tuple[str, str, str, str, str]:
-    """Format accuracy, FP32 accuracy, speedup, size and time of a job; dashes if missing."""
+def figure_headings(outcomes: Sequence[JobOutcome]) -> tuple[str, ...]:
+    """Return the headings of `figures`; the first is the metric, if all jobs have the same."""
+    metrics = _metrics(outcomes)
+    named = "metric" if len(metrics) > 1 else next(iter(metrics), "accuracy")
+    return (named, "FP32", "speed", "size", "time")
+
+
+def has_several_metrics(outcomes: Sequence[JobOutcome]) -> bool:
+    """Whether the jobs have different metrics."""
+    return len(_metrics(outcomes)) > 1
+
+
+def _metrics(outcomes: Sequence[JobOutcome]) -> set[str]:
+    return {_metric(job) for job in outcomes if job.accuracy is not None}
+
+
+def _metric(job: JobOutcome) -> str:
+    return job.metric or "accuracy"
+
+
+def figures(job: JobOutcome, named: bool = False) -> tuple[str, str, str, str, str]:
+    """Format the metric, its FP32 value, speedup, size and time of a job; dashes if missing.
+
+    The value follows the name of its metric if `named`.
+    """
     smaller = f"{job.size / job.baseline_size:.0%}" if job.baseline_size else "–"
+    value = formatting.number(job.accuracy)
     return (
-        formatting.number(job.accuracy),
+        f"{_metric(job)} {value}" if named and job.accuracy is not None else value,
         formatting.number(job.baseline_accuracy),
         formatting.times(job.speedup),
         smaller,

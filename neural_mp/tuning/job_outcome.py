@@ -65,6 +65,7 @@ class JobOutcome:
         known: whether the job was already finished, so that nothing was done.
         run: name of its run in the history.
         framework: the model's framework.
+        metric: name of the metric, or names of several.
         accuracy, baseline_accuracy, target: as in `Report`, like the remaining fields.
     """
 
@@ -78,6 +79,7 @@ class JobOutcome:
     known: bool = False
     run: str = ""
     framework: str = ""
+    metric: str = ""
     accuracy: float | None = None
     baseline_accuracy: float | None = None
     target: float | None = None
@@ -104,6 +106,7 @@ class JobOutcome:
             reason="",
             run=record.name if record else "",
             framework=record.setup.framework if record else "",
+            metric=report.metric,
             **{name: getattr(report, name) for name in _FIGURES},
         )
 
@@ -138,7 +141,7 @@ _FIGURES: Mapping[str, Validator[Any]] = {
 _OUTCOME = record(
     {"name": string, "file": string, "digest": string, "status": enum_of(JobStatus)},
     {
-        **dict.fromkeys(("reason", "run", "framework"), string),
+        **dict.fromkeys(("reason", "run", "framework", "metric"), string),
         "exit_code": optional(integer),
         "seconds": non_negative_float,
         "known": boolean,

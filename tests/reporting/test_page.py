@@ -226,7 +226,7 @@ def test_the_script_knows_what_every_op_runs_in_in_every_trial(graph):
 
 def test_ops_of_one_kernel_share_a_box(graph):
     data = Reader(page_of(page_records.record(graph))).data()
-    boxes = [box[2] for box in data["boxes"]]
+    boxes = [box[2] for box in data["levels"][0]["boxes"]]
     assert sorted(op for box in boxes for op in box) == list(range(len(graph)))
     assert [0, 1] in boxes  # a convolution with its ReLU
     assert [2] in boxes

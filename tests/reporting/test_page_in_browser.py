@@ -23,13 +23,14 @@ pytestmark = [
 
 #: Shows pages one after the other in a frame, and tells what became of them.
 LOOKER = """<!doctype html><body><script>
+const act = (inside, view) => { ACTIONS };
 const shown = (page, width) => new Promise(done => {
   const frame = document.createElement("iframe");
   Object.assign(frame, {width, height: 900, src: page});
   frame.onload = () => setTimeout(() => {
     const inside = frame.contentDocument, view = frame.contentWindow;
     const paints = view.performance.getEntriesByName("first-contentful-paint");
-    done({page, width, wide: inside.documentElement.scrollWidth,
+    done({page, width, did: act(inside, view), wide: inside.documentElement.scrollWidth,
       rows: inside.querySelectorAll("#ops tbody tr").length,
       legend: inside.querySelector("#maplegend")?.textContent,
       paint: paints.length ? paints[0].startTime : null});
@@ -73,14 +74,16 @@ def looked_at(tmp_path):
     """
 
     def call(
-        pages: dict[str, str], widths: tuple[int, ...]
+        pages: dict[str, str], widths: tuple[int, ...], actions: str = ""
     ) -> tuple[list[dict], list[str], list[str]]:
         folder = tmp_path / "pages"
         folder.mkdir()
         for name, text in pages.items():
             (folder / name).write_text(text, encoding="utf-8")
         asked = json.dumps([(name, width) for name in pages for width in widths])
-        (folder / "looker.html").write_text(LOOKER.replace("ASKED", asked))
+        (folder / "looker.html").write_text(
+            LOOKER.replace("ASKED", asked).replace("ACTIONS", actions)
+        )
         handler = type("Handler", (_Server,), {"asked": [], "answers": queue.Queue()})
         server = ThreadingHTTPServer(
             ("127.0.0.1", 0), lambda *given: handler(*given, directory=str(folder))
@@ -131,6 +134,43 @@ def test_pages_are_drawn_without_an_error_a_request_or_scrolling_sideways(looked
         assert "ops" in seen["legend"], seen
     assert {path.strip("/") for path in asked} <= {*made, "looker.html", "favicon.ico"}
     assert not console
+
+
+#: Folds the map, selects its first box and unfolds it; reads the table of a phone and of a desktop.
+ACTIONS = """
+const fold = inside.querySelector("#fold"), canvas = inside.querySelector("#map");
+const press = key => canvas.dispatchEvent(new view.KeyboardEvent("keydown", {key}));
+const cells = [...inside.querySelectorAll("#ops tbody tr:first-child td")];
+const area = inside.querySelector("#ops").parentElement;
+const first = fold.selectedIndex;
+press("ArrowDown");
+const detail = inside.querySelector("#detail").textContent;
+inside.querySelector("#detail button")?.click();
+return {
+  first, after: fold.selectedIndex, detail, levels: fold.options.length,
+  display: view.getComputedStyle(cells[1]).display,
+  bar: area.offsetHeight - area.clientHeight, scrolls: area.scrollWidth > area.clientWidth,
+  beside: view.getComputedStyle(cells[1], "::before").content,
+};
+"""
+
+
+def test_a_map_of_modules_unfolds_and_the_table_of_ops_fits_a_phone(looked_at):
+    page = page_of(page_records.record(page_records.transformer(500)))
+    (wide, narrow), _, console = looked_at({"page.html": page}, (1400, 390), ACTIONS)
+    assert not console
+    for seen in (wide, narrow):
+        did = seen["did"]
+        assert did["levels"] == 2
+        assert did["first"] == 1
+        assert did["after"] == 0  # unfolded
+        assert "encoder.layer.0.attention" in did["detail"]
+    assert wide["did"]["display"] == "table-cell"
+    assert wide["did"]["scrolls"]
+    assert wide["did"]["bar"] > 5  # a visible bar, also where the system hides them
+    assert narrow["did"]["display"] == "flex"
+    assert narrow["did"]["beside"] == '"type"'
+    assert not narrow["did"]["scrolls"]
 
 
 def test_500_ops_are_painted_within_a_second(looked_at):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil, cos, floor, log10, pi, sin
 
 from neural_mp.core.precision import Precision
+from neural_mp.reporting.page.labels import shortened
 from neural_mp.util.html import Child, Element, element
 
 
@@ -245,10 +246,11 @@ def bars(rows: Sequence[Row], narrow: bool) -> Element:
     most = max(part.value for row in rows for part in row.parts)
     scale = Scale(0.0, most or 1.0, label, width - (50 if narrow else 66))
     high = _BAR * max(len(row.parts) for row in rows) + 9
+    labels = _labels(rows, label)
     drawn: list[Child] = []
     for index, row in enumerate(rows):
         y = 4 + high * index
-        drawn.append(_name(row.name, label, y + high / 2 + 2))
+        drawn.append(_name(row, labels, label, y + high / 2 + 2))
         for place, part in enumerate(row.parts):
             rect = element(
                 "rect",
@@ -281,14 +283,17 @@ def points(
     if limit is not None:
         drawn.append(line(scale(limit), 16, scale(limit), foot, "target"))
         drawn.append(text(percent(limit), scale(limit), foot + 13, "target-word", "middle"))
+    labels = _labels(rows, label)
     for index, row in enumerate(rows):
-        drawn.extend(_points_of(row, scale, label, 18 + _ROW * index + _ROW / 2))
+        y = 18 + _ROW * index + _ROW / 2
+        drawn.append(_name(row, labels, label, y + 4))
+        drawn.extend(_points_of(row, scale, y))
     return picture(width, foot + 18, _said(rows), drawn)
 
 
-def _points_of(row: Row, scale: Scale, label: float, y: float) -> list[Child]:
+def _points_of(row: Row, scale: Scale, y: float) -> list[Child]:
     places = [scale(max(part.value, _LEAST)) for part in row.parts]
-    drawn: list[Child] = [_name(row.name, label, y + 4)]
+    drawn: list[Child] = []
     if row.linked > 1:
         drawn.append(line(min(places[: row.linked]), y, max(places[: row.linked]), y, "link"))
     for x, part in zip(places, row.parts, strict=True):
@@ -305,23 +310,27 @@ def ranges(rows: Sequence[Row], narrow: bool, marked: float) -> Element:
     foot = 20 + _ROW * len(rows)
     drawn: list[Child] = [*time_grid(scale, 4, 16, foot, 11)]
     drawn.append(line(scale(marked), 16, scale(marked), foot, "base"))
+    labels = _labels(rows, label)
     for index, row in enumerate(rows):
         y = 18 + _ROW * index + _ROW / 2
         middle, low, high = (scale(part.value) for part in row.parts)
         first = row.parts[0]
-        drawn.append(_name(row.name, label, y + 4))
+        drawn.append(_name(row, labels, label, y + 4))
         drawn.append(line(low, y, high, y, "spread"))
         drawn.append(titled(first.tooltip, mark(first.shape, middle, y, first.kind, 5)))
         drawn.append(text(row.note, high + 10, y + 4, "note"))
     return picture(width, foot + 6, _said(rows), drawn)
 
 
-def _name(name: str, label: float, y: float) -> Element:
-    """Draw a name, truncated at its start if too long."""
-    room = int(label / _LETTER)
-    short = name if len(name) <= room else f"…{name[1 - room :]}"
-    made = text(short, label - 8, y, "name", "end")
-    made.append(element("title", name))
+def _labels(rows: Sequence[Row], label: float) -> dict[str, str]:
+    """Return row name → text that fits the width of the labels."""
+    return shortened((row.name for row in rows), int(label / _LETTER))
+
+
+def _name(row: Row, labels: dict[str, str], label: float, y: float) -> Element:
+    """Draw the label of a row, with the full name as its tooltip."""
+    made = text(labels[row.name], label - 8, y, "name", "end")
+    made.append(element("title", row.name))
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from neural_mp.reporting import formatting
-from neural_mp.reporting.jobs import figures, totals
+from neural_mp.reporting.jobs import figure_headings, figures, has_several_metrics, totals
 from neural_mp.reporting.page.charts import card, scrolling
 from neural_mp.reporting.page.document import header, html_page
 from neural_mp.reporting.page.summary import tile
@@ -64,9 +64,10 @@ def _failures(failed: Sequence[JobOutcome], links: Mapping[str, str]) -> Element
 
 
 def _table(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
-    headings = ("job", "result", "accuracy", "FP32", "speed", "size", "time", "file")
+    named = has_several_metrics(outcomes)
+    headings = ("job", "result", *figure_headings(outcomes), "file")
     rows = [
-        [_link(job, links), str(job.status), *figures(job), element("code", job.file)]
+        [_link(job, links), str(job.status), *figures(job, named), element("code", job.file)]
         for job in outcomes
     ]
     return card(

@@ -11,6 +11,7 @@ const built = (tag, text, attributes) => {
   for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
   return made;
 };
+const counted = count => `${count} op${count > 1 ? "s" : ""}`;
 const sum = values => values.reduce((total, value) => total + (value || 0), 0);
 
 /** Colours of the style sheet as [red, green, blue], light or dark. */
@@ -30,9 +31,16 @@ class ModelMap {
   constructor(data, state, events) {
     Object.assign(this, {data, state, events, canvas: byId("map"), view: {x: 0, y: 0, zoom: 1}, shortened: new Map(), fingers: new Map()});
     this.context = this.canvas.getContext("2d");
-    this.most = Math.max(...data.boxes.map(box => this.time(box) || 0), 1);
     this.colours = palette();
     this.listen();
+    this.show(0);
+  }
+  /** Show a level: all kernels, or the modules at a depth. */
+  show(level) {
+    Object.assign(this.data, this.data.levels[level]);
+    this.state.boxOf = [];
+    this.data.boxes.forEach((box, index) => box[2].forEach(op => { this.state.boxOf[op] = index; }));
+    this.most = Math.max(...this.data.boxes.map(box => this.time(box) || 0), 1);
     this.fit();
   }
 
@@ -65,7 +73,7 @@ class ModelMap {
     const {card, bad, int8, faint} = this.colours, colour = this.state.colour;
     if (colour === "precision") return Object.keys(NAMES).flatMap(letter => {
       const count = [...this.state.runs].filter(run => run === letter).length;
-      return count ? [[this.colours[CLASSES[letter]], `${NAMES[letter]}: ${count} op${count > 1 ? "s" : ""}`]] : [];
+      return count ? [[this.colours[CLASSES[letter]], `${NAMES[letter]}: ${counted(count)}`]] : [];
     });
     if (colour === "time") return [[between(card, int8, .1), "little time"], [int8, micros(this.most)], [faint, "not measured, or fused into another kernel"]];
     if (colour === "gain") return [[bad, "slower than FP32"], [card, "equal"], [int8, "8 times as fast"], [faint, "not measured"]];
@@ -140,6 +148,7 @@ class ModelMap {
     context.beginPath();
     context.roundRect(x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2, BOX_WIDTH, BOX_HEIGHT, 6);
     context.fill();
+    if (box[4] && state.colour === "precision") this.paintShares(box);
     if (index === state.chosen || state.colour !== "precision") {
       context.strokeStyle = css(index === state.chosen ? colours.focus : colours.line);
       context.lineWidth = index === state.chosen ? Math.max(3, 2 / view.zoom) : 1;
@@ -147,17 +156,31 @@ class ModelMap {
     }
     if (view.zoom > .42) this.paintWords(box, view.zoom > .62);
   }
+  /** The precisions in a module, as shares of its box. */
+  paintShares(box) {
+    const {context, colours, state} = this, [x, y, ops] = box;
+    context.save();
+    context.clip();
+    let left = x - BOX_WIDTH / 2;
+    for (const letter of Object.keys(NAMES)) {
+      const wide = BOX_WIDTH * ops.filter(op => state.runs[op] === letter).length / ops.length;
+      context.fillStyle = css(colours[CLASSES[letter]]);
+      context.fillRect(left, y - BOX_HEIGHT / 2, wide, BOX_HEIGHT);
+      left += wide;
+    }
+    context.restore();
+  }
   paintWords(box, named) {
     const {context, colours} = this, [x, y] = box, left = x - BOX_WIDTH / 2 + 8;
     const kinds = this.ops(box).map(op => this.data.types[op[OP.type]]);
     context.fillStyle = css(this.state.colour === "precision" ? colours.on : colours.ink);
     context.textBaseline = "middle";
     context.font = "600 12px system-ui, sans-serif";
-    context.fillText(this.short(kinds.length > 3 ? `${kinds[0]} + ${kinds.length - 1}` : kinds.join(" + ")), left, y - (named ? 7 : 0));
+    context.fillText(this.short(box[4] ? counted(kinds.length) : kinds.length > 3 ? `${kinds[0]} + ${kinds.length - 1}` : kinds.join(" + ")), left, y - (named ? 7 : 0));
     if (!named) return;
     context.globalAlpha *= .85;
     context.font = "10.5px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
-    context.fillText(this.short(this.ops(box)[0][OP.name], true), left, y + 8);
+    context.fillText(this.short(box[3], true), left, y + 8);
   }
   /** A text truncated to the width of a box, at its start if `tail`. */
   short(text, tail) {

@@ -6,17 +6,19 @@ async function unpacked(source) {
   return JSON.parse(await new Response(stream).text());
 }
 
+// Boxes of the first map at most; ops described for a module at most.
+const MOST_BOXES = 160, MOST_DETAILS = 11;
+
 class Page {
   constructor(data) {
     this.data = data;
-    const boxOf = [];
-    data.boxes.forEach((box, index) => box[2].forEach(op => { boxOf[op] = index; }));
-    this.state = {runs: data.result, colour: "precision", chosen: -1, found: new Set(), boxOf};
+    this.state = {runs: data.result, colour: "precision", chosen: -1, found: new Set(), boxOf: []};
     const events = {choose: (box, show) => this.choose(box, show), hover: (box, event) => this.hover(box, event)};
     this.map = new ModelMap(data, this.state, events);
     this.table = new OpTable(data, this.state, events);
     this.listen();
     this.legend();
+    this.folds();
     this.table.fill();
     this.choose(-1);
     this.follow(new URLSearchParams(location.hash.slice(1)));
@@ -32,6 +34,26 @@ class Page {
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.map.colours = palette(); this.legend(); this.map.draw(); });
     if (this.data.plan) byId("plan").href = URL.createObjectURL(new Blob([this.data.plan], {type: "text/yaml"}));
+  }
+  /** Offer the maps folded by module; a map of many kernels begins with the finest that fits. */
+  folds() {
+    const levels = this.data.levels, first = levels.findIndex(level => level.boxes.length <= MOST_BOXES);
+    levels.forEach((level, at) => byId("fold").append(built("option", `${level.title} (${level.boxes.length})`, {value: at})));
+    byId("folds").hidden = levels.length < 2;
+    byId("fold").addEventListener("change", event => this.fold(+event.target.value));
+    this.fold(first < 0 ? levels.length - 1 : first);
+  }
+  fold(level) {
+    byId("fold").value = level;
+    this.level = level;
+    this.map.show(level);
+    this.find(byId("find").value);
+    this.choose(-1);
+  }
+  /** Show the ops of a module as boxes. */
+  unfold(op) {
+    this.fold(Math.max(this.level - 1, 0));
+    this.choose(this.state.boxOf[op], true);
   }
   colour(name) { this.state.colour = name; byId("colour").value = name; this.legend(); this.map.draw(); }
   legend() {
@@ -69,17 +91,33 @@ class Page {
   hover(box, event) {
     const tip = byId("tip");
     if (box < 0) { tip.style.display = "none"; return; }
-    tip.textContent = this.data.boxes[box][2].map(op => `${this.data.ops[op][OP.name]} (${this.data.types[this.data.ops[op][OP.type]]}): ${NAMES[this.state.runs[op]]}`).join("\n");
+    const [, , ops, , module] = this.data.boxes[box];
+    tip.textContent = module ? `${module}\n${this.precisions(ops)}` : ops.map(op => `${this.data.ops[op][OP.name]} (${this.data.types[this.data.ops[op][OP.type]]}): ${NAMES[this.state.runs[op]]}`).join("\n");
     tip.style.display = "block";
     tip.style.left = Math.max(0, Math.min(event.clientX + 14, innerWidth - 330)) + "px";
     tip.style.top = event.clientY + 14 + "px";
   }
   choose(box, show) {
     this.state.chosen = box;
-    byId("detail").replaceChildren(...(box < 0 ? [built("p", "Select a box to show the precisions of its ops and the reasons.")] : this.data.boxes[box][2].map(op => this.described(op))));
+    byId("detail").replaceChildren(...(box < 0 ? [built("p", "Select a box to show the precisions of its ops and the reasons.")] : this.details(this.data.boxes[box])));
     this.table.mark(box);
     if (show && box >= 0) this.map.reveal(box);
     this.map.draw();
+  }
+  precisions(ops) {
+    return Object.keys(NAMES).flatMap(letter => {
+      const count = ops.filter(op => this.state.runs[op] === letter).length;
+      return count ? [`${NAMES[letter]}: ${counted(count)}`] : [];
+    }).join(", ");
+  }
+  details([, , ops, , module]) {
+    const described = ops.slice(0, module ? MOST_DETAILS : ops.length).map(op => this.described(op));
+    if (!module) return described;
+    const made = built("div"), button = built("button", "Unfold");
+    button.addEventListener("click", () => this.unfold(ops[0]));
+    made.append(built("h3", module), built("p", this.precisions(ops)), button);
+    if (ops.length > MOST_DETAILS) made.append(built("p", `The first ${MOST_DETAILS} of its ops:`));
+    return [made, ...described];
   }
   described(index) {
     const op = this.data.ops[index], made = built("div"), first = built("p"), say = words => made.append(built("p", words));
@@ -101,6 +139,7 @@ class Page {
     if ([...byId("colour").options].some(option => option.value === asked.get("colour"))) this.colour(asked.get("colour"));
     if (asked.get("trial") - 1 in this.data.plans) this.trial(asked.get("trial") - 1);
     const op = this.data.ops.findIndex(candidate => candidate[OP.name] === asked.get("op"));
+    if (op >= 0) this.fold(0);
     if (op >= 0) this.choose(this.state.boxOf[op], true);
   }
 }

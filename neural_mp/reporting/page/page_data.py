@@ -13,7 +13,7 @@ from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op
 from neural_mp.core.precision import Precision
 from neural_mp.errors import visible
-from neural_mp.reporting.page.map_layout import Kernels, laid_out
+from neural_mp.reporting.page.map_levels import map_levels
 from neural_mp.reporting.page.page_model import View
 from neural_mp.space import why_int8
 from neural_mp.util.html import Element, element, raw
@@ -63,8 +63,7 @@ def plan_link(view: View) -> Element | None:
 
 
 def _data(view: View) -> dict[str, Any]:
-    kernels = Kernels.of(view.graph)
-    layout = laid_out(len(kernels.groups), kernels.edges)
+    levels = map_levels(view.graph)
     reasons: dict[str, int] = {}
     types: dict[str, int] = {}
     plan = plan_yaml(view)
@@ -75,14 +74,7 @@ def _data(view: View) -> dict[str, Any]:
         "result": letters(view, view.runs_in),
         "plans": _plans(view),
         "best": None if view.best is None else view.best.number,
-        "boxes": [
-            [*at, list(group)] for at, group in zip(layout.boxes, kernels.groups, strict=True)
-        ],
-        "edges": [
-            [e.source, e.reader, [n for point in e.points for n in point], int(e.far)]
-            for e in layout.edges
-        ],
-        "size": layout.size,
+        "levels": [level.document() for level in levels],
         "plan": plan if plan is not None and len(plan) > _SMALL_PLAN else None,
     }
 

@@ -162,13 +162,14 @@ def map_section(view: View) -> Element:
                 element("h2", "Map"),
                 element(
                     "p",
-                    "One box per kernel, from top to bottom, then the next column. ",
+                    "One box per kernel or module, from top to bottom, then the next column. ",
                     element("span", id="showing", class_="showing"),
                     class_="lead",
                 ),
             ),
             element(
                 "div",
+                element("label", "boxes ", element("select", id="fold"), id="folds", hidden=True),
                 element("label", "colour by ", select),
                 _search("find", "find an op", "Find an op"),
                 element("button", "Show the result", id="back", hidden=True),

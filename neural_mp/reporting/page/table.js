@@ -86,8 +86,8 @@ class OpTable {
   }
   row(index) {
     const box = this.state.boxOf[index], made = built("tr", null, {id: "row" + index, class: box === this.state.chosen ? "on" : ""});
-    this.columns.forEach(([, get, kind, shown], at) => {
-      const cell = built("td", null, {class: kind || ""});
+    this.columns.forEach(([words, get, kind, shown], at) => {
+      const none = at > 2 && !get(index), cell = built("td", null, {class: (kind || "") + (none ? " none" : ""), "data-label": words});
       if (at === 0) cell.append(built("code", get(index)));
       else if (at === 2) cell.append(chip(this.state.runs[index]));
       else cell.textContent = shown ? shown(get(index)) : get(index);

@@ -1,0 +1,61 @@
+"""Names shortened to the width of a label so that they stay distinct."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+_DOTS = "…"
+
+
+def shortened(names: Iterable[str], room: int) -> dict[str, str]:
+    """Return name → label of at most `room` characters; the labels of different names differ.
+
+    A label keeps the end of its name. Names with the same end also keep as much of the start as
+    distinguishes them, or else the part in which they differ.
+
+    Raises:
+        ValueError: the room is below 8 characters.
+    """
+    if room < 8:
+        raise ValueError(f"the room must be at least 8 characters, got {room}")
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        groups[_split(name, 0, room)].append(name)
+    found: dict[str, str] = {}
+    for label, group in groups.items():
+        labels = [label] if len(group) == 1 else _apart(group, room)
+        found.update(zip(group, labels, strict=True))
+    return _numbered(found, room)
+
+
+def _apart(group: Sequence[str], room: int) -> list[str]:
+    """Return labels for names with the same end."""
+    for head in range(1, room - 3):
+        labels = [_split(name, head, room) for name in group]
+        if len(set(labels)) == len(group):
+            return labels
+    columns = enumerate(zip(*group, strict=False))
+    differing = (at for at, letters in columns if len(set(letters)) > 1)
+    start = max(next(differing, min(map(len, group))) - 2, 0)
+    return [f"{_DOTS}{name[start : start + room - 2]}{_DOTS}" for name in group]
+
+
+def _split(name: str, head: int, room: int) -> str:
+    if len(name) <= room:
+        return name
+    return f"{name[:head]}{_DOTS}{name[head + 1 - room :]}"
+
+
+def _numbered(labels: dict[str, str], room: int) -> dict[str, str]:
+    """Number labels that are still equal."""
+    seen: dict[str, int] = defaultdict(int)
+    taken = set(labels.values())
+    found = {}
+    for name, label in labels.items():
+        seen[label] += 1
+        while seen[label] > 1 and (candidate := f"{label[: room - 5]}~{seen[label]}") in taken:
+            seen[label] += 1
+        found[name] = label if seen[label] == 1 else candidate
+        taken.add(found[name])
+    return found

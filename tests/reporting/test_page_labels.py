@@ -1,0 +1,43 @@
+"""Labels of the page: short, and different for different names."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neural_mp.reporting.page.charts import Part, Row, bars, points
+from neural_mp.reporting.page.labels import shortened
+from neural_mp.util.html import markup
+
+
+def test_a_name_that_fits_is_left_alone_and_a_long_one_keeps_its_end():
+    labels = shortened(["head", "encoder.layer.11.attention.output"], 16)
+    assert labels["head"] == "head"
+    assert labels["encoder.layer.11.attention.output"] == "…ttention.output"
+
+
+def test_names_with_the_same_end_show_the_start_that_differs():
+    names = [f"encoder.layer.{i}.attention.self.query.dense" for i in range(12)]
+    labels = shortened(names, 20)
+    assert len(set(labels.values())) == 12
+    assert all(len(label) <= 20 for label in labels.values())
+    for i, name in enumerate(names):
+        assert str(i) in labels[name]
+
+
+@given(st.lists(st.text("ab./", max_size=24), max_size=60), st.integers(8, 14))
+def test_labels_of_different_names_differ_and_fit(names, room):
+    labels = shortened(names, room)
+    assert set(labels) == set(names)
+    assert len(set(labels.values())) == len(labels)
+    assert all(len(label) <= room for label in labels.values())
+
+
+@pytest.mark.parametrize("chart", [bars, points])
+@pytest.mark.parametrize("narrow", [True, False])
+def test_rows_of_a_chart_have_different_labels(chart, narrow):
+    names = [f"model.encoder.layer.{i}.attention.self.query.projection.dense" for i in range(9)]
+    shown = markup(chart([Row(name, [Part(0.5, "int8", name)]) for name in names], narrow))
+    written = re.findall(r">([^<>]+)<title>", shown)
+    assert len(set(written)) == len(written) == 9
