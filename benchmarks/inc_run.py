@@ -39,6 +39,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 from inc_examples.case import Case, Step
 from inc_examples.cases import CASES
+from inc_examples.files import FILES
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -74,17 +75,20 @@ def main() -> None:
     """Run the scripts and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repository", type=Path, required=True, help="a clone of the repository")
+    parser.add_argument("--files", action="store_true", help="run tuning files in place of scripts")
     parser.add_argument("--only", default="", help="part of the names of the scripts to run")
     parser.add_argument("--out", type=Path, help="Markdown file for the table")
+    parser.add_argument("--packages", type=Path, help="folder of further packages of the scripts")
     parser.add_argument("--rows", type=Path, help="file that keeps the rows; they are not repeated")
     parser.add_argument("--verbose", action="store_true", help="print the output of failed calls")
     options = parser.parse_args()
     rows = _kept(options.rows)
     done = {row.name for row in rows}
-    cases = [case for case in CASES if options.only in _label(case) and _label(case) not in done]
+    listed = FILES if options.files else CASES
+    cases = [case for case in listed if options.only in _label(case) and _label(case) not in done]
     with suppress(KeyboardInterrupt):  # rows so far are shown
         for case in track(cases, "Scripts", console=Console(stderr=True)):
-            rows.append(_outcome(case, options.repository, options.verbose))
+            rows.append(_outcome(case, options))
             if options.rows is not None:
                 with options.rows.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(rows[-1])) + "\n")
@@ -106,16 +110,16 @@ def _label(case: Case) -> str:
     return f"{case.name} {' '.join(configs)}".strip()
 
 
-def _outcome(case: Case, repository: Path, is_verbose: bool) -> Row:
+def _outcome(case: Case, options: argparse.Namespace) -> Row:
     row = Row(_label(case))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "example" / "script"
         folder.mkdir(parents=True)
-        _unpack(repository, f"{case.tag}:{case.folder}", folder)
+        _unpack(options.repository, f"{case.tag}:{case.folder}", folder)
         case.make(folder)
         _set_paths(folder, case)
         for step in case.steps.values():
-            _call(case, step, folder, row, is_verbose)
+            _call(case, step, folder, row, options)
             if not row.ended:
                 break
         if case.result is not None and row.ended:
@@ -140,10 +144,11 @@ def _set_paths(folder: Path, case: Case) -> None:
         file.write_text(text)
 
 
-def _call(case: Case, step: Step, folder: Path, row: Row, is_verbose: bool) -> None:
+def _call(case: Case, step: Step, folder: Path, row: Row, options: argparse.Namespace) -> None:
+    more = [] if options.packages is None else [options.packages.resolve()]
     environment = {
         **os.environ,
-        "PYTHONPATH": str(_HERE.parent),
+        "PYTHONPATH": os.pathsep.join(map(str, [_HERE.parent, *more])),
         "KERAS_HOME": str(folder / ".keras"),
         "OMP_NUM_THREADS": "1",
     }
@@ -166,7 +171,7 @@ def _call(case: Case, step: Step, folder: Path, row: Row, is_verbose: bool) -> N
     row.missing += [line for line in step.lines if not re.search(line, shown)]
     if code != 0:
         row.ended, row.error = False, (shown.strip().splitlines() or ["no output"])[-1]
-        if is_verbose:
+        if options.verbose:
             print(shown, file=sys.stderr)
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from inc_examples import classifiers_v1, classifiers_v2, detection
+from inc_examples import classifiers_v1, classifiers_v2, detection, others, text
 from inc_examples.case import Case
 
-CASES: tuple[Case, ...] = (*classifiers_v1.CASES, *classifiers_v2.CASES, *detection.CASES)
+CASES: tuple[Case, ...] = (
+    *classifiers_v1.CASES,
+    *classifiers_v2.CASES,
+    *detection.CASES,
+    *text.CASES,
+    *others.CASES,
+)

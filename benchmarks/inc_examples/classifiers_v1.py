@@ -84,10 +84,8 @@ CASES: tuple[Case, ...] = (
         for model, config in (
             ("resnet50", "resnet50_v1_5.yaml"),
             ("resnet50", "resnet50_v1_5_qdq.yaml"),
-            ("vgg16", "vgg16.yaml"),
             ("mobilenet", "mobilenetv2.yaml"),
             ("shufflenet", "shufflenetv2.yaml"),
-            ("densenet", "densenet.yaml"),
         )
     ),
     _onnx("onnx_model_zoo/efficientnet", "efficientnet.yaml", is_channels_last=True),
@@ -95,18 +93,14 @@ CASES: tuple[Case, ...] = (
         _onnx(f"onnx_model_zoo/{model}", config, *_LISTED)
         for model, config in (
             ("googlenet", "googlenet.yaml"),
-            ("inception", "inception_v1.yaml"),
             ("squeezenet", "squeezenet.yaml"),
             ("alexnet", "alexnet.yaml"),
-            ("caffenet", "caffenet.yaml"),
-            ("zfnet", "zfnet512.yaml"),
         )
     ),
     *(
         _onnx(model, config)
         for model, config in (
             ("resnet50", "resnet50_v1_5.yaml"),
-            ("vgg16", "vgg16.yaml"),
             ("mobilenet_v2", "mobilenet_v2.yaml"),
         )
     ),
@@ -115,9 +109,7 @@ CASES: tuple[Case, ...] = (
     *(
         _tensorflow("tensorflow_models", f"{config}.yaml", "--output-graph", **shape)
         for config, shape in (
-            ("resnet50_v1", {"has_background": True}),
             ("mobilenet_v1", {"has_background": True}),
-            ("inception_v3", {"has_background": True, "size": 299}),
             ("vgg16", {}),
             ("resnet101", {}),
         )

@@ -48,6 +48,14 @@ def image_list(folder: Path, count: int = 40) -> None:
     (folder / "val_map.txt").write_text("".join(lines))
 
 
+def class_folders(folder: Path, count: int = 40) -> None:
+    """Write JPEG files into a folder per class, as for `ImageFolder`."""
+    for number, (image, label) in enumerate(zip(*pictures(count, 256, 256), strict=True)):
+        place = folder / f"n{label:08d}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:04d}.jpg").write_bytes(_jpeg(image))
+
+
 def image_records(folder: Path, count: int = 40) -> None:
     """Write TFRecords into `records/`, as for `ImageRecord`; classes start at 1."""
     import tensorflow as tf

@@ -141,7 +141,7 @@ def _record(folder: Path) -> None:
     records.of_boxes(folder)
 
 
-_NUMBERED = ("num_detections", "detection_boxes", "detection_scores", "detection_classes")
+NUMBERED = ("num_detections", "detection_boxes", "detection_scores", "detection_classes")
 _ONNX = "examples/onnxrt/object_detection"
 _TENSORFLOW = "examples/tensorflow/object_detection/tensorflow_models"
 
@@ -149,7 +149,7 @@ _TENSORFLOW = "examples/tensorflow/object_detection/tensorflow_models"
 def _onnx_v1(model: str, config: str) -> Case:
     def make(folder: Path) -> None:
         _coco(folder)
-        onnx_detector(folder / "net.onnx", _NUMBERED)
+        onnx_detector(folder / "net.onnx", NUMBERED)
 
     common = ("--model_path", "net.onnx", "--config", config)
     return Case(
@@ -161,10 +161,10 @@ def _onnx_v1(model: str, config: str) -> Case:
     )
 
 
-def _onnx_v2(model: str, outputs: Sequence[str] = _NUMBERED, *more: str) -> Case:
+def _onnx_v2(model: str, outputs: Sequence[str] = NUMBERED, *more: str) -> Case:
     def make(folder: Path) -> None:
         _coco(folder)
-        onnx_detector(folder / "net.onnx", outputs, is_float=outputs != _NUMBERED)
+        onnx_detector(folder / "net.onnx", outputs, is_float=outputs != NUMBERED)
 
     common = ("--model_path", "net.onnx", "--data_path", "coco/val2017", *more)
     return Case(

@@ -15,7 +15,7 @@ from inc_examples.data import CLASSES, COLUMNS, ROWS
 WIDTH = 64
 
 
-def _weights(channels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def kernels(channels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return kernels `[W, C, 8, 8]`, `[W, W, 3, 3]` and the dense weight `[10, 10]`."""
     rng = np.random.default_rng(0)
     first = rng.uniform(0.5, 1.5, (WIDTH, channels, 8, 8)) / (channels * 64)
@@ -58,7 +58,7 @@ def onnx_net(
         "net",
         [helper.make_tensor_value_info(given, TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", CLASSES])],
-        [numpy_helper.from_array(w, f"w{n}") for n, w in enumerate(_weights(channels), 1)],
+        [numpy_helper.from_array(w, f"w{n}") for n, w in enumerate(kernels(channels), 1)],
     )
     opset = [helper.make_opsetid("", 13)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))
@@ -82,7 +82,7 @@ def keras_net(size: int = 224, channels: int = 3, has_background: bool = False):
     x = layers.Flatten()(x)
     outputs = layers.Dense(CLASSES + has_background, name="output")(x)
     net = keras.Model(inputs, outputs)
-    first, second, dense = _weights(channels or 1)
+    first, second, dense = kernels(channels or 1)
     if has_background:
         dense = np.pad(dense, ((0, 0), (1, 0)))
     bias = np.zeros(CLASSES + has_background, np.float32)
@@ -118,3 +118,24 @@ def saved_model(
 ) -> None:
     """Write the Keras net as a SavedModel with the input `input` and the output `output`."""
     keras_net(size, channels, has_background).export(str(path), verbose=False)
+
+
+def torch_net(path: Path) -> None:
+    """Write a module of torch for images of any size."""
+    import torch
+
+    first, second, dense = map(torch.from_numpy, kernels(3))
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, WIDTH, 8, 4, padding=2),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(WIDTH, WIDTH, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d((ROWS, COLUMNS)),
+        torch.nn.Conv2d(WIDTH, 1, 1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(CLASSES, CLASSES),
+    )
+    mean = torch.full((1, WIDTH, 1, 1), 1 / WIDTH)
+    for index, weight in ((0, first), (2, second), (5, mean), (7, dense.T.contiguous())):
+        net[index].weight.data, net[index].bias.data = weight, torch.zeros(len(weight))
+    torch.save(net, path)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx_nets import as_onnx
 
-from neural_mp.compat.inc import Benchmark, Quantization, benchmark, quantization
-from neural_mp.compat.inc.config import BenchmarkConfig, PostTrainingQuantConfig
+from neural_mp.compat.inc import Benchmark, Quantization, benchmark
+from neural_mp.compat.inc.config import BenchmarkConfig
 from neural_mp.compat.inc.experimental import common
 
 CONF = """
@@ -126,22 +126,3 @@ def test_names_of_ports_that_a_saved_model_lacks_are_ignored(files, digits, capl
         "input 'image' is ignored",
         "output 'scores' is ignored",
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("output", ["scores", "softmax_tensor"])
-def test_names_of_ports_that_a_graph_file_lacks_are_ignored_in_version_2(files, caplog, output):
-    tf = pytest.importorskip("tensorflow")
-    weight = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, (None, 16), "x")
-        tf.identity(tf.matmul(x, weight), "scores")
-    (files / "net.pb").write_bytes(graph.as_graph_def().SerializeToString())
-    samples = [(np.ones(16, np.float32), 1)] * 8
-    found = quantization.fit(
-        "net.pb",
-        PostTrainingQuantConfig(inputs=["x"], outputs=[output]),
-        calib_dataloader=common.DataLoader(samples, batch_size=4),
-    )
-    assert found(np.ones((2, 16), np.float32)).shape == (2, 10)
-    assert ("no such tensor" in caplog.text) == (output != "scores")

@@ -154,7 +154,7 @@ def test_an_output_that_the_graph_lacks_is_named_and_left_out(monkeypatch, caplo
     with caplog.at_level(logging.WARNING):
         output_model = converter.fit()
     assert any(node.op == "Cast" for node in output_model.graph_def.node)
-    assert "output 'fianl' is ignored: the graph has no such tensor" in caplog.text
+    assert "output 'fianl' is ignored: the model has no such tensor" in caplog.text
     assert "did you mean 'final'?" in caplog.text
     assert converter.output == "final, fianl"
 

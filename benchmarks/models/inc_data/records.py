@@ -18,7 +18,7 @@ _TOKENS = 384
 
 def of_classes(folder: Path) -> Mapping[str, Any]:
     """Images with their classes, in the form of ImageNet."""
-    _write(
+    write(
         folder / "validation-00000-of-00001",
         (
             {
@@ -42,7 +42,7 @@ def of_classes(folder: Path) -> Mapping[str, Any]:
 def of_boxes(folder: Path) -> Mapping[str, Any]:
     """Images with boxes, in the form of COCO; the root is the file itself."""
     file = folder / "coco_val.record"
-    _write(
+    write(
         file,
         (
             {
@@ -66,7 +66,7 @@ def of_boxes(folder: Path) -> Mapping[str, Any]:
 
 def of_segments(folder: Path) -> Mapping[str, Any]:
     """Images with the class of every pixel, in the form of Pascal VOC."""
-    _write(
+    write(
         folder / "val-00000-of-00001.tfrecord",
         (
             {
@@ -90,7 +90,7 @@ def of_tokens(folder: Path) -> Mapping[str, Any]:
     """Questions as token ids, with the file of their answers."""
     file, answers = folder / "eval.tf_record", folder / "dev-v1.1.json"
     answers.write_text(json.dumps(squad()))
-    _write(
+    write(
         file,
         (
             {
@@ -105,7 +105,8 @@ def of_tokens(folder: Path) -> Mapping[str, Any]:
     return {"root": file, "label_file": answers}
 
 
-def _write(file: Path, samples: Iterable[Mapping[str, list[Any]]]) -> None:
+def write(file: Path, samples: Iterable[Mapping[str, list[Any]]]) -> None:
+    """Write samples, by name of the feature, into a file."""
     import tensorflow as tf
 
     with tf.io.TFRecordWriter(str(file)) as writer:

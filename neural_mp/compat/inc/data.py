@@ -93,6 +93,7 @@ def DataLoader(framework: str, dataset: object, **options: Any) -> CommonDataLoa
 DATALOADERS: Mapping[str, Any] = defaultdict(lambda: CommonDataLoader)
 DATASETS = Datasets
 DefaultDataLoader = TensorflowDataLoader = ONNXRTDataLoader = CommonDataLoader
+TensorflowBertDataLoader = TensorflowModelZooBertDataLoader = CommonDataLoader
 
 
 def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
@@ -134,7 +135,9 @@ __all__ = [
     "LabelBalanceCOCORecordFilter",
     "ONNXRTDataLoader",
     "Postprocess",
+    "TensorflowBertDataLoader",
     "TensorflowDataLoader",
+    "TensorflowModelZooBertDataLoader",
     "create_dataloader",
 ]
 

@@ -17,7 +17,7 @@ from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc import benchmark
 from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
-from neural_mp.compat.inc.model import Model, Result, native, ports_there, runnable
+from neural_mp.compat.inc.model import Model, Result, native, on_graphs, ports_there, runnable
 from neural_mp.compat.inc.quantization import as_unchecked
 from neural_mp.compat.inc.user_objects import (
     DataLoader,
@@ -191,7 +191,7 @@ class _Experiment(Configured):
         tuning.precisions = _without_idle_fp16(self.precisions, tuning.model, tuning.framework)
         tuning.calib_dataloader = self.calib_dataloader
         tuning.eval_dataloader = self.eval_dataloader
-        tuning.eval_func = self.eval_func
+        tuning.eval_func = on_graphs(self.eval_func, tuning.model)
         tuning.metric = metric_of(self.metric, self.settings.model.framework)
         tuning.postprocess = postprocess_of(self.postprocess)
         tuning.objective = self.objective or tuning.objective

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -57,32 +57,39 @@ def ports_there(
     """Return the names of existing inputs and outputs; like INC, only warn about unknown names.
 
     Args:
-        model: the model; names are checked for TensorFlow graphs, their files and SavedModels.
+        model: the model; names are checked for ONNX models, for TensorFlow graphs, and for files
+            of both, SavedModels included.
         inputs: names as a list or a comma-separated string, or None.
         outputs: likewise.
 
     Returns:
-        None for the inputs if one is unknown, and for the outputs if none is known.
+        None for the inputs if one is unknown; for the outputs if none is known, or, in an ONNX
+        model, if one is unknown.
     """
     given, wanted = tensor_names(inputs), tensor_names(outputs)
     known = _known_ports(model) if given or wanted else None
     if known is None:
         return given, wanted
-    kept = _kept("input", given, known[0])
-    return kept if kept == given else None, _kept("output", wanted, known[1]) or None
+    inputs, outputs = _kept("input", given, known[0]), _kept("output", wanted, known[1])
+    # INC reads no names for ONNX models, and metrics count all outputs.
+    is_complete = outputs == wanted or _onnx_graph(model) is None
+    return inputs if inputs == given else None, (outputs if is_complete else None) or None
 
 
 def _kept(kind: str, names: list[str] | None, known: set[str]) -> list[str]:
     """Return the known names; log the others."""
     for name in names or ():
-        if node_name(name) not in known:
+        if not {name, node_name(name)} & known:
             hint = did_you_mean(name, known)
-            logger.warning("%s %r is ignored: the graph has no such tensor%s", kind, name, hint)
-    return [name for name in names or () if node_name(name) in known]
+            logger.warning("%s %r is ignored: the model has no such tensor%s", kind, name, hint)
+    return [name for name in names or () if {name, node_name(name)} & known]
 
 
 def _known_ports(model: object) -> tuple[set[str], set[str]] | None:
     """Return possible names of inputs and outputs; None if they are checked on loading."""
+    graph = _onnx_graph(model)
+    if graph is not None:
+        return {port.name for port in graph.input}, {port.name for port in graph.output}
     nodes = getattr(model, "node", None)
     if nodes is None and isinstance(model, str | Path) and Path(model).suffix == ".pb":
         nodes = _nodes_of_file(Path(model))
@@ -93,6 +100,18 @@ def _known_ports(model: object) -> tuple[set[str], set[str]] | None:
         return None
     signature = load_source(model, None, None).held.signature
     return _port_names(signature.inputs), _port_names(signature.outputs)
+
+
+def _onnx_graph(model: object) -> Any:
+    """Return the graph of an ONNX model; None for other models and unreadable files."""
+    if isinstance(model, str | Path) and Path(model).suffix == ".onnx":
+        import onnx
+        from google.protobuf.message import DecodeError
+
+        with suppress(OSError, DecodeError):
+            return onnx.load(model, load_external_data=False).graph
+        return None
+    return getattr(model, "graph", None) if hasattr(model, "opset_import") else None
 
 
 def _nodes_of_file(path: Path) -> Iterable[Any] | None:
@@ -136,8 +155,10 @@ class Model:
 
     @property
     def model(self) -> Any:
-        """The framework's object."""
-        return self.loaded.native if isinstance(self.root, str | Path) else self.root
+        """The framework's object; of a graph file the graph."""
+        if not isinstance(self.root, str | Path):
+            return self.root
+        return self.graph if Path(self.root).suffix == ".pb" else self.loaded.native
 
     def framework(self) -> str:
         """The framework's name."""
@@ -228,6 +249,28 @@ def imported_graph(graph_def: Any) -> Any:
     with graph.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
     return graph
+
+
+def on_graphs(
+    function: Callable[[Any], float] | None, source: object
+) -> Callable[[Any], float] | None:
+    """Return an evaluation of models that gets graphs if the source is one, as in INC.
+
+    Args:
+        function: native model → accuracy, written for a `tf.Graph` in this case.
+        source: the FP32 model: an object, or a path.
+    """
+    is_file = isinstance(source, str | Path) and Path(source).suffix == ".pb"
+    is_graph = is_file or hasattr(source, "get_tensor_by_name") or hasattr(source, "node")
+    if function is None or not is_graph:
+        return function
+    evaluate = function
+
+    @wraps(function)
+    def of_graph(model: Any) -> float:
+        return evaluate(imported_graph(model.graph_def))
+
+    return of_graph
 
 
 def node_name(tensor: str) -> str:

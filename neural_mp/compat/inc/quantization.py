@@ -9,7 +9,7 @@ from typing import Any
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.compat.inc.config import PostTrainingQuantConfig
 from neural_mp.compat.inc.import_aliases import NotHereError
-from neural_mp.compat.inc.model import Result, native, ports_there
+from neural_mp.compat.inc.model import Result, native, on_graphs, ports_there
 from neural_mp.compat.inc.user_objects import metric_of
 from neural_mp.config import Settings
 from neural_mp.errors import ConfigurationError
@@ -68,7 +68,7 @@ def tuned(
     tuning.model = native(model)
     tuning.calib_dataloader = calib_dataloader
     tuning.eval_dataloader = eval_dataloader
-    tuning.eval_func = eval_func
+    tuning.eval_func = on_graphs(eval_func, tuning.model)
     tuning.metric = metric_of(eval_metric)
     ports = ports_there(tuning.model, settings.model.inputs, settings.model.outputs)
     tuning.inputs, tuning.outputs = ports
