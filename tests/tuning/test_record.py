@@ -213,7 +213,7 @@ def test_a_damaged_record_is_one_clear_error(result):
     said = record_to_dict(result.record)
     said["setup"]["ops"][0]["runs in"] = ["int7"]
     with pytest.raises(
-        HistoryError, match=r"the record of a run: setup\.ops\.0\.runs in\.0: expected one of int8"
+        HistoryError, match=r"the record of a run: setup\.ops\.0\.runs in\.0: expected one of int4, int8"
     ):
         record_from_dict(said)
 
