@@ -33,7 +33,7 @@ from neural_mp.api.saved_model import (
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial
-from neural_mp.errors import ModelLoadError, NeuralMPError, PlanError
+from neural_mp.errors import ModelLoadError, NeuralMPError, PlanError, did_you_mean
 from neural_mp.io.readers import read_json
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.reporting.page import cell_of, report_cell
@@ -59,6 +59,10 @@ from neural_mp.util.validators import (
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
+#: Attributes of models of `transformers` that a result passes on.
+_OF_PIPELINES = frozenset(
+    {"can_generate", "config", "device", "forward", "generate", "generation_config"}
+)
 
 
 class OptimizedModel:
@@ -139,6 +143,16 @@ class OptimizedModel:
         if named or len(inputs) != 1:
             return TransferredModel(self.loaded)(*inputs, **named)
         return self.loaded(inputs[0])
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what a pipeline of `transformers` asks a model for, if the model has it."""
+        native = self.model if name in _OF_PIPELINES else None
+        if getattr(native, name, None) is None:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+                f"{did_you_mean(name, dir(self))}"
+            )
+        return getattr(native, name)
 
     def __repr__(self) -> str:
         words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}

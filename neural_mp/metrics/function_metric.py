@@ -36,12 +36,16 @@ _PREDICTIONS = frozenset(_PREDICTION_NAMES.split())
 _MODELS = frozenset({"model", "net", "network", "module", "graph", "session"})
 #: Packages whose functions expect torch tensors.
 _OF_TENSORS = frozenset({"torch", "torchmetrics", "torcheval"})
+#: Outputs of models of `transformers` that are no predictions.
+_NOT_PREDICTIONS = frozenset({"loss", "past_key_values", "mems"})
 #: Names of the only parameter of a function of `Predicted`.
 _BOTH = frozenset({"eval_pred", "eval_preds", "eval_prediction", "p"})
 
 
 class Predicted(NamedTuple):
     """The argument of a function with one parameter, e.g. `compute_metrics` of `transformers`.
+
+    As an `EvalPrediction` of its trainer: a single output is an array, several are a tuple.
 
     Attributes:
         predictions: all predictions.
@@ -202,7 +206,19 @@ def _predictions_first(both: Predicted) -> tuple[Any, ...]:
 
 
 def _as_one(both: Predicted) -> tuple[Any, ...]:
-    return (both,)
+    return (Predicted(*map(_as_trainer_gives, both)),)
+
+
+def _as_trainer_gives(values: Any) -> Any:
+    """Return named outputs as a tuple, or the only one as an array, without the loss.
+
+    `Trainer.prediction_step` of `transformers` drops the loss, and caches, likewise.
+    """
+    if not isinstance(values, Mapping) and not dataclasses.is_dataclass(values):
+        return values
+    outputs = outputs_of(values) or {}
+    kept = tuple(value for name, value in outputs.items() if name not in _NOT_PREDICTIONS)
+    return kept[0] if len(kept) == 1 else kept
 
 
 def _takes_others(function: Callable[..., Any], names: Sequence[str]) -> MetricError:

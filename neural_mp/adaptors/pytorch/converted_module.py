@@ -35,10 +35,12 @@ class ConvertedModule(nn.Module):
     Attributes:
         portable: graph of float ops, casts and quantize/dequantize pairs; holds the weights.
         runnable: graph that runs; shares the weights.
+        config: configuration of the `transformers` model; None for other modules.
     """
 
     portable: GraphModule
     runnable: GraphModule
+    config: Any = None
     _direct: DirectGraph
 
     def __init__(self, portable: GraphModule, runnable: GraphModule) -> None:
@@ -58,6 +60,15 @@ class ConvertedModule(nn.Module):
         """Stay in inference mode: a captured graph has no other."""
         return self
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the kernels, as `transformers` pipelines ask for."""
+        return torch.device("cpu")
+
+    def can_generate(self) -> bool:
+        """Return False: a graph computes one step, and keeps no cache."""
+        return False
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModule:
         # The kernels' packed weights cannot be copied, so pack them again.
         portable = copy.deepcopy(self.portable, memo)
@@ -72,9 +83,12 @@ class ConvertedModule(nn.Module):
 
 def as_module(model: TorchModel) -> nn.Module:
     """Return the converted model as an `nn.Module`."""
-    return model.built(
+    built = model.built(
         lambda part: ConvertedModule(part.portable, part.runnable), model.converted_parts
     )
+    if isinstance(built, ConvertedModule):
+        built.config = model.config
+    return built
 
 
 @torch.compiler.disable

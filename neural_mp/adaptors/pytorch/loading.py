@@ -29,6 +29,7 @@ from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
+from neural_mp.adaptors.pytorch.transformers_folder import is_known_class
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 from neural_mp.util.text import counted
@@ -99,7 +100,8 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
         model = _in_parts(source, call, signature, capture_layers, "layer")
     else:
         model = _assemble(capture.capture(source, call), call, signature, source)
-    return replace(model, warnings=(*inferred, *model.warnings))
+    config = getattr(source, "config", None) if is_known_class(source) else None
+    return replace(model, warnings=(*inferred, *model.warnings), config=config)
 
 
 def _example_call(

@@ -60,6 +60,7 @@ class TorchModel:
         original: the user's own module; None for a converted or restored model.
         warnings: capture warnings for the user.
         compiles: whether calls run through `torch.compile`.
+        config: the configuration of a `transformers` model; None for other modules.
     """
 
     parts: Mapping[str, Part]
@@ -69,6 +70,7 @@ class TorchModel:
     original: nn.Module | None = None
     warnings: tuple[str, ...] = ()
     compiles: bool = False
+    config: Any = None
 
     @property
     def portable(self) -> GraphModule:
