@@ -171,6 +171,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    """Take all that is there out of the collections in the end, twice by pytest and by Python.
+
+    They would look through the millions of objects of three frameworks for errors in finalizers.
+    """
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _brief_measurements():
     """Latencies are measured briefly, in fixtures too: no test is about how fast something is."""
