@@ -11,6 +11,7 @@ import sys
 import typing
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Without bytecode files, each of some hundred child processes compiles all modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Child processes import `sitecustomize`, which spares them collections of garbage.
+_CHILDREN = Path(__file__).parent / "child_processes"
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(_CHILDREN), os.environ.get("PYTHONPATH")])
+)
 # torch's cache of fake tensors costs more than it saves for nets of few layers.
 os.environ["TORCH_FAKE_TENSOR_DISPATCH_CACHE"] = "0"
 # Where oneDNN is to do as on an older processor, TensorFlow is to do so, too: on those without
@@ -169,6 +175,15 @@ def pytest_collection_modifyitems(items):
     logging.getLogger("torch.__trace").propagate = True
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    """Take all that is there out of the collections in the end, twice by pytest and by Python.
+
+    They would look through the millions of objects of three frameworks for errors in finalizers.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

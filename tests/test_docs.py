@@ -161,10 +161,11 @@ def test_the_adaptor_of_the_page_keeps_the_contract_that_is_shipped(tmp_path):
     for _, block in blocks("extending.md", "python"):
         if name := file_name(block):
             (tmp_path / name).write_text(block, encoding="utf-8")
+    paths = os.pathsep.join((str(tmp_path), str(ROOT), os.environ["PYTHONPATH"]))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mlp_adaptor.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))},
+        env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
     )

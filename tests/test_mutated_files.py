@@ -157,7 +157,7 @@ def test_attacks_end_in_a_right_result_or_in_one_error(tmp_path):
     # The attacks need what `.[all]` installs, and pytest is no part of that.
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "pytest.py").write_text("raise ImportError('not installed')")
-    paths = os.pathsep.join([str(tmp_path / "without"), str(ROOT)])
+    paths = os.pathsep.join([str(tmp_path / "without"), str(ROOT), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "attack.py"), *ATTACKS],
         cwd=tmp_path,

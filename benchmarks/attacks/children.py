@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from verdicts import REPOSITORY, Finding, Verdict
+from verdicts import REPOSITORY, Finding, Verdict, paths_with
 
 _CHILD = Path(__file__).resolve().parent / "mutation_child.py"
 #: How many processes go at once.
@@ -199,6 +199,5 @@ def begin(case: str) -> None:
 
 def _environment() -> dict[str, str]:
     here = Path(__file__).resolve().parent
-    paths = os.pathsep.join(map(str, (REPOSITORY, here)))
     quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, **quiet, "PYTHONPATH": paths}
+    return {**os.environ, **quiet, "PYTHONPATH": paths_with(REPOSITORY, here)}

@@ -139,6 +139,11 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, str(Path(__file__).with_name("command.py")), *arguments]
 
 
+def paths_with(*folders: Path) -> str:
+    """`PYTHONPATH` with folders in front."""
+    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
+
+
 def judged_command(
     family: str,
     case: str,
@@ -158,7 +163,7 @@ def judged_command(
         folder: the working directory.
         seconds: it must end before.
     """
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": paths_with(REPOSITORY), "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
             command(*arguments),

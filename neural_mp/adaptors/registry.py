@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -124,8 +127,22 @@ def adaptor_named(name: str) -> AnyAdaptor:
     if ours is None:
         return _third_party()[name]()
     require_framework(name, f"models of {name}")
-    made: AnyAdaptor = getattr(importlib.import_module(f"{ours.home}.adaptor"), ours.adaptor)()
+    with _collection_paused():
+        module = importlib.import_module(f"{ours.home}.adaptor")
+    made: AnyAdaptor = getattr(module, ours.adaptor)()
     return made
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Collect no garbage in this context: imports of frameworks leave little, but trigger much."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def require_framework(name: str, what: str) -> None:

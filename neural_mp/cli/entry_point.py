@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+
 from neural_mp.cli.ctrl_c import handle_early
 
 
 def main() -> None:
     """Run the command and exit with its exit code (see `ExitCode`)."""
     handle_early()
+    # Python collects garbage as it ends, which takes a second with a framework loaded.
+    atexit.register(gc.freeze)
     from neural_mp.cli.app import main as run
 
     run()

@@ -118,8 +118,8 @@ def test_without_loss_scaling_or_with_it_the_steps_are_the_same():
 
 
 def child(code, **variables):
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
+    paths = os.pathsep.join([str(Path(__file__).parents[3]), os.environ["PYTHONPATH"]])
+    environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )

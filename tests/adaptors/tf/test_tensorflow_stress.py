@@ -147,7 +147,7 @@ def run(name: str) -> None:
 
 def test_a_summand_with_other_readers():
     code = "import test_tensorflow_stress as t; [t.run(name) for name in t.NETS]"
-    paths = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
+    paths = {"PYTHONPATH": ":".join([os.environ["PYTHONPATH"], *filter(None, sys.path)])}
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
