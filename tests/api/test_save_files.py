@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+
 import dense_runs
 import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
+from examples_here import run_process
 from torch import nn
 
-from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp import ExitPolicy, MixedPrecision, PrecisionPlan, convert_with_plan
+from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.errors import ConversionError
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
+
+DYNAMIC = (
+    QuantSpec.parse("int8 symmetric per_channel"),
+    QuantSpec.parse("uint8 asymmetric per_tensor dynamic"),
+)
 
 
 @pytest.fixture
@@ -42,9 +51,41 @@ def test_a_pytorch_result_is_saved_as_an_onnx_file(result, tmp_path):
     np.testing.assert_allclose(found, result(batch), atol=0.05 * scale)
 
 
-@pytest.mark.parametrize("name", ["one.pt2", "one.PB", "one.keras"])
+_PLAIN = """
+import sys, torch
+import torch.ao.quantization.fx  # registers torch's own quantized_decomposed ops
+program = torch.export.load("one.pt2")
+batch, expected = torch.load("io.pt")
+for size in (1, 3, len(batch)):
+    with torch.no_grad():
+        found = program.module()(batch[:size])
+    assert (found - expected[:size]).abs().max() < 1e-3 * expected.abs().max()
+assert "neural_mp" not in sys.modules
+calls = [str(node.target) for node in program.graph.nodes]
+assert "quantized_decomposed.quantize_per_tensor.default" in calls
+assert "quantized_decomposed.dequantize_per_channel.default" in calls
+"""
+
+
+def test_a_pt2_file_runs_in_plain_torch(result, tmp_path):
+    result.save(tmp_path / "one.pt2")
+    batch = torch.randn(8, 6)
+    torch.save((batch, result(batch)), tmp_path / "io.pt")
+    run_process(tmp_path, sys.executable, "-c", _PLAIN)
+
+
+def test_a_result_with_dynamic_ranges_is_refused_as_a_pt2_file(result, tmp_path):
+    plan = PrecisionPlan({"0": OpConfig(Precision.INT8, *DYNAMIC)})
+    net = nn.Sequential(nn.Linear(64, 32)).eval()
+    dynamic = convert_with_plan(net, plan, inputs=torch.zeros(2, 64))
+    with pytest.raises(ConversionError, match=r"cannot be written to a .pt2 file.*save a folder"):
+        dynamic.save(tmp_path / "one.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["one.PB", "one.keras"])
 def test_a_file_that_the_framework_cannot_write_is_refused(result, tmp_path, name):
-    with pytest.raises(ConversionError, match=r"to a file that ends in .onnx, or to a folder"):
+    with pytest.raises(ConversionError, match=r"that ends in .pt2 or .onnx, or to a folder"):
         result.save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
@@ -55,9 +96,9 @@ def test_a_folder_with_a_dot_in_its_name_stays_a_folder(result, tmp_path):
 
 
 def test_the_command_refuses_a_file_that_no_framework_writes_before_the_search(here, run):
-    code, _, err = run("tune", "conf.yaml", "-o", "out.pt2")
+    code, _, err = run("tune", "conf.yaml", "-o", "out.keras")
     assert code == 2
-    assert "cannot be saved as a .pt2 file" in err
+    assert "cannot be saved as a .keras file" in err
     assert not (here / "neural_mp_workspace").exists()
 
 

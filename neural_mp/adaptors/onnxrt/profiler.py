@@ -20,9 +20,10 @@ _SUFFIX = "_kernel_time"
 #: Kernels whose time includes that of others.
 _RUN_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
 #: Additions of ONNX Runtime to the name of a node or its result in a kernel name, also in bodies of
-#: functions, e.g. SequenceMap.
+#: functions, e.g. SequenceMap; and of its fusions, e.g. `fused fc/MatMulAddFusion`.
 _DECORATION = re.compile(
-    r"^InsertedPrecisionFreeCast_|^(_inlfunc_[A-Za-z]+_)+|(_nchwc|_nhwc)?(_token_\d+)?$"
+    r"^InsertedPrecisionFreeCast_|^(fused )+|^(_inlfunc_[A-Za-z]+_)+"
+    r"|(/+\w+Fusion/?)*(_nchwc|_nhwc)?(_token_\d+)?$"
 )
 
 

@@ -67,6 +67,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
     float_kernels = optional.FloatKernels(float_kernels.faster)
     graph_dump = optional.GraphDump(storage.dump_graph)
+    single_file = optional.SingleFile((".pt2",), storage.save_file)
     transfer = optional.Transfer("onnx", transfer.boundary, transfer.write, transfer.tensor)
 
     graph = staticmethod(build_graph)

@@ -20,6 +20,7 @@ from neural_mp.adaptors.pytorch.fusion import is_node, only_user
 from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import ADD, LINEAR
+from neural_mp.errors import ConversionError
 from neural_mp.util.labels import without_labels
 
 _HIDDEN = "neural_mp_hidden"
@@ -104,11 +105,40 @@ _NEEDS_COMPILER = (
 
 def compilable_form(portable: GraphModule) -> GraphModule:
     """Convert the pairs to torch's own ops, which its compiler fuses into integer kernels."""
+    module = fx.shallow_copy(portable)
+    _hide_unfusable(module)
+    _use_own_ops_of_torch(module)
+    module._forward_pre_hooks.clear()  # the sizes are checked outside the compiled code
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def standalone_form(portable: GraphModule) -> GraphModule:
+    """Convert the pairs to torch's own ops, for programs that run without this package.
+
+    Raises:
+        ConversionError: an op has no form in torch's own ops.
+    """
+    module = fx.shallow_copy(portable)
+    _use_own_ops_of_torch(module)
+    for node in module.graph.nodes:
+        if str(getattr(node.target, "namespace", "")) == ops.LIBRARY:
+            raise ConversionError(
+                f"{fx.op_type(node)} of {fx.tensor_name(node)!r} cannot be written to a .pt2 file, "
+                f"as torch has no such op: dynamic ranges and 4-bit weights require neural-mp; "
+                f"save a folder"
+            )
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def _use_own_ops_of_torch(module: GraphModule) -> None:
+    """Replace our ops by those of torch in place, except for hidden pairs and dynamic ranges."""
     from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
 
     theirs = torch.ops.quantized_decomposed
-    module = fx.shallow_copy(portable)
-    _hide_unfusable(module)
     for node in list(module.graph.nodes):
         if node.target is ops.quantize:
             node.target = theirs.quantize_per_tensor.default
@@ -125,10 +155,6 @@ def compilable_form(portable: GraphModule) -> GraphModule:
             zero_points = fx.add_constant(module, f"{node.name}_zero_points", zeros, node)
             node.target = theirs.dequantize_per_channel.default
             node.args = (integers, scales, zero_points, 0, -127, 127, torch.int8)
-    module._forward_pre_hooks.clear()  # the sizes are checked outside the compiled code
-    module.graph.lint()
-    module.recompile()
-    return module
 
 
 def _hide_unfusable(module: GraphModule) -> None:

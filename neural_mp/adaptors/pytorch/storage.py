@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -21,6 +21,7 @@ from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.canonicalize import views_to_reshapes
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
+from neural_mp.adaptors.pytorch.converted_module import standalone_form
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, from_plain, to_plain, watch_sizes
 from neural_mp.adaptors.pytorch.float_kernels import mark_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.lowering import runnable_form
@@ -61,13 +62,9 @@ def save(model: TorchModel, folder: Path) -> None:
             f"outputs must be tensors in torch.export's format, got the text {words[0]!r}; do not "
             f"return texts"
         )
-    # The format stores the example inputs, which must not be user data.
-    example = model.example.map(
-        lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
-    )
     try:
         plain, named = with_plain_outputs(model.portable)
-        program = export(plain, example, "all")
+        program = export(plain, _without_values(model.example), "all")
         with quiet_export():
             torch.export.save(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -83,6 +80,36 @@ def save(model: TorchModel, folder: Path) -> None:
         "kernels": marked_kernels(model.portable),
     }
     write_details(folder / DETAILS_FILE, details)
+
+
+def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a program that `torch.export.load` reads and runs without this package.
+
+    Pairs are those of `torch.ops.quantized_decomposed`, which torch's compiler for x86 fuses into
+    integer kernels; without the compiler, the program computes in float.
+
+    Raises:
+        ConversionError: the model has several parts, or ops that torch lacks.
+    """
+    if model.shell is not None:
+        raise ConversionError(
+            "a .pt2 file holds one graph, but the model is converted module by module; save a "
+            "folder"
+        )
+    module, _ = with_plain_outputs(standalone_form(model.portable))
+    try:
+        program = export(module, _without_values(model.example), "all")
+        with quiet_export():
+            torch.export.save(program, path, extra_files=dict(metadata))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ConversionError(f"the converted model cannot be written: {error}") from error
+
+
+def _without_values(example: CallArgs) -> CallArgs:
+    """Return example inputs of zeros: files store them, and must not contain user data."""
+    return example.map(
+        lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    )
 
 
 def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
