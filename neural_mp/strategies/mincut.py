@@ -31,24 +31,32 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.bit_allocation import BitAllocation
-from neural_mp.strategies.refinement import fastest_nearby, neighbours, only, without_a_type
+from neural_mp.strategies.front_gap import halfway
+from neural_mp.strategies.refinement import (
+    fastest_nearby,
+    gaining_most,
+    low_ops,
+    neighbours,
+    only,
+    without_a_type,
+)
 
 #: A tensor with a higher NSR is the first to leave INT8.
 _NSR_FALLBACK_THRESHOLD = 0.05
 #: Maximum number of trials, and its value if none of them has met the target.
 _TRIALS, _TRIALS_AT_MOST = 4, 8
+#: Maximum number of trials between the last plan that missed the target and the one that met it.
+_GAP_TRIALS = 2
 #: Number of tensors whose sensitivity is measured at the outputs.
 _MEASURED_EXACTLY = 4
 #: A plan counts as faster below this ratio of latencies.
 _FASTER_RATIO = 0.97
 #: If latency and prediction differ by more than this fraction, ops are timed again within the plan.
 _OFF = 0.15
-#: Maximum number of trials of plans measured as faster than the fastest trial.
-_MAX_REFINEMENTS = 2
+#: Maximum numbers of trials of plans measured as faster than the fastest trial, or than FP32.
+_MAX_REFINEMENTS, _FASTER_TRIALS = 2, 2
 #: Factors on conversion costs, tried if a plan is slower than FP32.
 _CONVERSION_COST_FACTORS = (2, 4, 8)
-#: Maximum number of trials of plans measured as faster than FP32.
-_FASTER_TRIALS = 2
 #: Upper bound of the output NSR: plans above it are equally unusable.
 _MAX_OUTPUT_NSR = 1e3
 #: Maximum output NSR of a corrected plan, relative to the uncorrected one, for a trial. A plan that
@@ -72,6 +80,7 @@ class MinimumCut(Strategy):
     5. Bisection of the front between the slowest plan that missed the target and the fastest that
        met it, until no plan lies between or after four trials. If no plan has met the target, the
        noisiest tensors fall back in doubling steps (1, 2, 4, …), for at most eight trials in total.
+    6. At most two trials between the plan that met the target and the closest that missed it.
 
     Then plans that differ from the fastest in one decision are measured, and the fastest is tried.
     If its latency differs by more than 15 % from the prediction, its ops are timed within it first.
@@ -271,7 +280,7 @@ class _Run:
         If a trial missed the accuracy target, no further ops move to INT8.
         """
         cut = self._finished(self._cost_model().best_plan(0.0))
-        return cut if self._all_accurate() else only(plan, _low(cut))
+        return cut if self._all_accurate() else only(plan, low_ops(cut))
 
     def _all_accurate(self) -> bool:
         return all(trial.meets_accuracy for trial in self.tried.values())
@@ -281,7 +290,7 @@ class _Run:
         times = (self.within or self.problem.probe.times()).ops
         return {
             op: by[Precision.FP32] - by[plan[op].precision]
-            for op in _low(plan)
+            for op in low_ops(plan)
             if (by := times.get(op)) is not None and {Precision.FP32, plan[op].precision} <= set(by)
         }
 
@@ -294,7 +303,8 @@ class _Run:
         if not slow:
             return
         plan = min(slow, key=lambda trial: trial.relative_cost(self.problem.objectives)).plan
-        found = dict.fromkeys((*self._scale_conversion_cost(plan), *self._gaining_most(plan)))
+        fewer = (*self._scale_conversion_cost(plan), *gaining_most(plan, self._gains(plan)))
+        found = dict.fromkeys(self.problem.space.resolve(kept).plan for kept in fewer)
         less = [p for p in found if p != plan and self._resolved(p).has_low_precision]
         seconds = self.problem.probe.latencies([self.problem.space.fp32_plan(), *less])
         if seconds is None:
@@ -311,16 +321,7 @@ class _Run:
         """Yield the INT8 ops of a plan that remain at multiples of the measured conversion cost."""
         for factor in _CONVERSION_COST_FACTORS:
             kept = self._cost_model(conversion_factor=factor).best_plan(0.0)
-            low = {op for op, config in kept.items() if config.precision is Precision.INT8}
-            yield self.problem.space.resolve(only(plan, low)).plan
-
-    def _gaining_most(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
-        """Yield a plan with all ops that gain time, then with the top half, quarter, eighth."""
-        gains = self._gains(plan)
-        best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
-        for divisor in (1, 2, 4, 8):
-            kept = best[: len(gains) // divisor]
-            yield self.problem.space.resolve(only(plan, kept)).plan
+            yield only(plan, [op for op in kept if kept[op].precision is Precision.INT8])
 
     def _try_corrections(self, plan: PrecisionPlan) -> Steps:
         """Try the calibration algorithm or bias correction with the least noise on few samples."""
@@ -357,6 +358,11 @@ class _Run:
             plan = self._between(missed, met)
         if not any(trial.meets_accuracy for trial in self.tried.values()):
             yield from self._fall_back_by_noise(fastest)
+        for _ in range(_GAP_TRIALS):
+            trials = list(self.tried.values())
+            plan = halfway(self.problem.space, self.model, trials, self._noisiest())
+            if plan is not None:
+                yield from self._try(plan)
 
     def _fall_back_by_noise(self, fastest: PrecisionPlan) -> Steps:
         """Move the noisiest tensors out of INT8 in doubling steps, once the front is exhausted."""
@@ -392,8 +398,3 @@ class _Run:
             if noise is not None:
                 found[tensor.name] = min(noise, _MAX_OUTPUT_NSR)
         return found
-
-
-def _low(plan: PrecisionPlan) -> set[str]:
-    """Return the ops that a plan has in a lower precision."""
-    return {op for op, config in plan.items() if config.precision is not Precision.FP32}

@@ -94,3 +94,18 @@ def only(plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:
     """Return a plan with all but these ops in FP32."""
     kept = set(ops)
     return plan.replacing({op: FP32 for op in plan if op not in kept})
+
+
+def low_ops(plan: PrecisionPlan) -> set[str]:
+    """Return the ops that a plan has in a lower precision."""
+    return {op for op, config in plan.items() if config.precision is not Precision.FP32}
+
+
+def gaining_most(plan: PrecisionPlan, gains: Mapping[str, float]) -> Iterator[PrecisionPlan]:
+    """Yield a plan with all ops that gain time, then with the top half, quarter, eighth.
+
+    `gains` are the seconds that ops save.
+    """
+    best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
+    for divisor in (1, 2, 4, 8):
+        yield only(plan, best[: len(gains) // divisor])
