@@ -91,7 +91,7 @@ def run_once(module: nn.Module, call: CallArgs) -> Any:
         # User code may raise any exception type.
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
-            f"{type(error).__name__}: {error}{_given_whole(module, call)}"
+            f"{type(error).__name__}: {error}{_given_whole(module, call)}{_exceeded(module, call)}"
         ) from error
     finally:
         with torch.no_grad():
@@ -127,6 +127,25 @@ def _given_whole(module: nn.Module, call: CallArgs) -> str:
         f". The batch was passed as one argument, as none of its keys ({keys}) is a parameter of "
         f"forward ({taken})"
     )
+
+
+def _exceeded(module: nn.Module, call: CallArgs) -> str:
+    """Return the limits of a language model that token ids exceed: vocabulary and context."""
+    config = getattr(module, "config", None)
+    ids = next(
+        (leaf for leaf in call.leaves() if getattr(leaf, "dtype", None) is torch.int64), None
+    )
+    if config is None or ids is None or ids.ndim != 2 or not ids.numel():
+        return ""
+    words, context = (
+        getattr(config, name, None) for name in ("vocab_size", "max_position_embeddings")
+    )
+    found = []
+    if isinstance(words, int) and int(ids.max()) >= words:
+        found.append(f"the vocabulary has {words} words, got token id {int(ids.max())}")
+    if isinstance(context, int) and ids.shape[1] > context:
+        found.append(f"the context has {context} tokens, got {ids.shape[1]}")
+    return f"; {'; '.join(found)}" if found else ""
 
 
 def _state(module: nn.Module) -> Iterator[torch.Tensor]:

@@ -8,7 +8,7 @@ from torch import nn
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.errors import CaptureError, ConversionError
+from neural_mp.errors import CaptureError, ConversionError, DataError
 from neural_mp.tuning.criterion import AccuracyCriterion
 
 transformers = pytest.importorskip("transformers")
@@ -109,3 +109,20 @@ def test_a_class_of_the_users_own_is_converted_but_not_saved(tmp_path):
     assert tuned.plan.counts() == {"int4": 1}
     with pytest.raises(ConversionError, match="unless transformers defines its class"):
         tuned.save(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (
+            torch.full((2, 5), WORDS + 3),
+            f"the vocabulary has {WORDS} words, got token id {WORDS + 3}",
+        ),
+        (torch.ones(2, 70, dtype=torch.long), "the context has 64 tokens, got 70"),
+    ],
+)
+def test_token_ids_beyond_the_limits_of_a_decoder_name_the_limit(ids, words):
+    converter = MixedPrecision(model=_decoder("gpt2"), precisions="int8", capture="layers")
+    converter.metric, converter.eval_dataloader = "perplexity", [({"input_ids": ids}, ids)]
+    with pytest.raises(DataError, match=words):
+        converter()

@@ -1,0 +1,82 @@
+"""A small Llama decoder of bytes, trained on the source of Python's standard library."""
+
+from __future__ import annotations
+
+import copy
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CONTEXT = 128
+#: Factors of outlier channels of the hostile twin.
+_OUTLIERS = (8.0, 16.0, 32.0, 64.0)
+
+
+def texts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bytes to train with, to tune with, and unseen ones."""
+    library = Path(sysconfig.get_path("stdlib"))
+    files = sorted(library.glob("*.py")) + sorted(library.glob("asyncio/*.py"))
+    sources = [np.frombuffer(file.read_bytes(), np.uint8).astype(np.int64) for file in files]
+    parts = (sources[::2], sources[1::4], sources[3::4])
+    train, tune, unseen = (np.concatenate(part) for part in parts)
+    return train, tune, unseen
+
+
+def trained(train: np.ndarray, steps: int, seed: int = 0) -> nn.Module:
+    """A decoder of 1.6 million weights."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    net = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(net.parameters(), 4e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps)
+    ids = torch.from_numpy(train)
+    for _ in range(steps):
+        starts = torch.randint(len(ids) - CONTEXT, (16,))
+        windows = torch.stack([ids[start : start + CONTEXT] for start in starts])
+        loss = net(windows, labels=windows).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return net.eval()
+
+
+def hostile(net: nn.Module) -> nn.Module:
+    """The same function with outlier channels: norms scaled up, the weights behind them down."""
+    twin = copy.deepcopy(net)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for layer in twin.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            behind = {
+                layer.input_layernorm: (attention.q_proj, attention.k_proj, attention.v_proj),
+                layer.post_attention_layernorm: (mlp.gate_proj, mlp.up_proj),
+            }
+            for norm, readers in behind.items():
+                channels = torch.randperm(len(norm.weight), generator=draw)[: len(_OUTLIERS) * 2]
+                for channel, factor in zip(channels, _OUTLIERS * 2, strict=True):
+                    norm.weight[channel] *= factor
+                    for reader in readers:
+                        reader.weight[:, channel] /= factor
+    return twin
+
+
+def windows(ids: np.ndarray, count: int) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    """Batches of eight windows, spread over a text, with the tokens as labels."""
+    starts = np.linspace(0, len(ids) - CONTEXT, count).astype(int)
+    rows = torch.from_numpy(np.stack([ids[start : start + CONTEXT] for start in starts]))
+    return [({"input_ids": batch}, batch) for batch in rows.split(8)]
