@@ -29,7 +29,9 @@ NET = ("nets:small_net", "--input-shape", "2,1,8,8")
 
 def command(*arguments: str, **environment: str):
     """A process of its own that runs the command, and its environment."""
-    found = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    found = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ["PYTHONPATH"]])
+    }
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
         found.pop(name, None)
     found |= {"TERM": "xterm-256color"} | environment

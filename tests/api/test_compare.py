@@ -145,7 +145,7 @@ def test_bad_input_gets_one_line(run, compared, deep, digits):
 def in_a_fresh_process(*arguments: str) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "neural_mp.cli.app", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])},
         capture_output=True,
         text=True,
     )
