@@ -119,7 +119,7 @@ def _part(
         if start < stop:
             verdict = Verdict.HANG if ended else Verdict.TRACEBACK
             words_ = f"the process ended with {code}"
-            found.append(Finding("mutations", f"{group}: {case}", verdict, words_))
+            found.append(Finding(group, case, verdict, words_))
             start += 1
     return found
 

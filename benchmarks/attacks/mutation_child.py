@@ -26,8 +26,8 @@ def main() -> None:
     scratch.mkdir(exist_ok=True)
     attacks = group.attacks(folder, scratch, seed, count)
     for case, call in itertools.islice(attacks, start, stop):
-        begin(f"{group.name}: {case}")
-        tell(judged("mutations", f"{group.name}: {case}"[:300], call, seconds=group.seconds))
+        begin(case)
+        tell(judged(group.name, case[:300], call, seconds=group.seconds))
 
 
 if __name__ == "__main__":
