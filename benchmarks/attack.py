@@ -2,6 +2,7 @@
 
     python benchmarks/attack.py                      # all families of `attacks/`, the long form
     python benchmarks/attack.py --only kills --scale 0.1
+    python benchmarks/attack.py --only plans         # one kind of file of the family "mutations"
 
 Every attack must end in a right result or in one error of ours. What `lost`, `repeated`,
 `traceback`, `hang`, `executed` or `wrong` counts is listed with the words that were seen, and the
@@ -19,6 +20,7 @@ sys.path[0] = str(Path(__file__).resolve().parent / "attacks")
 import argparse
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -29,7 +31,7 @@ from verdicts import Family, Finding, Verdict, check, counts, harmful
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="*", default=[], help="names of families")
+    parser.add_argument("--only", nargs="*", default=[], help="names of families or kinds of files")
     parser.add_argument("--without", nargs="*", default=[], help="names of families to leave out")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the long form")
     parser.add_argument("--whole", nargs="*", default=[], help="families that --scale leaves whole")
@@ -47,26 +49,34 @@ def _attacked(family: Family, given: argparse.Namespace, progress: Progress) -> 
             yield finding
 
 
+def _row(name: str, by: Counter[Verdict]) -> list[str]:
+    """Return a row of the table without its time."""
+    bad = ", ".join(f"{by[v]} {v.value}" for v in Verdict if by[v] and not v.harmless)
+    numbers = (by.total(), by[Verdict.RIGHT], by[Verdict.REFUSED])
+    return [name, *map(str, numbers), bad or "none"]
+
+
 def main() -> None:
     """Attack, and print the counts."""
     # Every run in a process of its own imports this file; the families import all frameworks.
-    from families import FAMILIES
+    from families import FAMILIES, PARTS
 
     given, console = _arguments(), Console()
     check()
-    wanted = [f for f in FAMILIES if not given.only or f.name in given.only]
-    chosen = [f for f in wanted if f.name not in given.without]
+    named = [f for f in (*FAMILIES, *PARTS) if f.name in given.only]
+    if unknown := set(given.only) - {f.name for f in named}:
+        sys.exit(f"--only must name families or kinds of files, got {', '.join(unknown)}")
+    chosen = [f for f in named or FAMILIES if f.name not in given.without]
     findings, table = [], Table("family", "attacks", "right", "refused", "harmful", "seconds")
     with Progress(console=console) as progress:
         for family in chosen:
             begun = time.monotonic()
             found = list(_attacked(family, given, progress))
             findings += found
-            by = counts(found).get(family.name, {})
-            numbers = [str(by.get(v, 0)) for v in (Verdict.RIGHT, Verdict.REFUSED)]
-            bad = ", ".join(f"{by[v]} {v.value}" for v in Verdict if by.get(v) and not v.harmless)
             seconds = f"{time.monotonic() - begun:.0f}"
-            table.add_row(family.name, str(len(found)), *numbers, bad or "none", seconds)
+            for name, by in counts(found).items():
+                table.add_row(*_row(name, by), seconds)
+                seconds = ""
     console.print(table)
     broken = harmful(findings)
     for finding in broken:

@@ -145,9 +145,10 @@ def _made(
         code = process.wait()
         if any(part.start < part.stop for part in slices):
             verdict = Verdict.HANG if ended else Verdict.TRACEBACK
-            case = case or f"{_next(slices).attacked.group}: "
-            found.append(Finding("mutations", case, verdict, f"the process ended with {code}"))
-            _next(slices).start += 1
+            part = _next(slices)
+            words = f"the process ended with {code}"
+            found.append(Finding(part.attacked.group, case, verdict, words))
+            part.start += 1
     return found
 
 

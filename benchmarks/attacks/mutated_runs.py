@@ -54,7 +54,7 @@ def prepare(folder: Path) -> None:
         precisions="int8,bf16",
         eval_dataloader=train.loader(100),
         metric=Accuracy(),
-        accuracy_criterion=AccuracyCriterion(0.5, relative=False),
+        accuracy_criterion=AccuracyCriterion(0.5, relative=False, any_tolerance=True),
         exit_policy=ExitPolicy(max_trials=3),
         workspace=folder / "workspace",
     ).fit()

@@ -22,8 +22,8 @@ def _make(group: Group, folder: Path, seed: int, start: int, stop: int, count: i
     scratch.mkdir(exist_ok=True)
     attacks = group.attacks(folder, scratch, seed, count)
     for case, call in itertools.islice(attacks, start, stop):
-        begin(f"{group.name}: {case}")
-        tell(judged("mutations", f"{group.name}: {case}"[:300], call, seconds=group.seconds))
+        begin(case)
+        tell(judged(group.name, case[:300], call, seconds=group.seconds))
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ _ALL = (
     Group("records", 1200, mutated_runs.prepare, mutated_runs.record_attacks, 200, 20),
     Group("histories", 500, mutated_runs.prepare, mutated_runs.history_attacks, 100, 20),
     Group("PyTorch models", 300, models.prepare_pytorch, models.attacks, 75, 30),
-    Group("TensorFlow models", 200, models.prepare_tensorflow, models.attacks, 50, 30),
+    Group("TensorFlow models", 300, models.prepare_tensorflow, models.attacks, 50, 30),
     Group("ONNX models", 300, models.prepare_onnx, models.attacks, 75, 30),
     Group("PyTorch programs", 600, programs.prepare_programs, programs.program_attacks, 150, 60),
     Group("ops of programs", 8000, programs.prepare_ops, programs.op_attacks, 4000, 30),
@@ -54,13 +54,21 @@ _ALL = (
 GROUPS = {group.name: group for group in _ALL}
 
 
-def _findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
-    shares = {group: round(count * group.share / MUTATIONS.full) for group in _ALL}
-    # Groups that are made alike share what is made.
-    places = {group.prepare: folder / group.name for group in _ALL}
-    yield from judged_in_children(
-        [Attacked(g.name, places[g.prepare], part, g.a_process) for g, part in shares.items()], seed
-    )
+def _family(name: str, groups: Sequence[Group]) -> Family:
+    full = sum(group.share for group in groups)
+
+    def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
+        # Groups that are made alike share what is made.
+        places = {group.prepare: folder / group.name for group in groups}
+        parts = {group: round(count * group.share / full) for group in groups}
+        yield from judged_in_children(
+            [Attacked(g.name, places[g.prepare], part, g.a_process) for g, part in parts.items()],
+            seed,
+        )
+
+    return Family(name, full, findings)
 
 
-MUTATIONS = Family("mutations", sum(group.share for group in _ALL), _findings)
+MUTATIONS = _family("mutations", _ALL)
+#: One family of each kind of file, to attack it alone.
+KINDS_OF_FILES = tuple(_family(group.name, [group]) for group in _ALL)

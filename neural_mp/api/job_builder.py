@@ -186,7 +186,7 @@ class JobBuilder:
         label = metric_label(metrics, eval_func)
         postprocess = self.options.postprocess or config_objects.postprocess(self.settings)
         evaluator = Evaluator(evaluation, metrics, eval_func, postprocess, label)
-        evaluator.on_batch = self.log.step
+        evaluator.on_batch, evaluator.warn = self.log.step, self.log.warn_once
         evaluator.aggregation = together(metrics, self.options.accuracy_criterion)
         return evaluator
 

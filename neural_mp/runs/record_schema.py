@@ -276,6 +276,8 @@ def _record(data: Any) -> RunRecord:
     return RunRecord(**values, measured=ProbeMeasurements(*measured))
 
 
+#: Maximum number of counts in a histogram of labels.
+_MAX_BINS = 256
 #: FP32 on the user's data, for `RunRecord.baseline` and the history.
 BASELINE_FIGURES = record(
     {"accuracy": checked(finite)},
@@ -286,7 +288,11 @@ BASELINE_FIGURES = record(
         "metrics": mapping_of(number),
         "every": boolean,
         "contents": record(
-            {"samples": non_negative_integer, "labels": optional(non_negative_integer)}
+            {"samples": non_negative_integer, "labels": optional(non_negative_integer)},
+            {
+                "histogram": list_of(non_negative_integer, most=_MAX_BINS),
+                "largest_batch": non_negative_integer,
+            },
         ),
         "deviation": non_negative_float,
         "passes": integer_between(2),

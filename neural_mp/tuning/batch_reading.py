@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from neural_mp.common import DataLoader
 from neural_mp.errors import DataError
 from neural_mp.util.labels import labels_of
 from neural_mp.util.string_enum import StringEnum
@@ -63,3 +65,10 @@ def labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, An
             words = f"{with_article(type(batch).__name__)} alone, {words}"
         raise DataError(f"{name} must yield (inputs, labels), got {words}")
     return batch[0], batch[1]
+
+
+def drops_last_batch(loader: object) -> bool:
+    """Whether a loader declares that it drops an incomplete last batch."""
+    if isinstance(loader, DataLoader):
+        return loader.last_batch == "discard"
+    return inspect.getattr_static(loader, "drop_last", None) is True  # as PyTorch's loaders

@@ -17,6 +17,7 @@ from neural_mp.common import Batch
 from neural_mp.errors import DataError, NeuralMPError, is_users_own, mark_user_error, message_of
 from neural_mp.tuning.batch_reading import (
     Reading,
+    drops_last_batch,
     inputs_of_batch,
     labelled_pair,
     readings_of,
@@ -360,6 +361,11 @@ class Batches:
             self._first_digest = _digest(next(iter(self)))
             self._shuffled = self.first_batch_differs()
         return self._shuffled
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether the loader declares that it drops an incomplete last batch."""
+        return drops_last_batch(self._source)
 
     def first_batch_differs(self) -> bool:
         """Whether the first batch differs from that of an earlier pass or another process."""

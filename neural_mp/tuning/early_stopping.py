@@ -66,6 +66,8 @@ NEIGHBOURS_ALIKE = 1.96
 LONG_WAVES = 1.862
 #: Standard normal quantile of a falling trend; a sixth of shuffled data falls faster.
 FALLING = -1.0
+#: Maximum number of checks per pass.
+_MAX_CHECKS = 32
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,13 @@ class RunningValues:
 
 
 _RUNNING = record({"values": list_of(optional(finite)), "samples": list_of(non_negative_integer)})
+
+
+def is_check_due(number: int, count: int | None) -> bool:
+    """Whether to compute the running accuracy after batch `number`: some metrics are slow."""
+    if not count:
+        return number.bit_count() == 1  # 1, 2, 4, 8, …: total unknown
+    return number % max(1, count // _MAX_CHECKS) == 0
 
 
 def will_miss_target(

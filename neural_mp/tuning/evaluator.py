@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 import time
@@ -15,7 +16,7 @@ from neural_mp.common import Metric
 from neural_mp.errors import MetricError, NeuralMPError, message_of
 from neural_mp.runs.report import MetricFigures
 from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.early_stopping import RunningValues, is_check_due
 from neural_mp.tuning.metric_reset import ResetWatch
 from neural_mp.tuning.metric_values import MetricAggregation, MetricBatch, as_scalar
 from neural_mp.tuning.pass_contents import PassContents
@@ -26,8 +27,7 @@ from neural_mp.util.memory import MemoryGuard
 from neural_mp.util.pytree import batch_size_of
 from neural_mp.util.user_calls import UserCodeError, call_user
 
-#: Maximum number of early-stopping checks per pass.
-_EARLY_STOP_CHECKS = 32
+logger = logging.getLogger(__name__)
 
 
 class DeadlineExceededError(Exception):
@@ -78,6 +78,7 @@ class Evaluator:
             called before each pass.
         label: name of the measured quantity; empty without a measurement.
         on_batch: called after every batch, for progress.
+        warn: receives warnings of the data.
         evaluations: number of full passes.
         running: running accuracy of the latest pass; empty if the metrics do not support it.
         aggregation: aggregation of several metrics into one number.
@@ -96,6 +97,7 @@ class Evaluator:
     postprocess: Callable[[Any], Any] | None = None
     label: str = ""
     on_batch: Callable[[], None] = lambda: None
+    warn: Callable[[str], None] = logger.warning
     evaluations: int = 0
     running: RunningValues = field(default_factory=RunningValues)
     aggregation: MetricAggregation = field(default_factory=MetricAggregation)
@@ -225,7 +227,7 @@ class Evaluator:
             if number == 1:
                 self.resets.updated(self.metrics)
             unseen += batch_size_of(inputs)
-            if has_running_values and self._is_check_due(number):
+            if has_running_values and is_check_due(number, self.batch_count):
                 self.running = self.running.then(self._so_far(), unseen)
                 unseen = 0
                 if will_miss(self.running):
@@ -274,8 +276,10 @@ class Evaluator:
 
     def _check_contents(self) -> None:
         """Raise `DataError` if the data of a complete pass are not those of FP32's pass."""
-        if self.expected is not None and self.batches is not None:
-            self.contents.check_equal(self.batches.name, self.expected)
+        if self.expected is not None and (batches := self.batches) is not None:
+            warning = self.contents.check_equal(batches.name, self.expected, batches.drops_last)
+            if warning:
+                self.warn(warning)
 
     def check_resets(self, model: AnyModel) -> None:
         """Raise `MetricError` if `reset` does not clear every metric; called after a pass."""
@@ -338,14 +342,6 @@ class Evaluator:
         accuracy = self._accuracy()
         self.evaluations += 1
         return accuracy
-
-    def _is_check_due(self, number: int) -> bool:
-        """Whether to compute the running accuracy now: some metrics are slow to compute."""
-        assert self.batches is not None
-        count = len(self.batches)
-        if not count:
-            return number.bit_count() == 1  # 1, 2, 4, 8, …: total unknown
-        return number % max(1, count // _EARLY_STOP_CHECKS) == 0
 
     def _accuracy(self) -> float:
         return self._scored(self._results())

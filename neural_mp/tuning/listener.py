@@ -100,6 +100,11 @@ class RunLog:
         """Store a warning for the report."""
         self.warnings.append(words)
 
+    def warn_once(self, words: str) -> None:
+        """Store a warning unless it is stored already, also by an earlier part of the run."""
+        if words not in self.warnings:
+            self.warn(words)
+
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Context of the first phase; if it fails there is no run, and the listener is closed."""

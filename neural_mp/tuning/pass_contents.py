@@ -1,9 +1,10 @@
-"""Contents of a pass over evaluation data: sample count, and a digest of labels in any order."""
+"""Contents of a pass over evaluation data: sample count, digest and histogram of its labels."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,10 @@ Hashes = NDArray[np.uint64]
 
 #: Digests are below this bound, which is that of integers in files.
 _DIGEST_RANGE = 1 << 63
+#: Counts of a histogram of labels: a hash belongs to the count of its highest bits.
+_BINS, _BIN_SHIFT = 256, np.uint64(56)
+#: Largest fraction of samples that a loader may have exchanged if it does not say that it drops.
+_MAX_EXCHANGED = 0.05
 #: Kinds of dtypes of numbers.
 _NUMBERS = "biufc"
 #: Odd multiplier that combines the hashes of several parts of a sample.
@@ -34,29 +39,44 @@ class PassContents:
             the batches; None if unavailable: labels of other types than numbers and strings, or
             padded to the longest of each batch.
         shapes: shapes of a sample's labels, once known.
+        histogram: number of samples by the highest bits of the hash; empty without labels.
+        largest_batch: number of samples of the largest batch.
     """
 
     samples: int = 0
     labels: int | None = 0
     shapes: tuple[tuple[int, ...], ...] | None = None
+    histogram: tuple[int, ...] = ()
+    largest_batch: int = field(default=0, compare=False)
 
     def then(self, inputs: object, labels: object) -> PassContents:
         """Return the contents with a further batch."""
+        size = batch_size_of(inputs)
         if labels is None:
-            return self + PassContents(batch_size_of(inputs))
+            return self + PassContents(size, largest_batch=size)
         found = _sample_hashes(labels)
         if found is None:
-            return self + PassContents(batch_size_of(inputs), None)
+            return self + PassContents(size, None, largest_batch=size)
         hashes, shapes = found
         digest = int(hashes.sum(dtype=np.uint64)) % _DIGEST_RANGE
-        return self + PassContents(len(hashes), digest, shapes)
+        counts = np.bincount((hashes >> _BIN_SHIFT).astype(np.int64), minlength=_BINS)
+        return self + PassContents(len(hashes), digest, shapes, tuple(counts.tolist()), len(hashes))
 
     def __add__(self, other: PassContents) -> PassContents:
         known = {each.shapes for each in (self, other) if each.shapes is not None}
         labels = None
         if self.labels is not None and other.labels is not None and len(known) < 2:
             labels = (self.labels + other.labels) % _DIGEST_RANGE
-        return PassContents(self.samples + other.samples, labels, self.shapes or other.shapes)
+        counts = self.histogram or other.histogram
+        if self.histogram and other.histogram:
+            counts = tuple(map(sum, zip(self.histogram, other.histogram, strict=True)))
+        return PassContents(
+            self.samples + other.samples,
+            labels,
+            self.shapes or other.shapes,
+            counts,
+            max(self.largest_batch, other.largest_batch),
+        )
 
     def check_count(self, name: str, baseline: PassContents | None) -> None:
         """Check the number of samples so far against that of the baseline's whole pass, if any.
@@ -67,20 +87,47 @@ class PassContents:
         if baseline is not None and self.samples > baseline.samples:
             raise _other_data(name, f"more than the {baseline.samples} samples of the baseline")
 
-    def check_equal(self, name: str, baseline: PassContents) -> None:
+    def check_equal(self, name: str, baseline: PassContents, drops_last: bool = False) -> str:
         """Check the contents of a complete pass over the data `name` against the baseline's.
+
+        A shuffled loader that drops its incomplete last batch leaves out other samples in every
+        pass, fewer than a batch. Returns a warning in this case, else an empty string.
+
+        Args:
+            name: name of the data.
+            baseline: contents of the baseline's pass.
+            drops_last: whether the loader declares that it drops its last batch.
 
         Raises:
             DataError: the number of samples or the labels differ.
         """
         if self.samples != baseline.samples:
             raise _other_data(name, f"{self.samples} samples, {baseline.samples} in the baseline")
-        if None not in (self.labels, baseline.labels) and self.labels != baseline.labels:
+        if None in (self.labels, baseline.labels) or self.labels == baseline.labels:
+            return ""
+        dropped = max(self.largest_batch, baseline.largest_batch) - 1
+        if not drops_last:
+            dropped = min(dropped, int(self.samples * _MAX_EXCHANGED))
+        if self._exchanged(baseline) > dropped:
             raise _other_data(name, f"{self.samples} samples with labels other than the baseline's")
 
-    def to_dict(self) -> dict[str, int | None]:
+        return (
+            f"{name} yields {self.samples} samples in every pass, but not the same ones, as a "
+            f"shuffled loader that drops its incomplete last batch does; accuracies contain this "
+            f"difference: keep the last batch (drop_last=False, last_batch='rollover') or do not "
+            f"shuffle evaluation data"
+        )
+
+    def _exchanged(self, other: PassContents) -> float:
+        """Return the least number of samples with other labels; infinity if unknown."""
+        if not self.histogram or len(self.histogram) != len(other.histogram):
+            return math.inf
+        return sum(abs(a - b) for a, b in zip(self.histogram, other.histogram, strict=True)) / 2
+
+    def to_dict(self) -> dict[str, Any]:
         """Return the contents of a complete pass as a JSON-compatible dict."""
-        return {"samples": self.samples, "labels": self.labels}
+        counted = {"histogram": list(self.histogram), "largest_batch": self.largest_batch}
+        return {"samples": self.samples, "labels": self.labels, **counted}
 
 
 def _other_data(name: str, found: str) -> DataError:

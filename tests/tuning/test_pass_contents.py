@@ -8,6 +8,7 @@ import torch
 from onnx_nets import dense_net
 
 from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp.common import DataLoader
 from neural_mp.errors import DataError
 from neural_mp.metrics import Accuracy
 from neural_mp.tuning.batches import Batches
@@ -165,6 +166,91 @@ def test_a_run_ends_with_an_error_instead_of_a_target_met_on_other_data(tmp_path
         made.resume, Seen.of_plan = True, False
         with pytest.raises(DataError, match="eval_dataloader must yield the same samples"):
             made()
+
+
+def dropping(count, size, **options):
+    """A shuffled loader of PyTorch that drops its incomplete last batch."""
+    inputs, labels = samples(count)
+    pairs = list(zip(inputs, labels, strict=True))
+    return torch.utils.data.DataLoader(pairs, size, shuffle=True, drop_last=True, **options)
+
+
+class AnyLabels(Accuracy):
+    """A metric that takes every label."""
+
+    def update(self, preds, labels):
+        self.take_in(np.ones(len(labels)))
+
+
+def warnings_of(loader, passes=3, metric=None):
+    evaluator = Evaluator(Batches(loader, "eval_dataloader"), [(metric or Accuracy(), 1.0)])
+    found = []
+    evaluator.warn = found.append
+    evaluator(model, Deadline())
+    evaluator.expected = evaluator.contents
+    for _ in range(passes):
+        evaluator(model, Deadline())
+    return found
+
+
+@pytest.mark.parametrize(("count", "size"), [(63, 16), (50, 16), (1000, 64), (31, 30)])
+def test_a_shuffled_loader_that_drops_its_last_batch_is_warned_of(count, size):
+    torch.manual_seed(0)
+    found = warnings_of(dropping(count, size))
+    assert found
+    for words in found:
+        assert words.startswith(f"eval_dataloader yields {count // size * size} samples in every")
+        assert "drop_last=False" in words
+
+
+def test_the_loader_of_the_library_is_warned_of_as_well():
+    class Shuffled(DataLoader):
+        passes = 0
+
+        def __iter__(self):
+            Shuffled.passes += 1
+            order = np.random.default_rng(Shuffled.passes).permutation(60)[:48]
+            return iter(split(inputs[order], labels[order]))
+
+    inputs, labels = samples(60)
+    loader = Shuffled(list(zip(inputs, labels, strict=True)), batch_size=16, last_batch="discard")
+    assert any("last_batch='rollover'" in words for words in warnings_of(loader))
+
+
+def test_nothing_is_said_if_no_sample_is_dropped():
+    assert not warnings_of(dropping(64, 16))
+
+
+def test_a_loader_that_does_not_declare_dropping_may_exchange_few_samples():
+    inputs, labels = samples(1000)
+    others = np.r_[labels[:-20], (labels[-20:] + 1) % CLASSES]
+    evaluator = evaluator_of(split(inputs, labels), split(inputs, others))
+    evaluator.warn = (found := []).append
+    evaluator(model, Deadline())
+    evaluator.expected = evaluator.contents
+    evaluator(model, Deadline())
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("distinct", [False, True], ids=["one class", "distinct labels"])
+def test_labels_that_clearly_differ_are_refused_of_a_dropping_loader(distinct):
+    class Easy(EachPass):
+        drop_last = True
+
+    other = np.arange(100, 100 + SAMPLES) if distinct else np.zeros_like(Y)
+    labels = np.arange(SAMPLES) if distinct else Y
+    with pytest.raises(DataError, match="labels other than the baseline's"):
+        warnings_of(Easy(split(X, labels), split(X, other)), metric=AnyLabels())
+
+
+def test_a_run_on_a_loader_that_drops_ends_with_a_single_warning(tmp_path):
+    torch.manual_seed(0)
+    made = MixedPrecision(precisions="int8", objective="modelsize", metric="accuracy")
+    made.model, made.workspace = dense_net(CLASSES), tmp_path
+    made.exit_policy = ExitPolicy(max_trials=3)
+    made.eval_dataloader = dropping(60, 16)
+    result = made()
+    assert sum("but not the same ones" in words for words in result.report.warnings) == 1
 
 
 def test_a_shuffled_loader_is_taken(tmp_path):

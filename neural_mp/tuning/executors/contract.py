@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from neural_mp.tuning.plan_evaluator import PlanEvaluation, PlanEvaluator
 from neural_mp.tuning.sharding import Shard, ShardResult
 from neural_mp.util.remote_exceptions import RemoteException, dump_exception
 from neural_mp.util.user_calls import UserCodeError
+
+logger = logging.getLogger(__name__)
 
 #: Error of a trial whose process crashed.
 DIED = (
@@ -96,7 +99,7 @@ class WorkerPayload:
         model = plan_evaluator.model
         copied = model.adaptor.to_picklable(model.held)
         adaptor: Any = None if copied is None else model.adaptor
-        evaluator = replace(plan_evaluator.evaluator, on_batch=_do_nothing)
+        evaluator = replace(plan_evaluator.evaluator, on_batch=_do_nothing, warn=logger.warning)
         sendable = replace(model, adaptor=adaptor, held=copied)
         bare = replace(plan_evaluator, model=sendable, evaluator=evaluator)
         try:
