@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from neural_mp.runs.record import RunRecord
 
 EPILOG = epilog(
-    "report neural_mp_workspace", "report workspace --model 1f0c --run 3 --output third.html"
+    "report neural_mp_workspace",
+    "report workspace --model 1f0c --run 3 --output third.html",
+    "report workspace --run 2 --against 1",
 )
 
 
@@ -39,6 +41,12 @@ def report(
         str | None,
         typer.Option(help="Optuna storage URL, if runs are not stored in the workspace."),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN", help="Compare with a run: its number, a workspace or a saved result."
+        ),
+    ] = None,
     open_page: Annotated[
         bool, typer.Option("--open", help="Open the page in the browser.")
     ] = False,
@@ -46,11 +54,12 @@ def report(
     out: Output,
 ) -> None:
     """Write an HTML report of a run, finished or killed."""
-    from neural_mp.reporting.page import page_of, write_page
+    from neural_mp.reporting.page import comparison_page, page_of, write_page
 
     record = _read(workspace, storage, number, model)
+    other = None if against is None else _other(against, workspace, storage, model)
     with out.working(f"Writing the page of {record.name or 'the run'}"):
-        write_page(output, page_of(record))
+        write_page(output, page_of(record) if other is None else comparison_page(record, other))
     out.line(f"{_in_words(record)}; page saved to {output}")
     if out.as_json:
         out.document(_document(record, output))
@@ -90,6 +99,15 @@ def _read(
         f"{str(workspace)!r} {what}; give the workspace of a run (default: neural_mp_workspace) or "
         f"the folder of a saved result"
     )
+
+
+def _other(
+    against: str, workspace: Path | None, storage: str | None, model: str | None
+) -> RunRecord:
+    """Return the record that `--against` names."""
+    if against.isdecimal() and not Path(against).exists():
+        return _read(workspace, storage, int(against), model)
+    return _read(Path(against), None, None, None)
 
 
 def _in_words(record: RunRecord) -> str:
