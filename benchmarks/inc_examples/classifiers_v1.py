@@ -84,7 +84,6 @@ CASES: tuple[Case, ...] = (
         for model, config in (
             ("resnet50", "resnet50_v1_5.yaml"),
             ("resnet50", "resnet50_v1_5_qdq.yaml"),
-            ("mobilenet", "mobilenetv2.yaml"),
             ("shufflenet", "shufflenetv2.yaml"),
         )
     ),
@@ -93,7 +92,6 @@ CASES: tuple[Case, ...] = (
         _onnx(f"onnx_model_zoo/{model}", config, *_LISTED)
         for model, config in (
             ("googlenet", "googlenet.yaml"),
-            ("squeezenet", "squeezenet.yaml"),
             ("alexnet", "alexnet.yaml"),
         )
     ),
@@ -110,7 +108,6 @@ CASES: tuple[Case, ...] = (
         _tensorflow("tensorflow_models", f"{config}.yaml", "--output-graph", **shape)
         for config, shape in (
             ("mobilenet_v1", {"has_background": True}),
-            ("vgg16", {}),
             ("resnet101", {}),
         )
     ),

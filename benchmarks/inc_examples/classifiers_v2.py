@@ -75,9 +75,8 @@ CASES: tuple[Case, ...] = (
     _tensorflow("tensorflow_models/inception_v3", has_background=True, size=299),
     _tensorflow("tensorflow_models/mobilenet_v2", has_background=True),
     _tensorflow("tensorflow_models/mobilenet_v3", has_background=True),
-    _tensorflow("tensorflow_models/densenet121"),
     _tensorflow("tensorflow_models/vgg19"),
     _tensorflow("SavedModel/mobilenet_v1", "saved", has_background=True),
-    *(_keras(model) for model in ("resnet50", "resnet101", "mobilenet_v2")),
+    *(_keras(model) for model in ("resnet50", "mobilenet_v2")),
     _keras("xception", 299),
 )
