@@ -74,6 +74,9 @@ class _Caster:
                 written = wanted or self.wide(op, flow, node)
                 if written is not None and "dtype" not in node.kwargs:
                     self.dtype[node] = written
+        for node, dtype in self.dtype.items():
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                node.meta["val"] = node.meta["val"].to(dtype)
 
     def inherit_dtype(self, node: Node) -> None:
         """Give one of several results the dtype of the op that produces all of them."""
