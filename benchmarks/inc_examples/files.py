@@ -91,7 +91,7 @@ def _tensorflow_images(path: str, form: str = "pb", **shape: object) -> Case:
 
 def _clothes(folder: Path) -> None:
     data.idx_files(folder / "clothes")
-    models.saved_model(folder / "net.saved", size=28)
+    models.saved_model(folder / "net.saved", size=28, channels=1)
 
 
 def _tensorflow_boxes(path: str) -> Case:

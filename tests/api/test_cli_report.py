@@ -103,6 +103,19 @@ def test_a_saved_result_has_the_page_of_its_run(run, tmp_path, tuned):
     assert "require a workspace" in err
 
 
+def test_two_runs_are_compared_on_one_page(run, tmp_path, kept, tuned):
+    tuned.save(tmp_path / "saved")
+    page = tmp_path / "page.html"
+    for against in ("1", str(tmp_path / "saved")):
+        assert run("report", str(kept), "--against", against, "--output", str(page))[0] == 0
+        text = page.read_text(encoding="utf-8")
+        assert "common ops in another precision" in text
+        assert "<script" not in text
+    code, _, err = run("report", str(kept), "--against", "9")
+    assert code == 2
+    assert "there is no run 9 in" in err
+
+
 def test_what_has_no_run_is_said_in_one_line(run, tmp_path, kept, tuned):
     digest = tuned.record.name.partition("/")[0]
     cases = {

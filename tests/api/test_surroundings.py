@@ -33,7 +33,8 @@ RIGHTLY = {
 def after_each(framework: str, folder: Path) -> dict[str, dict[str, str]]:
     """What was done → what is different, in a process of its own."""
     here = Path(__file__).resolve().parent
-    places = os.pathsep.join(map(str, (here.parents[1], here.parent, here)))
+    own = map(str, (here.parents[1], here.parent, here))
+    places = os.pathsep.join((*own, os.environ["PYTHONPATH"]))
     done = subprocess.run(
         [sys.executable, str(here / "surroundings_run.py"), framework, str(folder)],
         env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},

@@ -33,8 +33,8 @@ def test_the_page_shows_both_results_and_in_what_the_runs_differ(run):
     page = comparison_page(run, changed(run))
     found = Reader(page)
     assert found.texts["h2"] == [
-        f"Net, {run.name}",
-        "Net, tuning-0009",
+        run.name.rpartition("/")[2],
+        "tuning-0009",
         "Figures",
         "Differences",
         "Ops",

@@ -100,9 +100,3 @@ def to_bfloat16(values: Array) -> NDArray[np.float32]:
 def packed(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return two codes per byte [outputs, inputs / 2], the even input in the upper half."""
     return np.ascontiguousarray(codes[:, ::2] << 4 | codes[:, 1::2])
-
-
-def unpacked(stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the codes of `packed` [outputs, inputs]."""
-    halves = np.stack((stored >> 4, stored & MAX_CODE), axis=-1)
-    return np.ascontiguousarray(halves.reshape(len(stored), -1))

@@ -107,8 +107,10 @@ def restore(folder: Path) -> TorchModel:
                 f"{LAYERS_FILE} must name layers of {type(shell).__name__}, got {path!r}"
             ) from None
         parts[path] = _filled(programs[number], path, like, constants)
+    # Expanded, as a file may name any size.
     kwargs = {
-        name: torch.zeros(v["shape"], dtype=v["dtype"]) for name, v in details["example"].items()
+        name: torch.zeros((), dtype=found["dtype"]).expand(found["shape"])
+        for name, found in details["example"].items()
     }
     signature = call_signature(shell, tuple(details["inputs"]))
     return TorchModel(parts, CallArgs((), kwargs), signature, shell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from neural_mp.reporting.page.charts import NAMES, card, name, none, scrolling
+from neural_mp.reporting.page.charts import NAMES, both, card, name, none, scrolling
 from neural_mp.reporting.page.document import header, html_page
 from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.summary import about, low_words, precision_bar, verdict
@@ -24,14 +24,15 @@ def comparison_page(first: RunRecord, second: RunRecord) -> str:
     views = View(first), View(second)
     titles = _titles(views)
     subtitle = "Both runs on one page; figures of different machines are not comparable."
+    heading = f"{titles[0]} and {titles[1]}"
     content: list[Child] = [
-        header(f"{titles[0]} and {titles[1]}", subtitle),
+        header(heading, subtitle),
         element("div", [_run(*pair) for pair in zip(titles, views, strict=True)], class_="two"),
         element("div", _figures(titles, views), class_="one"),
         element("div", _differences(titles, views), class_="one"),
         element("div", _ops(titles, views), class_="one"),
     ]
-    return html_page(f"{titles[0]} and {titles[1]}: neural-mp report", content)
+    return html_page(f"{heading}: neural-mp report", content)
 
 
 def _titles(views: Sequence[View]) -> list[str]:
@@ -39,8 +40,8 @@ def _titles(views: Sequence[View]) -> list[str]:
     models = [view.record.setup.model for view in views]
     if len(set(models)) == len(models):
         return models
-    runs = [f"{model}, {view.record.name}" for model, view in zip(models, views, strict=True)]
-    if all(view.record.name for view in views) and len(set(runs)) == len(runs):
+    runs = [view.record.name.rpartition("/")[2] for view in views]
+    if all(runs) and len(set(runs)) == len(runs):
         return runs
     return [f"{model} ({order})" for model, order in zip(models, ("first", "second"), strict=True)]
 
@@ -55,7 +56,7 @@ def _run(title: str, view: View) -> Element:
         element("div", result, class_="big"),
         element("p", f"{words}; {low_words(view)}", class_="lead"),
         precision_bar(view),
-        trials_chart(view, narrow=True, chosen=False) if view.drawn else None,
+        both(lambda narrow: trials_chart(view, narrow, chosen=False)) if view.drawn else None,
         class_=f"card tile verdict {kind}",
     )
 
@@ -116,7 +117,7 @@ def _ops(titles: Sequence[str], views: Sequence[View]) -> Element:
     what = f"{len(rows)} of {counted(len(shared), 'common op')} in another precision."
     headings = ["op", "type", *titles, f"reason in {titles[0]}", f"reason in {titles[1]}"]
     left = len(rows) - _MAX_OPS
-    shown = scrolling(table(headings, rows[:_MAX_OPS], class_="left"), "Ops")
+    shown = scrolling(table(headings, rows[:_MAX_OPS], class_="left names-first"), "Ops")
     more = element("p", f"… and {left} more.", class_="lead after") if left > 0 else None
     return card("Ops", what, shown if rows else None, more)
 

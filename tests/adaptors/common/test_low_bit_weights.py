@@ -5,14 +5,15 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from neural_mp.adaptors.common.low_bit_weights import (
     grouped_specs,
     packed,
     round_to_nearest,
     to_bfloat16,
-    unpacked,
 )
+from neural_mp.adaptors.pytorch.qdq_ops import codes_of
 from neural_mp.core.precision import QuantSpec
 
 GENERATOR = np.random.default_rng(0)
@@ -61,7 +62,7 @@ def test_packed_codes_are_read_back():
     stored = packed(codes)
     assert stored.shape == (3, 5)
     assert stored[0, 0] == codes[0, 0] * 16 + codes[0, 1]
-    assert (unpacked(stored) == codes).all()
+    assert (codes_of(torch.from_numpy(stored)).numpy() == codes).all()
 
 
 def test_a_group_size_divides_the_inputs():

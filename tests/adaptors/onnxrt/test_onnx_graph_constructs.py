@@ -44,7 +44,7 @@ def with_branches() -> onnx.ModelProto:
     not RUNS_LAYERS_BEFORE_BRANCHES,
     reason="this ONNX Runtime ends the process at a convolution that a branch reads",
 )
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.INT4])
 def test_branches_read_what_is_converted_around_them(precision):
     model = with_branches()
     for sign in (1, -1):
@@ -55,7 +55,7 @@ def test_branches_read_what_is_converted_around_them(precision):
     if precision is INT8:
         assert converted.kernels["QLinearConv"] == 2
     reasons = converted.space.capabilities["i"].reasons
-    assert set(reasons) == {INT8, Precision.BF16, Precision.FP16}
+    assert set(reasons) == set(Precision) - {Precision.FP32}
 
 
 def test_a_loop_around_what_is_converted():
