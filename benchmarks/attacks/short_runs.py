@@ -80,13 +80,17 @@ class Noting:
 
     def reset(self) -> None:
         self.right = self.all = 0
+
+    def update(self, preds: Any, labels: Any) -> None:
+        if not self.all:
+            self._note()
+        self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels)).sum())
+        self.all += len(labels)
+
+    def _note(self) -> None:
         with self.about["file"].open("a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(self.about["pause"])
-
-    def update(self, preds: Any, labels: Any) -> None:
-        self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels)).sum())
-        self.all += len(labels)
 
     def result(self) -> float:
         return self.right / self.all

@@ -27,6 +27,8 @@ _BOOTSTRAP_SAMPLES, _DRAWS_AT_ONCE = 500, 100
 #: Number of the longest blocks: fewer would cover longer states of the machine, at the price of
 #: wider intervals.
 _LONG_BLOCKS = 8
+#: Number of rounds from which the ratios of any two rounds bound the interval.
+_CROSSED_ROUNDS = 4
 #: Growth factor of the number of rounds between two tests for a conclusive interval.
 _NEXT_LOOK = 1.5
 #: Minimum number of rounds, regardless of the time limit.
@@ -84,6 +86,8 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     lengths counts: short blocks, and an eighth of the rounds for states that last longer. Each is
     scaled by Student's t quantile for its number of blocks. If uncontended rounds are rare, chance
     favours either run; therefore the interval is extended to the median of the per-round ratios.
+    From four rounds on, the bounds are within the ratios of any two rounds: Student's t quantile of
+    two blocks would otherwise make every difference uncertain.
     """
     taken = np.array([seconds, reference])
     count = taken.shape[1]
@@ -92,7 +96,11 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     bounds = [value, paired]
     for length in {max(1, round(count ** (1 / 3))), max(1, count // _LONG_BLOCKS)}:
         bounds += _bootstrap_interval(taken, value, length)
-    return Ratio(value, min(bounds), max(bounds))
+    low, high = min(bounds), max(bounds)
+    if count >= _CROSSED_ROUNDS:
+        low = max(low, float(taken[0].min() / taken[1].max()))
+        high = min(high, float(taken[0].max() / taken[1].min()))
+    return Ratio(value, low, high)
 
 
 def _bootstrap_interval(taken: np.ndarray, value: float, length: int) -> list[float]:

@@ -158,3 +158,12 @@ def test_no_round_follows_rounds_that_suffice(clock):
     run = clock.taking(0.5)
     (taken,) = interleaved_rounds([run], earlier=[[0.5] * 4], suffices=lambda _: True)
     assert (len(taken), run.count) == (4, 0)
+
+
+@pytest.mark.parametrize("rounds", [4, 5, 8])
+def test_a_clear_difference_in_few_rounds_stays_clear(rounds):
+    draw = np.random.default_rng(rounds)
+    fast, slow = draw.uniform(1, 1.2, rounds), draw.uniform(5, 6, rounds)
+    found = ratio(fast, slow)
+    assert found.low >= 1 / 6
+    assert found.low <= found.value <= found.high <= 1.2 / 5

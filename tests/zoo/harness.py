@@ -95,8 +95,14 @@ class Row:
         return f"| {self.name} | {quantized} | {others} | {shown} |"
 
 
+#: Framework, type and precision of the ops that were read back from a file in this process.
+_RELOADED: set[tuple[str, str, Precision]] = set()
+
+
 def convert(case: Case, folder: Path) -> Row:
     """Run one case through tune → compare → audit → save → reload; return its row.
+
+    A case is read back if it has an op of a type and precision that none before had.
 
     Args:
         case: the case.
@@ -110,8 +116,9 @@ def convert(case: Case, folder: Path) -> Row:
     quantized = any(config.precision is Precision.INT8 for config in result.plan.values())
     sqnr_db = _compared(case, built, result, quantized)
     ran = _audited(result)
-    if case.savable:
+    if case.savable and not _RELOADED.issuperset(kinds := {(result.framework, *op) for op in ran}):
         _reloaded(built, result, folder)
+        _RELOADED.update(kinds)
     compared = not (quantized and case.discontinuous)
     return Row(case.name, ran, sqnr_db if compared else float("nan"))
 
