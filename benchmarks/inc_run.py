@@ -183,7 +183,7 @@ def _int8_ops(path: Path) -> int | None:
         import tensorflow as tf
 
         graph = tf.compat.v1.GraphDef.FromString(path.read_bytes())
-        return sum(node.op.startswith("_Quantized") for node in graph.node)
+        return sum("Quantized" in node.op for node in graph.node)
     if path.suffix == ".onnx":
         import onnx
 
