@@ -110,7 +110,7 @@ def _row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str
 def _reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
     """Return the reasons of an op; of INT4, only if the model has ops that support INT4."""
     reasons = dict(space.capabilities[op].reasons)
-    supported = any(c.config(Precision.INT4) is not None for c in space.capabilities.values())
+    supported = Precision.INT4 in space.usable_precisions
     if not supported or reasons.get(Precision.INT4) == reasons.get(Precision.INT8):
         reasons.pop(Precision.INT4, None)
     return reasons
