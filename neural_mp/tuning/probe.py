@@ -237,23 +237,29 @@ class MeasuringProbe(Probe):
         """See the base class."""
         data = self.job.calibration
         batches = [] if data is None else [data.batches.first_inputs]
-        key = "weight sensitivity"
-        known, found = self._recalled(key, mapping_of(number))
-        if not known or found is None:
-            with self._counted():
-                found = self.model.weight_sensitivity(batches)
-            self._shared.put(key, found)
-            self.run_cache.put(key, found)
-        return dict(found)
+        return self._whatever_the_time(
+            "weight sensitivity",
+            mapping_of(number),
+            lambda: self.model.weight_sensitivity(batches),
+        )
 
     def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
         """See the base class."""
         data = self.job.calibration
-        key = "weight noise"
-        known, found = self._recalled(key, mapping_of(mapping_of(number)))
+        return self._whatever_the_time(
+            "weight noise",
+            mapping_of(mapping_of(number)),
+            lambda: self.model.weight_noise([] if data is None else data.inputs()),
+        )
+
+    def _whatever_the_time(
+        self, key: str, kind: Validator[dict[str, T]], measure: Callable[[], dict[str, T]]
+    ) -> dict[str, T]:
+        """Return a stored measurement, or make and store one that strategies cannot go without."""
+        known, found = self._recalled(key, kind)
         if not known or found is None:
             with self._counted():
-                found = self.model.weight_noise([] if data is None else data.inputs())
+                found = measure()
             self._shared.put(key, found)
             self.run_cache.put(key, found)
         return dict(found)
