@@ -118,9 +118,15 @@ class LayerRescale:
         return changed.astype(np.float32 if bias is None else bias.dtype)
 
 
-def rounded_weight(matrix: Array, limit: int) -> Array:
-    """Return the result of `LayerParams.matrix` rounded to INT8 per output channel, as float."""
-    scales = weight_scales(matrix, (2, 3), limit)
+def rounded_weight(matrix: Array, limit: int, axes: tuple[int, ...] = (2, 3)) -> Array:
+    """Return a weight rounded to INT8 per output channel, as float64.
+
+    Args:
+        matrix: the weight; by default, as returned by `LayerParams.matrix`.
+        limit: the largest integer.
+        axes: all axes except those of the output channels.
+    """
+    scales = weight_scales(matrix, axes, limit)
     return np.asarray(round_to_int8(matrix, scales, limit) * scales.astype(np.float64))
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
 from neural_mp.adaptors.common.low_bit_weights import round_to_nearest
 from neural_mp.adaptors.common.optional import needed
-from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.precision import QuantSpec
 from neural_mp.space import TuningSpace
@@ -77,9 +77,7 @@ def rounded(weight: Array, spec: QuantSpec) -> NDArray[np.float32]:
     """Return a weight [outputs, inputs] as its stored form restores the weight."""
     if spec.dtype.bits == 4:
         return round_to_nearest(weight, spec).floats()
-    limit = weight_qmax(spec)
-    scales = weight_scales(weight, (1,), limit)
-    return np.asarray(round_to_int8(weight, scales, limit) * scales)
+    return rounded_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
 
 
 def direction(
