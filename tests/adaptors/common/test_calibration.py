@@ -93,6 +93,7 @@ def test_many_exact_zeros_do_not_mislead_kl():
     assert high > 0.5 * values.max()
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["normal", "laplace", "exponential", "gumbel"]))
 def test_the_clipping_by_kl_is_the_one_of_least_relative_entropy(seed, distribution):
