@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,11 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
         why = {p.value: reasons.setdefault(w, len(reasons)) for p, w in found.reasons.items()}
         ops.append(
             {
-                **{name: value for name, value in vars(op).items() if value and name != "layers"},
+                **{
+                    item.name: value
+                    for item in fields(Op)
+                    if (value := getattr(op, item.name)) != item.default and item.name != "layers"
+                },
                 **({"layers": [[part.name, part.type] for part in op.layers]} if op.layers else {}),
                 "runs in": [p.value for p in found.precisions],
                 **({"emulated": sorted(p.value for p in found.emulated)} if found.emulated else {}),
@@ -161,7 +165,8 @@ _OP = record(
         **dict.fromkeys(
             ("quantize_agnostic", "writes_int8", "joins_int8", "channel_scales"), boolean
         ),
-        "quantizes_terms": boolean,
+        **dict.fromkeys(("quantizes_terms", "widened"), boolean),
+        "source_precision": enum_of(Precision),
         "quantized_inputs": _NAMES,
         "weights": non_negative_integer,
         "layers": list_of(_layer),

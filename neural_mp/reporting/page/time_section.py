@@ -32,7 +32,7 @@ _MOST_OPS, _MOST_CONVERSIONS = 14, 100
 
 
 def time_section(view: View) -> Element:
-    """Return the time of FP32 and result by op type, and the ops per precision."""
+    """Return the time of both models by op type, and the ops per precision."""
     what = "Precisions of ops." if view.ending else "Precisions of ops in the best trial so far."
     return element(
         "section",
@@ -81,9 +81,9 @@ def _spent(view: View) -> list[Child]:
     if ending is None or not ending.baseline_times:
         why = "the run is unfinished" if ending is None else "timing would take too long"
         return [none(f"The ops of the result were not timed: {why}.")]
-    timed = {"FP32": ending.baseline_times, "result": ending.result_times}
+    timed = {view.source: ending.baseline_times, "result": ending.result_times}
     sums = {title: time_by_type(view, times) for title, times in timed.items() if times}
-    colours = _colours(sums)
+    colours = _colours(sums, sums[view.source])
     longest = max(sum(by.values()) for by in sums.values())
     drawn: list[Child] = [element("p", "Both bars have the same scale.", class_="lead")]
     drawn += [_bar(title, by, colours, longest) for title, by in sums.items()]
@@ -105,11 +105,13 @@ def _spent(view: View) -> list[Child]:
     return drawn
 
 
-def _colours(sums: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Return op type → CSS class, for the types with the longest FP32 time."""
+def _colours(
+    sums: Mapping[str, Mapping[str, float]], before: Mapping[str, float]
+) -> dict[str, str]:
+    """Return op type → CSS class, for the types with the longest time in the given model."""
     kinds = dict.fromkeys(kind for by in sums.values() for kind in by)
     known = [kind for kind in kinds if kind not in (CONVERSIONS, OTHER)]
-    ordered = sorted(known, key=lambda kind: -sums["FP32"].get(kind, 0.0))
+    ordered = sorted(known, key=lambda kind: -before.get(kind, 0.0))
     return {kind: f"k{index}" for index, kind in enumerate(ordered[:_SHOWN])}
 
 
@@ -171,7 +173,7 @@ def single_ops_section(view: View) -> Element | None:
 
 
 def _op_row(view: View, op: str, by: Mapping[Precision, float]) -> Row:
-    runs = view.runs_in.get(op)
+    runs = view.effective.get(op)
     parts = [
         Part(
             by[p],
