@@ -101,11 +101,20 @@ def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
             + (f" ({row.correction})" if row.correction else ""),
             formatting.fraction(row.output_noise),
             formatting.fraction(row.corrected_output_noise),
-            formatting.seconds(row.seconds_gained),
+            _saved(row),
             row.runs_in,
             row.reason,
         )
     return table
+
+
+def _saved(row: Sensitivity) -> str:
+    """Format the time that a decision saves, with its bounds."""
+    low, high = row.seconds_gained_low, row.seconds_gained_high
+    if row.seconds_gained is None or low is None or high is None:
+        return formatting.seconds(row.seconds_gained)
+    bounds = f"{formatting.seconds(low)} to {formatting.seconds(high)}"
+    return f"{formatting.seconds(row.seconds_gained)} ({bounds})"
 
 
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:

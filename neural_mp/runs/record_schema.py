@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.core.graph import Layer, Op, OpGraph
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import parse_plan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from neural_mp.core.op_timings import MAX_GAIN, Duration, Gain
 from neural_mp.core.precision import Precision
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page.charts import (
@@ -29,6 +30,8 @@ CONVERSIONS, OTHER = "conversions", "other"
 #: Number of op types with their own colour.
 _SHOWN = 5
 _MOST_OPS, _MOST_CONVERSIONS = 14, 100
+#: Length of the longest bar, relative to the median row's.
+_MAX_OVER_MEDIAN = 8.0
 
 
 def time_section(view: View) -> Element:
@@ -159,33 +162,60 @@ def single_ops_section(view: View) -> Element | None:
     if not times:
         return None
     slowest = sorted(times, key=lambda op: -max(times[op].values(), default=0.0))[:_MOST_OPS]
-    rows = [_op_row(view, op, times[op]) for op in slowest if times[op]]
+    rows = [_op_row(view, op) for op in slowest if times[op]]
+    limit = _bar_limit(rows)
     seen = [p for p in reversed(Precision) if any(p in by for by in times.values())]
     more = f"The slowest {len(rows)} of {len(times)} timed ops." if len(times) > len(rows) else None
     return card(
         "Time of single ops",
-        "Each op with the ops fused into its kernel; the number is the speed-up of the chosen "
-        "precision over FP32.",
-        both(lambda narrow: bars(rows, narrow)),
+        "Each op with the ops fused into its kernel: first quartile of the runs, in brackets the "
+        "fastest and the median; the number is the speed-up of the chosen precision over FP32, "
+        f"clipped at {MAX_GAIN:.0f}×." + _clip_words(limit, rows),
+        both(lambda narrow: bars(rows, narrow, limit)),
         legend([*((p.value, NAMES[p]) for p in seen), ("fp32 weak", "pale: not chosen")]),
         element("p", more, class_="lead after") if more else None,
     )
 
 
-def _op_row(view: View, op: str, by: Mapping[Precision, float]) -> Row:
-    runs = view.effective.get(op)
-    parts = [
-        Part(
-            by[p],
-            p.value if p is runs else f"{p.value} weak",
-            f"{op} in {NAMES[p]}: {formatting.seconds(by[p])}{', chosen' if p is runs else ''}",
-        )
-        for p in reversed(Precision)
-        if p in by
-    ]
-    lower = runs is not None and runs is not Precision.FP32 and runs in by
-    gain = by[Precision.FP32] / by[runs] if lower and runs and by.get(Precision.FP32) else None
-    return Row(op, parts, formatting.times(gain) if gain else "")
+def _bar_limit(rows: Sequence[Row]) -> float | None:
+    """Return the length at which bars are clipped, lest a few flatten all others; None for none."""
+    longest = sorted(max(part.value for part in row.parts) for row in rows)
+    if not longest:
+        return None
+    limit = _MAX_OVER_MEDIAN * longest[len(longest) // 2]
+    return limit if longest[-1] > limit else None
+
+
+def _clip_words(limit: float | None, rows: Sequence[Row]) -> str:
+    if limit is None:
+        return ""
+    longer = sum(any(part.value > limit for part in row.parts) for row in rows)
+    return f" Bars are clipped at {formatting.seconds(limit)}: {counted(longer, 'op')} longer."
+
+
+def _op_row(view: View, op: str) -> Row:
+    timings, runs = view.record.measured.times, view.effective.get(op)
+    parts = []
+    for precision in reversed(Precision):
+        taken = timings.duration(op, precision)
+        if taken is not None:
+            chosen = precision is runs
+            tooltip = f"{op} in {NAMES[precision]}: {_with_interval(taken)}"
+            kind = precision.value if chosen else f"{precision.value} weak"
+            parts.append(Part(taken.seconds, kind, tooltip + (", chosen" if chosen else "")))
+    lower = runs is not None and runs is not Precision.FP32
+    return Row(op, parts, _gain_words(timings.gain(op, runs)) if lower and runs else "")
+
+
+def _with_interval(taken: Duration) -> str:
+    low, high = formatting.seconds(taken.low), formatting.seconds(taken.high)
+    return f"{formatting.seconds(taken.seconds)} ({low} to {high})"
+
+
+def _gain_words(gain: Gain | None) -> str:
+    if gain is None:
+        return ""
+    return f"≥ {MAX_GAIN:.0f}×, clipped" if gain.clipped else formatting.times(gain.value)
 
 
 def conversions_section(view: View) -> Element | None:
