@@ -60,6 +60,11 @@ class Precisions(tuple[Precision, ...]):
         return not self == other
 
 
+def precision_name(precisions: Iterable[str]) -> str:
+    """Return the precisions of a model as one name, such as `FP16` or `BF16/FP32`."""
+    return "/".join(str(precision).upper() for precision in precisions)
+
+
 def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Precisions:
     """Parse `"int8,bf16"`, `["int8", "bf16"]`, `"fp16"` or `Precision.BF16`.
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import inf, sqrt
 
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig
 from neural_mp.search.cost_model import CostInputs

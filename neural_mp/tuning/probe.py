@@ -16,7 +16,8 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import one_line
@@ -204,7 +205,8 @@ class MeasuringProbe(Probe):
             self.untimed = one_line(error)
             return None
         per_element = _seconds_per_element() * job.measurement.batch_size
-        return times_of(job.space, before, after, per_element, in_place)
+        elements = self.model.observations.elements
+        return times_of(job.space, before, after, per_element, elements, in_place)
 
     def _all_in(self, precision: Precision) -> ResolvedPlan:
         """Return the plan with every op in a precision, FP32 if ineligible."""
