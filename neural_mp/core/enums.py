@@ -50,6 +50,23 @@ class CalibrationAlgorithm(StringEnum):
     DYNAMIC = "dynamic"
 
 
+class WeightCorrection(StringEnum):
+    """Correction of a weight in 4 bits or less, in the order of application.
+
+    `awq` scales inputs by their magnitudes, `gptq` compensates each rounding error in the weights
+    not rounded yet, `hqq` moves the offsets, without data.
+    """
+
+    AWQ = "awq"
+    GPTQ = "gptq"
+    HQQ = "hqq"
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the correction requires calibration data."""
+        return self is not WeightCorrection.HQQ
+
+
 class WeightRange(StringEnum):
     """int8 range of a weight: ±127, or ±63 (see `neural_mp.core.int8_accumulation`)."""
 

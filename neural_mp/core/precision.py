@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neural_mp.core.enums import (
@@ -12,6 +12,7 @@ from neural_mp.core.enums import (
     Granularity,
     QuantDType,
     Scheme,
+    WeightCorrection,
     WeightRange,
 )
 from neural_mp.errors import PlanError, UnknownPrecisionError, did_you_mean
@@ -110,6 +111,8 @@ QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: The word for a weight without corrections: rounded to nearest.
+ROUND_TO_NEAREST = "rtn"
 #: Upper bound of a group size; larger than the inputs of any layer in use.
 MAX_GROUP_SIZE = 1 << 20
 
@@ -127,6 +130,8 @@ class QuantSpec:
         range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with
             saturating accumulation.
         group_size: for `per_group`, the number of consecutive inputs that share a scale.
+        corrections: for `per_group`, the corrections of the weight: none (`rtn`), `awq`, `gptq`,
+            both, or `hqq`.
     """
 
     dtype: QuantDType
@@ -135,6 +140,7 @@ class QuantSpec:
     algorithm: CalibrationAlgorithm = CalibrationAlgorithm.MINMAX
     range: WeightRange = WeightRange.FULL
     group_size: int | None = None
+    corrections: tuple[WeightCorrection, ...] = ()
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
@@ -163,28 +169,62 @@ class QuantSpec:
             )
         if size is not None and not in_groups:
             raise PlanError(f"group size {size} requires granularity per_group; remove the size")
+        self._check_corrections(in_groups)
+
+    def _check_corrections(self, in_groups: bool) -> None:
+        given = {
+            WeightCorrection.parse(name, "correction of a weight", PlanError)
+            for name in self.corrections
+        }
+        if given and not in_groups:
+            raise PlanError(
+                f"corrections {' '.join(sorted(given))!r} require granularity per_group; remove "
+                f"the corrections"
+            )
+        if WeightCorrection.HQQ in given and len(given) > 1:
+            raise PlanError("correction hqq excludes other corrections; remove the others")
+        ordered = tuple(name for name in WeightCorrection if name in given)
+        object.__setattr__(self, "corrections", ordered)
+
+    @property
+    def uncorrected(self) -> QuantSpec:
+        """The same grid without corrections."""
+        return replace(self, corrections=()) if self.corrections else self
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the weight is rounded with calibration data."""
+        return any(correction.needs_data for correction in self.corrections)
 
     def __str__(self) -> str:
         fields = (self.dtype, self.scheme, self.granularity, self.group_size, self.algorithm)
-        words = [str(value) for value in fields if value is not None]
+        words = [str(value) for value in (*fields, *self.corrections) if value is not None]
         return " ".join(words if self.range is WeightRange.FULL else [*words, self.range])
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
         """Read back `str(spec)`, words in any order: `"uint8 asymmetric per_tensor kl"`.
 
-        A number is the group size: `"uint4 asymmetric per_group 128 minmax"`.
+        A number is the group size: `"uint4 asymmetric per_group 128 minmax"`. Corrections follow,
+        or `rtn` for none: `"uint4 asymmetric per_group 128 awq gptq"`.
 
         Raises:
             PlanError: a word is unknown, a field is given twice, or a required field is missing.
         """
         found: dict[str, Any] = {}
-        for word in str(text).split():
+        words = str(text).split()
+        corrections = [word for word in words if word in (*WeightCorrection, ROUND_TO_NEAREST)]
+        if len(corrections) > 1 and ROUND_TO_NEAREST in corrections:
+            raise PlanError(
+                f"{ROUND_TO_NEAREST} in {text!r} excludes corrections; remove one of them"
+            )
+        for word in (word for word in words if word not in corrections):
             is_size = word.isdecimal() and len(word) <= len(str(MAX_GROUP_SIZE))
-            name = next((n for n, known in _WORDS.items() if word in set(known)), None)
+            name = next((n for n, kind in _WORDS.items() if word in set(kind)), None)
             name = "group_size" if is_size else name
             if name is None:
-                valid = [w.value for words in _WORDS.values() for w in words]
+                valid = [w.value for kinds in _WORDS.values() for w in kinds]
+                valid += [*WeightCorrection, ROUND_TO_NEAREST]
                 raise PlanError(
                     f"{word!r} in the quantization {text!r} is not a valid term"
                     f"{did_you_mean(word, valid)}"
@@ -200,7 +240,8 @@ class QuantSpec:
                 f"{text!r} must contain a {missing[0]}; add one of "
                 f"{', '.join(QUANT_CHOICES[missing[0]])}"
             )
-        return cls(**found)
+        named = (word for word in corrections if word != ROUND_TO_NEAREST)
+        return cls(**found, corrections=tuple(map(WeightCorrection, named)))
 
 
 #: Corrections of an INT8 layer, alternatives to its fallback; each changes weights before rounding
@@ -289,6 +330,11 @@ class OpConfig:
             )
 
     @property
+    def needs_data(self) -> bool:
+        """Whether the weight is corrected with calibration data."""
+        return self.weight is not None and self.weight.needs_data
+
+    @property
     def approach(self) -> Approach | None:
         """Approach to quantization; None without INT8 and INT4."""
         if self.precision is Precision.INT4:
@@ -305,7 +351,7 @@ class OpConfig:
         if self.activation is not None:
             words.insert(0, self.activation.algorithm)
         elif self.weight is not None:
-            words.insert(0, "weight only")
+            words = ["weight only", *self.weight.corrections, *words]
         return f"{self.precision} ({', '.join(words)})" if words else str(self.precision)
 
 

@@ -177,8 +177,10 @@ def _integer_kernel(
     algorithms = (
         (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is layers.LINEAR else ()
     )
+    is_layer = node.target is layers.LINEAR
+    corrections = reasons.LAYER_CORRECTIONS if is_layer else reasons.TABLE_CORRECTIONS
     low_bits = _four_bit_specs(node)
-    return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,), low_bits)
+    return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,), low_bits, corrections)
 
 
 def _four_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from neural_mp.adaptors.common.calibration import affine_parameters
-from neural_mp.adaptors.common.low_bit_weights import MAX_CODE, MIDDLE, packed, round_to_nearest
+from neural_mp.adaptors.common.low_bit_weights import MAX_CODE, MIDDLE, GroupedWeight, packed
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.core.precision import QuantSpec
 
 #: Name of the custom op library.
 LIBRARY = "neural_mp"
@@ -105,10 +104,9 @@ dequantize_grouped = _registered(
 )
 
 
-def round_to_4_bits(weight: torch.Tensor, spec: QuantSpec) -> tuple[torch.Tensor, ...]:
-    """Return packed codes, scales and offsets of a weight [outputs, inputs]."""
-    rounded = round_to_nearest(weight.float().numpy(), spec)
-    parts = packed(rounded.codes), rounded.scales, rounded.offsets
+def stored_parts(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
+    """Return packed codes, scales and offsets of a weight."""
+    parts = packed(weight.codes), weight.scales, weight.offsets
     return tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
 
 

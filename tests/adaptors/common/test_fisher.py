@@ -44,7 +44,7 @@ def scored():
     data = torch.randint(0, 40, (48, 6))
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=data[:2])
-    space = adaptor.space(model, MACHINE)
+    space = adaptor.space(model, MACHINE).without_data()
     return net, data, weight_noise(adaptor, model, data.split(12), space)
 
 
@@ -97,7 +97,7 @@ def test_other_outputs_are_scored_by_the_noise_they_receive():
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=data[:2])
     ((_, found),) = weight_noise(
-        adaptor, model, data.split(16), adaptor.space(model, MACHINE)
+        adaptor, model, data.split(16), adaptor.space(model, MACHINE).without_data()
     ).items()
     text = "uint4 asymmetric per_group 64 minmax"
     weight = layer.weight.detach().numpy()
