@@ -275,7 +275,7 @@ class TunableModel(LoadedModel[M]):
         return weight_sensitivity(self.adaptor, self.held, given, self.space)
 
     def weight_noise(self, batches: Iterable[Any]) -> dict[str, dict[str, float]]:
-        """Return op → quantization of its weight → noise of the rounding, by the Fisher probe.
+        """Return op → quantization of its weight → noise of the rounding: see `fisher`.
 
         Empty if the framework has no gradients of weights.
         """

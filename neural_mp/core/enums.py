@@ -14,11 +14,13 @@ class QuantDType(StringEnum):
     UINT8 = "uint8"
     INT4 = "int4"
     UINT4 = "uint4"
+    INT2 = "int2"
+    UINT2 = "uint2"
 
     @property
     def bits(self) -> int:
         """Bits per value."""
-        return 4 if self in (QuantDType.INT4, QuantDType.UINT4) else 8
+        return int(self.value.removeprefix("u").removeprefix("int"))
 
 
 class Scheme(StringEnum):

@@ -22,10 +22,11 @@ from neural_mp.util.string_enum import StringEnum
 class Precision(StringEnum):
     """Precision of an op; equal to its name: `plan[op].precision == "int8"`.
 
-    The precision that an op computes in; INT4 is the storage of a weight, which the op expands to
-    floats.
+    The precision that an op computes in; INT2 and INT4 are the storage of a weight, which the op
+    expands to floats.
     """
 
+    INT2 = "int2"
     INT4 = "int4"
     INT8 = "int8"
     BF16 = "bf16"
@@ -35,7 +36,7 @@ class Precision(StringEnum):
     @property
     def bits(self) -> int:
         """Bits per value."""
-        return {"int4": 4, "int8": 8, "bf16": 16, "fp16": 16, "fp32": 32}[self.value]
+        return {"int2": 2, "int4": 4, "int8": 8, "bf16": 16, "fp16": 16, "fp32": 32}[self.value]
 
     @property
     def is_16_bit(self) -> bool:
@@ -44,8 +45,13 @@ class Precision(StringEnum):
 
     @property
     def is_integer(self) -> bool:
-        """Whether the precision is INT4 or INT8."""
+        """Whether the precision is INT2, INT4 or INT8."""
         return self.bits <= 8
+
+    @property
+    def is_low_bit(self) -> bool:
+        """Whether the precision is INT2 or INT4: weights in groups, inputs in float."""
+        return self.bits < 8
 
 
 class Precisions(tuple[Precision, ...]):
@@ -122,9 +128,9 @@ class QuantSpec:
     """Quantization of one tensor.
 
     Attributes:
-        dtype: `int8` or `uint8`; for a weight also `int4` or `uint4`.
+        dtype: `int8` or `uint8`; for a weight also `int2`, `uint2`, `int4` or `uint4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
-        granularity: `per_tensor` or `per_channel`; for a 4-bit weight `per_group`.
+        granularity: `per_tensor` or `per_channel`; for a weight in 2 or 4 bits `per_group`.
         algorithm: range selection: `minmax`, `percentile`, `kl` or `mse` from calibration data,
             `dynamic` from the current values on every run.
         range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with
@@ -264,7 +270,7 @@ class OpConfig:
 
     Attributes:
         precision: compute precision.
-        weight: for INT8 and INT4, quantization of the weight.
+        weight: for INT2, INT4 and INT8, quantization of the weight.
         activation: for INT8, quantization of the inputs; None with a `weight` leaves the inputs in
             float. INT8 with neither selects the op's best configuration.
         corrections: for INT8, names in `CORRECTIONS`, in their order.
@@ -313,8 +319,8 @@ class OpConfig:
             )
         if self.activation is not None and self.activation.dtype.bits != 8:
             raise PlanError(f"an activation must have 8 bits, got {self.activation.dtype}")
-        if self.precision is Precision.INT4 and self.activation is not None:
-            raise PlanError("an op in int4 computes in float; remove its activation")
+        if self.precision.is_low_bit and self.activation is not None:
+            raise PlanError(f"an op in {self.precision} computes in float; remove its activation")
 
     def _check_kernel(self) -> None:
         if not self.kernel:
@@ -336,8 +342,8 @@ class OpConfig:
 
     @property
     def approach(self) -> Approach | None:
-        """Approach to quantization; None without INT8 and INT4."""
-        if self.precision is Precision.INT4:
+        """Approach to quantization; None for floats."""
+        if self.precision.is_low_bit:
             return Approach.WEIGHT_ONLY
         if self.precision is not Precision.INT8:
             return None

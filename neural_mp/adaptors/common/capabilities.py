@@ -34,7 +34,9 @@ AGNOSTIC = "quantize-agnostic: passes INT8 values on between ops in INT8"
 NO_FLOATS = "its output is not floating point"
 SEVERAL_RESULTS = "it has more than one output"
 
-#: Corrections of weights in 4 bits, best first: of layers that multiply, and of tables.
+#: Bits of a weight → the precision of its op.
+_LOW_BIT = {precision.bits: precision for precision in Precision if precision.is_low_bit}
+#: Corrections of weights in 4 bits or less, best first: of layers that multiply, and of tables.
 LAYER_CORRECTIONS = (
     (WeightCorrection.AWQ, WeightCorrection.GPTQ),
     (WeightCorrection.GPTQ,),
@@ -79,7 +81,7 @@ class IntegerKernel:
         algorithms: calibration algorithms for the op's input, best first.
         weight_alone: weight-only quantization; None if the op does not support it.
         other_weights: further weight quantizations that a plan may request.
-        low_bits: weight-only quantizations in 4 bits, best first, or the reason for their absence.
+        low_bits: weight-only quantizations in 2 and 4 bits, best first, or why there are none.
         low_bit_corrections: corrections of these weights, best first; see `QuantSpec`.
     """
 
@@ -99,7 +101,7 @@ class IntegerKernel:
             found.append(OpConfig(Precision.INT8, self.weight_alone))
         if not isinstance(self.low_bits, str):
             found += [
-                OpConfig(Precision.INT4, replace(weight, corrections=corrections))
+                OpConfig(_LOW_BIT[weight.dtype.bits], replace(weight, corrections=corrections))
                 for corrections in self.low_bit_corrections
                 for weight in self.low_bits
             ]
@@ -148,11 +150,11 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
     other_weights: tuple[QuantSpec, ...] = ()
     # Every CPU computes in INT8, so only 16-bit support depends on the hardware.
     if isinstance(kernels.int8, str):
-        reasons |= dict.fromkeys((Precision.INT8, Precision.INT4), kernels.int8)
+        reasons |= dict.fromkeys((Precision.INT8, *_LOW_BIT.values()), kernels.int8)
     else:
         configs += kernels.int8.configs()
         if isinstance(kernels.int8.low_bits, str):
-            reasons[Precision.INT4] = kernels.int8.low_bits
+            reasons |= dict.fromkeys(_LOW_BIT.values(), kernels.int8.low_bits)
         other_weights = kernels.int8.other_weights
     for precision, support in supports.items():
         reason = kernels.missing.get(precision) if support.available else support.reason

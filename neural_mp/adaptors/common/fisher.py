@@ -1,9 +1,10 @@
 """Sensitivity of outputs to the rounding of each weight, for every form of storage: Fisher probe.
 
-A sampled log-likelihood is differentiated by all weights, one sample at a time. The score of a
-weight is the mean of ⟨gradient, rounded weight - weight⟩², twice the divergence of the outputs to
-second order, as the Fisher matrix is the mean outer product of these gradients (Amari, "Natural
-Gradient Works Efficiently in Learning", 1998). One pass serves all layers and all forms.
+A sampled log-likelihood is differentiated by all weights, one sample at a time. Half the mean of
+⟨gradient, rounded weight - weight⟩² is the divergence of the outputs to second order, as the Fisher
+matrix is the mean outer product of these gradients (Amari, "Natural Gradient Works Efficiently in
+Learning", 1998). The score of a weight is the divergence per prediction: per token of a language
+model, in nats. One pass serves all layers and all forms.
 """
 
 from __future__ import annotations
@@ -58,20 +59,20 @@ def weight_noise(
         if found
     }
     scores: defaultdict[tuple[str, QuantSpec], float] = defaultdict(float)
-    count, random = 0, np.random.default_rng(0)
+    predictions, random = 0, np.random.default_rng(0)
+
+    def drawn(outputs: Sequence[Array], are_logits: bool) -> list[Array]:
+        nonlocal predictions
+        predictions += sum(y.size // y.shape[-1] for y in outputs) if are_logits else 1
+        return direction(outputs, are_logits, random)
+
     for sample in _samples(batches):
-        count += 1
-        found = gradients.weight_gradients(
-            model,
-            sample,
-            list(rounding),
-            lambda outputs, logits: direction(outputs, logits, random),
-        )
+        found = gradients.weight_gradients(model, sample, list(rounding), drawn)
         for op, gradient in found.items():
             for spec, change in rounding[op].items():
                 scores[op, spec] += float(np.vdot(gradient, change)) ** 2
     return {
-        op: {str(spec): scores[op, spec] / max(count, 1) for spec in found}
+        op: {str(spec): scores[op, spec] / max(2 * predictions, 1) for spec in found}
         for op, found in rounding.items()
     }
 

@@ -22,6 +22,8 @@ GROUP_SIZES = (128, 64, 32)
 #: Largest code, and the code of the offset, for 4 bits.
 MAX_CODE, MIDDLE = 15, 8
 _MIN_SCALE = 1e-12
+#: From this number of bits on, a code stands for 0.
+_LEAST_BITS_WITH_ZERO = 4
 
 Floats = NDArray[np.float32]
 
@@ -34,7 +36,8 @@ class GroupedWeight:
         codes: uint8 [outputs, inputs], 0 to 2^bits - 1.
         scales, offsets: float32 [outputs, groups], exact in bfloat16.
         bits: bits per code.
-        input_factors: float32 [inputs], which the layer multiplies its inputs by; None for 1.
+        input_factors: float32 [inputs], exact in bfloat16, which the layer multiplies its inputs
+            by; None for 1.
     """
 
     codes: NDArray[np.uint8]
@@ -71,10 +74,16 @@ def max_code(bits: int) -> int:
     return int((1 << bits) - 1)
 
 
-def grouped_specs(inputs: int, sizes: Iterable[int] = GROUP_SIZES) -> tuple[QuantSpec, ...]:
+def grouped_specs(
+    inputs: int,
+    sizes: Iterable[int] = GROUP_SIZES,
+    dtypes: Iterable[QuantDType] = (QuantDType.UINT4,),
+) -> tuple[QuantSpec, ...]:
     """Return the quantizations of a weight with this number of inputs, best first."""
+    sizes = tuple(sizes)
     return tuple(
-        QuantSpec(QuantDType.UINT4, Scheme.ASYMMETRIC, Granularity.PER_GROUP, group_size=size)
+        QuantSpec(dtype, Scheme.ASYMMETRIC, Granularity.PER_GROUP, group_size=size)
+        for dtype in dtypes
         for size in sizes
         if inputs % size == 0
     )
@@ -108,12 +117,17 @@ def group_parameters(weight: Array, spec: QuantSpec) -> tuple[Floats, Floats]:
 
 
 def parameters_of(low: Floats, high: Floats, spec: QuantSpec) -> tuple[Floats, Floats]:
-    """Return scales and offsets of ranges, which are extended to hold 0.
+    """Return scales and offsets of ranges.
 
-    Asymmetric offsets are whole numbers of steps, (middle - zero point) · scale, as formats with
-    integer zero points store them.
+    Asymmetric offsets of 4 bits are whole numbers of steps, (middle - zero point) · scale, as
+    formats with integer zero points store them; such ranges are extended to hold 0. With 4 codes,
+    half a step would cost too much: offsets are any numbers.
     """
     bits = spec.dtype.bits
+    if bits < _LEAST_BITS_WITH_ZERO and spec.scheme is Scheme.ASYMMETRIC:
+        scales = to_bfloat16(np.maximum((high - low) / max_code(bits), _MIN_SCALE))
+        # Around the middle of the range, so that the rounding of the scale is shared by both ends.
+        return scales, to_bfloat16((low + high) / 2 + scales / 2)
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     if spec.scheme is Scheme.SYMMETRIC:
         scales = np.maximum(np.maximum(high, -low) / (middle_code(bits) - 1), _MIN_SCALE)

@@ -33,8 +33,9 @@ from neural_mp.util.pytree import Array
 _DAMPING = 0.01
 #: Columns that GPTQ rounds between two updates of all later columns.
 _BLOCK = 128
-#: Fractions of a group's range that are tried.
-_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+#: Fractions of a group's range that are tried, in order: the last ones for 2 bits only.
+_SHRINKS = tuple(1 - step / 20 for step in range(13))
+_SHRINKS_OF_4_BITS = 7
 #: Exponents of the inputs' magnitudes that AWQ tries, and the rows that the choice is made on.
 _EXPONENTS = tuple(step / 12 for step in range(13))
 _ROWS_TRIED = 256
@@ -138,7 +139,7 @@ def _awq_factors(
     least = np.inf
     for exponent in _EXPONENTS:
         scale = size**exponent
-        factors = (np.sqrt(scale.max() * scale.min()) / scale).astype(np.float32)
+        factors = to_bfloat16(np.sqrt(scale.max() * scale.min()) / scale)
         found = _error(rows, _rounded(rows, spec, moments, factor, factors), moments)
         if found < least:
             best, least = factors if exponent else None, found
@@ -207,7 +208,8 @@ def _best_ranges(weight: Floats, spec: QuantSpec, power: Floats) -> tuple[Floats
     low, high = grouped.min(axis=2), grouped.max(axis=2)
     weights = power.reshape(1, grouped.shape[1], -1)
     scales = offsets = least = np.zeros(0, np.float32)
-    for shrink in _SHRINKS:
+    count = _SHRINKS_OF_4_BITS if spec.dtype.bits >= 4 else len(_SHRINKS)
+    for shrink in _SHRINKS[:count]:
         tried = parameters_of(low * shrink, high * shrink, spec)
         change = rounded_to_grid(weight, *tried, spec.dtype.bits).stored() - weight
         errors = (change.reshape(grouped.shape) ** 2 * weights).sum(axis=2)

@@ -120,7 +120,9 @@ class IntegerWeights:
     def _scale_inputs(self, layer: Node, factors: NDArray[np.float32]) -> None:
         source: Any = layer.args[0]
         value = source.meta["val"]
-        stored = torch.from_numpy(factors).to(value.dtype)
+        # Exact, and promoted to a wider type of the inputs.
+        stored = torch.from_numpy(factors).to(torch.bfloat16)
+        stored = stored.to(value.dtype) if value.dtype is torch.float16 else stored
         read = fx.add_constant(self.module, f"{layer.name}_input_factors", stored, layer)
         with self.module.graph.inserting_before(layer):
             scaled = self.module.graph.call_function(torch.ops.aten.mul.Tensor, (source, read))
@@ -144,9 +146,14 @@ class IntegerWeights:
                 for word, value in parts.items()
             )
         stored = tuple(fx.read_constant(module, name, layer) for name in self.stored[key])
-        target = ops.dequantize_grouped if in_groups else ops.dequantize_weight
+        values: tuple[Any, ...] = stored
+        target = ops.dequantize_weight
+        if in_groups and spec is not None:
+            # 4 bits are the default, so that programs stay as earlier versions wrote them.
+            values = stored if spec.dtype.bits == 4 else (*stored, spec.dtype.bits)
+            target = ops.dequantize_grouped
         with module.graph.inserting_before(layer):
-            dequantized: Node = module.graph.call_function(target, stored)
+            dequantized: Node = module.graph.call_function(target, values)
         dequantized.meta["val"] = source.meta["val"].float()
         return dequantized
 
@@ -157,7 +164,7 @@ def _rounded(
     """Return the stored parts of a weight by name; of `made`, if given, instead of rounding."""
     if spec is not None and spec.dtype.bits < 8:
         parts = ops.stored_parts(made or round_to_nearest(weight.float().numpy(), spec))
-        return dict(zip(("int4", "scales", "offsets"), parts, strict=True))
+        return dict(zip((f"int{spec.dtype.bits}", "scales", "offsets"), parts, strict=True))
     parts = ops.quantize_weight(weight, weight_qmax(spec))
     return dict(zip(("int8", "scales"), parts, strict=True))
 
