@@ -11,6 +11,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.conversion import profile
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.fisher import weight_noise
 from neural_mp.adaptors.common.hessian import weight_sensitivity
@@ -170,9 +171,11 @@ class LoadedModel(Generic[M]):
             return self
         return replace(self, held=offered.with_streams(self.held, count))
 
-    def in_space(self, space: TuningSpace) -> TunableModel[M]:
-        """Return the model with a tuning space."""
-        return TunableModel(self.adaptor, self.held, space, boundary=self.boundary)
+    def in_space(
+        self, space: TuningSpace, data: Callable[[], Iterable[Any]] | None = None
+    ) -> TunableModel[M]:
+        """Return the model with a tuning space, and with calibration inputs, if any."""
+        return TunableModel(self.adaptor, self.held, space, data=data, boundary=self.boundary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,10 +210,25 @@ class TunableModel(LoadedModel[M]):
     Attributes:
         space: the capabilities of every op.
         observations: the calibration results; empty before `calibrated`.
+        data: → calibration inputs for corrected weights; None without data.
     """
 
     space: TuningSpace
     observations: Observations = field(default_factory=Observations)
+    data: Callable[[], Iterable[Any]] | None = None
+
+    @cached_property
+    def corrected(self) -> CorrectedWeights[M]:
+        """The corrected weights, made as they are needed."""
+        data = self.data
+        batches = None if data is None else lambda: map(self._given, data())
+        return CorrectedWeights(self.adaptor, self.held, batches)
+
+    def in_space(
+        self, space: TuningSpace, data: Callable[[], Iterable[Any]] | None = None
+    ) -> TunableModel[M]:
+        """Return the model with another tuning space, not calibrated."""
+        return replace(self, space=space, observations=Observations(), data=data or self.data)
 
     def calibrated(self, batches: Iterable[Any]) -> TunableModel[M]:
         """Return the model with observations of one calibration pass and scored corrections.
@@ -232,7 +250,7 @@ class TunableModel(LoadedModel[M]):
             ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
             PlanError: a correction in the plan cannot be applied.
         """
-        held = self.adaptor.convert(self.held, plan, self.observations, self.space)
+        held = self.adaptor.convert(self.held, plan, self.observations, self.space, self.corrected)
         if held is self.held:
             return self
         return LoadedModel(self.adaptor, held, boundary=self.boundary)
@@ -258,13 +276,15 @@ class TunableModel(LoadedModel[M]):
         return weight_sensitivity(self.adaptor, self.held, given, self.space)
 
     def weight_noise(self, batches: Iterable[Any]) -> dict[str, dict[str, float]]:
-        """Return op → quantization of its weight → noise of the rounding, by the Fisher probe.
+        """Return op → quantization of its weight → noise of the rounding: see `fisher`.
 
         Empty if the framework has no gradients of weights.
         """
         if self.adaptor.gradients is None:
             return {}
-        return weight_noise(self.adaptor, self.held, map(self._given, batches), self.space)
+        return weight_noise(
+            self.adaptor, self.held, map(self._given, batches), self.space, self.corrected
+        )
 
 
 #: Models of any framework, for code that treats them as opaque.

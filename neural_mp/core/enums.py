@@ -14,11 +14,13 @@ class QuantDType(StringEnum):
     UINT8 = "uint8"
     INT4 = "int4"
     UINT4 = "uint4"
+    INT2 = "int2"
+    UINT2 = "uint2"
 
     @property
     def bits(self) -> int:
         """Bits per value."""
-        return 4 if self in (QuantDType.INT4, QuantDType.UINT4) else 8
+        return int(self.value.removeprefix("u").removeprefix("int"))
 
 
 class Scheme(StringEnum):
@@ -48,6 +50,23 @@ class CalibrationAlgorithm(StringEnum):
     KL = "kl"
     MSE = "mse"
     DYNAMIC = "dynamic"
+
+
+class WeightCorrection(StringEnum):
+    """Correction of a weight in 4 bits or less, in the order of application.
+
+    `awq` scales inputs by their magnitudes, `gptq` compensates each rounding error in the weights
+    not rounded yet, `hqq` moves the offsets, without data.
+    """
+
+    AWQ = "awq"
+    GPTQ = "gptq"
+    HQQ = "hqq"
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the correction requires calibration data."""
+        return self is not WeightCorrection.HQQ
 
 
 class WeightRange(StringEnum):

@@ -249,7 +249,7 @@ class MeasuringProbe(Probe):
         """See the base class."""
         data = self.job.calibration
         return self._whatever_the_time(
-            "weight noise",
+            "divergence of weights",
             mapping_of(mapping_of(number)),
             lambda: self.model.weight_noise([] if data is None else data.inputs()),
         )
