@@ -10,6 +10,7 @@ from neural_mp.core.enums import (
     Approach,
     CalibrationAlgorithm,
     Granularity,
+    KernelInputs,
     QuantDType,
     Scheme,
     WeightRange,
@@ -103,10 +104,13 @@ _WORDS: Mapping[str, type[StringEnum]] = {
     "granularity": Granularity,
     "algorithm": CalibrationAlgorithm,
     "range": WeightRange,
+    "inputs": KernelInputs,
 }
+#: Fields that plans write only if they differ from the default, and users do not constrain.
+_DEFAULTS: Mapping[str, StringEnum] = {"range": WeightRange.FULL, "inputs": KernelInputs.FLOAT}
 #: Values of the `QuantSpec` fields that users may constrain, most common first.
 QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
-    name: tuple(words) for name, words in _WORDS.items() if words is not WeightRange
+    name: tuple(words) for name, words in _WORDS.items() if name not in _DEFAULTS
 }
 
 
@@ -121,12 +125,14 @@ class QuantSpec:
     Attributes:
         dtype: `int8` or `uint8`; for a weight also `int4` or `uint4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
-        granularity: `per_tensor` or `per_channel`; for a 4-bit weight `per_group`.
+        granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 4 bits
+            require.
         algorithm: range selection: `minmax`, `percentile`, `kl` or `mse` from calibration data,
             `dynamic` from the current values on every run.
         range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with
             saturating accumulation.
         group_size: for `per_group`, the number of consecutive inputs that share a scale.
+        inputs: for `per_group`, `float_inputs`, or `int8_inputs` if the kernel rounds its inputs.
     """
 
     dtype: QuantDType
@@ -135,6 +141,7 @@ class QuantSpec:
     algorithm: CalibrationAlgorithm = CalibrationAlgorithm.MINMAX
     range: WeightRange = WeightRange.FULL
     group_size: int | None = None
+    inputs: KernelInputs = KernelInputs.FLOAT
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
@@ -149,12 +156,12 @@ class QuantSpec:
 
     def _check_groups(self) -> None:
         in_groups = self.granularity is Granularity.PER_GROUP
-        if in_groups != (self.dtype.bits < 8):
+        if not in_groups and self.dtype.bits < 8:
             raise PlanError(
-                f"granularity of {self.dtype} must be "
-                f"{'per_group' if self.dtype.bits < 8 else 'per_channel or per_tensor'}, got "
-                f"{self.granularity}"
+                f"granularity of {self.dtype} must be per_group, got {self.granularity}"
             )
+        if not in_groups and self.inputs is not KernelInputs.FLOAT:
+            raise PlanError(f"{self.inputs} requires granularity per_group, got {self.granularity}")
         size = self.group_size
         if in_groups and (size is None or not 1 <= size <= MAX_GROUP_SIZE):
             raise PlanError(
@@ -167,7 +174,8 @@ class QuantSpec:
     def __str__(self) -> str:
         fields = (self.dtype, self.scheme, self.granularity, self.group_size, self.algorithm)
         words = [str(value) for value in fields if value is not None]
-        return " ".join(words if self.range is WeightRange.FULL else [*words, self.range])
+        others = (getattr(self, name) for name in _DEFAULTS)
+        return " ".join((*words, *(word for word in others if word not in _DEFAULTS.values())))
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
@@ -272,6 +280,8 @@ class OpConfig:
             )
         if self.activation is not None and self.activation.dtype.bits != 8:
             raise PlanError(f"an activation must have 8 bits, got {self.activation.dtype}")
+        if self.activation is not None and self.activation.group_size is not None:
+            raise PlanError("per_group is for weights only; set the activation to per_tensor")
         if self.precision is Precision.INT4 and self.activation is not None:
             raise PlanError("an op in int4 computes in float; remove its activation")
 

@@ -64,7 +64,8 @@ class IntegerKernel:
         algorithms: calibration algorithms for the op's input, best first.
         weight_alone: weight-only quantization; None if the op does not support it.
         other_weights: further weight quantizations that a plan may request.
-        low_bits: weight-only quantizations in 4 bits, best first, or the reason for their absence.
+        low_bits: weight-only quantizations in groups, best first, or the reason why none has 4
+            bits.
     """
 
     weight: QuantSpec | None = None
@@ -81,8 +82,13 @@ class IntegerKernel:
         if self.weight_alone is not None:
             found.append(OpConfig(Precision.INT8, self.weight_alone))
         if not isinstance(self.low_bits, str):
-            found += [OpConfig(Precision.INT4, weight) for weight in self.low_bits]
+            found += [weight_only(weight) for weight in self.low_bits]
         return found
+
+
+def weight_only(weight: QuantSpec) -> OpConfig:
+    """Return the config of an op whose weight is stored in integers and whose inputs are float."""
+    return OpConfig(Precision.INT4 if weight.dtype.bits == 4 else Precision.INT8, weight)
 
 
 def table_in_bytes() -> IntegerKernel:
