@@ -320,3 +320,8 @@ class OpConfig:
 
 
 FP32 = OpConfig(Precision.FP32)
+
+
+def weight_only(weight: QuantSpec) -> OpConfig:
+    """Return the config of an op whose weight is stored in integers and whose inputs are float."""
+    return OpConfig(Precision.INT4 if weight.dtype.bits == 4 else Precision.INT8, weight)

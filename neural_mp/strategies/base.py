@@ -67,8 +67,8 @@ class Probe:
     def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
         """Return op → quantization of its weight as text → noise of rounding, by the Fisher probe.
 
-        For ops whose weight can be stored in integers while their inputs stay float. Empty without
-        gradients.
+        Without gradients, noise at the outputs. For ops whose weight can be stored in integers
+        while their inputs stay float; empty if the framework offers neither.
         """
         return {}
 

@@ -11,7 +11,7 @@ import numpy as np
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType, Scheme
 from neural_mp.core.hardware import Hardware, Support
 from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec, weight_only
 from neural_mp.space import Capability
 from neural_mp.util.pytree import Array
 
@@ -84,11 +84,6 @@ class IntegerKernel:
         if not isinstance(self.low_bits, str):
             found += [weight_only(weight) for weight in self.low_bits]
         return found
-
-
-def weight_only(weight: QuantSpec) -> OpConfig:
-    """Return the config of an op whose weight is stored in integers and whose inputs are float."""
-    return OpConfig(Precision.INT4 if weight.dtype.bits == 4 else Precision.INT8, weight)
 
 
 def table_in_bytes() -> IntegerKernel:
