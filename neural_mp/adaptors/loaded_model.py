@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.fisher import weight_noise
 from neural_mp.adaptors.common.hessian import weight_sensitivity
+from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
@@ -278,13 +279,15 @@ class TunableModel(LoadedModel[M]):
     def weight_noise(self, batches: Iterable[Any]) -> dict[str, dict[str, float]]:
         """Return op → quantization of its weight → noise of the rounding: see `fisher`.
 
-        Empty if the framework has no gradients of weights.
+        Without gradients, the noise at the results of each layer, from its inputs; empty if the
+        framework offers neither.
         """
-        if self.adaptor.gradients is None:
-            return {}
-        return weight_noise(
-            self.adaptor, self.held, map(self._given, batches), self.space, self.corrected
-        )
+        given = map(self._given, batches)
+        if self.adaptor.gradients is not None:
+            return weight_noise(self.adaptor, self.held, given, self.space, self.corrected)
+        if self.adaptor.layer_inputs is not None:
+            return layer_noise(self.adaptor, self.held, given, self.space)
+        return {}
 
 
 #: Models of any framework, for code that treats them as opaque.
