@@ -138,8 +138,9 @@ class JobBuilder:
             *(given.runtime, load, loaded, self.settings, given, precisions),
             *(here.for_target(given.target), amp, strategy),
         )
+        sampled = None if calibration is None else Calibration(calibration, samples)
         chosen = runtime.chosen(
-            None if calibration is None else Calibration(calibration, samples),
+            sampled,
             lambda: measured(loaded),
             lambda: compared_runtimes(url(), fingerprint()) if given.resume else (),
         )
@@ -152,12 +153,13 @@ class JobBuilder:
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
         space, precisions = self._space(runtime, loaded, hardware, precisions, amp)
+        space = space if sampled is not None else space.without_data()
         job = TuningJob(
-            model=loaded.in_space(space),
+            model=loaded.in_space(space, None if sampled is None else sampled.inputs),
             load=load,
             strategy=strategy,
             evaluator=evaluator,
-            calibration=None if calibration is None else Calibration(calibration, samples),
+            calibration=sampled,
             measurement=measured(loaded),
             open_history=lambda: History(
                 url(), fingerprint(), criterion.prefers_higher, given.resume

@@ -9,7 +9,7 @@ from math import inf
 from statistics import median
 
 from neural_mp.core.enums import Approach, Objective, is_latency_only
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
@@ -20,6 +20,7 @@ from neural_mp.space import Capability, TuningSpace
 #: (BF16) or 2⁻¹⁰ (FP16) of the number, on average half of that.
 _OWN_NOISE: Mapping[Precision, float] = {
     Precision.INT8: 1e-5,  # weights rounded per channel
+    Precision.INT2: 0.1,
     Precision.INT4: 5e-3,  # weights rounded per group
     Precision.BF16: 2.0**-16 / 12,
     Precision.FP16: 2.0**-22 / 12,

@@ -75,12 +75,14 @@ class Capability:
         """Return the config with a weight range that is exact here; unchanged if already exact."""
         if config.precision is not Precision.INT8 or config.weight is None or self.takes(config):
             return config
+        if config.weight.group_size is not None:
+            return config  # groups have no range
         weights = (
             c.weight
             for c in self.configs
             if c.precision is Precision.INT8 and c.approach == config.approach
         )
-        variants = (replace(config, weight=weight) for weight in weights)
+        variants = (replace(config, weight=w) for w in weights if w and w.group_size is None)
         return next((other for other in variants if self.takes(other)), config)
 
 

@@ -179,6 +179,10 @@ class TuningSpace:
         kept = {*approaches, None}
         return self._filtered(lambda name, config: config.approach in kept)
 
+    def without_data(self) -> TuningSpace:
+        """Return the space without weights that are corrected with calibration data."""
+        return self._filtered(lambda name, config: not config.needs_data)
+
     def reached_by(self, seen: Collection[str]) -> TuningSpace:
         """Return the space without static INT8 for ops whose tensors calibration has not seen.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from neural_mp.core.enums import Approach, CalibrationAlgorithm, Objective, is_latency_only
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
@@ -88,7 +88,7 @@ class MinimumCut(Strategy):
     If every plan that meets the accuracy target is slower than FP32, estimated times were too low:
     plans with less and less INT8 are measured, and the fastest is tried.
 
-    With INT4 in the space, the strategy is `bit_allocation`; without INT8 and INT4, `basic`.
+    With INT2 or INT4 in the space, the strategy is `bit_allocation`; with floats only, `basic`.
     """
 
     name = "mincut"
@@ -96,7 +96,7 @@ class MinimumCut(Strategy):
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
         usable = problem.space.usable_precisions
-        if Precision.INT4 in usable:
+        if any(precision.is_low_bit for precision in usable):
             yield from BitAllocation().search(problem)
         elif Precision.INT8 in usable:
             yield from _Run(problem).search()

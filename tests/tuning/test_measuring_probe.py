@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from neural_mp import MixedPrecision
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.tuning.probe import MeasuringProbe, mean_nsr

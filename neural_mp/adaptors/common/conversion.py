@@ -13,10 +13,12 @@ import numpy as np
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import Observer, summarize
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.corrections import apply_corrections
-from neural_mp.adaptors.common.optional import OpTiming
+from neural_mp.adaptors.common.optional import OpTiming, needed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
+from neural_mp.core.op_timings import OpRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import (
@@ -124,8 +126,11 @@ def convert(
     plan: ResolvedPlan,
     observations: Observations,
     space: TuningSpace,
+    corrected: CorrectedWeights[M] | None = None,
 ) -> M:
     """Return the model in the precisions of a plan; `model` itself if the plan changes nothing.
+
+    `corrected` are the corrected weights of the model, by default made without data.
 
     Raises:
         ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
@@ -133,9 +138,13 @@ def convert(
     """
     if not plan.changes_model:
         return model
-    corrected, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
+    rescaled, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, seen)
-    return adaptor.convert_graph(corrected, plan, ranges)
+    weights = (corrected or CorrectedWeights(adaptor, model)).of_plan(plan.plan)
+    if weights:
+        offered = needed(adaptor.grouped_weights, adaptor.framework, "corrections of weights")
+        rescaled = offered.with_weights(rescaled, weights)
+    return adaptor.convert_graph(rescaled, plan, ranges)
 
 
 def observe(
@@ -162,11 +171,8 @@ def observe(
     return summarize(found, samples, tensors_with_channel_scales(space.graph, flow))
 
 
-def profile(timing: OpTiming[M], model: M, inputs: Any, brief: bool = False) -> dict[str, float]:
-    """Return op, or conversion under its own name → seconds of its fastest run after warm-up.
-
-    The fastest, as other load on the machine only adds time.
-    """
+def profile(timing: OpTiming[M], model: M, inputs: Any, brief: bool = False) -> OpRuns:
+    """Return op, or conversion under its own name → seconds of each run after warm-up."""
     counts = (_BRIEF_TIMED_RUNS, _BRIEF_WARM_UP_RUNS) if brief else (TIMED_RUNS, WARM_UP_RUNS)
     taken = timing.time_ops(model, inputs, sum(counts))
-    return {op: min(seconds[-counts[0] :]) for op, seconds in taken.items()}
+    return {op: tuple(seconds[-counts[0] :]) for op, seconds in taken.items()}

@@ -25,7 +25,7 @@ from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
-from neural_mp.core.enums import CalibrationAlgorithm
+from neural_mp.core.enums import CalibrationAlgorithm, QuantDType
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
@@ -177,19 +177,21 @@ def _integer_kernel(
     algorithms = (
         (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is layers.LINEAR else ()
     )
-    low_bits = _four_bit_specs(node)
-    return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,), low_bits)
+    is_layer = node.target is layers.LINEAR
+    corrections = reasons.LAYER_CORRECTIONS if is_layer else reasons.TABLE_CORRECTIONS
+    low_bits = _low_bit_specs(node)
+    return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,), low_bits, corrections)
 
 
-def _four_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
-    """Return the 4-bit quantizations of a dense layer or table, or the reason for their absence."""
+def _low_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
+    """Return the quantizations of a dense layer or table in 4 and 2 bits, or why there are none."""
     outputs, inputs = fx.arguments(node)["weight"].meta["val"].shape
     if node.target is layers.LINEAR and outputs % OUTPUT_BLOCK:
         return (
             f"the kernel for 4-bit weights requires a multiple of {OUTPUT_BLOCK} outputs, got "
             f"{outputs}"
         )
-    return grouped_specs(inputs) or (
+    return grouped_specs(inputs, dtypes=(QuantDType.UINT4, QuantDType.UINT2)) or (
         f"4-bit weights require inputs that a group size divides "
         f"({', '.join(map(str, GROUP_SIZES))}), got {inputs}"
     )

@@ -174,20 +174,22 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def dequantize_weight(q, scales):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return op.DequantizeLinear(q, scales, axis=0)
 
-    def dequantize_grouped(q, scales, offsets):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        halves = op.Concat(
+    def dequantize_grouped(q, scales, offsets, bits: int = 4):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        last, largest = op.Constant(value_ints=[-1]), unsigned(2**bits - 1)
+        parts = [
             op.Unsqueeze(
-                op.BitShift(q, unsigned(4), direction="RIGHT"), op.Constant(value_ints=[-1])
-            ),
-            op.Unsqueeze(op.BitwiseAnd(q, unsigned(15)), op.Constant(value_ints=[-1])),
-            axis=-1,
-        )
-        groups = op.Concat(op.Shape(scales), op.Constant(value_ints=[-1]), axis=0)
-        codes = op.Cast(op.Reshape(halves, groups), to=onnx.TensorProto.FLOAT)
-        last = op.Constant(value_ints=[-1])
-        steps = op.Mul(op.Sub(codes, op.Constant(value_float=8.0)), op.Unsqueeze(scales, last))
-        rows = op.Concat(op.Shape(q, start=0, end=1), op.Constant(value_ints=[-1]), axis=0)
-        return op.Reshape(op.Add(steps, op.Unsqueeze(offsets, last)), rows)
+                op.BitwiseAnd(op.BitShift(q, unsigned(shift), direction="RIGHT"), largest), last
+            )
+            for shift in range(8 - bits, -1, -bits)
+        ]
+        groups = op.Concat(op.Shape(scales), last, axis=0)
+        codes = op.Cast(op.Reshape(op.Concat(*parts, axis=-1), groups), to=onnx.TensorProto.FLOAT)
+        # Scales and offsets are bfloat16.
+        scales = op.Unsqueeze(op.Cast(scales, to=onnx.TensorProto.FLOAT), last)
+        offsets = op.Unsqueeze(op.Cast(offsets, to=onnx.TensorProto.FLOAT), last)
+        steps = op.Mul(op.Sub(codes, op.Constant(value_float=2.0 ** (bits - 1))), scales)
+        rows = op.Concat(op.Shape(q, start=0, end=1), last, axis=0)
+        return op.Reshape(op.Add(steps, offsets), rows)
 
     def quantize_dynamic(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return op.DynamicQuantizeLinear(op.Cast(x, to=onnx.TensorProto.FLOAT))

@@ -1,6 +1,6 @@
 // The map: boxes on a canvas that can be dragged and zoomed. The rest of the page is in page.js.
 const NAMES = {8: "INT8", b: "BF16", h: "FP16", ".": "FP32"};
-const CLASSES = {4: "int4", 8: "int8", b: "bf16", h: "fp16", ".": "fp32"};
+const CLASSES = {2: "int2", 4: "int4", 8: "int8", b: "bf16", h: "fp16", ".": "fp32"};
 const BOX_WIDTH = 132, BOX_HEIGHT = 34, LEAST_ZOOM = 0.01, MOST_ZOOM = 4;
 const OP = {name: 0, type: 1, why: 2, noise: 3, output_noise: 4, times: 5, before: 6, after: 7, weights: 8, adds: 9, config: 10, because: 11};
 
@@ -12,12 +12,19 @@ const built = (tag, text, attributes) => {
   return made;
 };
 const counted = count => `${count} op${count > 1 ? "s" : ""}`;
+/** The gain of the ops of a kernel or module; clipped, as kernels that gain more hide in others. */
+function gainOf(data, state, indices) {
+  const ops = indices.map(index => data.ops[index]), before = sum(ops.map(op => op[OP.before])), after = sum(ops.map(op => op[OP.after]));
+  const alone = ops[0][OP.times], letter = state.runs[indices[0]], low = letter === "." ? null : alone[letter];
+  const gain = before && after ? before / after : alone["."] && low ? alone["."] / low : null;
+  return gain && Math.min(gain, data.most_gain);
+}
 const sum = values => values.reduce((total, value) => total + (value || 0), 0);
 
 /** Colours of the style sheet as [red, green, blue], light or dark. */
 function palette() {
   const style = getComputedStyle(document.body), found = {};
-  for (const name of ["int4", "int8", "bf16", "fp16", "fp32", "ink", "soft", "line", "card", "faint", "focus", "on", "bad"]) {
+  for (const name of ["int2", "int4", "int8", "bf16", "fp16", "fp32", "ink", "soft", "line", "card", "faint", "focus", "on", "bad"]) {
     const text = style.getPropertyValue("--" + name).trim().slice(1);
     const digits = text.length === 3 ? [...text].map(digit => digit + digit).join("") : text;
     found[name] = [0, 2, 4].map(at => parseInt(digits.slice(at, at + 2), 16));
@@ -50,12 +57,7 @@ class ModelMap {
     const ops = this.ops(box), measured = sum(ops.map(op => op[OP.after])) || sum(ops.map(op => op[OP.before]));
     return measured || sum(ops.map(op => op[OP.times]["."])) || null;
   }
-  gain(box) {
-    const ops = this.ops(box), before = sum(ops.map(op => op[OP.before])), after = sum(ops.map(op => op[OP.after]));
-    if (before && after) return before / after;
-    const times = ops[0][OP.times], low = times[this.state.runs[box[2][0]]];
-    return times["."] && low ? times["."] / low : null;
-  }
+  gain(box) { return gainOf(this.data, this.state, box[2]); }
   noise(box, which) { return Math.max(...this.ops(box).map(op => op[which] || 0)); }
   fill(box) {
     const {card, bad, int8, faint} = this.colours, colour = this.state.colour;
@@ -76,7 +78,7 @@ class ModelMap {
       return count ? [[this.colours[CLASSES[letter]], `${NAMES[letter]}: ${counted(count)}`]] : [];
     });
     if (colour === "time") return [[between(card, int8, .1), "little time"], [int8, micros(this.most)], [faint, "not measured, or fused into another kernel"]];
-    if (colour === "gain") return [[bad, "slower than FP32"], [card, "equal"], [int8, "8 times as fast"], [faint, "not measured"]];
+    if (colour === "gain") return [[bad, "slower than FP32"], [card, "equal"], [int8, "8 times as fast or more"], [faint, "not measured"]];
     return [[between(card, bad, .1), "0.003 %"], [between(card, bad, .55), "0.6 %"], [bad, "100 %"], [faint, "not measured"]];
   }
 

@@ -66,7 +66,7 @@ def test_4_bits_take_an_eighth_of_the_memory_and_two_parameters_a_group(net, con
     groups = weights // 64
     rest = sum(v.nbytes for v in (net.hidden.bias, net.odd.weight, net.odd.bias))
     held = converted.adaptor.weight_bytes(converted.held)
-    assert held == weights // 2 + 2 * 4 * groups + rest
+    assert held == weights // 2 + 2 * 2 * groups + rest
 
 
 def test_the_audit_confirms_the_kernel(converted):
