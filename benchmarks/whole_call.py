@@ -93,6 +93,7 @@ def ours(framework: str, folder: Path) -> Callable[[], Any]:
         data = [import_module("torch").from_numpy(batch) for batch in data]
     tuner.calib_dataloader = data
     adaptor_for(tuner.model)  # imports
+    import_module("neural_mp.strategies.mincut")
     return tuner
 
 
