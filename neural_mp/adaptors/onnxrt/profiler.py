@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx_ir as ir
 
+from neural_mp.adaptors.onnxrt.fused_kernels import fused_owners, nodes_of
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
@@ -38,10 +40,17 @@ def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]
     layer_of, run = model.structure.layer_of, 0
     owners = {name: layer_of.get(op, op) for name, op in _owners(model, conversions=True).items()}
     kernels: list[dict[str, Any]] = []
-    for event in events(model, inputs, runs):
+    with TemporaryDirectory() as place:
+        optimized = Path(place) / "optimized.onnx"
+        found = events(model, inputs, runs, optimized)
+        nodes = nodes_of(optimized)
+    for event in found:
         if is_kernel(event):
             kernels.append(event)
         if event.get("name") == "model_run":  # written at the end of a run
+            if not run:
+                unknown = [kernel for kernel in kernels if op_of(kernel, owners) is None]
+                owners |= fused_owners(unknown, nodes, owners)
             for kernel, microseconds in own_times(kernels):
                 op = op_of(kernel, owners) or bare_name(kernel)
                 seconds.setdefault(op, [0.0] * runs)[run] += microseconds / 1e6
@@ -68,9 +77,11 @@ def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
     yield from running
 
 
-def events(model: OnnxModel, inputs: Any, runs: int) -> list[dict[str, Any]]:
-    """Return the profiler's events of `runs` runs, in order."""
-    runner = model.session(model.program, profiled=True)
+def events(
+    model: OnnxModel, inputs: Any, runs: int, optimized: Path | None = None
+) -> list[dict[str, Any]]:
+    """Return the profiler's events of `runs` runs, in order; write the optimized graph."""
+    runner = model.session(model.program, profiled=True, optimized=optimized)
     feeds = model.signature.bind(inputs)
     for _ in range(runs):
         runner(feeds, model.signature.output_tensors)
