@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from onnx_nets import graph, op
 
 from neural_mp.adaptors.common.conversion import profile
+from neural_mp.adaptors.onnxrt import profiler
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 
 GENERATOR = np.random.default_rng(0)
@@ -78,3 +81,15 @@ def test_fused_and_inlined_kernels_count_towards_their_ops(nodes):
     assert set(found) <= set(known)
     fused = ("Add",)
     assert all(sum(found[name]) > 0 for name, kind in known.items() if kind not in fused)
+
+
+def test_ops_are_timed_where_the_optimized_graph_cannot_be_written(monkeypatch):
+    """The kernel of the fused ops then has a name of its own."""
+    monkeypatch.setattr(profiler, "TemporaryDirectory", lambda: nullcontext("/no/such/folder"))
+    nodes = SKIP["SkipLayerNormalization"]
+    model = graph(nodes, {"x": ["n", 8, 256]}, ["z"], {"w": WEIGHT, "b": BIAS})
+    adaptor = OnnxRuntimeAdaptor()
+    batch = {"x": np.ones((4, 8, 256), np.float32)}
+    found = profile(adaptor.op_timing, adaptor.load(model, example=batch), batch)
+    assert sum(found["layer"]) > 0
+    assert "SkipLayerNormalization" in found
