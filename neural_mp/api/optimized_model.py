@@ -32,7 +32,7 @@ from neural_mp.api.saved_model import (
 )
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
-from neural_mp.core.trial import Trial
+from neural_mp.core.trial import Trial, Trials
 from neural_mp.errors import ModelLoadError, NeuralMPError, PlanError, did_you_mean
 from neural_mp.io.readers import read_json
 from neural_mp.profiling.audit import Audit, audited
@@ -72,7 +72,7 @@ class OptimizedModel:
         loaded: the model together with its adaptor.
         plan: op → configuration.
         met: whether the accuracy target was met; None without an accuracy check.
-        trials: all trials, oldest first; empty for a loaded model.
+        trials: all trials, oldest first, with `to_dataframe`; empty for a loaded model.
         report: results of the run.
         observations: calibration results.
         planned: op → effective configuration; empty for a model saved by an earlier version.
@@ -92,7 +92,7 @@ class OptimizedModel:
         self.plan = plan
         self.report = report
         self.met = met
-        self.trials = trials
+        self.trials = Trials(trials)
         self.observations = observations or Observations()
         self.planned = planned
 
@@ -155,7 +155,8 @@ class OptimizedModel:
         return getattr(native, name)
 
     def __repr__(self) -> str:
-        words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
+        missed = f"target not met: {self.report.source_name}"
+        words = {True: "target met", False: missed, None: "accuracy not checked"}
         return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
 
     def _repr_html_(self) -> str:

@@ -22,8 +22,8 @@ EvaluationDataOption = Annotated[
 LabelOption = Annotated[str | None, typer.Option(help="Array or column of the labels in --data.")]
 
 
-#: Options of a language model that is evaluated on a text.
-LANGUAGE_MODEL_OPTIONS = {
+#: Defaults for a language model that is evaluated on a text.
+LANGUAGE_MODEL_DEFAULTS = {
     "capture": "layers",
     "precisions": "int4,int8",
     "objective": "footprint",
@@ -92,8 +92,8 @@ class SearchOptions(ExitStack):
                 self.data, self.label, self.batch_size, converter.model
             )
             if is_text(self.data):
-                for name, value in LANGUAGE_MODEL_OPTIONS.items():
-                    setattr(converter, name, value)
+                for name, value in LANGUAGE_MODEL_DEFAULTS.items():
+                    converter.set_default(name, value)
         if self.metric is not None:
             converter.metric = self.metric
         if self.tolerance is not None:

@@ -125,7 +125,9 @@ def _tuning(tuning: TuningSettings, dialect: Dialect) -> dict[str, Any]:
                 }
             ),
             "objective": (
-                tuning.objective if isinstance(tuning.objective, str) else dict(tuning.objective)
+                dict(tuning.objective)
+                if isinstance(tuning.objective, Mapping)
+                else tuning.objective
             ),
             "min_speedup": tuning.min_speedup,
             "exit_policy": dict(vars(tuning.exit_policy)),

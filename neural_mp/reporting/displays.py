@@ -11,11 +11,12 @@ from rich.console import Console, Group, RenderableType
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Trials
 from neural_mp.errors import NeuralMPError
 from neural_mp.profiling.audit import Audit
 from neural_mp.reporting.comparison import comparison_table
 from neural_mp.reporting.page import page_of, report_cell, write_page
-from neural_mp.reporting.tables import audit_table, audit_words, sensitivity_table
+from neural_mp.reporting.tables import audit_table, audit_words, sensitivity_table, trial_table
 from neural_mp.runs.report import Report
 from neural_mp.tuning.comparison import Comparison
 from neural_mp.tuning.sensitivity import SensitivityReport
@@ -56,6 +57,11 @@ def _sensitivity(report: SensitivityReport) -> str:
 @cell.register
 def _comparison(comparison: Comparison) -> str:
     return _html(comparison_table(comparison))
+
+
+@cell.register
+def _trials(trials: Trials) -> str:
+    return _html(trial_table([(trial, trial.speedup) for trial in trials]))
 
 
 @cell.register

@@ -2,7 +2,7 @@
 const NAMES = {8: "INT8", b: "BF16", h: "FP16", ".": "FP32"};
 const CLASSES = {2: "int2", 4: "int4", 8: "int8", b: "bf16", h: "fp16", ".": "fp32"};
 const BOX_WIDTH = 132, BOX_HEIGHT = 34, LEAST_ZOOM = 0.01, MOST_ZOOM = 4;
-const OP = {name: 0, type: 1, why: 2, noise: 3, output_noise: 4, times: 5, before: 6, after: 7, weights: 8, adds: 9, config: 10, because: 11};
+const OP = {name: 0, type: 1, why: 2, noise: 3, output_noise: 4, times: 5, before: 6, after: 7, weights: 8, adds: 9, config: 10, because: 11, shapes: 12};
 
 const byId = id => document.getElementById(id);
 const built = (tag, text, attributes) => {
