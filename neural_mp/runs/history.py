@@ -24,7 +24,9 @@ from neural_mp.runs.registry import (
     lease_run,
     new_run,
     open_storage,
+    require_file,
     run_names,
+    shown,
     study_named,
 )
 from neural_mp.runs.report import RuntimeFigures
@@ -45,6 +47,11 @@ def storage_url(workspace: str | Path, storage: str | None = None) -> str:
     if storage is not None:
         if not isinstance(storage, str):
             raise HistoryError(f"storage must be an Optuna storage URL, got {storage!r}")
+        if "://" not in storage:
+            raise HistoryError(
+                f"storage must be an Optuna storage URL, got {storage!r}; for a SQLite file, write "
+                f"{'sqlite:///' + storage!r}"
+            )
         return validate_option("storage", without_nul, storage)
     if not isinstance(workspace, str | Path):
         raise HistoryError(f"workspace must be the path of a folder, got {workspace!r}")
@@ -210,6 +217,7 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
     """
     with quiet_optuna():
         try:
+            require_file(url)
             storage = open_storage(url)
             try:
                 names = run_names(storage)
@@ -226,5 +234,5 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
 
 def _not_opened(url: str, error: Exception) -> HistoryError:
     """Return a HistoryError for any exception of SQLAlchemy or a database driver."""
-    logger.debug("history %r: opening failed", url, exc_info=True)
-    return HistoryError(f"the history {url!r} cannot be opened: {one_line(error)}")
+    logger.debug("history %r: opening failed", shown(url), exc_info=True)
+    return HistoryError(f"the history {shown(url)!r} cannot be opened: {one_line(error)}")
