@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.errors import HistoryError, one_line
+from neural_mp.errors import HistoryError, one_line, without_passwords
 from neural_mp.io.measurement_cache import RunCache
 from neural_mp.runs.record import RunEnd, RunRecord, RunStart
 from neural_mp.runs.record_schema import ending_to_dict, setup_to_dict
@@ -26,7 +26,6 @@ from neural_mp.runs.registry import (
     open_storage,
     require_file,
     run_names,
-    shown,
     study_named,
 )
 from neural_mp.runs.report import RuntimeFigures
@@ -234,5 +233,5 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
 
 def _not_opened(url: str, error: Exception) -> HistoryError:
     """Return a HistoryError for any exception of SQLAlchemy or a database driver."""
-    logger.debug("history %r: opening failed", shown(url), exc_info=True)
-    return HistoryError(f"the history {shown(url)!r} cannot be opened: {one_line(error)}")
+    logger.debug("history %r: opening failed", without_passwords(url), exc_info=True)
+    return HistoryError(f"the history {url!r} cannot be opened: {one_line(error)}")

@@ -90,11 +90,6 @@ def open_storage(url: str) -> RDBStorage:
     return storage
 
 
-def shown(url: str) -> str:
-    """Return the URL of a storage without its password, for messages."""
-    return re.sub(r"(?<=://)([^:@/]*):.*@(?=[^@]*$)", r"\1:***@", url)
-
-
 def require_file(url: str) -> None:
     """Check that the SQLite file of a URL exists, which SQLAlchemy would create.
 
@@ -103,7 +98,7 @@ def require_file(url: str) -> None:
     """
     if _is_new(url):
         raise HistoryError(
-            f"there is no run in {shown(url)!r}: the file does not exist; give the storage or the "
+            f"there is no run in {url!r}: the file does not exist; give the storage or the "
             f"workspace of a run"
         )
 
@@ -156,7 +151,7 @@ def _check_tables(url: str) -> None:
     for kind, name, statement, page in entries:
         if computes(str(kind), statement if statement is None else str(statement)) or not page:
             raise HistoryError(
-                f"the history {shown(url)!r} must contain plain tables only, got "
+                f"the history {url!r} must contain plain tables only, got "
                 f"{str(name)[:_MAX_NAME_CHARS]!r}, a view, trigger, virtual table, or table or "
                 f"index with a computed column, constraint or default; use another workspace"
             )
@@ -213,27 +208,25 @@ def chosen_run(runs: Sequence[RunName], number: int | None, model: str | None, u
         HistoryError: no run matches, or several models have a run of this number.
     """
     if not runs:
-        raise HistoryError(f"there is no run in {shown(url)!r}; tune a model with this workspace")
+        raise HistoryError(f"there is no run in {url!r}; tune a model with this workspace")
     models = list(dict.fromkeys(name.model for name in reversed(runs)))
     matching = [m for m in models if model is None or m.startswith(model)]
     if not matching:
-        raise HistoryError(
-            f"there is no run of a model {model!r} in {shown(url)!r}; {_listed(models)}"
-        )
+        raise HistoryError(f"there is no run of a model {model!r} in {url!r}; {_listed(models)}")
     if model and len(matching) > 1:
         raise HistoryError(
-            f"{model!r} must be the prefix of a single model's digest in {shown(url)!r}; "
+            f"{model!r} must be the prefix of a single model's digest in {url!r}; "
             f"{_listed(matching)}"
         )
     of_model = [name for name in runs if name.model in matching]
     found = [name for name in of_model if number in (None, name.number)]
     if not found:
         words = ", ".join(str(name.number) for name in of_model[-_MAX_LISTED:])
-        raise HistoryError(f"there is no run {number} in {shown(url)!r}; the latest are {words}")
+        raise HistoryError(f"there is no run {number} in {url!r}; the latest are {words}")
     if number is not None and len(found) > 1:
         models = [name.model for name in reversed(found)]
         raise HistoryError(
-            f"there are runs {number} of several models in {shown(url)!r}; name the model, too; "
+            f"there are runs {number} of several models in {url!r}; name the model, too; "
             f"{_listed(models)}"
         )
     return found[-1]
@@ -317,9 +310,7 @@ def _nothing_to_resume(
     runs = _runs_with_fingerprints(storage)
     of_model = [run for run in runs if run[1].get("model") == fingerprint.get("model")]
     if not runs:
-        return HistoryError(
-            f"there is no run to resume in {shown(url)!r}; start a run without resume"
-        )
+        return HistoryError(f"there is no run to resume in {url!r}; start a run without resume")
     name, found = (of_model or runs)[-1]
     changed = differences(found, fingerprint)
     several = len(changed) > 1 or changed[0].endswith("s")  # "the four lists"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from rich.console import Console
 
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, common
-from neural_mp.errors import HistoryError
 from neural_mp.reporting import LiveListener
-from neural_mp.runs.registry import chosen_run, shown
 from neural_mp.tuning.listener import Listener
 
 
@@ -153,21 +150,6 @@ def test_a_storage_that_does_not_exist_is_not_created(run, tmp_path, monkeypatch
     code, _, err = run("report", "--storage", "team.db")
     assert code == 2
     assert "got 'team.db'; for a SQLite file, write 'sqlite:///team.db'" in err
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("postgresql://me:secret@host/runs", "postgresql://me:***@host/runs"),
-        ("postgresql+psycopg://me:se:cr@et@host:5432/runs", "postgresql+psycopg://me:***@host:5432/runs"),
-        ("postgresql://me@host/runs", "postgresql://me@host/runs"),
-        ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
-    ],
-)  # fmt: skip
-def test_messages_contain_no_password(url, words):
-    assert shown(url) == words
-    with pytest.raises(HistoryError, match=re.escape(repr(words))):
-        chosen_run([], None, None, url)
 
 
 def test_an_audit_and_sensitivities_are_printed_as_tables(tuned):
