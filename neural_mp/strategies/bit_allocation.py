@@ -104,19 +104,29 @@ def _aim(
     return aim if aim > low else None
 
 
-def plan_within(problem: TuningProblem, limit: float) -> PrecisionPlan | None:
-    """Return the plan with the least noise whose weights take at most `limit` bytes.
+def plan_within(problem: TuningProblem, limit: float) -> tuple[PrecisionPlan, float] | None:
+    """Return the plan with the least noise whose weights take at most `limit` bytes, and its bytes.
 
     Counts the weights of ops with several forms; None if no plan is that small.
     """
-    noise = problem.probe.weight_noise()
+    found = _by_bytes(problem).most_accurate(limit)
+    if found is None:
+        return None
+    return problem.space.fp32_plan().replacing(found.configs), found.cost
+
+
+def smallest_plan(problem: TuningProblem) -> PrecisionPlan:
+    """Return the plan with every weight in its fewest bits."""
+    return problem.space.fp32_plan().replacing(_by_bytes(problem).start.configs)
+
+
+def _by_bytes(problem: TuningProblem) -> Knapsack:
     graph = problem.space.graph
 
     def size(op: str, config: OpConfig) -> float:
         return graph[op].weights * bits_of(config) / 8
 
-    found = _knapsack_of(problem, noise, size).most_accurate(limit)
-    return None if found is None else problem.space.fastest_plan().replacing(found.configs)
+    return _knapsack_of(problem, problem.probe.weight_noise(), size)
 
 
 def bits_of(config: OpConfig) -> float:

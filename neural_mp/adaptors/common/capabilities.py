@@ -81,7 +81,7 @@ class IntegerKernel:
         algorithms: calibration algorithms for the op's input, best first.
         weight_alone: weight-only quantization; None if the op does not support it.
         other_weights: further weight quantizations that a plan may request.
-        low_bits: weight-only quantizations in 2 and 4 bits, best first, or why there are none.
+        low_bits: weight-only quantizations in 2 to 4 bits, best first, or why there are none.
         low_bit_corrections: corrections of these weights, best first; see `QuantSpec`.
     """
 

@@ -36,6 +36,8 @@ _KERNELS = {
     **{layer: integer_convolution(axes).name() for layer, axes in layers.CONVOLUTIONS.items()},
     layers.LINEAR: "onednn::qlinear_pointwise",
 }
+#: Types of weights in groups, the only one with a kernel first.
+_LOW_BIT_DTYPES = (QuantDType.UINT4, QuantDType.UINT3, QuantDType.UINT2)
 #: Larger integers may overflow FP16; smaller integers are sizes and axes.
 _MAX_FP16_SAFE_INTEGER = 60_000
 _BEYOND_16_BITS = "its values exceed the range of 16 bits, e.g. in a mask"
@@ -184,14 +186,14 @@ def _integer_kernel(
 
 
 def _low_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
-    """Return the quantizations of a dense layer or table in 4 and 2 bits, or why there are none."""
+    """Return the quantizations of a dense layer or table in 4 to 2 bits, or why there are none."""
     outputs, inputs = fx.arguments(node)["weight"].meta["val"].shape
     if node.target is layers.LINEAR and outputs % OUTPUT_BLOCK:
         return (
             f"the kernel for 4-bit weights requires a multiple of {OUTPUT_BLOCK} outputs, got "
             f"{outputs}"
         )
-    return grouped_specs(inputs, dtypes=(QuantDType.UINT4, QuantDType.UINT2)) or (
+    return grouped_specs(inputs, dtypes=_LOW_BIT_DTYPES) or (
         f"4-bit weights require inputs that a group size divides "
         f"({', '.join(map(str, GROUP_SIZES))}), got {inputs}"
     )
