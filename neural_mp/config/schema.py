@@ -71,7 +71,11 @@ def _each_valid(data: Mapping[str, Any], keys: Mapping[str, Validator[Any]]) -> 
     return {key: validate_at(key, keys[key], value) for key, value in given.items()}
 
 
-_TENSOR = _section(**{kind: values.quant_words(kind) for kind in QUANT_CHOICES})
+_TENSOR = _section(
+    **{kind: values.quant_words(kind) for kind in QUANT_CHOICES},
+    group_size=values.GROUP_SIZES,
+    rounding=values.roundings,
+)
 _LIMITS = _section(precisions=values.precisions, weight=_TENSOR, activation=_TENSOR)
 _CONVERSION = dict(precisions=values.precisions, op_wise=_by_name(_LIMITS))
 _AMP = dict(

@@ -120,6 +120,8 @@ QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
 
 #: The word for a weight without corrections: rounded to nearest.
 ROUND_TO_NEAREST = "rtn"
+#: All roundings of a weight in groups, as texts.
+ROUNDINGS = (ROUND_TO_NEAREST, "hqq", "awq", "gptq", "awq gptq")
 #: Upper bound of a group size; larger than the inputs of any layer in use.
 MAX_GROUP_SIZE = 1 << 20
 
@@ -197,6 +199,11 @@ class QuantSpec:
     def uncorrected(self) -> QuantSpec:
         """The same grid without corrections."""
         return replace(self, corrections=()) if self.corrections else self
+
+    @property
+    def rounding(self) -> str:
+        """The corrections as one text; `rtn` for none."""
+        return " ".join(self.corrections) or ROUND_TO_NEAREST
 
     @property
     def needs_data(self) -> bool:

@@ -19,7 +19,7 @@ _TRIALS, _TRIALS_AT_MOST = 4, 8
 #: Fraction of the tolerated loss that a plan is chosen for: predictions have errors of both signs.
 _AIM_RATIO = 0.9
 #: The cheapest plan is not tried first if its predicted loss exceeds the tolerance by this factor.
-_HOPELESS_RATIO = 20.0
+_HOPELESS_RATIO = 4.0
 #: A plan must be cheaper by this fraction of FP32's cost to be worth a trial.
 _LEAST_GAIN = 0.005
 #: Bits of the parameters of a group: scale and offset in bfloat16.

@@ -78,11 +78,12 @@ def grouped_specs(
     inputs: int,
     sizes: Iterable[int] = GROUP_SIZES,
     dtypes: Iterable[QuantDType] = (QuantDType.UINT4,),
+    scheme: Scheme = Scheme.ASYMMETRIC,
 ) -> tuple[QuantSpec, ...]:
     """Return the quantizations of a weight with this number of inputs, best first."""
     sizes = tuple(sizes)
     return tuple(
-        QuantSpec(dtype, Scheme.ASYMMETRIC, Granularity.PER_GROUP, group_size=size)
+        QuantSpec(dtype, scheme, Granularity.PER_GROUP, group_size=size)
         for dtype in dtypes
         for size in sizes
         if inputs % size == 0

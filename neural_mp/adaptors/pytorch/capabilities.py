@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +26,7 @@ from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
-from neural_mp.core.enums import CalibrationAlgorithm, QuantDType
+from neural_mp.core.enums import CalibrationAlgorithm, QuantDType, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
@@ -182,7 +183,12 @@ def _integer_kernel(
     is_layer = node.target is layers.LINEAR
     corrections = reasons.LAYER_CORRECTIONS if is_layer else reasons.TABLE_CORRECTIONS
     low_bits = _low_bit_specs(node)
-    return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,), low_bits, corrections)
+    others: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
+    if not isinstance(low_bits, str):
+        inputs = fx.arguments(node)["weight"].meta["val"].shape[1]
+        symmetric = grouped_specs(inputs, dtypes=(QuantDType.INT4,), scheme=Scheme.SYMMETRIC)
+        others += tuple(replace(s, corrections=c) for c in corrections for s in symmetric)
+    return IntegerKernel(own, algorithms, alone, others, low_bits, corrections)
 
 
 def _low_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
