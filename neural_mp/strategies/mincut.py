@@ -88,7 +88,7 @@ class MinimumCut(Strategy):
     If every plan that meets the accuracy target is slower than FP32, estimated times were too low:
     plans with less and less INT8 are measured, and the fastest is tried.
 
-    With INT2 or INT4 in the space, the strategy is `bit_allocation`; with floats only, `basic`.
+    With INT4 or less in the space, the strategy is `bit_allocation`; with floats only, `basic`.
     """
 
     name = "mincut"

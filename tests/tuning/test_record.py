@@ -219,7 +219,9 @@ def test_there_is_no_record_of_a_run_that_is_not_there(finished, tmp_path):
 def test_a_damaged_record_is_one_clear_error(result):
     said = record_to_dict(result.record)
     said["setup"]["ops"][0]["runs in"] = ["int7"]
-    words = r"the record of a run: setup\.ops\.0\.runs in\.0: expected one of int4, int8"
+    words = (
+        r"the record of a run: setup\.ops\.0\.runs in\.0: expected one of int2, int3, int4, int8"
+    )
     with pytest.raises(HistoryError, match=words):
         record_from_dict(said)
 
