@@ -17,6 +17,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.integer_groups import (
     GROUP_SIZES,
+    forms,
     group_spec,
     packed,
     round_in_groups,
@@ -30,7 +31,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     type_of,
 )
 from neural_mp.adaptors.openvino.runtime import ops, ov
-from neural_mp.core.enums import KernelInputs
+from neural_mp.core.enums import KernelInputs, Scheme
 from neural_mp.core.precision import QuantSpec
 from neural_mp.util.pytree import Array
 
@@ -39,9 +40,10 @@ PRODUCT, TABLE = "MatMul", "Gather"
 INPUT_GROUP = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
 _PROBE = "neural_mp.adaptors.openvino.low_bits_probe"
 #: Must change with the probe.
-_VERSION = 1
-_BITS = (4, 8)
+_VERSION = 2
 _MIN_OUTPUTS = 2
+#: Code of 0 in symmetric weights of 4 bits.
+_MIDDLE = 8
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,11 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield the kernels to probe; a model may have a smaller group of inputs than of weights."""
-    for bits in _BITS:
+    for spec in forms(GROUP_SIZES, KernelInputs.INT8):
+        for group in dict.fromkeys((spec.group_size or 0, min(GROUP_SIZES))):
+            yield Case(PRODUCT, spec, group)
+    for bits in (4, 8):
         for size in GROUP_SIZES:
-            for group in dict.fromkeys((size, min(GROUP_SIZES))):
-                yield Case(PRODUCT, group_spec(bits, size, KernelInputs.INT8), group)
             yield Case(TABLE, group_spec(bits, size, KernelInputs.FLOAT), size)
 
 
@@ -97,14 +100,16 @@ def grouped_weight(name: str, stored_name: str, weight: Array, spec: QuantSpec) 
     stored = round_in_groups(weight, spec)
     codes = _constant(stored.codes, spec)
     codes.set_friendly_name(stored_name)
-    zeros = _constant(stored.zero_points[..., None], spec)
-    steps = ops.subtract(ops.convert(codes, "f32"), ops.convert(zeros, "f32"))
+    steps = ops.convert(codes, "f32")
+    steps.set_friendly_name(f"{name}/float")
+    if spec.scheme is Scheme.ASYMMETRIC:
+        zeros = _constant(stored.zero_points[..., None], spec)
+        steps = ops.subtract(steps, ops.convert(zeros, "f32"))
+        steps.set_friendly_name(f"{name}/steps")
     found = ops.multiply(steps, ops.constant(stored.scales[..., None]))
     shape = ops.constant(np.array(weight.shape, np.int64))
     result = ops.reshape(found, shape, False)
-    named = {"float": steps.input_value(0).get_node(), "steps": steps, "grouped": found}
-    for part, node in named.items():
-        node.set_friendly_name(f"{name}/{part}")
+    found.set_friendly_name(f"{name}/grouped")
     result.set_friendly_name(name)
     return result
 
@@ -112,7 +117,11 @@ def grouped_weight(name: str, stored_name: str, weight: Array, spec: QuantSpec) 
 def _constant(codes: Array, spec: QuantSpec) -> Any:
     if spec.dtype.bits == 8:
         return ops.constant(np.ascontiguousarray(codes))
-    tensor = ov.Tensor(packed(codes.reshape(-1), 4), ov.Shape(list(codes.shape)), ov.Type.u4)
+    kind = ov.Type.u4
+    if spec.scheme is Scheme.SYMMETRIC:
+        # Code 8 stands for 0: without its upper bit, a code is the number in two's complement.
+        kind, codes = ov.Type.i4, codes ^ _MIDDLE
+    tensor = ov.Tensor(packed(codes.reshape(-1), 4), ov.Shape(list(codes.shape)), kind)
     # Shared memory would be that of a temporary.
     return ops.constant(tensor, shared_memory=False)
 

@@ -64,6 +64,20 @@ def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
     assert 0.01 < np.linalg.norm(found - reference) / np.linalg.norm(reference) < 0.15
 
 
+def test_symmetric_weights_have_steps_around_zero(net):
+    spec = "int4 symmetric per_group 32 int8_inputs"
+    converted = convert_with_plan(net, plan_of({"up": ("int4", spec)}), inputs={"ids": IDS})
+    grouped = WEIGHTS["w_up"].T.reshape(64, -1, 32)
+    step = np.abs(grouped).max(-1, keepdims=True) / 7
+    stored = (np.rint(grouped / step) * step).reshape(64, -1)
+    rows = rounded_inputs(WEIGHTS["table"][IDS.reshape(-1)], 32)
+    up = np.maximum(rows @ stored.T + WEIGHTS["b_up"], 0)
+    expected = (up @ WEIGHTS["w_down"].T + 2 * WEIGHTS["b_down"]) @ WEIGHTS["w_head"]
+    assert np.linalg.norm(converted(IDS) - expected) < 2e-3 * np.linalg.norm(expected)
+    assert converted.audit().holds
+    assert {kernel.precision for kernel in Runner(converted.model).kernels()} >= {"i4"}
+
+
 def test_kernels_read_the_weights_as_stored(converted):
     audit = converted.audit()
     assert audit.holds
