@@ -89,8 +89,7 @@ class MinimumCut(Strategy):
     If every plan that meets the accuracy target is slower than FP32, estimated times were too low:
     plans with less and less INT8 are measured, and the fastest is tried.
 
-    With INT4 or less, for size or if faster than INT8, it is `bit_allocation`; without INT8 too,
-    `basic`.
+    With INT4 or less, for size or speed, it is `bit_allocation`; with floats only, `basic`.
     """
 
     name = "mincut"
