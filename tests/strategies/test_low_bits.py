@@ -8,7 +8,8 @@ import pytest
 
 from neural_mp.core.enums import Objective
 from neural_mp.core.graph import Op, OpGraph
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec, weight_only
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies.base import Probe, TuningProblem
