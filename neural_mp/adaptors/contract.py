@@ -78,6 +78,7 @@ class Adaptor(ABC, Generic[M]):
     portability: optional.Portability[M] | None = None
     single_file: optional.SingleFile[M] | None = None
     onnx_export: optional.OnnxExport[M] | None = None
+    checkpoints: optional.Checkpoints[M] | None = None
     transfer: optional.Transfer[M] | None = None
     compiler: optional.Compiler[M] | None = None
     streams: optional.Streams[M] | None = None

@@ -175,7 +175,11 @@ class LoadedModel(Generic[M]):
     def in_space(
         self, space: TuningSpace, data: Callable[[], Iterable[Any]] | None = None
     ) -> TunableModel[M]:
-        """Return the model with a tuning space, and with calibration inputs, if any."""
+        """Return the model with a tuning space, and with calibration inputs.
+
+        Without inputs, the space is reduced to weights that are rounded without data.
+        """
+        space = space.without_data() if data is None else space
         return TunableModel(self.adaptor, self.held, space, data=data, boundary=self.boundary)
 
 

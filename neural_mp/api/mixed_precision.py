@@ -21,7 +21,7 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.options import exit_policy_of, parse_criterion
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
-from neural_mp.core.enums import SOURCE_RUNTIME
+from neural_mp.core.enums import SOURCE_RUNTIME, Capture, Objective
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
@@ -96,6 +96,8 @@ class MixedPrecision:
             `modelsize`; or several with their weights.
         min_speedup: minimum speedup over FP32 (lower confidence bound) of a result if latency is
             the only objective; default: 1.03. A smaller gain does not justify the accuracy loss.
+        max_bytes, max_bits: limit of the bytes of all weights, or of their mean bits; the result is
+            the most accurate model within the limit, without evaluation.
         workspace: folder of the run history; `storage`: an Optuna storage URL instead.
         resume: continue the workspace's latest run of the same model.
         random_seed: seed of randomized strategies.
@@ -144,7 +146,7 @@ class MixedPrecision:
         self.outputs: Any = settings.model.outputs or None
         self.framework: str | None = settings.model.framework
         self.runtime: str = settings.model.runtime or SOURCE_RUNTIME
-        self.capture: str = settings.model.capture
+        self.capture: str = settings.model.capture or Capture.WHOLE
         self.exclude: str | Iterable[str] = ()
         self.op_wise: Mapping[str, Any] = {}
         self.optype_wise: Mapping[str, Any] = {}
@@ -152,8 +154,10 @@ class MixedPrecision:
         self._criterion = tuning.criterion
         self._exit_policy = tuning.exit_policy
         self.strategy: str = tuning.strategy or DEFAULT
-        self.objective: str | Mapping[str, float] = tuning.objective
+        self.objective: str | Mapping[str, float] = tuning.objective or Objective.PERFORMANCE
         self.min_speedup: float = tuning.min_speedup
+        self.max_bytes: int | None = tuning.max_bytes
+        self.max_bits: float | None = tuning.max_bits
         self.workspace: str | Path = tuning.workspace or DEFAULT_WORKSPACE
         self.storage: str | None = tuning.storage
         self.resume: bool = tuning.resume
@@ -208,6 +212,17 @@ class MixedPrecision:
     def runtime_of_file(self) -> str | None:
         """The runtime in the tuning file; None if unset."""
         return self._settings.model.runtime
+
+    def set_default(self, name: str, value: object) -> None:
+        """Set `capture`, `objective` or `precisions`, unless the tuning file sets the option."""
+        settings = self._settings
+        in_file = {
+            "capture": settings.model.capture,
+            "objective": settings.tuning.objective,
+            "precisions": settings.precisions,
+        }
+        if in_file[name] is None:
+            setattr(self, name, value)
 
     def without_python(self) -> MixedPrecision:
         """Return the options of the file alone, or the defaults without a file."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from neural_mp.adaptors.common.boundary import Boundary
+from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
@@ -32,7 +33,7 @@ from neural_mp.api.saved_model import (
 )
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
-from neural_mp.core.trial import Trial
+from neural_mp.core.trial import Trial, Trials
 from neural_mp.errors import ModelLoadError, NeuralMPError, PlanError, did_you_mean
 from neural_mp.io.readers import read_json
 from neural_mp.profiling.audit import Audit, audited
@@ -72,7 +73,7 @@ class OptimizedModel:
         loaded: the model together with its adaptor.
         plan: op → configuration.
         met: whether the accuracy target was met; None without an accuracy check.
-        trials: all trials, oldest first; empty for a loaded model.
+        trials: all trials, oldest first, with `to_dataframe`; empty for a loaded model.
         report: results of the run.
         observations: calibration results.
         planned: op → effective configuration; empty for a model saved by an earlier version.
@@ -92,7 +93,7 @@ class OptimizedModel:
         self.plan = plan
         self.report = report
         self.met = met
-        self.trials = trials
+        self.trials = Trials(trials)
         self.observations = observations or Observations()
         self.planned = planned
 
@@ -155,7 +156,8 @@ class OptimizedModel:
         return getattr(native, name)
 
     def __repr__(self) -> str:
-        words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
+        missed = f"target not met: {self.report.source_name}"
+        words = {True: "target met", False: missed, None: "accuracy not checked"}
         return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
 
     def _repr_html_(self) -> str:
@@ -200,6 +202,25 @@ class OptimizedModel:
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
         export.export_onnx(self.held, target, self._metadata())
+
+    def save_pretrained(
+        self, folder: str | Path, quant_method: str = CheckpointFormat.COMPRESSED_TENSORS
+    ) -> None:
+        """Write a checkpoint with `quantization_config`, for transformers, vLLM and other tools.
+
+        Args:
+            folder: the folder to write to.
+            quant_method: `compressed-tensors` (its form `pack-quantized`) or `gptq`.
+
+        Raises:
+            ConfigurationError: the format does not exist.
+            ConversionError: the format cannot hold the model.
+        """
+        form = CheckpointFormat.parse(quant_method, "quant_method")
+        offered = needed(self.adaptor.checkpoints, self.framework, "checkpoints of other tools")
+        target = validate_option("the folder", file_path, folder)
+        with writing(target):
+            offered.export(self.held, target, form)
 
     def sensitivity(self) -> SensitivityReport:
         """Return the sensitivities measured by the run, highest degradation first.

@@ -37,7 +37,7 @@ _OP_WISE = ("quantization", "mixed_precision", "graph_optimization")
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
 #: Keys of `tuning` whose values are settings as they are.
 _UNCHANGED = (
-    *("objective", "min_speedup", "random_seed", "storage"),
+    *("objective", "min_speedup", "max_bytes", "max_bits", "random_seed", "storage"),
     *("early_stopping", "cache", "workers"),
 )
 _ACCURACY: KeyPath = ("evaluation", "accuracy")

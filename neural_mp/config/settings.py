@@ -9,7 +9,7 @@ from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.config.source import Source
-from neural_mp.core.enums import Capture, Dialect, Objective
+from neural_mp.core.enums import Dialect
 from neural_mp.core.hardware import HOST_TARGET
 from neural_mp.core.precision import Precision
 from neural_mp.space.capability import Constraints
@@ -24,8 +24,8 @@ class ModelSettings:
         name: a path or `module:attribute`; only a label if Python sets the model.
         framework: `pytorch`, `tensorflow`, `onnxrt` or `openvino`; None detects it from the model.
         inputs, outputs: names of the model's tensors, if the framework does not know them.
-        capture: `whole`, `modules` for a model whose graph cannot be captured as a whole, or
-            `layers` for a language model.
+        capture: `whole` (default), `modules` for a model whose graph cannot be captured as a whole,
+            or `layers` for a language model.
         runtime: `source`, `auto`, or the name of the runtime of the result; None if unset.
     """
 
@@ -33,7 +33,7 @@ class ModelSettings:
     framework: str | None = None
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    capture: str = Capture.WHOLE
+    capture: str | None = None
     runtime: str | None = None
 
 
@@ -58,8 +58,8 @@ class TuningSettings:
     Attributes:
         strategy: name of the strategy; None uses the default.
         criterion: accepted loss of accuracy.
-        objective: `latency` (also `performance`), `throughput`, `footprint` or `modelsize`; or
-            several with weights.
+        objective: `latency` (also `performance`; default), `throughput`, `footprint` or
+            `modelsize`; or several with weights.
         exit_policy: limits of the search, whether or not the target is met.
         random_seed: seed of all random numbers.
         workspace: folder of the history; None uses the default.
@@ -69,11 +69,13 @@ class TuningSettings:
         cache: whether to use and extend the measurement cache of the workspace.
         workers: number of processes that run trials in parallel; or input of `read_workers`.
         min_speedup: required speedup over FP32, with confidence, if only speed is tuned.
+        max_bytes, max_bits: limit of the bytes of all weights, or of their mean bits; None for no
+            limit.
     """
 
     strategy: str | None = None
     criterion: AccuracyCriterion = field(default_factory=AccuracyCriterion)
-    objective: str | Mapping[str, float] = Objective.PERFORMANCE
+    objective: str | Mapping[str, float] | None = None
     exit_policy: ExitPolicy = field(default_factory=ExitPolicy)
     random_seed: int = 0
     workspace: str | None = None
@@ -83,6 +85,8 @@ class TuningSettings:
     cache: bool = True
     workers: int | str | Mapping[str, Any] = 1
     min_speedup: float = MIN_SPEEDUP
+    max_bytes: int | None = None
+    max_bits: float | None = None
 
 
 @dataclass(frozen=True)

@@ -125,9 +125,13 @@ def _tuning(tuning: TuningSettings, dialect: Dialect) -> dict[str, Any]:
                 }
             ),
             "objective": (
-                tuning.objective if isinstance(tuning.objective, str) else dict(tuning.objective)
+                dict(tuning.objective)
+                if isinstance(tuning.objective, Mapping)
+                else tuning.objective
             ),
             "min_speedup": tuning.min_speedup,
+            "max_bytes": tuning.max_bytes,
+            "max_bits": tuning.max_bits,
             "exit_policy": dict(vars(tuning.exit_policy)),
             "random_seed": tuning.random_seed,
             "workspace": _given({"path": tuning.workspace, "resume": tuning.resume}),

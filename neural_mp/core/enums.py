@@ -14,6 +14,8 @@ class QuantDType(StringEnum):
     UINT8 = "uint8"
     INT4 = "int4"
     UINT4 = "uint4"
+    INT3 = "int3"
+    UINT3 = "uint3"
     INT2 = "int2"
     UINT2 = "uint2"
 

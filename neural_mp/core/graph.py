@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from neural_mp.core.precision import Precision, precision_name
@@ -60,6 +60,7 @@ class Op:
             op in 16 bits (autocast, half-precision weights). A plan's FP32 keeps this precision.
         widened: whether a plan with lower precisions runs the op in float32 instead of keeping
             `source_precision`.
+        shape: sizes of the first result, None for a free size; None if unknown.
     """
 
     name: str
@@ -75,7 +76,9 @@ class Op:
     weights: int = 0
     layers: tuple[Layer, ...] = ()
     source_precision: Precision = Precision.FP32
-    widened: bool = False
+    # Neither field changes which plans exist: digests of spaces are of `repr`.
+    widened: bool = field(default=False, repr=False)
+    shape: tuple[int | None, ...] | None = field(default=None, repr=False, compare=False)
 
     @property
     def read_in_int8(self) -> tuple[str, ...]:

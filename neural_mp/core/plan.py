@@ -22,6 +22,7 @@ from neural_mp.core.precision import (
 from neural_mp.errors import PlanError
 from neural_mp.io.readers import file_context, read_yaml
 from neural_mp.io.yaml_reader import load_yaml
+from neural_mp.util.data_frames import data_frame
 from neural_mp.util.display import Displayed
 from neural_mp.util.validators import (
     InvalidValueError,
@@ -119,6 +120,27 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         """Return plain strings and dicts, as written to YAML."""
         return {op: _config_to_plain(config) for op, config in self.configs.items()}
 
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with one row per op, indexed by `op`.
+
+        Columns: precision, approach, weight, activation, corrections, kernel; as text, or None.
+
+        Raises:
+            MissingFrameworkError: pandas is not installed.
+        """
+        configs = self.configs.values()
+        columns: dict[str, list[str | None]] = {
+            "op": list(self),
+            "precision": [config.precision.value for config in configs],
+            **{
+                name: [_text(getattr(config, name)) for config in configs]
+                for name in ("approach", "weight", "activation")
+            },
+            "corrections": [" ".join(config.corrections) or None for config in configs],
+            "kernel": [config.kernel or None for config in configs],
+        }
+        return data_frame(columns, "op")
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PrecisionPlan:
         """Reverse `to_dict`; `op: fp32` is accepted as shorthand.
@@ -215,6 +237,10 @@ def parse_plan(value: object) -> PrecisionPlan:
         NeuralMPError: the value is not a plan.
     """
     return PrecisionPlan(mapping_of(_config)(value))
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _config_to_plain(config: OpConfig) -> Any:

@@ -23,11 +23,12 @@ from neural_mp.util.string_enum import StringEnum
 class Precision(StringEnum):
     """Precision of an op; equal to its name: `plan[op].precision == "int8"`.
 
-    The precision that an op computes in; INT2 and INT4 are the storage of a weight, which the op
+    The precision that an op computes in; INT2 to INT4 are the storage of a weight, which the op
     expands to floats.
     """
 
     INT2 = "int2"
+    INT3 = "int3"
     INT4 = "int4"
     INT8 = "int8"
     BF16 = "bf16"
@@ -37,7 +38,7 @@ class Precision(StringEnum):
     @property
     def bits(self) -> int:
         """Bits per value."""
-        return {"int2": 2, "int4": 4, "int8": 8, "bf16": 16, "fp16": 16, "fp32": 32}[self.value]
+        return int(self.value.lstrip("bfintp"))
 
     @property
     def is_16_bit(self) -> bool:
@@ -46,12 +47,12 @@ class Precision(StringEnum):
 
     @property
     def is_integer(self) -> bool:
-        """Whether the precision is INT2, INT4 or INT8."""
+        """Whether the precision is INT8 or of fewer bits."""
         return self.bits <= 8
 
     @property
     def is_low_bit(self) -> bool:
-        """Whether the precision is INT2 or INT4: weights in groups, inputs in float."""
+        """Whether the precision is INT2 to INT4: weights in groups, inputs in float."""
         return self.bits < 8
 
 
@@ -130,6 +131,8 @@ QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
 LOW_BITS = {precision.bits: precision for precision in Precision if precision.is_low_bit}
 #: The word for a weight without corrections: rounded to nearest.
 ROUND_TO_NEAREST = "rtn"
+#: All roundings of a weight in groups, as texts.
+ROUNDINGS = (ROUND_TO_NEAREST, "hqq", "awq", "gptq", "awq gptq")
 #: Upper bound of a group size; larger than the inputs of any layer in use.
 MAX_GROUP_SIZE = 1 << 20
 
@@ -139,10 +142,10 @@ class QuantSpec:
     """Quantization of one tensor.
 
     Attributes:
-        dtype: `int8` or `uint8`; for a weight also `int2`, `uint2`, `int4` or `uint4`.
+        dtype: `int8` or `uint8`; for a weight also of 2 to 4 bits, e.g. `uint4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
-        granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 2 and 4
-            bits require.
+        granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 2 to 4 bits
+            require.
         algorithm: range selection: `minmax`, `percentile`, `kl` or `mse` from calibration data,
             `dynamic` from the current values on every run.
         range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with
@@ -210,6 +213,11 @@ class QuantSpec:
     def uncorrected(self) -> QuantSpec:
         """The same grid without corrections."""
         return replace(self, corrections=()) if self.corrections else self
+
+    @property
+    def rounding(self) -> str:
+        """The corrections as one text; `rtn` for none."""
+        return " ".join(self.corrections) or ROUND_TO_NEAREST
 
     @property
     def needs_data(self) -> bool:
@@ -285,7 +293,7 @@ class OpConfig:
 
     Attributes:
         precision: compute precision.
-        weight: for INT2, INT4 and INT8, quantization of the weight.
+        weight: for INT2 to INT8, quantization of the weight.
         activation: for INT8, quantization of the inputs; None with a `weight` leaves the inputs in
             float. INT8 with neither selects the op's best configuration.
         corrections: for INT8, names in `CORRECTIONS`, in their order.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan, parse_plan
+from neural_mp.core.precision import Precision
+from neural_mp.util.data_frames import data_frame
+from neural_mp.util.display import Displayed
 from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.validators import (
     checked,
@@ -60,6 +63,8 @@ class Trial:
         metrics: name → value, if there are several metrics; `accuracy` is then their weighted sum,
             or the score of a target that each must meet.
         node: machine that evaluated the plan; empty if not recorded.
+        loss_bound: for a language model, the 99 % confidence bound of the loss on other texts, in
+            the same unit, which decides whether the target is met; None if unknown.
     """
 
     plan: PrecisionPlan
@@ -72,6 +77,7 @@ class Trial:
     number: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     node: str = ""
+    loss_bound: float | None = None
 
     @property
     def met(self) -> bool:
@@ -105,8 +111,10 @@ class Trial:
 
     @property
     def ranking_loss(self) -> float:
-        """`loss` for ranking; infinite if None."""
-        return float("inf") if self.loss is None else self.loss
+        """The loss that decides, for ranking: its bound, if known; infinite if None."""
+        if self.loss is None:
+            return float("inf")
+        return self.loss if self.loss_bound is None else max(self.loss, self.loss_bound)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts."""
@@ -128,6 +136,50 @@ class Trial:
         return cls(**_TRIAL(data))
 
 
+class Trials(tuple[Trial, ...], Displayed):
+    """Trials of a run, oldest first: a tuple that notebooks show as a table."""
+
+    __slots__ = ()
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with one row per trial, indexed by `trial` (from 1).
+
+        Columns: outcome, accuracy, each of several metrics, loss, speedup with its bounds, each
+        objective, seconds, the number of ops per precision, error, node, plan. Values that were not
+        measured are missing (NaN or None).
+
+        Raises:
+            MissingFrameworkError: pandas is not installed.
+        """
+        intervals = [trial.speedup_interval or (None, None) for trial in self]
+        counts = [trial.plan.counts() for trial in self]
+        precisions = [p for p in Precision if any(p in by for by in counts)]
+        columns: dict[str, list[Any]] = {
+            "trial": [trial.number + 1 for trial in self],
+            "outcome": [trial.outcome.value for trial in self],
+            "accuracy": [trial.accuracy for trial in self],
+            **_each("metrics", self),
+            "loss": [trial.loss for trial in self],
+            "speedup": [trial.speedup for trial in self],
+            "speedup_low": [low for low, _ in intervals],
+            "speedup_high": [high for _, high in intervals],
+            **_each("objectives", self),
+            "seconds": [trial.seconds for trial in self],
+            **{f"{p} ops": [by.get(p, 0) for by in counts] for p in precisions},
+            "error": [trial.error for trial in self],
+            "node": [trial.node for trial in self],
+            "plan": [trial.plan for trial in self],
+        }
+        return data_frame(columns, "trial")
+
+
+def _each(attribute: str, trials: Iterable[Trial]) -> dict[str, list[float | None]]:
+    """Return name → its value in each trial, for a mapping of figures."""
+    found: list[Mapping[str, float]] = [getattr(trial, attribute) for trial in trials]
+    names = dict.fromkeys(name for by in found for name in by)
+    return {name: [by.get(name) for by in found] for name in names}
+
+
 _TRIAL = record(
     {"plan": parse_plan, "outcome": enum_of(Outcome)},
     {
@@ -139,5 +191,6 @@ _TRIAL = record(
         "number": non_negative_integer,
         "metrics": mapping_of(number),
         "node": string,
+        "loss_bound": optional(number),
     },
 )

@@ -114,8 +114,9 @@ def _reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
         supported = precision in space.usable_precisions
         if not supported or reasons[precision] == reasons.get(Precision.INT8):
             reasons.pop(precision)
-    if reasons.get(Precision.INT2) == reasons.get(Precision.INT4):
-        reasons.pop(Precision.INT2, None)
+    for precision in (Precision.INT2, Precision.INT3):
+        if reasons.get(precision) == reasons.get(Precision.INT4):
+            reasons.pop(precision, None)
     return reasons
 
 

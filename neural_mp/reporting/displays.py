@@ -11,11 +11,12 @@ from rich.console import Console, Group, RenderableType
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Trials
 from neural_mp.errors import NeuralMPError
 from neural_mp.profiling.audit import Audit
 from neural_mp.reporting.comparison import comparison_table
 from neural_mp.reporting.page import page_of, report_cell, write_page
-from neural_mp.reporting.tables import audit_table, audit_words, sensitivity_table
+from neural_mp.reporting.tables import audit_table, audit_words, sensitivity_table, trial_table
 from neural_mp.runs.report import Report
 from neural_mp.tuning.comparison import Comparison
 from neural_mp.tuning.sensitivity import SensitivityReport
@@ -36,6 +37,19 @@ def cell(value: object) -> str:
 cell.register(Report, report_cell)
 
 
+@singledispatch
+def text(value: object) -> str:
+    """Return plain text for an object of a registered class."""
+    raise TypeError(f"no text is registered for {type(value).__name__}")
+
+
+def _text(renderable: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=_CHARACTERS, force_jupyter=False)
+    with console.capture() as captured:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
 def _html(renderable: RenderableType) -> str:
     """Return tables for a terminal as HTML with a fixed width of characters."""
     console = Console(record=True, file=io.StringIO(), width=_CHARACTERS, force_jupyter=False)
@@ -48,14 +62,30 @@ def _audit(audit: Audit) -> str:
     return _html(Group(audit_table(audit.ops), audit_words(audit)))
 
 
+@text.register
+def _audit_text(audit: Audit) -> str:
+    found = (audit_table(audit.findings),) if audit.findings else ()
+    return _text(Group(*found, audit_words(audit)))
+
+
 @cell.register
 def _sensitivity(report: SensitivityReport) -> str:
     return _html(sensitivity_table(report))
 
 
+@text.register
+def _sensitivity_text(report: SensitivityReport) -> str:
+    return _text(sensitivity_table(report))
+
+
 @cell.register
 def _comparison(comparison: Comparison) -> str:
     return _html(comparison_table(comparison))
+
+
+@cell.register
+def _trials(trials: Trials) -> str:
+    return _html(trial_table([(trial, trial.speedup) for trial in trials]))
 
 
 @cell.register

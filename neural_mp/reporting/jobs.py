@@ -12,6 +12,7 @@ from rich.text import Text
 
 from neural_mp.reporting import formatting
 from neural_mp.reporting.console import error_console
+from neural_mp.reporting.live import NotebookLive, is_notebook
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 from neural_mp.util.text import counted
 
@@ -35,10 +36,12 @@ class JobsListener:
 
 
 class LiveJobs(JobsListener):
-    """Display with one line per running job; without a terminal, one line per event.
+    """Display with one line per running job, on a terminal or in a notebook cell.
+
+    Elsewhere, it prints one line per event.
 
     Args:
-        console: destination; default: standard error.
+        console: destination; default: the cell of a notebook, else standard error.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -47,7 +50,11 @@ class LiveJobs(JobsListener):
         self._counts: dict[str, int] = {}
         self._whole = 0
         self._live: Live | None = None
-        if self._console.is_terminal:
+        self._cell: NotebookLive | None = None
+        self._ended: list[Text] = []
+        if console is None and is_notebook():
+            self._cell = NotebookLive(self._rendered)
+        elif self._console.is_terminal:
             self._live = Live(get_renderable=self._rendered, console=self._console, transient=True)
             self._live.start()
 
@@ -59,7 +66,9 @@ class LiveJobs(JobsListener):
         """Show the state of the job."""
         since, _ = self._running.get(job, (time.monotonic(), ""))
         self._running[job] = since, message
-        if self._live is None:
+        if self._cell is not None:
+            self._cell.update()
+        elif self._live is None:
             self._line(f"{job}: {message}")
 
     def ended(self, outcome: JobOutcome) -> None:
@@ -70,11 +79,18 @@ class LiveJobs(JobsListener):
 
     def close(self) -> None:
         """Remove the lines of running jobs."""
+        if self._cell is not None:
+            self._running.clear()
+            self._cell.draw(self._rendered())
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def _line(self, text: str, style: str = "") -> None:
+        if self._cell is not None:
+            self._ended.append(Text(text, style))
+            self._cell.draw(self._rendered())
+            return
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _rendered(self) -> Group:
@@ -84,7 +100,9 @@ class LiveJobs(JobsListener):
             table.add_row(Text(job), Text(f"{now - since:.0f} s", "dim"), Text(message))
         ended = sum(self._counts.values())
         counts = ", ".join(f"{count} {status}" for status, count in self._counts.items())
-        return Group(table, Text(f"{ended} of {counted(self._whole, 'job')} ended; {counts}"))
+        return Group(
+            *self._ended, table, Text(f"{ended} of {counted(self._whole, 'job')} ended; {counts}")
+        )
 
 
 def describe_outcome(job: JobOutcome) -> str:

@@ -88,10 +88,13 @@ _SHOWN = 15
 
 
 class LiveListener(Listener):
-    """Listener that shows a run on a console; without a terminal, one line per trial.
+    """Listener that shows a run: on a terminal or in a notebook cell, in one place that it updates.
+
+    Elsewhere, it prints one line per trial.
 
     Args:
-        console: destination; default: standard error, so that output can be piped.
+        console: destination; default: the cell of a notebook, else standard error, so that output
+            can be piped.
         summary: whether to show the result tables at the end.
     """
 
@@ -111,7 +114,10 @@ class LiveListener(Listener):
         )
         self._task = self._progress.add_task("Starting", total=None)
         self._live: Live | None = None
-        if self.console.is_terminal:
+        self._cell: NotebookLive | None = None
+        if console is None and is_notebook():
+            self._cell = NotebookLive(self.rendered)
+        elif self.console.is_terminal:
             self._live = Live(self.rendered(), console=self.console, transient=True)
             self._live.start()
 
@@ -146,15 +152,15 @@ class LiveListener(Listener):
         name, tolerance = self._metric
         words = target_words(name, self._source, accuracy, target, tolerance)
         self._baseline = self._each or words
-        if self._live is None:
+        if self._prints_lines:
             self.console.print(self._baseline)
         self._update()
 
     def trial(self, trial: Trial, speedup: float | None) -> None:
         """Add a row."""
         self._rows.append((trial, speedup))
-        if self._live is None:
-            accuracy = formatting.accuracy(trial)
+        if self._prints_lines:
+            accuracy = formatting.accuracy(trial, self._metric[0])
             self.console.print(
                 f"trial {trial.number + 1}: {trial.outcome}, {accuracy}, {trial.plan!r}"
             )
@@ -162,7 +168,9 @@ class LiveListener(Listener):
 
     def close(self) -> None:
         """Leave the final table of trials."""
-        if self._live is not None:
+        if self._cell is not None:
+            self._cell.draw(self.trials())
+        elif self._live is not None:
             self._live.stop()
             self._live = None
             if self._rows:
@@ -170,8 +178,13 @@ class LiveListener(Listener):
 
     def result(self, report: Report, met: bool | None) -> None:
         """Show the tables of the result."""
-        if self._summary:
-            self.console.print(result_tables(report, met))
+        if not self._summary:
+            return
+        tables = result_tables(report, met)
+        if self._cell is not None:
+            self._cell.draw(Group(self.trials(), tables))
+        else:
+            self.console.print(tables)
 
     def trials(self) -> RenderableType:
         """Return a table of the trials so far; without trials, the baseline."""
@@ -182,21 +195,19 @@ class LiveListener(Listener):
         table = trial_table(self._rows[-_SHOWN:]) if self._rows else Text("")
         return Group(Text(self._baseline), table, self._progress)
 
+    @property
+    def _prints_lines(self) -> bool:
+        return self._live is None and self._cell is None
+
     def _update(self) -> None:
-        if self._live is not None:
+        if self._cell is not None:
+            self._cell.update()
+        elif self._live is not None:
             self._live.update(self.rendered())
 
 
 class NotebookListener(LiveListener):
-    """Listener that shows a run in a notebook cell."""
+    """Listener that shows a run in a notebook cell, without the tables of the result."""
 
     def __init__(self) -> None:
-        super().__init__(Console(file=io.StringIO()), summary=False)
-        self._cell = NotebookLive(self.rendered)
-
-    def close(self) -> None:
-        """Leave the final table of trials."""
-        self._cell.draw(self.trials())
-
-    def _update(self) -> None:
-        self._cell.update()
+        super().__init__(summary=False)

@@ -127,8 +127,10 @@ class RunEnd:
         finalists: the trials of the final interleaved measurement, with its figures.
         predicted: trial → time as a fraction of FP32's, predicted from the times of single ops.
         baseline_times, result_times: op or conversion → seconds per run of the FP32 model and of
-            the result; empty if the measurement would have taken too long.
+            the result; empty if the framework does not time ops.
         conversions: the conversions in the result.
+        timed_samples: samples that `baseline_times` and `result_times` refer to; None for the timed
+            batch.
     """
 
     ended: str
@@ -141,6 +143,7 @@ class RunEnd:
     baseline_times: Mapping[str, float] = field(default_factory=dict)
     result_times: Mapping[str, float] = field(default_factory=dict)
     conversions: tuple[Conversion, ...] = ()
+    timed_samples: int | None = None
 
 
 @dataclass(frozen=True)

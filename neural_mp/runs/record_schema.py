@@ -35,6 +35,7 @@ from neural_mp.util.validators import (
     checked,
     enum_of,
     finite,
+    finite_numbers,
     instance_of,
     integer_between,
     invalid,
@@ -168,6 +169,7 @@ _OP = record(
         ),
         **dict.fromkeys(("quantizes_terms", "widened"), boolean),
         "source_precision": enum_of(Precision),
+        "shape": optional(list_of(optional(non_negative_integer))),
         "quantized_inputs": _NAMES,
         "weights": non_negative_integer,
         "layers": list_of(_layer),
@@ -217,6 +219,7 @@ def ending_to_dict(ending: RunEnd) -> dict[str, Any]:
         "baseline_times": dict(ending.baseline_times),
         "result_times": dict(ending.result_times),
         "conversions": [asdict(conversion) for conversion in ending.conversions],
+        "timed_samples": ending.timed_samples,
     }
 
 
@@ -246,7 +249,8 @@ ending_from_dict = instance_of(
             "baseline_times": mapping_of(non_negative_float),
             "result_times": mapping_of(non_negative_float),
             "conversions": list_of(instance_of(Conversion, _CONVERSION)),
-        }
+        },
+        {"timed_samples": optional(non_negative_integer)},
     ),
 )
 
@@ -300,6 +304,7 @@ BASELINE_FIGURES = record(
                 "largest_batch": non_negative_integer,
             },
         ),
+        "losses": record({"sums": finite_numbers, "counts": finite_numbers}),
         "deviation": non_negative_float,
         "passes": integer_between(2),
     },

@@ -71,6 +71,15 @@ class Capability:
             if c.precision is bare.precision and c.weight is not None
         )
 
+    def with_requested(self, limits: Collection[OpConstraint]) -> Capability:
+        """Return the capability with the weights in groups that only limits of the user ask for."""
+        low = [config for config in self.configs if config.precision.is_low_bit]
+        if not low or any(_allowed(config, limits) for config in low):
+            return self
+        others = (OpConfig(_precision_of(spec), spec) for spec in self.weights if spec.group_size)
+        asked = tuple(config for config in others if _allowed(config, limits))
+        return replace(self, configs=(*self.configs[:-1], *asked, self.configs[-1]))
+
     def with_exact_weight(self, config: OpConfig) -> OpConfig:
         """Return the config with a weight range that is exact here; unchanged if already exact."""
         if config.precision is not Precision.INT8 or config.weight is None or self.takes(config):
@@ -86,14 +95,28 @@ class Capability:
         return next((other for other in variants if self.takes(other)), config)
 
 
+def _precision_of(spec: QuantSpec) -> Precision:
+    """Return the precision of an op with a weight in groups."""
+    return Precision(f"int{spec.dtype.bits}")
+
+
+def _allowed(config: OpConfig, limits: Iterable[OpConstraint]) -> bool:
+    return all(limit.allows(config) for limit in limits)
+
+
 @dataclass(frozen=True)
 class QuantConstraint:
-    """The values that a user allows for a quantized tensor; None allows all."""
+    """The values that a user allows for a quantized tensor; None allows all.
+
+    `rounding` are texts as of `QuantSpec.rounding`, e.g. `awq gptq` or `rtn`.
+    """
 
     dtype: tuple[str, ...] | None = None
     scheme: tuple[str, ...] | None = None
     granularity: tuple[str, ...] | None = None
     algorithm: tuple[str, ...] | None = None
+    group_size: tuple[int, ...] | None = None
+    rounding: tuple[str, ...] | None = None
 
     def allows(self, spec: QuantSpec | None) -> bool:
         """Whether a config with this spec is allowed."""

@@ -19,7 +19,7 @@ _TRIALS, _TRIALS_AT_MOST = 4, 8
 #: Fraction of the tolerated loss that a plan is chosen for: predictions have errors of both signs.
 _AIM_RATIO = 0.9
 #: The cheapest plan is not tried first if its predicted loss exceeds the tolerance by this factor.
-_HOPELESS_RATIO = 20.0
+_HOPELESS_RATIO = 4.0
 #: A plan must be cheaper by this fraction of FP32's cost to be worth a trial.
 _LEAST_GAIN = 0.005
 #: Bits of the parameters of a group: scale and offset in bfloat16.
@@ -105,19 +105,29 @@ def _aim(
     return aim if aim > low else None
 
 
-def plan_within(problem: TuningProblem, limit: float) -> PrecisionPlan | None:
-    """Return the plan with the least noise whose weights take at most `limit` bytes.
+def plan_within(problem: TuningProblem, limit: float) -> tuple[PrecisionPlan, float] | None:
+    """Return the plan with the least noise whose weights take at most `limit` bytes, and its bytes.
 
     Counts the weights of ops with several forms; None if no plan is that small.
     """
-    noise = problem.probe.weight_noise()
+    found = _by_bytes(problem).most_accurate(limit)
+    if found is None:
+        return None
+    return problem.space.fp32_plan().replacing(found.configs), found.cost
+
+
+def smallest_plan(problem: TuningProblem) -> PrecisionPlan:
+    """Return the plan with every weight in its fewest bits."""
+    return problem.space.fp32_plan().replacing(_by_bytes(problem).start.configs)
+
+
+def _by_bytes(problem: TuningProblem) -> Knapsack:
     graph = problem.space.graph
 
     def size(op: str, config: OpConfig) -> float:
         return graph[op].weights * bits_of(config) / 8
 
-    found = _knapsack_of(problem, noise, size).most_accurate(limit)
-    return None if found is None else problem.space.fastest_plan().replacing(found.configs)
+    return _knapsack_of(problem, problem.probe.weight_noise(), size)
 
 
 def bits_of(config: OpConfig) -> float:

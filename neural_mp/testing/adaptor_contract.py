@@ -21,7 +21,7 @@ from neural_mp.profiling.audit import Audit, audited
 from neural_mp.space import TuningSpace, planned_ops
 from neural_mp.testing.fixtures import Split, machine, signal_to_noise, uniform
 from neural_mp.testing.on_digits import OnDigits
-from neural_mp.util.pytree import tree_leaves
+from neural_mp.util.pytree import float_arrays, tree_leaves
 
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 #: Plan → converted net.
@@ -268,6 +268,16 @@ class AdaptorContract(OnDigits):
         runs = LoadedModel(adaptor, model).profile(images)
         assert set(space.tunable_ops) <= set(runs)
         assert all(seconds >= 0 for each in runs.values() for seconds in each)
+
+    def test_known_shapes_are_those_of_a_run(self, adaptor, model, images):
+        graph = adaptor.graph(model)
+        known = [graph[name].shape for name in graph.outputs if name in graph]
+        results = float_arrays(adaptor.predict(model, images))
+        for shape, result in zip(known, results, strict=True):
+            sizes = result.shape if shape is None else shape
+            assert len(sizes) == result.ndim
+            for size, actual in zip(sizes, result.shape, strict=True):
+                assert size in (None, actual)
 
     def test_elements_are_counted_as_in_a_run(self, adaptor, model, space, images):
         names = [*space.graph.inputs, *(op.name for op in space.graph)]

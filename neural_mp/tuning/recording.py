@@ -28,8 +28,10 @@ logger = logging.getLogger(__name__)
 
 #: Packages that every run depends on, besides its framework.
 _PACKAGES = ("neural-mp", "numpy", "optuna")
-#: Number of runs of a batch for op timings.
-_TIMED_RUNS = 8
+#: Number of runs of a batch for op timings, and for brief ones.
+_TIMED_RUNS, _BRIEFLY_TIMED_RUNS = 8, 4
+#: Op or conversion → seconds.
+Profile = Mapping[str, float]
 
 
 def now() -> str:
@@ -103,16 +105,17 @@ def ending_of(
 ) -> RunEnd:
     """Return the record of the end of a run.
 
-    Ops are timed only if that takes at most `seconds_allowed`; `times` are those of the search.
+    Ops are timed in few runs, or on one sample, if more takes longer than `seconds_allowed`;
+    `times` are those of the search.
     """
     seconds = report.latency or 0.0
     if selection.model is not job.model:
         seconds += report.baseline_latency or 0.0
-    before: Mapping[str, float] = {}
-    after: Mapping[str, float] = {}
-    if seconds * _TIMED_RUNS <= seconds_allowed:
-        before = _profiled(job, job.model)
-        after = before if selection.model is job.model else _profiled(job, selection.model)
+    brief, samples = _sampling(seconds, seconds_allowed, job.measurement.batch_size)
+    before = _profiled(job, job.model, brief, samples)
+    after = before
+    if selection.model is not job.model:
+        after = _profiled(job, selection.model, brief, samples)
     return RunEnd(
         now(),
         met,
@@ -124,14 +127,24 @@ def ending_of(
         before,
         after,
         conversions_of(job.space.graph, selection.plan.flow, after),
+        samples,
     )
 
 
-def _profiled(job: TuningJob, model: AnyModel) -> dict[str, float]:
+def _sampling(seconds: float, allowed: float, batch_size: int) -> tuple[bool, int | None]:
+    """Return whether ops are timed in few runs, and on how many samples (None: the timed batch)."""
+    if seconds * _TIMED_RUNS <= allowed:
+        return False, None
+    few = seconds * _BRIEFLY_TIMED_RUNS <= allowed or batch_size <= 1
+    return True, None if few else 1
+
+
+def _profiled(job: TuningJob, model: AnyModel, brief: bool, samples: int | None) -> Profile:
     """Return op → seconds; empty if the framework does not support profiling."""
     try:
+        inputs = job.measurement.inputs if samples is None else job.model.example_inputs(samples)
         with model.adaptor.threads(job.measurement.threads):
-            found = model.profile(job.measurement.inputs)
+            found = model.profile(inputs, brief)
         return {name: Duration.of(runs).seconds for name, runs in found.items()}
     except (Exception, KeyboardInterrupt):
         # Frameworks raise arbitrary errors, and the result does not depend on op timings.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,10 @@ from contextlib import contextmanager
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
     """Limit Optuna's log to warnings in this context."""
-    import optuna
+    with warnings.catch_warnings():
+        # In a notebook without widgets, the first import warns about Optuna's own progress bar.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        import optuna
 
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)

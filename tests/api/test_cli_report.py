@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from quick_runs import make_quick
+from rich.console import Console
 
 import neural_mp
-from neural_mp import MixedPrecision, common
+from neural_mp import AccuracyCriterion, MixedPrecision, common
+from neural_mp.reporting import LiveListener
 from neural_mp.tuning.listener import Listener
 
 
@@ -136,6 +139,37 @@ def test_what_has_no_run_is_said_in_one_line(run, tmp_path, kept, tuned):
         assert len(err.splitlines()) == 1
         assert not out
     assert not Path("missing").exists()
+
+
+def test_a_storage_that_does_not_exist_is_not_created(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("report", "--storage", "sqlite:///team.db")
+    assert code == 2
+    assert "there is no run in 'sqlite:///team.db': the file does not exist" in err
+    assert not Path("team.db").exists()
+    code, _, err = run("report", "--storage", "team.db")
+    assert code == 2
+    assert "got 'team.db'; for a SQLite file, write 'sqlite:///team.db'" in err
+
+
+def test_an_audit_and_sensitivities_are_printed_as_tables(tuned):
+    printed = str(tuned.audit())
+    assert printed.endswith("the plan holds")
+    assert len(printed.splitlines()) < 10
+    decisions = str(tuned.sensitivity())
+    assert "quantization noise" in decisions
+    assert all(row.name in decisions for row in tuned.sensitivity())
+
+
+def test_lines_of_trials_name_the_metric(tuned):
+    console = Console(file=io.StringIO(), width=200)
+    listener = LiveListener(console)
+    for name in ("RMSE", ""):
+        listener.metric(name, AccuracyCriterion())
+        listener.trial(tuned.trials[0], None)
+    first, second = console.file.getvalue().splitlines()
+    assert f"RMSE {tuned.trials[0].accuracy:.5g}, Prec" in first
+    assert f"accuracy {tuned.trials[0].accuracy:.5g}, Prec" in second
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_without_data_it_says_that_random_inputs_say_little(run, workplace):
         (["nothing.pt2"], "model file 'nothing.pt2' does not exist"),
         (
             ["net.pt2", "--data", "images.npy", "--precision", "int7"],
-            "did you mean 'int8' or 'int4'?",
+            "did you mean 'int8' or 'int4' or 'int3'?",
         ),
         (["net.pt2", "--json", "--csv"], "exclude each other"),
     ],

@@ -280,7 +280,7 @@ def test_an_onnx_file():
     ]
     assert settings.model.framework == "onnxrt"
     assert settings.precisions == (INT8,)
-    assert settings.tuning.objective == "performance"
+    assert settings.tuning.objective is None
 
 
 def test_a_graph_optimization_file():

@@ -75,8 +75,8 @@ def test_a_malformed_quant_spec_names_the_word(text, message):
 
 
 def test_a_quant_spec_takes_known_words_only():
-    with pytest.raises(PlanError, match="dtype.*'int3'"):
-        QuantSpec("int3", "symmetric", "per_tensor")
+    with pytest.raises(PlanError, match="dtype.*'int5'"):
+        QuantSpec("int5", "symmetric", "per_tensor")
 
 
 def test_four_bits_come_in_groups_with_a_size_and_only_for_weights():

@@ -232,7 +232,7 @@ def test_an_error_names_the_way_to_the_value(tmp_path):
     file = tmp_path / "job.json"
     file.write_text(json.dumps({"jobs": {"first": [{"runs in": "int8"}, {"runs in": "int9"}]}}))
     with pytest.raises(
-        HistoryError, match=r"jobs\.first\.1\.runs in: expected one of int2, int4, int8.*'int9'"
+        HistoryError, match=r"jobs\.first\.1\.runs in: expected one of int2, int3, int4.*'int9'"
     ):
         read_json(file, kind, HistoryError)
 

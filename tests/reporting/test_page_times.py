@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import page_records
 
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.op_timings import MAX_GAIN, OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.reporting.page import page_of
 from neural_mp.runs.record import RunRecord
+from neural_mp.runs.record_schema import record_from_dict, record_to_dict
 
 FP32, INT8 = Precision.FP32, Precision.INT8
 
@@ -61,3 +63,23 @@ def test_a_gain_that_no_kernel_can_have_is_marked_as_clipped():
     assert "100.00×" not in page
     data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>([^<]*)<', page)[1])
     assert data["most_gain"] == MAX_GAIN
+
+
+def test_op_times_of_one_sample_say_so():
+    made = page_records.record(page_records.chain(12))
+    assert "ops were timed on" not in page_of(made)
+    sampled = replace(made, ending=replace(made.ending, timed_samples=1))
+    page = page_of(record_from_dict(record_to_dict(sampled)))
+    assert "the batch of 64 takes long, ops were timed on 1 sample." in page
+
+
+def test_details_have_the_shapes_of_an_op():
+    """A free size is a question mark; the shapes survive storing the run."""
+    graph = page_records.chain(3)
+    sizes = {"op0": (None, 8, 16), "op1": (), "op2": None}
+    shaped = OpGraph([replace(op, shape=sizes[op.name]) for op in graph], graph.inputs)
+    made = page_records.record(shaped)
+    page = page_of(record_from_dict(record_to_dict(made)))
+    data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>([^<]*)<', page)[1])
+    shown = [data["why"][op[-1]] for op in data["ops"]]
+    assert shown == ["→ ? × 8 × 16", "? × 8 × 16 → scalar", "scalar"]

@@ -79,7 +79,7 @@ class IntegerKernel:
         algorithms: calibration algorithms for the op's input, best first.
         weight_alone: weight-only quantization; None if the op does not support it.
         other_weights: further weight quantizations that a plan may request.
-        low_bits: weight-only quantizations in groups, best first, or the reason why none has 2 or
+        low_bits: weight-only quantizations in groups, best first, or the reason why none has 2 to
             4 bits.
         low_bit_corrections: corrections of these weights, best first; see `QuantSpec`.
     """

@@ -7,6 +7,7 @@ multiple of the group size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,16 +48,35 @@ class IntegerGroups:
         return restored.reshape(len(restored), -1)[:, : self.inputs]
 
 
+def forms(sizes: Iterable[int], inputs: KernelInputs) -> Iterator[QuantSpec]:
+    """Yield the quantizations of products: 4 bits, the fastest scheme first, then 8 bits."""
+    sizes = tuple(sizes)
+    for scheme in (Scheme.SYMMETRIC, Scheme.ASYMMETRIC):
+        for size in sizes:
+            yield group_spec(4, size, inputs, scheme)
+    for size in sizes:
+        yield group_spec(8, size, inputs)
+
+
 def group_spec(
     bits: int, size: int, inputs: KernelInputs, scheme: Scheme = Scheme.ASYMMETRIC
 ) -> QuantSpec:
-    """Return the quantization of a weight in 4 or 8 bits with groups of a size."""
-    dtype = QuantDType.UINT4 if bits == 4 else QuantDType.UINT8
+    """Return the quantization of a weight in 4 or 8 bits with groups of a size.
+
+    Symmetric weights have a signed dtype and no zero points.
+    """
+    if scheme is Scheme.SYMMETRIC:
+        dtype = QuantDType.INT4 if bits == 4 else QuantDType.INT8
+    else:
+        dtype = QuantDType.UINT4 if bits == 4 else QuantDType.UINT8
     return QuantSpec(dtype, scheme, Granularity.PER_GROUP, group_size=size, inputs=inputs)
 
 
 def round_in_groups(weight: Array, spec: QuantSpec) -> IntegerGroups:
-    """Round a weight [outputs, inputs]; `spec` names bits, scheme and group size."""
+    """Round a weight [outputs, inputs]; `spec` names bits, scheme and group size.
+
+    Codes are unsigned; a symmetric weight has the zero point in their middle.
+    """
     assert spec.group_size is not None
     grouped = _grouped(weight, spec.group_size)
     most = 2**spec.dtype.bits - 1

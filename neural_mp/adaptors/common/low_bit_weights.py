@@ -23,7 +23,7 @@ GROUP_SIZES = (128, 64, 32)
 MAX_CODE, MIDDLE = 15, 8
 _MIN_SCALE = 1e-12
 #: From this number of bits on, a code stands for 0.
-_LEAST_BITS_WITH_ZERO = 4
+_LEAST_BITS_WITH_ZERO = 3
 
 Floats = NDArray[np.float32]
 
@@ -78,11 +78,12 @@ def grouped_specs(
     inputs: int,
     sizes: Iterable[int] = GROUP_SIZES,
     dtypes: Iterable[QuantDType] = (QuantDType.UINT4,),
+    scheme: Scheme = Scheme.ASYMMETRIC,
 ) -> tuple[QuantSpec, ...]:
     """Return the quantizations of a weight with this number of inputs, best first."""
     sizes = tuple(sizes)
     return tuple(
-        QuantSpec(dtype, Scheme.ASYMMETRIC, Granularity.PER_GROUP, group_size=size)
+        QuantSpec(dtype, scheme, Granularity.PER_GROUP, group_size=size)
         for dtype in dtypes
         for size in sizes
         if inputs % size == 0
@@ -119,7 +120,7 @@ def group_parameters(weight: Array, spec: QuantSpec) -> tuple[Floats, Floats]:
 def parameters_of(low: Floats, high: Floats, spec: QuantSpec) -> tuple[Floats, Floats]:
     """Return scales and offsets of ranges.
 
-    Asymmetric offsets of 4 bits are whole numbers of steps, (middle - zero point) · scale, as
+    Asymmetric offsets of 3 and 4 bits are whole numbers of steps, (middle - zero point) · scale, as
     formats with integer zero points store them; such ranges are extended to hold 0. With 4 codes,
     half a step would cost too much: offsets are any numbers.
     """
@@ -146,8 +147,5 @@ def to_bfloat16(values: Array) -> Floats:
 
 def packed(codes: NDArray[np.uint8], bits: int = 4) -> NDArray[np.uint8]:
     """Return codes [outputs, inputs] as bytes, the first input in the upper bits."""
-    per_byte = 8 // bits
-    merged = np.zeros((len(codes), codes.shape[1] // per_byte), np.uint8)
-    for place in range(per_byte):
-        merged |= codes[:, place::per_byte] << (8 - bits * (place + 1))
-    return merged
+    single = codes[..., None] >> np.arange(bits - 1, -1, -1, dtype=np.uint8) & 1
+    return np.packbits(single.reshape(len(codes), -1), axis=1)

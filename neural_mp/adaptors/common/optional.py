@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from neural_mp.adaptors.common.boundary import Boundary
+from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
 from neural_mp.adaptors.common.op_outputs import OpOutput
@@ -215,6 +216,17 @@ class OnnxExport(Generic[M]):
     """
 
     export_onnx: Callable[[M, Path, Mapping[str, str]], None]
+
+
+@dataclass(frozen=True)
+class Checkpoints(Generic[M]):
+    """Checkpoints in the formats of other tools.
+
+    Attributes:
+        export: model, folder, format → None; `ConversionError` if the format cannot hold the model.
+    """
+
+    export: Callable[[M, Path, CheckpointFormat], None]
 
 
 @dataclass(frozen=True)

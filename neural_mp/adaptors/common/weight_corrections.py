@@ -33,7 +33,7 @@ from neural_mp.util.pytree import Array
 _DAMPING = 0.01
 #: Columns that GPTQ rounds between two updates of all later columns.
 _BLOCK = 128
-#: Fractions of a group's range that are tried, in order: the last ones for 2 bits only.
+#: Fractions of a group's range that are tried, in order: the last ones for 2 and 3 bits only.
 _SHRINKS = tuple(1 - step / 20 for step in range(13))
 _SHRINKS_OF_4_BITS = 7
 #: Exponents of the inputs' magnitudes that AWQ tries, and the rows that the choice is made on.

@@ -32,6 +32,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 joins_int8=node.op_type in JOINERS and name in structure.fusion_groups,
                 weights=sum(constant.size for constant in constants_of(node)),
                 source_precision=_source_precision(node),
+                shape=_shape(node),
             )
         )
     for part, op in structure.parts.items():
@@ -46,3 +47,11 @@ def _source_precision(node: ir.Node) -> Precision:
     """Return the precision of the first 16-bit input of a node; FP32 if there is none."""
     read = (value.dtype for value in node.inputs if value is not None)
     return next((SIXTEEN_BITS[dtype] for dtype in read if dtype in SIXTEEN_BITS), Precision.FP32)
+
+
+def _shape(node: ir.Node) -> tuple[int | None, ...] | None:
+    """Return the sizes of the first result of a node, None for a free size."""
+    shape = node.outputs[0].shape if node.outputs else None
+    if shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else None for size in shape)

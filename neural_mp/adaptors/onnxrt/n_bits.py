@@ -17,12 +17,13 @@ import onnx_ir as ir
 from neural_mp.adaptors.common.integer_groups import (
     GROUP_SIZES,
     IntegerGroups,
+    forms,
     group_spec,
     packed,
     round_in_groups,
 )
 from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
-from neural_mp.core.enums import KernelInputs
+from neural_mp.core.enums import KernelInputs, Scheme
 from neural_mp.core.precision import QuantSpec
 from neural_mp.util.pytree import Array
 
@@ -34,8 +35,7 @@ MIN_INPUTS = min(GROUP_SIZES)
 _TOO_FEW = f"weights in groups require at least {MIN_INPUTS} inputs"
 _PROBE = "neural_mp.adaptors.onnxrt.n_bits_probe"
 #: Must change with the probe.
-_VERSION = 1
-_BITS = (4, 8)
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,8 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield the kernels to probe, best first."""
-    for bits in _BITS:
-        for size in GROUP_SIZES:
-            yield Case(PRODUCT, group_spec(bits, size, KernelInputs.INT8))
+    for spec in forms(GROUP_SIZES, KernelInputs.INT8):
+        yield Case(PRODUCT, spec)
     for op in (TABLE, PRODUCT):
         for size in GROUP_SIZES:
             yield Case(op, group_spec(4, size, KernelInputs.FLOAT))
@@ -96,7 +95,10 @@ def _working() -> list[Case]:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator with a weight in groups: codes, scales, zero points by name, and attributes."""
+    """An operator with a weight in groups: codes, scales, zero points by name, and attributes.
+
+    Without zero points, the code in the middle stands for 0.
+    """
 
     constants: Mapping[str, Array]
     attributes: Mapping[str, int]
@@ -125,8 +127,10 @@ def _form(spec: QuantSpec) -> dict[str, int]:
 
 
 def _constants(stored: IntegerGroups, spec: QuantSpec, codes: Array) -> dict[str, Array]:
-    zeros = packed(stored.zero_points, spec.dtype.bits)
-    return {str(spec.dtype): codes, "scale": stored.scales, "zero_point": zeros}
+    found: dict[str, Array] = {str(spec.dtype): codes, "scale": stored.scales}
+    if spec.scheme is Scheme.ASYMMETRIC:
+        found["zero_point"] = packed(stored.zero_points, spec.dtype.bits)
+    return found
 
 
 def multiplies_integers(node: ir.Node) -> bool:

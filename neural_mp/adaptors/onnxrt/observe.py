@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -36,6 +37,9 @@ _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "Batc
 _Run = Callable[[dict[str, Array]], dict[str, list[Array]]]
 #: Types of tensors that may hold NaN or Inf.
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+
+#: Whether the samples of a model are independent of each other.
+_SEPARABLE: WeakKeyDictionary[OnnxModel, bool] = WeakKeyDictionary()
 
 
 def watch(
@@ -141,11 +145,14 @@ def _channels_second(value: ir.Value) -> bool:
 
 
 def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> bool:
-    """Whether samples are independent of each other.
+    """Whether samples are independent of each other, by the first batch of a model."""
+    if model not in _SEPARABLE:
+        _SEPARABLE[model] = _runs_by_sample(model.signature.output_tensors, feeds, runner)
+    return _SEPARABLE[model]
 
-    Two samples are run together and separately, as the first axis may also be time.
-    """
-    names = model.signature.output_tensors
+
+def _runs_by_sample(names: Sequence[str], feeds: dict[str, Array], runner: Runner) -> bool:
+    """Run two samples together and separately, as the first axis may also be time."""
     try:
         together, first, second = (
             runner({name: array[cut] for name, array in feeds.items()}, names)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS
+from neural_mp.adaptors.onnxrt.fused_kernels import fused_owners, nodes_of
+from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.n_bits import PRODUCT, multiplies_integers
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
+from neural_mp.errors import ConversionError
 
+logger = logging.getLogger(__name__)
+
+#: Weights in bytes up to which the optimized graph is written, weights included, to be read.
+_MAX_WRITTEN_BYTES = 1 << 30
 #: Suffix of kernel times after the node name.
 _SUFFIX = "_kernel_time"
 #: Kernels whose time includes that of others.
@@ -39,15 +48,34 @@ def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]
     layer_of, run = model.structure.layer_of, 0
     owners = {name: layer_of.get(op, op) for name, op in _owners(model, conversions=True).items()}
     kernels: list[dict[str, Any]] = []
-    for event in events(model, inputs, runs):
+    found, nodes = _events_and_nodes(model, inputs, runs)
+    for event in found:
         if is_kernel(event):
             kernels.append(event)
         if event.get("name") == "model_run":  # written at the end of a run
+            if not run:
+                unknown = [kernel for kernel in kernels if op_of(kernel, owners) is None]
+                owners |= fused_owners(unknown, nodes, owners)
             for kernel, microseconds in own_times(kernels):
                 op = op_of(kernel, owners) or bare_name(kernel)
                 seconds.setdefault(op, [0.0] * runs)[run] += microseconds / 1e6
             run, kernels = run + 1, []
     return seconds
+
+
+def _events_and_nodes(
+    model: OnnxModel, inputs: Any, runs: int
+) -> tuple[list[dict[str, Any]], list[onnx.NodeProto]]:
+    """Return the profiler's events, and the nodes of the optimized graph if it can be written."""
+    if sum(map(tensor_bytes, tensors_in(model.program))) <= _MAX_WRITTEN_BYTES:
+        with TemporaryDirectory() as place:
+            optimized = Path(place) / "optimized.onnx"
+            try:
+                return events(model, inputs, runs, optimized), nodes_of(optimized)
+            except ConversionError:
+                # The disk may be full; times without the graph are better than none.
+                logger.debug("the optimized graph was not written", exc_info=True)
+    return events(model, inputs, runs), []
 
 
 def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
@@ -69,9 +97,11 @@ def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
     yield from running
 
 
-def events(model: OnnxModel, inputs: Any, runs: int) -> list[dict[str, Any]]:
-    """Return the profiler's events of `runs` runs, in order."""
-    runner = model.session(model.program, profiled=True)
+def events(
+    model: OnnxModel, inputs: Any, runs: int, optimized: Path | None = None
+) -> list[dict[str, Any]]:
+    """Return the profiler's events of `runs` runs, in order; write the optimized graph."""
+    runner = model.session(model.program, profiled=True, optimized=optimized)
     feeds = model.signature.bind(inputs)
     for _ in range(runs):
         runner(feeds, model.signature.output_tensors)

@@ -36,6 +36,8 @@ CPU = "CPUExecutionProvider"
 PLAIN = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 ALL = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
+_OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+_OPTIMIZED_WEIGHTS_LEAST = "session.optimized_model_external_initializers_min_size_in_bytes"
 _FORMAT = "session.load_model_format"
 _FATAL = 4
 #: Tensor types that are not returned as arrays automatically.
@@ -56,6 +58,7 @@ class Runner:
         level: the optimization level.
         profiled: whether to time every kernel.
         lean: whether to release memory after every run instead of keeping it.
+        optimized: file to write the optimized graph to; its weights go next to the file.
 
     Raises:
         ConversionError: ONNX Runtime rejects the graph.
@@ -70,6 +73,7 @@ class Runner:
         level: ort.GraphOptimizationLevel = ALL,
         profiled: bool = False,
         lean: bool = False,
+        optimized: Path | None = None,
     ) -> None:
         self._kept = ExitStack()
         options = ort.SessionOptions()
@@ -84,6 +88,10 @@ class Runner:
             place = self._kept.enter_context(tempfile.TemporaryDirectory())
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(place) / "profile")
+        if optimized is not None:
+            options.optimized_model_filepath = str(optimized)
+            options.add_session_config_entry(_OPTIMIZED_WEIGHTS, f"{optimized.name}.data")
+            options.add_session_config_entry(_OPTIMIZED_WEIGHTS_LEAST, "1024")
         source: str | bytes
         inline = (t for t in tensors_in(program) if not isinstance(t, ir.ExternalTensor))
         too_large = sum(map(tensor_bytes, inline)) > MESSAGE_LIMIT

@@ -51,6 +51,7 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 weights=weights,
                 layers=_module_layers(name, type_of(node)),
                 source_precision=_source_precision(node),
+                shape=_shape(node),
             )
         )
     for part, op in structure.parts.items():
@@ -79,6 +80,16 @@ def _source_precision(node: Any) -> Precision:
     """Return the precision of the first 16-bit input of a node; FP32 if there is none."""
     read = (given.get_element_type() for given in node.inputs())
     return next((SIXTEEN_BITS[kind] for kind in read if kind in SIXTEEN_BITS), Precision.FP32)
+
+
+def _shape(node: Any) -> tuple[int | None, ...] | None:
+    """Return the sizes of the first result of a node, None for a free size."""
+    if not node.get_output_size():
+        return None
+    shape = node.get_output_partial_shape(0)
+    if shape.rank.is_dynamic:
+        return None
+    return tuple(size.get_length() if size.is_static else None for size in shape)
 
 
 def _module_layers(name: str, kind: str) -> tuple[Layer, ...]:

@@ -20,7 +20,7 @@ _PRECISIONS = {
     "bf16": Precision.BF16,
     "f16": Precision.FP16,
 }
-_BYTES = ("u8", "i8")
+_BYTES = ("u8", "i8", "u4", "i4")
 #: Suffixes that the plugin adds to names of ops in INT8 graphs.
 _ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original", REDUCED, STORED)
 #: Kernels of matrix products.

@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
     capabilities,
+    checkpoints,
     float_kernels,
     grouped_weights,
     hessian,
@@ -67,6 +68,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_reduced_weights
     )
+    checkpoints = optional.Checkpoints(checkpoints.export_checkpoint)
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
     float_kernels = optional.FloatKernels(float_kernels.faster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -34,6 +35,7 @@ def build_graph(model: TorchModel) -> OpGraph:
                 layers=layers_of(node, path),
                 source_precision=_source_precision(node),
                 widened=model.signature.dtype in PRECISIONS,
+                shape=_shape(node),
             )
             ops.append(op)
         for node in module.graph.nodes:
@@ -49,6 +51,15 @@ def _source_precision(node: Node) -> Precision:
     values = (each.meta.get("val") for each in (*node.all_input_nodes, node))
     dtypes = (leaf.dtype for leaf in pytree.tree_leaves(tuple(values)) if fx.is_float(leaf))
     return PRECISIONS.get(next(dtypes, None), Precision.FP32)
+
+
+def _shape(node: Node) -> tuple[int | None, ...] | None:
+    """Return the sizes of the first tensor that a node returns, None for a free size."""
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    shape = next((leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
+    if shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else None for size in shape)
 
 
 def _sources(node: Node) -> tuple[str, ...]:

@@ -163,6 +163,9 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def unsigned(value: int) -> Any:
         return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT8, [], [value]))
 
+    def wide(value: int) -> Any:
+        return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT32, [], [value]))
+
     def quantize(x, scale: float, zero_point: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         x = op.Cast(x, to=onnx.TensorProto.FLOAT)  # x may be 16-bit, the scale is float32
         return op.QuantizeLinear(x, op.Constant(value_float=scale), unsigned(zero_point))
@@ -175,12 +178,24 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.DequantizeLinear(q, scales, axis=0)
 
     def dequantize_grouped(q, scales, offsets, bits: int = 4):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        last, largest = op.Constant(value_ints=[-1]), unsigned(2**bits - 1)
+        last = op.Constant(value_ints=[-1])
+        words, width = q, 8
+        if bits == 3:  # three bytes hold eight codes
+            rows = op.Concat(op.Shape(q, start=0, end=1), op.Constant(value_ints=[-1, 3]), axis=0)
+            triples = op.Reshape(op.Cast(q, to=onnx.TensorProto.INT32), rows)
+            places = op.Cast(
+                op.Constant(value_ints=[1 << 16, 1 << 8, 1]), to=onnx.TensorProto.INT32
+            )
+            words, width = op.ReduceSum(op.Mul(triples, places), last, keepdims=0), 24
+        words = op.Cast(words, to=onnx.TensorProto.UINT32)
         parts = [
             op.Unsqueeze(
-                op.BitwiseAnd(op.BitShift(q, unsigned(shift), direction="RIGHT"), largest), last
+                op.BitwiseAnd(
+                    op.BitShift(words, wide(shift), direction="RIGHT"), wide(2**bits - 1)
+                ),
+                last,
             )
-            for shift in range(8 - bits, -1, -bits)
+            for shift in range(width - bits, -1, -bits)
         ]
         groups = op.Concat(op.Shape(scales), last, axis=0)
         codes = op.Cast(op.Reshape(op.Concat(*parts, axis=-1), groups), to=onnx.TensorProto.FLOAT)

@@ -54,8 +54,12 @@ def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
 
 def codes_of(q: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """Return the codes [outputs, inputs] of packed weights as uint8."""
-    shifts = range(8 - bits, -1, -bits)
-    return torch.stack([(q >> shift) & max_code(bits) for shift in shifts], dim=-1).flatten(-2)
+    if 8 % bits:  # three bytes hold eight codes of 3 bits
+        first, second, third = q.unflatten(-1, (-1, 3)).to(torch.int32).unbind(-1)
+        q = (first << 16) | (second << 8) | third
+    width = 8 if 8 % bits == 0 else 24
+    parts = [(q >> shift) & max_code(bits) for shift in range(width - bits, -1, -bits)]
+    return torch.stack(parts, dim=-1).flatten(-2).to(torch.uint8)
 
 
 def _dequantize_grouped(
@@ -108,7 +112,7 @@ dequantize_grouped = _registered(
     "dequantize_grouped(Tensor q, Tensor scales, Tensor offsets, int bits=4) -> Tensor",
     _dequantize_grouped,
     lambda q, scales, offsets, bits=4: scales.new_empty(
-        (*q.shape[:-1], 8 // bits * q.shape[-1]), dtype=torch.float32
+        (*q.shape[:-1], 8 * q.shape[-1] // bits), dtype=torch.float32
     ),
 )
 

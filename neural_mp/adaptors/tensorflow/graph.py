@@ -34,6 +34,7 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 writes_int8=node.op in CONVOLUTIONS,  # whose integer kernel cannot write floats
                 weights=sum(map(constant_size, model.graph.constants_of(node))),
                 layers=model.layers.get(node.name, ()),
+                shape=next(iter(model.shapes.fixed.get(node.name, ())), None),
                 source_precision=PRECISIONS.get(first_dtype, Precision.FP32),
             )
         )

@@ -124,6 +124,8 @@ class Page {
     first.append(this.data.types[op[OP.type]] + " in ", chip(this.state.runs[index]));
     if (typeof op[OP.config] === "string" && this.state.runs === this.data.result) first.append(" " + op[OP.config]);
     made.append(built("h3", op[OP.name]), first);
+    const shapes = this.data.why[op[OP.shapes]];
+    if (shapes) say("shape " + shapes);
     if (op[OP.before] || op[OP.after]) say(`FP32 model ${micros(op[OP.before])}, result ${micros(op[OP.after])}`);
     const alone = Object.entries(op[OP.times]).map(([letter, value]) => `${NAMES[letter]} ${micros(value)}`).join(", ");
     if (alone) say("timed as a single op: " + alone);

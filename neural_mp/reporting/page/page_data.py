@@ -22,6 +22,7 @@ from neural_mp.util.html import Element, element, raw
 #: Letter of each precision, for a compact encoding of plans.
 LETTERS: Mapping[Precision, str] = {
     Precision.INT2: "2",
+    Precision.INT3: "3",
     Precision.INT4: "4",
     Precision.INT8: "8",
     Precision.BF16: "b",
@@ -107,7 +108,23 @@ def _op(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> l
         record.multiply_adds.get(op.name, 0),
         _config(view, op),
         reasons.setdefault(_because(view, op), len(reasons)),
+        reasons.setdefault(_shapes(view, op), len(reasons)),
     ]
+
+
+def _shapes(view: View, op: Op) -> str:
+    """Return the shapes of the inputs and of the result of an op as text, as far as known."""
+    graph = view.graph
+    read = [graph[name].shape if name in graph else None for name in op.inputs]
+    before = ", ".join(_shape(shape) for shape in read if shape is not None)
+    if op.shape is None:
+        return before
+    return f"{before} → {_shape(op.shape)}" if before else f"→ {_shape(op.shape)}"
+
+
+def _shape(shape: tuple[int | None, ...]) -> str:
+    """Format a shape; a question mark for a free size."""
+    return " × ".join("?" if size is None else str(size) for size in shape) or "scalar"
 
 
 def _because(view: View, op: Op) -> str:

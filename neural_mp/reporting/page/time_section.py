@@ -82,13 +82,20 @@ def time_by_type(view: View, times: Mapping[str, float]) -> dict[str, float]:
 def _spent(view: View) -> list[Child]:
     ending = view.ending
     if ending is None or not ending.baseline_times:
-        why = "the run is unfinished" if ending is None else "timing would take too long"
+        why = "the run is unfinished" if ending is None else "the framework does not time ops"
         return [none(f"The ops of the result were not timed: {why}.")]
     timed = {view.source: ending.baseline_times, "result": ending.result_times}
     sums = {title: time_by_type(view, times) for title, times in timed.items() if times}
     colours = _colours(sums, sums[view.source])
     longest = max(sum(by.values()) for by in sums.values())
-    drawn: list[Child] = [element("p", "Both bars have the same scale.", class_="lead")]
+    sampled = ""
+    if ending.timed_samples is not None:
+        sampled = (
+            f" Since the batch of {view.record.setup.batch_size} takes long, ops were timed on "
+            f"{counted(ending.timed_samples, 'sample')}."
+        )
+    scale = f"Both bars have the same scale.{sampled}"
+    drawn: list[Child] = [element("p", scale, class_="lead")]
     drawn += [_bar(title, by, colours, longest) for title, by in sums.items()]
     rest = any(kind not in colours and kind != CONVERSIONS for by in sums.values() for kind in by)
     keys = [(colour, kind) for kind, colour in colours.items()]

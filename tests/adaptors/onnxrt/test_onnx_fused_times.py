@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from onnx_nets import graph, op
 
 from neural_mp.adaptors.common.conversion import profile
+from neural_mp.adaptors.onnxrt import profiler
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 
 GENERATOR = np.random.default_rng(0)
@@ -41,3 +44,52 @@ def test_no_time_is_left_to_unknown_kernels(nodes):
     found = profile(adaptor.op_timing, loaded, {"x": X})
     assert set(found) <= {op.name for op in adaptor.graph(loaded)}
     assert max(found, key=lambda op: sum(found[op])) == "layer"
+
+
+SKIP = {
+    "SkipLayerNormalization": [
+        op("MatMul", "x w", "m", name="layer"),
+        op("Add", "m b", "a", name="bias"),
+        op("Add", "a x", "r", name="residual"),
+        op("LayerNormalization", "r b b", "z", name="norm", axis=-1),
+    ],
+    "two of them": [
+        op("MatMul", "x w", "m", name="layer"),
+        op("Add", "m x", "r", name="residual"),
+        op("LayerNormalization", "r b b", "n", name="norm", axis=-1),
+        op("MatMul", "n w", "m2", name="layer2"),
+        op("Add", "m2 n", "r2", name="residual2"),
+        op("LayerNormalization", "r2 b b", "z", name="norm2", axis=-1),
+    ],
+    "functions": [
+        op("MatMul", "x w", "m", name="layer"),
+        op("HardSwish", "m", "s", name="hard"),
+        op("Mish", "s", "t", name="mish"),
+        op("HardSwish", "t", "z", name="hard2"),
+    ],
+}
+
+
+@pytest.mark.parametrize("nodes", SKIP.values(), ids=list(SKIP))
+def test_fused_and_inlined_kernels_count_towards_their_ops(nodes):
+    """Every op that no other kernel runs has time, and no time has another name."""
+    model = graph(nodes, {"x": ["n", 8, 256]}, ["z"], {"w": WEIGHT, "b": BIAS})
+    adaptor = OnnxRuntimeAdaptor()
+    batch = {"x": GENERATOR.normal(size=(4, 8, 256)).astype(np.float32)}
+    found = profile(adaptor.op_timing, adaptor.load(model, example=batch), batch)
+    known = {node.name: node.op_type for node in model.graph.node}
+    assert set(found) <= set(known)
+    fused = ("Add",)
+    assert all(sum(found[name]) > 0 for name, kind in known.items() if kind not in fused)
+
+
+def test_ops_are_timed_where_the_optimized_graph_cannot_be_written(monkeypatch):
+    """The kernel of the fused ops then has a name of its own."""
+    monkeypatch.setattr(profiler, "TemporaryDirectory", lambda: nullcontext("/no/such/folder"))
+    nodes = SKIP["SkipLayerNormalization"]
+    model = graph(nodes, {"x": ["n", 8, 256]}, ["z"], {"w": WEIGHT, "b": BIAS})
+    adaptor = OnnxRuntimeAdaptor()
+    batch = {"x": np.ones((4, 8, 256), np.float32)}
+    found = profile(adaptor.op_timing, adaptor.load(model, example=batch), batch)
+    assert sum(found["layer"]) > 0
+    assert "SkipLayerNormalization" in found

@@ -72,6 +72,26 @@ def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
     assert 0.01 < np.linalg.norm(found - reference) / np.linalg.norm(reference) < 0.15
 
 
+def test_symmetric_weights_have_steps_around_zero_and_no_zero_points():
+    spec = "int4 symmetric per_group 32 int8_inputs"
+    plan = plan_of({"up": ("int4", spec), "down": ("int4", spec)})
+    converted = convert_with_plan(words(), plan, inputs={"ids": IDS})
+    inputs = {node.name: len(node.input) for node in converted.model.graph.node}
+    assert (inputs["up"], inputs["down"]) == (3, 6)  # the bias of the Gemm is the sixth
+
+    def rounded(weight):
+        grouped = weight.reshape(len(weight), -1, 32)
+        step = np.abs(grouped).max(-1, keepdims=True) / 7
+        return (np.rint(grouped / step) * step).reshape(weight.shape)
+
+    rows = in_steps(WEIGHTS["table"][IDS.reshape(-1)], 32)
+    up = np.maximum(rows @ rounded(WEIGHTS["w_up"].T).T + WEIGHTS["b_up"], 0)
+    down = in_steps(up, 32) @ rounded(WEIGHTS["w_down"]).T * 0.5 + 2 * WEIGHTS["b_down"]
+    expected = down @ WEIGHTS["w_head"]
+    assert np.linalg.norm(converted(IDS) - expected) < 2e-3 * np.linalg.norm(expected)
+    assert converted.audit().holds
+
+
 def test_the_kernels_are_those_of_the_plan(converted):
     audit = converted.audit()
     assert audit.holds
@@ -103,8 +123,8 @@ def test_candidates_are_the_groups_that_the_inputs_fill_beside_int8():
     space = adaptor.space(model, MACHINE)
     texts = [str(c.weight) for c in space.capabilities["up"].configs if c.approach == "weight_only"]
     assert texts == [
-        f"uint{bits} asymmetric per_group {size} minmax int8_inputs"
-        for bits in (4, 8)
+        f"{form} per_group {size} minmax int8_inputs"
+        for form in ("int4 symmetric", "uint4 asymmetric", "uint8 asymmetric")
         for size in (64, 32)
     ]
     assert {"static", "dynamic", "weight_only"} == set(space.capabilities["up"].approaches)

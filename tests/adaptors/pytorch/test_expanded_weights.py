@@ -1,4 +1,4 @@
-"""2-bit weights in PyTorch: grid, packing, expansion, storage and the ONNX file."""
+"""Weights in 2 and 3 bits in PyTorch: grid, packing, expansion, storage and the ONNX file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from neural_mp.adaptors.pytorch.qdq_ops import codes_of
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.errors import PlanError
 
-SPEC = QuantSpec.parse("uint2 asymmetric per_group 32")
+
+@pytest.fixture(scope="module", params=[2, 3])
+def bits(request) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def spec(bits) -> QuantSpec:
+    return QuantSpec.parse(f"uint{bits} asymmetric per_group 32")
 
 
 @pytest.fixture(scope="module")
@@ -25,29 +33,29 @@ def net() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def converted(net):
-    plan = PrecisionPlan(dict.fromkeys(("0", "1"), OpConfig(Precision.INT2, SPEC)))
+def converted(net, bits, spec):
+    plan = PrecisionPlan(dict.fromkeys(("0", "1"), OpConfig(Precision(f"int{bits}"), spec)))
     return convert_with_plan(net.eval(), plan, inputs=torch.zeros(2, 7, dtype=torch.long))
 
 
-def test_four_codes_cover_the_range_of_a_group():
+def test_all_codes_cover_the_range_of_a_group(bits, spec):
     weight = np.random.default_rng(0).normal(0.2, 1, (5, 64)).astype(np.float32)
-    found = round_to_nearest(weight, SPEC)
-    assert set(np.unique(found.codes)) == {0, 1, 2, 3}
+    found = round_to_nearest(weight, spec)
+    assert set(np.unique(found.codes)) == set(range(2**bits))
     steps = np.repeat(found.scales, 32, axis=1)
-    assert (np.abs(found.floats() - weight) <= steps * (0.5 + 3 / 256)).all()
+    assert (np.abs(found.floats() - weight) <= steps * (0.5 + 2**bits / 256)).all()
 
 
-def test_packed_codes_are_read_back():
-    codes = np.random.default_rng(0).integers(4, size=(3, 12)).astype(np.uint8)
-    stored = packed(codes, 2)
-    assert stored.shape == (3, 3)
-    assert (codes_of(torch.from_numpy(stored), 2).numpy() == codes).all()
+def test_packed_codes_are_read_back(bits):
+    codes = np.random.default_rng(0).integers(2**bits, size=(3, 16)).astype(np.uint8)
+    stored = packed(codes, bits)
+    assert stored.shape == (3, 2 * bits)
+    assert (codes_of(torch.from_numpy(stored), bits).numpy() == codes).all()
 
 
-def test_results_are_those_of_the_rounded_weights(net, converted):
+def test_results_are_those_of_the_rounded_weights(net, converted, spec):
     def rounded(layer):
-        return torch.from_numpy(round_to_nearest(layer.weight.detach().numpy(), SPEC).floats())
+        return torch.from_numpy(round_to_nearest(layer.weight.detach().numpy(), spec).floats())
 
     x = torch.randint(0, 50, (20, 1))
     with torch.no_grad():
@@ -56,11 +64,11 @@ def test_results_are_those_of_the_rounded_weights(net, converted):
     assert (converted(x) - expected).norm() < 2**-7 * expected.norm()
 
 
-def test_codes_take_a_sixteenth_of_the_memory(net, converted):
+def test_codes_take_their_bits_of_memory(net, converted, bits):
     weights = net[0].weight.numel() + net[1].weight.numel()
     rest = sum(v.nbytes for v in (net[1].bias, net[3].weight, net[3].bias))
     held = converted.adaptor.weight_bytes(converted.held)
-    assert held == weights // 4 + 2 * 2 * weights // 32 + rest
+    assert held == weights * bits // 8 + 2 * 2 * weights // 32 + rest
 
 
 def test_saved_and_exported_models_compute_the_same(converted, tmp_path):

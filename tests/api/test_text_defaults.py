@@ -1,0 +1,62 @@
+"""`tune --data text.txt`: options of a language model are defaults that a tuning file overrides."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from neural_mp import MixedPrecision
+from neural_mp.cli.search_options import SearchOptions
+from neural_mp.core.precision import Precision
+
+INT4, INT8, BF16 = Precision.INT4, Precision.INT8, Precision.BF16
+#: Defaults: capture, precisions, objective.
+DEFAULTS = ("layers", (INT4, INT8), "footprint")
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A text, and a folder with its tokenizer."""
+    words = [f"w{number}" for number in range(600)]
+    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text(" ".join(words))
+    return tmp_path
+
+
+def _applied(here, content: dict, **options: str) -> tuple[str, tuple[Precision, ...], str]:
+    """The options after `tune conf.yaml --data a.txt`."""
+    converter = MixedPrecision(content, model=str(here / "model"))
+    SearchOptions(data=here / "a.txt", **options).apply(converter)
+    return str(converter.capture), tuple(converter.precisions), str(converter.objective)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({}, DEFAULTS),
+        ({"tuning": {"objective": "latency"}}, (*DEFAULTS[:2], "latency")),
+        ({"tuning": {"objective": "modelsize"}}, (*DEFAULTS[:2], "modelsize")),
+        ({"mixed_precision": {"precisions": "bf16"}}, (DEFAULTS[0], (BF16,), DEFAULTS[2])),
+        ({"model": {"capture": "whole"}}, ("whole", *DEFAULTS[1:])),
+        (
+            {
+                "model": {"capture": "modules"},
+                "mixed_precision": {"precisions": "int8"},
+                "tuning": {"objective": "latency"},
+            },
+            ("modules", (INT8,), "latency"),
+        ),
+    ],
+)
+def test_a_tuning_file_wins_also_where_it_names_the_usual_default(here, content, expected):
+    assert _applied(here, content) == expected
+
+
+@pytest.mark.parametrize("content", [{}, {"mixed_precision": {"precisions": "bf16"}}])
+def test_an_option_of_the_command_wins_over_both(here, content):
+    assert _applied(here, content, precisions="int8")[1] == (INT8,)
