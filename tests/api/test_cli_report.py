@@ -82,6 +82,7 @@ def test_a_finished_run_and_one_that_did_not_end_have_pages(
     assert "Unfinished" in Path("report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_document_has_what_the_page_is_of(run, tmp_path, kept, tuned):
     page = tmp_path / "page.html"
     code, out, _ = run("report", str(kept), "--run", "1", "-o", str(page), "--json")

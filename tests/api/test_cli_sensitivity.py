@@ -27,6 +27,7 @@ def test_every_decision_is_in_the_table_and_in_the_json(run, data):
     assert all(row["name"] in shown for row in rows)
 
 
+@pytest.mark.slow
 def test_csv_is_all_there_is_on_stdout(run, data):
     _, out, _ = run("sensitivity", "net.pt2", "--data", data, "--most", "0", "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))

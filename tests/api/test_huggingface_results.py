@@ -88,6 +88,7 @@ def test_several_outputs_are_a_tuple_and_the_loss_is_left_out():
     assert len(seen[0].label_ids) == 2
 
 
+@pytest.mark.slow
 def test_a_pipeline_runs_a_result_with_the_labels_of_its_configuration(tuned, tokenizer):
     assert tuned.config.id2label == {0: "no", 1: "yes"}
     assert tuned.device == torch.device("cpu")

@@ -231,6 +231,7 @@ def test_constraints_without_a_counterpart_keep_the_source(net, batches, times, 
         tuned(net, batches, exclude="nothing_like_it")
 
 
+@pytest.mark.slow
 def test_a_named_runtime_accepts_names_of_its_own_ops(net, batches, times):
     found = tuned(net, batches, runtime="openvino", exclude="head/WithoutBiases")
     assert found.planned["head/WithoutBiases"].precision == "fp32"

@@ -76,6 +76,7 @@ def test_a_pt2_file_runs_in_plain_torch(result, tmp_path):
     run_process(tmp_path, sys.executable, "-c", _PLAIN)
 
 
+@pytest.mark.slow
 def test_a_result_with_dynamic_ranges_is_refused_as_a_pt2_file(result, tmp_path):
     plan = PrecisionPlan({"0": OpConfig(Precision.INT8, *DYNAMIC)})
     net = nn.Sequential(nn.Linear(64, 32)).eval()

@@ -299,6 +299,7 @@ def test_batches_are_required(net):
         benchmark.fit(net, BenchmarkConfig())
 
 
+@pytest.mark.slow
 def test_benchmark_of_version_1(net, loader, tmp_path):
     (tmp_path / "conf.yaml").write_text(YAML)
     evaluator = Benchmark("conf.yaml")

@@ -53,6 +53,7 @@ def test_noise_at_the_outputs_is_that_of_the_model_with_one_layer_in_int8(
     )
 
 
+@pytest.mark.slow
 def test_only_the_noisiest_are_measured_at_the_outputs_where_that_is_asked(converter):
     report = converter.sensitivity(most=1)
     (measured,) = (row for row in report if row.output_noise is not None)

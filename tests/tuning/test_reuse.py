@@ -117,6 +117,7 @@ def test_with_the_cache_off_nothing_is_kept(tuned, tmp_path):
     assert tuned().report.cache_hits == ()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_data_that_changed_in_their_last_batch_are_evaluated_again(tuned, batches):
     images, labels = batches[-1]

@@ -251,6 +251,7 @@ def test_a_resumed_run_judges_speed_by_what_is_wanted_now(converter, net, accura
     assert accuracy.evaluations == evaluated
 
 
+@pytest.mark.slow
 def test_a_precision_that_is_forced_may_be_slow(converter, net, monkeypatch, bf16_machine):
     at_speed(monkeypatch, 1.25)
     converter.model, converter.precisions = net, "bf16"

@@ -63,6 +63,7 @@ def _noise(net, found, batches) -> float:
         return sum(float((found(x) - net(x)).square().mean()) for x in batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture", [Capture.WHOLE, Capture.LAYERS])
 def test_each_correction_reduces_the_error_of_the_outputs(net, batches, capture):
     noise = {
@@ -81,6 +82,7 @@ def test_few_and_many_rows_run_with_the_same_corrected_weight(net, batches):
     assert (together - alone).norm() < 2**-6 * together.norm()
 
 
+@pytest.mark.slow
 def test_saved_and_exported_models_have_the_corrected_weights(net, batches, tmp_path):
     converted = _converted(net, "awq gptq", batches)
     converted.save(tmp_path / "saved")
@@ -96,6 +98,7 @@ def test_saved_and_exported_models_have_the_corrected_weights(net, batches, tmp_
     np.testing.assert_allclose(found, converted(batches[0]), rtol=0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_conversion_is_repeatable(net, batches):
     first, second = (_converted(net, "awq gptq", batches) for _ in range(2))
     assert torch.equal(first(batches[0]), second(batches[0]))

@@ -67,6 +67,7 @@ def test_a_folder_of_transformers_is_loaded_in_the_class_it_names(folder):
     torch.testing.assert_close(result.logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_folder_without_transformers_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingFrameworkError, match="pip install transformers"):

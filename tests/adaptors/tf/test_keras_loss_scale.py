@@ -94,6 +94,7 @@ def test_its_state_is_that_of_the_rule_step_by_step(training, sequence):
             np.testing.assert_array_equal(training.values, before)
 
 
+@pytest.mark.slow
 def test_compiled_by_xla_it_is_the_same():
     training, state = Training(ours(), how="xla"), RULE.start()
     for finite in (True, False, True, True, True, False):

@@ -120,6 +120,7 @@ def test_a_variable_that_an_output_needs_may_not_be_written():
         TensorFlowAdaptor().load(counter.__call__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [False, True], ids=["plain", "with a loop"])
 @pytest.mark.parametrize("outer", [False, True], ids=["called", "itself"])
 def test_variables_of_compiled_functions_are_frozen(tmp_path: Path, loop, outer):

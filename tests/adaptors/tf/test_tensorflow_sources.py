@@ -156,6 +156,7 @@ class TestSeveralInputsAndOutputs:
             adaptor.load(net, inputs=["left"])
 
 
+@pytest.mark.slow
 def test_a_graph_can_be_cut_at_a_tensor(net, digits):
     graph = frozen(net)
     adaptor = TensorFlowAdaptor()
