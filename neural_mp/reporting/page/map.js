@@ -78,7 +78,7 @@ class ModelMap {
       return count ? [[this.colours[CLASSES[letter]], `${NAMES[letter]}: ${counted(count)}`]] : [];
     });
     if (colour === "time") return [[between(card, int8, .1), "little time"], [int8, micros(this.most)], [faint, "not measured, or fused into another kernel"]];
-    if (colour === "gain") return [[bad, "slower than FP32"], [card, "equal"], [int8, "8 times as fast or more"], [faint, "not measured"]];
+    if (colour === "gain") return [[bad, "slower than " + this.data.source], [card, "equal"], [int8, "8 times as fast or more"], [faint, "not measured"]];
     return [[between(card, bad, .1), "0.003 %"], [between(card, bad, .55), "0.6 %"], [bad, "100 %"], [faint, "not measured"]];
   }
 
