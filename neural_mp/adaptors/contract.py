@@ -74,6 +74,7 @@ class Adaptor(ABC, Generic[M]):
     hessian: optional.Hessian[M] | None = None
     gradients: optional.Gradients[M] | None = None
     grouped_weights: optional.GroupedWeights[M] | None = None
+    layer_inputs: optional.LayerInputs[M] | None = None
     portability: optional.Portability[M] | None = None
     single_file: optional.SingleFile[M] | None = None
     onnx_export: optional.OnnxExport[M] | None = None

@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.fisher import weight_noise
 from neural_mp.adaptors.common.hessian import weight_sensitivity
+from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
@@ -22,6 +23,7 @@ from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan, TuningSpace
@@ -85,8 +87,8 @@ class LoadedModel(Generic[M]):
             validate_option("batch_size", shape_of_array(size), (batch_size,))
         return self.adaptor.example_inputs(self.held, batch_size)
 
-    def profile(self, inputs: Any, brief: bool = False) -> Mapping[str, float]:
-        """Return op → seconds of the fastest of several runs; of few if `brief`.
+    def profile(self, inputs: Any, brief: bool = False) -> OpRuns:
+        """Return op → seconds of each of several runs; of few if `brief`.
 
         Raises:
             ConversionError: the framework does not time single ops.
@@ -281,13 +283,15 @@ class TunableModel(LoadedModel[M]):
     def weight_noise(self, batches: Iterable[Any]) -> dict[str, dict[str, float]]:
         """Return op → quantization of its weight → noise of the rounding: see `fisher`.
 
-        Empty if the framework has no gradients of weights.
+        Without gradients, the noise at the results of each layer, from its inputs; empty if the
+        framework offers neither.
         """
-        if self.adaptor.gradients is None:
-            return {}
-        return weight_noise(
-            self.adaptor, self.held, map(self._given, batches), self.space, self.corrected
-        )
+        given = map(self._given, batches)
+        if self.adaptor.gradients is not None:
+            return weight_noise(self.adaptor, self.held, given, self.space, self.corrected)
+        if self.adaptor.layer_inputs is not None:
+            return layer_noise(self.adaptor, self.held, given, self.space)
+        return {}
 
 
 #: Models of any framework, for code that treats them as opaque.

@@ -88,6 +88,7 @@ def convert_with_plan(
         baseline_footprint=footprints.baseline,
         footprint=footprints(converted, resolved),
         seconds={"convert": time.perf_counter() - started},
+        source_precisions=tuple(p.value for p in space.graph.source_precisions),
         op_counts=count_ops(space.graph, resolved.effective),
         conversions=converted.conversions,
         warnings=tuple(warnings),

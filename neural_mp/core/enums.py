@@ -78,6 +78,16 @@ class WeightRange(StringEnum):
     REDUCED = "reduced_range"
 
 
+class KernelInputs(StringEnum):
+    """Inputs of a kernel that reads a weight in groups: float, or rounded to INT8.
+
+    Rounded by the kernel on every run, symmetric, with one scale for each row and group.
+    """
+
+    FLOAT = "float_inputs"
+    INT8 = "int8_inputs"
+
+
 class Approach(StringEnum):
     """Approaches to quantization: calibrated ranges, ranges of every run, or weights only."""
 

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import Precision, precision_name
 from neural_mp.errors import UnknownOperatorError, did_you_mean
+
+#: Share of all weights from which a precision counts as one of the model's.
+_MIN_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Op:
             op (batch norm). Empty if the graph has no layer names.
         source_precision: precision in the original model: BF16 or FP16 if the model itself runs the
             op in 16 bits (autocast, half-precision weights). A plan's FP32 keeps this precision.
+        widened: whether a plan with lower precisions runs the op in float32 instead of keeping
+            `source_precision`.
     """
 
     name: str
@@ -70,6 +75,7 @@ class Op:
     weights: int = 0
     layers: tuple[Layer, ...] = ()
     source_precision: Precision = Precision.FP32
+    widened: bool = False
 
     @property
     def read_in_int8(self) -> tuple[str, ...]:
@@ -183,6 +189,38 @@ class OpGraph:
                 nearest = (kept[op.name].name,)
             sources[op.name] = nearest
         return OpGraph(ops, self.inputs)
+
+    @cached_property
+    def source_precisions(self) -> tuple[Precision, ...]:
+        """The precisions in which the given model computes, the one with most weights first.
+
+        Precisions of less than a hundredth of all weights are left out.
+        """
+        sums: Counter[Precision] = Counter()
+        weighted = any(op.weights for op in self)
+        for op in self:
+            sums[op.source_precision] += op.weights if weighted else 1
+        found = [p for p, count in sums.most_common() if count >= _MIN_SHARE * sums.total()]
+        return tuple(found) or (Precision.FP32,)
+
+    @property
+    def source_name(self) -> str:
+        """The precisions of the given model as one name, such as `FP32` or `FP16`."""
+        return precision_name(self.source_precisions)
+
+    def executed(self, effective: Mapping[str, Precision]) -> dict[str, Precision]:
+        """Return op → the precision in which the op is executed under a plan.
+
+        Args:
+            effective: op → its precision in the plan; FP32 keeps that of the given model.
+        """
+        unchanged = all(precision is Precision.FP32 for precision in effective.values())
+        return {
+            op.name: op.source_precision
+            if effective[op.name] is Precision.FP32 and (unchanged or not op.widened)
+            else effective[op.name]
+            for op in self
+        }
 
     @cached_property
     def types(self) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.core.precision import Precision
 from neural_mp.util.validators import (
     InvalidValueError,
     Validator,
@@ -17,8 +16,6 @@ from neural_mp.util.validators import (
     non_negative_float,
     non_negative_integer,
     number,
-    optional,
-    positive_float,
     record,
 )
 
@@ -55,38 +52,6 @@ class ChannelStats:
     high: tuple[float, ...]
     power: tuple[float, ...]
     mean: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class OpTimings:
-    """Measured times of a model's ops and conversions.
-
-    Attributes:
-        ops: op → precision → seconds per run, including ops fused into the op's kernel.
-        conversion: seconds to convert the smallest tensor; None if unknown.
-        per_element: additional seconds per element of the tensor (for one sample).
-        whole: seconds per run of the FP32 model; None if unknown.
-    """
-
-    ops: Mapping[str, Mapping[Precision, float]] = field(default_factory=dict)
-    conversion: float | None = None
-    per_element: float = 0.0
-    whole: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts and numbers."""
-        ops = {op: {p.value: found for p, found in by.items()} for op, by in self.ops.items()}
-        found = {"ops": ops, "conversion": self.conversion, "per_element": self.per_element}
-        return found if self.whole is None else {**found, "whole": self.whole}
-
-    @classmethod
-    def from_dict(cls, data: object) -> OpTimings:
-        """Reverse `to_dict`.
-
-        Raises:
-            NeuralMPError: the data are invalid.
-        """
-        return cls(**_TIMES(data))
 
 
 @dataclass(frozen=True)
@@ -183,21 +148,4 @@ _OBSERVATIONS = record(
         # A correction may raise the NSR to infinity.
         "corrected_nsr": _or_empty(mapping_of(mapping_of(number))),
     },
-)
-
-
-def _seconds_by_precision(value: object) -> dict[Precision, float]:
-    return {
-        Precision.parse(name, "a precision"): s
-        for name, s in mapping_of(positive_float)(value).items()
-    }
-
-
-_TIMES = record(
-    {
-        "ops": mapping_of(_seconds_by_precision),
-        "conversion": optional(non_negative_float),
-        "per_element": non_negative_float,
-    },
-    {"whole": positive_float},
 )

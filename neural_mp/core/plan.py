@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,23 @@ import yaml
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.observations import Observations
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
+from neural_mp.core.precision import (
+    OpConfig,
+    Precision,
+    QuantSpec,
+    parse_precisions,
+    precision_name,
+)
 from neural_mp.errors import PlanError
 from neural_mp.io.readers import file_context, read_yaml
 from neural_mp.io.yaml_reader import load_yaml
 from neural_mp.util.display import Displayed
 from neural_mp.util.validators import (
     InvalidValueError,
+    enum_of,
     file_path,
     invalid,
+    list_of,
     mapping_of,
     optional,
     preview,
@@ -31,6 +39,8 @@ from neural_mp.util.validators import (
 )
 
 FILE_VERSION = 2
+#: Key of the precisions of the given model in a plan file.
+_SOURCE = "source_precisions"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +48,15 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
     """Immutable, hashable mapping op → `OpConfig`; plans with equal configs are equal.
 
     Ops not named follow their neighbours (see `core.quantization_flow`).
+
+    Attributes:
+        configs: op → its configuration. FP32 is the precision of an op that is not lowered.
+        source_precisions: the precisions in which the model was given, if known; a model in half
+            precision that no op of the plan changes stays in that precision.
     """
 
     configs: Mapping[str, OpConfig] = field(default_factory=dict)
+    source_precisions: tuple[Precision, ...] = (Precision.FP32,)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "configs", dict(self.configs))
@@ -66,7 +82,14 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {precision}" for precision, count in self.counts().items())
-        return f"PrecisionPlan({counts or 'empty'})"
+        given = (
+            "" if self._from_fp32 else f" of a model in {precision_name(self.source_precisions)}"
+        )
+        return f"PrecisionPlan({counts or 'empty'}{given})"
+
+    @property
+    def _from_fp32(self) -> bool:
+        return self.source_precisions == (Precision.FP32,)
 
     @property
     def precisions(self) -> dict[str, Precision]:
@@ -86,11 +109,11 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
 
     def replacing(self, changes: Mapping[str, OpConfig]) -> PrecisionPlan:
         """Return a plan with the configs of some ops replaced."""
-        return PrecisionPlan({**self.configs, **changes})
+        return replace(self, configs={**self.configs, **changes})
 
     def without(self, ops: Collection[str]) -> PrecisionPlan:
         """Return a plan without some ops, which then follow their neighbours."""
-        return PrecisionPlan({op: item for op, item in self.configs.items() if op not in ops})
+        return replace(self, configs={o: item for o, item in self.configs.items() if o not in ops})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain strings and dicts, as written to YAML."""
@@ -111,6 +134,8 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         document: dict[str, Any] = {"neural_mp_plan": FILE_VERSION}
         if framework:
             document["framework"] = framework
+        if not self._from_fp32:
+            document[_SOURCE] = [precision.value for precision in self.source_precisions]
         document["ops"] = self.to_dict()
         if observations is not None:
             document["observations"] = observations.to_dict()
@@ -177,6 +202,9 @@ def _document(value: object) -> tuple[PrecisionPlan, Observations | None]:
         )
     observed = value.get("observations")
     plan = validate_at("ops", parse_plan, value["ops"])
+    if _SOURCE in value:
+        given = validate_at(_SOURCE, _SOURCES, value[_SOURCE])
+        plan = replace(plan, source_precisions=given or plan.source_precisions)
     return plan, validate_at("observations", Observations.from_dict, observed) if observed else None
 
 
@@ -226,6 +254,7 @@ def _quant_spec(value: object) -> QuantSpec | None:
     return QuantSpec.parse(short_string(value)) if value else None
 
 
+_SOURCES = list_of(enum_of(Precision), most=len(Precision))
 _ENTRY = record(
     {"precision": _precision},
     {

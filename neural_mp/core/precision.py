@@ -10,6 +10,7 @@ from neural_mp.core.enums import (
     Approach,
     CalibrationAlgorithm,
     Granularity,
+    KernelInputs,
     QuantDType,
     Scheme,
     WeightCorrection,
@@ -68,6 +69,11 @@ class Precisions(tuple[Precision, ...]):
         return not self == other
 
 
+def precision_name(precisions: Iterable[str]) -> str:
+    """Return the precisions of a model as one name, such as `FP16` or `BF16/FP32`."""
+    return "/".join(str(precision).upper() for precision in precisions)
+
+
 def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Precisions:
     """Parse `"int8,bf16"`, `["int8", "bf16"]`, `"fp16"` or `Precision.BF16`.
 
@@ -111,13 +117,18 @@ _WORDS: Mapping[str, type[StringEnum]] = {
     "granularity": Granularity,
     "algorithm": CalibrationAlgorithm,
     "range": WeightRange,
+    "inputs": KernelInputs,
 }
+#: Fields that plans write only if they differ from the default, and users do not constrain.
+_DEFAULTS: Mapping[str, StringEnum] = {"range": WeightRange.FULL, "inputs": KernelInputs.FLOAT}
 #: Values of the `QuantSpec` fields that users may constrain, most common first.
 QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
-    name: tuple(words) for name, words in _WORDS.items() if words is not WeightRange
+    name: tuple(words) for name, words in _WORDS.items() if name not in _DEFAULTS
 }
 
 
+#: Bits of a weight below 8 → the precision of its op.
+LOW_BITS = {precision.bits: precision for precision in Precision if precision.is_low_bit}
 #: The word for a weight without corrections: rounded to nearest.
 ROUND_TO_NEAREST = "rtn"
 #: All roundings of a weight in groups, as texts.
@@ -133,7 +144,8 @@ class QuantSpec:
     Attributes:
         dtype: `int8` or `uint8`; for a weight also of 2 to 4 bits, e.g. `uint4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
-        granularity: `per_tensor` or `per_channel`; for a weight in 2 to 4 bits `per_group`.
+        granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 2 to 4
+            bits require.
         algorithm: range selection: `minmax`, `percentile`, `kl` or `mse` from calibration data,
             `dynamic` from the current values on every run.
         range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with
@@ -141,6 +153,7 @@ class QuantSpec:
         group_size: for `per_group`, the number of consecutive inputs that share a scale.
         corrections: for `per_group`, the corrections of the weight: none (`rtn`), `awq`, `gptq`,
             both, or `hqq`.
+        inputs: for `per_group`, `float_inputs`, or `int8_inputs` if the kernel rounds its inputs.
     """
 
     dtype: QuantDType
@@ -150,6 +163,7 @@ class QuantSpec:
     range: WeightRange = WeightRange.FULL
     group_size: int | None = None
     corrections: tuple[WeightCorrection, ...] = ()
+    inputs: KernelInputs = KernelInputs.FLOAT
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
@@ -164,12 +178,12 @@ class QuantSpec:
 
     def _check_groups(self) -> None:
         in_groups = self.granularity is Granularity.PER_GROUP
-        if in_groups != (self.dtype.bits < 8):
+        if not in_groups and self.dtype.bits < 8:
             raise PlanError(
-                f"granularity of {self.dtype} must be "
-                f"{'per_group' if self.dtype.bits < 8 else 'per_channel or per_tensor'}, got "
-                f"{self.granularity}"
+                f"granularity of {self.dtype} must be per_group, got {self.granularity}"
             )
+        if not in_groups and self.inputs is not KernelInputs.FLOAT:
+            raise PlanError(f"{self.inputs} requires granularity per_group, got {self.granularity}")
         size = self.group_size
         if in_groups and (size is None or not 1 <= size <= MAX_GROUP_SIZE):
             raise PlanError(
@@ -213,7 +227,8 @@ class QuantSpec:
     def __str__(self) -> str:
         fields = (self.dtype, self.scheme, self.granularity, self.group_size, self.algorithm)
         words = [str(value) for value in (*fields, *self.corrections) if value is not None]
-        return " ".join(words if self.range is WeightRange.FULL else [*words, self.range])
+        others = (getattr(self, name) for name in _DEFAULTS)
+        return " ".join((*words, *(word for word in others if word not in _DEFAULTS.values())))
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
@@ -327,6 +342,8 @@ class OpConfig:
             )
         if self.activation is not None and self.activation.dtype.bits != 8:
             raise PlanError(f"an activation must have 8 bits, got {self.activation.dtype}")
+        if self.activation is not None and self.activation.group_size is not None:
+            raise PlanError("per_group is for weights only; set the activation to per_tensor")
         if self.precision.is_low_bit and self.activation is not None:
             raise PlanError(f"an op in {self.precision} computes in float; remove its activation")
 
@@ -370,3 +387,8 @@ class OpConfig:
 
 
 FP32 = OpConfig(Precision.FP32)
+
+
+def weight_only(weight: QuantSpec) -> OpConfig:
+    """Return the config of an op whose weight is stored in integers and whose inputs are float."""
+    return OpConfig(LOW_BITS.get(weight.dtype.bits, Precision.INT8), weight)

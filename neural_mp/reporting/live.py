@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.reporting import formatting
 from neural_mp.reporting.console import SafeConsole, error_console
@@ -99,6 +100,7 @@ class LiveListener(Listener):
         self.console = console or error_console()
         self._rows: list[tuple[Trial, float | None]] = []
         self._baseline, self._each, self._metric = "", "", ("", "")
+        self._source = Precision.FP32.name
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -123,21 +125,27 @@ class LiveListener(Listener):
         self._progress.advance(self._task)
         self._update()
 
+    def source(self, name: str) -> None:
+        """Name the given model by its precision."""
+        self._source = name
+
     def metric(self, name: str, criterion: AccuracyCriterion) -> None:
         """Show the name of the metric and the tolerance with the target."""
         self._metric = name, criterion.words()
 
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        """Show each metric's FP32 value and target instead of a score."""
+        """Show each metric's value and target instead of a score."""
         self._each = "; ".join(
-            f"{name}: FP32 {formatting.number(value)}, target {formatting.number(targets[name])}"
+            f"{name}: {self._source} {formatting.number(value)}, "
+            f"target {formatting.number(targets[name])}"
             for name, value in baseline.items()
         )
 
     def baseline(self, accuracy: float, target: float) -> None:
-        """Show the FP32 accuracy and the target."""
+        """Show the accuracy of the given model and the target."""
         name, tolerance = self._metric
-        self._baseline = self._each or target_words(name, accuracy, target, tolerance)
+        words = target_words(name, self._source, accuracy, target, tolerance)
+        self._baseline = self._each or words
         if self._live is None:
             self.console.print(self._baseline)
         self._update()
@@ -166,7 +174,7 @@ class LiveListener(Listener):
             self.console.print(result_tables(report, met))
 
     def trials(self) -> RenderableType:
-        """Return a table of the trials so far; without trials, the FP32 accuracy."""
+        """Return a table of the trials so far; without trials, the baseline."""
         return trial_table(self._rows, self._baseline) if self._rows else Text(self._baseline)
 
     def rendered(self) -> Group:

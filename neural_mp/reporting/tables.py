@@ -101,11 +101,20 @@ def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
             + (f" ({row.correction})" if row.correction else ""),
             formatting.fraction(row.output_noise),
             formatting.fraction(row.corrected_output_noise),
-            formatting.seconds(row.seconds_gained),
+            _saved(row),
             row.runs_in,
             row.reason,
         )
     return table
+
+
+def _saved(row: Sensitivity) -> str:
+    """Format the time that a decision saves, with its bounds."""
+    low, high = row.seconds_gained_low, row.seconds_gained_high
+    if row.seconds_gained is None or low is None or high is None:
+        return formatting.seconds(row.seconds_gained)
+    bounds = f"{formatting.seconds(low)} to {formatting.seconds(high)}"
+    return f"{formatting.seconds(row.seconds_gained)} ({bounds})"
 
 
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:
@@ -156,7 +165,7 @@ def _speed(trial: Trial, speedup: float | None) -> str:
 
 def result_tables(report: Report, met: bool | None) -> RenderableType:
     """Return the summary of a run: before and after, op counts, warnings."""
-    figures = ("FP32", "result", "change")
+    figures = (report.source_name, "result", "change")
     comparison = formatting.table(verdict(report, met), "", *figures, right=figures)
     for row in before_and_after(report):
         comparison.add_row(*row)
@@ -221,19 +230,26 @@ def verdict(report: Report, met: bool | None) -> str:
     """Return the verdict on a run in one line."""
     if report.only_slower:
         which = "No plan" if met is None else "No plan that meets the target"
-        return f"{which} is faster; the result is the FP32 model"
+        return f"{which} is faster; the result is the {report.source_name} model"
     return {
         True: "The accuracy target is met",
-        False: "The accuracy target is NOT met; the result is the FP32 model",
+        False: f"The accuracy target is NOT met; the result is the {report.source_name} model",
         None: "Accuracy was not checked",
     }[met]
 
 
 def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
-    """Return rows of name, FP32 value, result value and change, as text."""
+    """Return rows of name, value of the given model, result value and change, as text."""
     rows = [*_accuracy_rows(report), (*formatting.time_of(report), formatting.speed(report))]
     if report.output_sqnr_db is not None:
-        rows.append(("output SQNR, compared with FP32", "", "", f"{report.output_sqnr_db:.1f} dB"))
+        rows.append(
+            (
+                f"output SQNR, compared with {report.source_name}",
+                "",
+                "",
+                f"{report.output_sqnr_db:.1f} dB",
+            )
+        )
     for name, before, after in (
         ("size of weights", report.baseline_size, report.size),
         ("memory footprint", report.baseline_footprint, report.footprint),

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import CORRECTIONS
 from neural_mp.core.quantization_flow import (

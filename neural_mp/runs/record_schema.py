@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from neural_mp.core.graph import Layer, Op, OpGraph
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import parse_plan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
@@ -62,7 +63,11 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
         why = {p.value: reasons.setdefault(w, len(reasons)) for p, w in found.reasons.items()}
         ops.append(
             {
-                **{name: value for name, value in vars(op).items() if value and name != "layers"},
+                **{
+                    item.name: value
+                    for item in fields(Op)
+                    if (value := getattr(op, item.name)) != item.default and item.name != "layers"
+                },
                 **({"layers": [[part.name, part.type] for part in op.layers]} if op.layers else {}),
                 "runs in": [p.value for p in found.precisions],
                 **({"emulated": sorted(p.value for p in found.emulated)} if found.emulated else {}),
@@ -162,7 +167,8 @@ _OP = record(
         **dict.fromkeys(
             ("quantize_agnostic", "writes_int8", "joins_int8", "channel_scales"), boolean
         ),
-        "quantizes_terms": boolean,
+        **dict.fromkeys(("quantizes_terms", "widened"), boolean),
+        "source_precision": enum_of(Precision),
         "quantized_inputs": _NAMES,
         "weights": non_negative_integer,
         "layers": list_of(_layer),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import Precision, precision_name
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import Reason, TuningSpace
 from neural_mp.util.display import Displayed, displays
@@ -125,7 +125,9 @@ class Report(Displayed):
             plus peak activations, derived from the graph; None if not recorded.
         evaluations: full passes over the evaluation data, including the FP32 baseline.
         seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → duration.
-        op_counts: op type → precision → number of ops.
+        source_precisions: the precisions in which the given model computes, the one with most
+            weights first; `("fp32",)` except for models in half precision.
+        op_counts: op type → precision → number of ops executed in the precision.
         emulated: precisions in use that are computed in FP32 and rounded on this machine.
         conversions: casts, quantizations and dequantizations on every run.
         amp: the options of auto mixed precision that were set, and their origin.
@@ -158,6 +160,7 @@ class Report(Displayed):
     footprint: int | None = None
     evaluations: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    source_precisions: tuple[str, ...] = (Precision.FP32.value,)
     op_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     emulated: tuple[str, ...] = ()
     conversions: ConversionCounts = ConversionCounts()
@@ -177,16 +180,25 @@ class Report(Displayed):
 
     @property
     def converted(self) -> tuple[str, ...]:
-        """Messages like `Converted 53/159 nodes to bfloat16 using 2 casts`, one per 16-bit type."""
+        """Messages like `Converted 53/159 nodes to bfloat16 using 2 casts`, one per 16-bit type.
+
+        None for a type that the given model was already in.
+        """
         counts = self.op_counts.values()
         nodes = sum(sum(by.values()) for by in counts)
-        found = {p: sum(by.get(p.value, 0) for by in counts) for p in Precision if p.is_16_bit}
+        lowered = [p for p in _LONG if p.value not in self.source_precisions]
+        found = {p: sum(by.get(p.value, 0) for by in counts) for p in lowered}
         return tuple(
             f"Converted {low}/{nodes} nodes to {_LONG[precision]} using "
             f"{counted(self.casts, 'cast')}"
             for precision, low in found.items()
             if low
         )
+
+    @property
+    def source_name(self) -> str:
+        """The precision of the given model as a name, such as `FP32` or `FP16`."""
+        return precision_name(self.source_precisions)
 
     @property
     def only_slower(self) -> bool:
@@ -297,7 +309,9 @@ _REPORT = record(
         "op_counts": mapping_of(mapping_of(non_negative_integer)),
         "conversions": ConversionCounts.from_dict,
         "best_rejected": optional(Trial.from_dict),
-        **dict.fromkeys(("emulated", "amp", "warnings", "cache_hits"), list_of(string)),
+        **dict.fromkeys(
+            ("source_precisions", "emulated", "amp", "warnings", "cache_hits"), list_of(string)
+        ),
         "ineligible": list_of(Reason.from_dict),
         "runtimes": RUNTIME_FIGURES,
         "hint": optional(RUNTIME_HINT),
@@ -311,9 +325,10 @@ def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision])
     return tuple(p.value for p in Precision if p in found)
 
 
-def count_ops(graph: OpGraph, precisions: Mapping[str, Precision]) -> dict[str, dict[str, int]]:
-    """Return op type → effective precision → number of ops."""
+def count_ops(graph: OpGraph, effective: Mapping[str, Precision]) -> dict[str, dict[str, int]]:
+    """Return op type → executed precision → number of ops."""
     counts: dict[str, dict[str, int]] = defaultdict(Counter)
+    executed = graph.executed(effective)
     for op in graph:
-        counts[op.type][precisions[op.name].value] += 1
+        counts[op.type][executed[op.name].value] += 1
     return dict(counts)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, one_line
 from neural_mp.io.readers import compress_text, file_context, parse_json

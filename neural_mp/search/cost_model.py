@@ -9,7 +9,7 @@ from math import inf
 from statistics import median
 
 from neural_mp.core.enums import Approach, Objective, is_latency_only
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor

@@ -173,7 +173,7 @@ class Resolver:
                 or any(self.capabilities[op.name].config(p) is not None for p in sixteen)
             ):
                 configs[op.name] = FP32
-        return PrecisionPlan(configs)
+        return PrecisionPlan(configs, self.graph.source_precisions)
 
     def _checked(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return the plan with abbreviated configs written out."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
@@ -67,8 +68,9 @@ class Probe:
     def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
         """Return op → quantization of its weight as text → divergence, by the Fisher probe.
 
-        The divergence of the outputs due to the rounding, in nats per prediction. For ops whose
-        weight can be stored in integers while their inputs stay float. Empty without gradients.
+        The divergence of the outputs due to the rounding, in nats per prediction; without
+        gradients, noise at the outputs. For ops whose weight can be stored in integers while their
+        inputs stay float; empty if the framework offers neither.
         """
         return {}
 

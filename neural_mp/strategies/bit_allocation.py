@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import inf, sqrt
 
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig
 from neural_mp.search.cost_model import CostInputs
@@ -38,7 +38,8 @@ class BitAllocation(Strategy):
        others; the cheapest plan predicted within the tolerance is tried, and the prediction
        corrected by each trial: at most four.
 
-    Requires gradients: without, and for ops that have no such form, the strategy is `basic`.
+    Without gradients, the noise at the results of each layer, scaled by one measurement at the
+    outputs. Without either, and for ops that have no such form, the strategy is `basic`.
     """
 
     name = "bit_allocation"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from neural_mp.core.enums import Approach, CalibrationAlgorithm, Objective, is_latency_only
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor

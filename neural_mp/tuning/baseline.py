@@ -87,8 +87,8 @@ def measured_baseline(
     criterion = job.settings.criterion
     if known["accuracy"] == 0 and criterion.relative:
         log.warn(
-            "the FP32 accuracy is 0, so the relative tolerance is applied as an absolute one; "
-            "check that the labels match the data"
+            f"the {job.source_name} accuracy is 0, so the relative tolerance is applied as an "
+            f"absolute one; check that the labels match the data"
         )
     job.evaluator.set_baseline(known.get("metrics", {}), known.get("every", False))
     if "contents" in known:
@@ -98,9 +98,9 @@ def measured_baseline(
     if known.get("deviation"):
         job.evaluator.spread = AccuracySpread(known["deviation"], known["passes"])
         log.warn(
-            f"the FP32 model returns other outputs for the same inputs (random ops, e.g. dropout "
-            f"left active, or state kept between calls), so its accuracy is random: mean "
-            f"{known['accuracy']:.6g}, standard deviation {known['deviation']:.3g} over "
+            f"the {job.source_name} model returns other outputs for the same inputs (random ops, "
+            f"e.g. dropout left active, or state kept between calls), so its accuracy is random: "
+            f"mean {known['accuracy']:.6g}, standard deviation {known['deviation']:.3g} over "
             f"{known['passes']} passes. A plan meets the target only if the 95 % confidence bound "
             f"of its accuracy does; put the model into evaluation mode for an exact comparison"
         )
@@ -123,14 +123,15 @@ def _show_target(
     criterion, targets = job.settings.criterion, job.evaluator.targets
     for name in targets:
         job.evaluator.aggregation.criterion_of(name).check_baseline(metrics[name], name)
-    label = job.evaluator.label or "accuracy"
+    label, source = job.evaluator.label or "accuracy", job.source_name
+    log.listener.source(source)
     if targets:
         log.listener.metrics(metrics, targets)
     else:
         criterion.check_baseline(accuracy, label)
         log.listener.metric(label, criterion)
         target = criterion.target(accuracy)
-        logger.info("%s", target_words(label, accuracy, target, criterion.words()))
+        logger.info("%s", target_words(label, source, accuracy, target, criterion.words()))
     log.listener.baseline(accuracy, criterion.target(accuracy))
 
 
@@ -161,7 +162,7 @@ def _first_baseline(
     """Measure and cache the baseline; return baseline and running accuracy."""
     cache, evaluator = _cache_of_baseline(job), job.evaluator
     evaluator.digesting = DigestingIterator() if cache.enabled else None
-    with log.phase("baseline", "Evaluating FP32", evaluator.batch_count):
+    with log.phase("baseline", f"Evaluating {job.source_name}", evaluator.batch_count):
         started = time.process_time()
         accuracy = _evaluated(job, deadline)
         taken = time.process_time() - started
@@ -169,7 +170,8 @@ def _first_baseline(
     if not is_usable(accuracy):
         values = ", ".join(f"{name} {value}" for name, value in job.evaluator.values.items())
         raise MetricError(
-            f"the accuracy of the FP32 model is {accuracy}{f' ({values})' if values else ''}; "
+            f"the accuracy of the {job.source_name} model is {accuracy}"
+            f"{f' ({values})' if values else ''}; "
             f"check the metric, the labels and the model's outputs"
         )
     texts = metric_of_texts(evaluator.metrics) if evaluator.eval_func is None else None
@@ -205,7 +207,7 @@ def _repeated(job: TuningJob, log: RunLog, deadline: Deadline, accuracy: float) 
     def again() -> tuple[float, dict[str, float]]:
         return _evaluated(job, deadline), dict(evaluator.values)
 
-    words = "Evaluating FP32 again, because its outputs are random"
+    words = f"Evaluating {job.source_name} again, because its outputs are random"
     with log.phase("baseline", words, evaluator.batch_count):
         found = repeat_baseline((accuracy, first), again)
     accuracies, mean, values = found.accuracies, found.mean, found.values

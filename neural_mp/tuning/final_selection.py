@@ -180,31 +180,34 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
     if slow is not None:
         return f"no plan that meets the target is {too_slow(job, slow)}"
     if near is None or near.accuracy is None or baseline is None:
-        return f"{_why_none(job, trials)}; the result is the FP32 model"
+        return f"{_why_none(job, trials)}; the result is the {job.source_name} model"
     target = job.settings.criterion.target(baseline)
     if job.evaluator.targets and near.metrics:
         return (
-            f"no plan met the target of every metric; the result is the FP32 model. Closest plan: "
-            f"{near.plan!r} with {_missed(job, near)}"
+            f"no plan met the target of every metric; the result is the {job.source_name} model. "
+            f"Closest plan: {near.plan!r} with {_missed(job, near)}"
         )
     if job.settings.criterion.met(baseline, near.accuracy):
         return (
-            f"no plan met the target of {target:.6g} beyond doubt; the result is the FP32 model. "
-            f"Closest plan: {near.plan!r} with {near.accuracy:.6g}; {near.error}"
+            f"no plan met the target of {target:.6g} beyond doubt; the result is the "
+            f"{job.source_name} model. Closest plan: {near.plan!r} with {near.accuracy:.6g}; "
+            f"{near.error}"
         )
     return (
-        f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest plan: "
-        f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of the "
-        f"target" + (" when stopped early" if near.outcome is Outcome.PRUNED else "")
+        f"no plan met the target of {target:.6g}; the result is the {job.source_name} model. "
+        f"Closest plan: {near.plan!r} with {near.accuracy:.6g}, "
+        f"{abs(near.accuracy - target):.3g} short of the target"
+        + (" when stopped early" if near.outcome is Outcome.PRUNED else "")
     )
 
 
 def too_slow(job: TuningJob, trial: Trial) -> str:
     """Return the end of the sentence that no plan gains enough; `trial` is the fastest plan."""
     return (
-        f"at least {job.measurement.min_speedup:g} times as fast as FP32 (min_speedup) beyond "
-        f"noise on this machine; the result is the FP32 model. Closest plan: {trial.plan!r} at "
-        f"{_time_ratio(trial).inverse} the speed of FP32"
+        f"at least {job.measurement.min_speedup:g} times as fast as {job.source_name} "
+        f"(min_speedup) beyond noise on this machine; the result is the {job.source_name} model. "
+        f"Closest plan: {trial.plan!r} at {_time_ratio(trial).inverse} the speed of "
+        f"{job.source_name}"
     )
 
 

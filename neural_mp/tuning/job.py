@@ -117,6 +117,11 @@ class TuningJob:
         """Objective to minimize → its weight."""
         return self.measurement.objectives
 
+    @property
+    def source_name(self) -> str:
+        """The precision of the given model as a name, such as `FP32`."""
+        return self.space.graph.source_name
+
     @cached_property
     def footprints(self) -> Footprints:
         """Computes the memory footprint of a run."""

@@ -25,14 +25,17 @@ class Listener:
     def step(self) -> None:
         """Handle a finished batch of the phase."""
 
+    def source(self, name: str) -> None:
+        """Handle the precision of the given model (`FP32`); called before its accuracy is."""
+
     def baseline(self, accuracy: float, target: float) -> None:
-        """Handle the FP32 accuracy; `target` is the worst accuracy accepted."""
+        """Handle the accuracy of the given model; `target` is the worst accuracy accepted."""
 
     def metric(self, name: str, criterion: AccuracyCriterion) -> None:
         """Handle the name of a single metric and its criterion; called before `baseline`."""
 
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        """Handle FP32's values of several metrics that must each meet a target.
+        """Handle the given model's values of several metrics that must each meet a target.
 
         Called before `baseline`, which receives the aggregated score.
         """
@@ -47,16 +50,17 @@ class Listener:
         """Handle the result of the run; called after `close`."""
 
 
-def target_words(name: str, accuracy: float, target: float, tolerance: str) -> str:
-    """Return FP32's value and the target in one line, in the unit of the metric.
+def target_words(name: str, source: str, accuracy: float, target: float, tolerance: str) -> str:
+    """Return the baseline and the target in one line, in the unit of the metric.
 
     Args:
         name: name of the metric; empty if unknown.
-        accuracy: FP32's value.
+        source: precision of the given model.
+        accuracy: value of the given model.
         target: worst value accepted.
         tolerance: the tolerance as text; empty if unknown.
     """
-    values = f"FP32 {accuracy:.5g}, target {target:.5g}"
+    values = f"{source} {accuracy:.5g}, target {target:.5g}"
     return f"{f'{name}: ' if name else ''}{values}{f' ({tolerance})' if tolerance else ''}"
 
 

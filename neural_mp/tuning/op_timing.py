@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import Duration, OpRuns, OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
-
-#: Op, or name of a conversion → seconds.
-Profile = Mapping[str, float]
+from neural_mp.tuning.conversions import converted_tensors
 
 
 @dataclass(frozen=True)
@@ -21,19 +20,30 @@ class Timed:
     Attributes:
         plan: the resolved plan.
         model: the model.
-        profile: seconds of ops and conversions, which add up to `whole`.
+        runs: op or conversion → seconds of each run, scaled: their `profile` adds up to `whole`.
         whole: seconds of one run.
     """
 
     plan: ResolvedPlan
     model: AnyModel
-    profile: Profile
+    runs: OpRuns
     whole: float
+
+    @cached_property
+    def profile(self) -> dict[str, float]:
+        """Op or conversion → seconds."""
+        return {name: Duration.of(runs).seconds for name, runs in self.runs.items()}
+
+    def duration(self, names: Sequence[str]) -> Duration:
+        """Return the time of several ops together."""
+        found = [self.runs[name] for name in names if self.runs.get(name)]
+        together = (sum(run) for run in zip(*found, strict=False))
+        return Duration.of(together) if found else Duration(0.0, 0.0, 0.0)
 
 
 def timed(
     models: Mapping[ResolvedPlan, AnyModel],
-    profiled: Callable[[AnyModel], Profile],
+    profiled: Callable[[AnyModel], OpRuns],
     wholes: Callable[[Sequence[AnyModel]], Sequence[float]],
     passes: int,
 ) -> list[Timed]:
@@ -43,23 +53,23 @@ def timed(
     each model's ops, from `profiled`, are scaled to its latency without a profiler, from `wholes`:
     no op gains more than the model.
     """
-    fastest: dict[ResolvedPlan, dict[str, float]] = {plan: {} for plan in models}
+    fastest: dict[ResolvedPlan, dict[str, tuple[float, ...]]] = {plan: {} for plan in models}
     for _ in range(passes):
         for plan, model in models.items():
             kept = fastest[plan]
-            for name, seconds in profiled(model).items():
-                kept[name] = min(seconds, kept.get(name, seconds))
+            for name, runs in profiled(model).items():
+                kept[name] = min(runs, kept.get(name, runs), key=Duration.of)
     return [
         Timed(plan, models[plan], scaled(fastest[plan], whole), whole)
         for plan, whole in zip(models, wholes(list(models.values())), strict=True)
     ]
 
 
-def scaled(profile: Profile, whole: float) -> dict[str, float]:
-    """Return seconds of ops scaled to the sum `whole`; unscaled if the sum or `whole` is zero."""
-    total = sum(profile.values())
+def scaled(runs: OpRuns, whole: float) -> dict[str, tuple[float, ...]]:
+    """Return runs of ops scaled to the sum `whole`; unscaled if the sum or `whole` is zero."""
+    total = sum(Duration.of(each).seconds for each in runs.values())
     scale = whole / total if total > 0 and whole > 0 else 1.0
-    return {name: seconds * scale for name, seconds in profile.items()}
+    return {name: tuple(seconds * scale for seconds in each) for name, each in runs.items()}
 
 
 def times_of(
@@ -67,42 +77,59 @@ def times_of(
     before: Timed,
     lowered: Sequence[Timed],
     per_element: float,
+    elements: Mapping[str, float],
     in_place: bool = False,
 ) -> OpTimings:
     """Combine the timings of FP32 and of plans with ops in lower precisions.
 
-    A conversion costs `per_element` seconds per element. If `in_place`, the additional time of
-    FP32 ops next to lowered ones counts as conversion.
+    The measured conversions take constant time, and `per_element` seconds per element, as far as
+    these do not exceed their measured time. If `in_place`, the additional time of FP32 ops next to
+    lowered ones counts as conversion.
+
+    Args:
+        space: the space of the plans.
+        before: FP32.
+        lowered: the plans.
+        per_element: seconds to convert one element in a loop over memory.
+        elements: tensor → number of elements, as far as known.
+        in_place: whether the plans were tried.
     """
-    in_fp32 = seconds_by_op(space, before)
-    ops = {op: {Precision.FP32: seconds} for op, seconds in in_fp32.items()}
-    conversions, between = 0, 0.0
-    for found in lowered:
-        by_op = seconds_by_op(space, found)
-        for op, seconds in by_op.items():
-            precision = found.plan.effective[op]
+    found = durations(space, before)
+    ops = {op: {Precision.FP32: taken} for op, taken in found.items()}
+    conversions, between, converted = 0, 0.0, list[float]()
+    for low in lowered:
+        for op, taken in durations(space, low).items():
+            precision = low.plan.effective[op]
             if op in ops and precision is not Precision.FP32:
-                ops[op][precision] = seconds
-        counts = found.model.conversions
+                ops[op][precision] = taken
+        counts = low.model.conversions
         conversions += counts.casts + counts.quantize + counts.dequantize
-        between += _conversion_seconds(space, before, found)
-        between += _slowdown_of_fp32(before, found) if in_place else 0.0
+        between += _conversion_seconds(space, before, low)
+        between += _slowdown_of_fp32(before, low) if in_place else 0.0
+        sources = converted_tensors(space.graph, low.plan.flow)
+        converted += [elements[name] for name in sources if name in elements]
     average = between / conversions if conversions else None
-    return OpTimings(ops, average, per_element, before.whole)
+    if average is not None and any(converted):
+        mean = sum(converted) / len(converted)
+        per_element = min(per_element, average / mean)
+        average -= per_element * mean
+    seconds = {op: {p: each.seconds for p, each in by.items()} for op, by in ops.items()}
+    spread = {op: {p: (d.low, d.high) for p, d in by.items()} for op, by in ops.items()}
+    return OpTimings(seconds, average, per_element, before.whole, spread)
 
 
-def seconds_by_op(space: TuningSpace, found: Timed) -> dict[str, float]:
-    """Return tunable op in its planned precision → seconds, including the ops fused into it.
+def durations(space: TuningSpace, found: Timed) -> dict[str, Duration]:
+    """Return tunable op in its planned precision → time, including the ops fused into it.
 
     Ops without a recorded kernel are left out.
     """
     plan = found.plan
-    seconds = {
-        op: sum(found.profile.get(name, 0.0) for name in names)
+    taken = {
+        op: found.duration(names)
         for op, names in kernels(space).items()
         if plan.plan[op].precision is plan.effective[op]
     }
-    return {op: taken for op, taken in seconds.items() if taken > 0}
+    return {op: duration for op, duration in taken.items() if duration.seconds > 0}
 
 
 def kernels(space: TuningSpace) -> dict[str, list[str]]:
@@ -135,8 +162,7 @@ def _slowdown_of_fp32(before: Timed, found: Timed) -> float:
 
 def updated(times: OpTimings, within: OpTimings) -> OpTimings:
     """Return times updated with those measured within a plan."""
-    ops = {op: dict(by) for op, by in times.ops.items()}
-    for op, by in within.ops.items():
-        ops.setdefault(op, {}).update(by)
-    conversion = times.conversion if within.conversion is None else within.conversion
-    return OpTimings(ops, conversion, within.per_element, within.whole)
+    ops = {op: {**by, **within.ops.get(op, {})} for op, by in times.ops.items()}
+    spread = {op: {**times.spread.get(op, {}), **within.spread.get(op, {})} for op in ops}
+    known = times if within.conversion is None else within
+    return OpTimings(ops, known.conversion, known.per_element, within.whole, spread)

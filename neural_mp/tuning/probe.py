@@ -16,7 +16,8 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import one_line
@@ -28,6 +29,7 @@ from neural_mp.strategies.base import Probe, TuningProblem
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
 from neural_mp.tuning.sqnr import MAX_NSR, mean_nsr
+from neural_mp.tuning.weight_noise import at_outputs
 from neural_mp.util.digest import digest_of
 from neural_mp.util.validators import (
     Validator,
@@ -204,7 +206,8 @@ class MeasuringProbe(Probe):
             self.untimed = one_line(error)
             return None
         per_element = _seconds_per_element() * job.measurement.batch_size
-        return times_of(job.space, before, after, per_element, in_place)
+        elements = self.model.observations.elements
+        return times_of(job.space, before, after, per_element, elements, in_place)
 
     def _all_in(self, precision: Precision) -> ResolvedPlan:
         """Return the plan with every op in a precision, FP32 if ineligible."""
@@ -246,11 +249,13 @@ class MeasuringProbe(Probe):
     def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
         """See the base class."""
         data = self.job.calibration
-        return self._whatever_the_time(
+        found = self._whatever_the_time(
             "divergence of weights",
             mapping_of(mapping_of(number)),
             lambda: self.model.weight_noise([] if data is None else data.inputs()),
         )
+        has_gradients = self.model.adaptor.gradients is not None
+        return found if has_gradients else at_outputs(found, self.output_noise)
 
     def _whatever_the_time(
         self, key: str, kind: Validator[dict[str, T]], measure: Callable[[], dict[str, T]]

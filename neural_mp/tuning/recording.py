@@ -11,16 +11,15 @@ from datetime import datetime, timezone
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import Duration, OpTimings
 from neural_mp.core.precision import OpConfig, Precision
-from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
-from neural_mp.runs.record import Conversion, Machine, RunEnd, RunStart
+from neural_mp.runs.record import Machine, RunEnd, RunStart
 from neural_mp.runs.report import Report
 from neural_mp.search.corrections import best_corrections, corrected_nsr
 from neural_mp.space import Capability
+from neural_mp.tuning.conversions import conversions_of
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.util.environment import versions_of
@@ -132,7 +131,8 @@ def _profiled(job: TuningJob, model: AnyModel) -> dict[str, float]:
     """Return op → seconds; empty if the framework does not support profiling."""
     try:
         with model.adaptor.threads(job.measurement.threads):
-            return dict(model.profile(job.measurement.inputs))
+            found = model.profile(job.measurement.inputs)
+        return {name: Duration.of(runs).seconds for name, runs in found.items()}
     except (Exception, KeyboardInterrupt):
         # Frameworks raise arbitrary errors, and the result does not depend on op timings.
         logger.debug("Timing ops failed", exc_info=True)
@@ -152,38 +152,3 @@ def _predicted(job: TuningJob, trials: Sequence[Trial], times: OpTimings) -> dic
     figures = CostInputs(noise, times=times, weights=weights, values=observations.elements)
     predicted = {t.number: predicted_time(job.space, figures, t.plan) for t in trials}
     return {number: fraction for number, fraction in predicted.items() if fraction is not None}
-
-
-def conversions_of(
-    graph: OpGraph, flow: QuantizationFlow, seconds: Mapping[str, float]
-) -> tuple[Conversion, ...]:
-    """Return the conversions of tensors under a plan.
-
-    The key of a conversion in `seconds` is the name of its tensor, a slash and a word.
-    """
-    found = []
-    for name in (*graph.inputs, *(op.name for op in graph)):
-        for kind, readers in _converted_for(graph, flow, name).items():
-            taken = [
-                value
-                for said, value in seconds.items()
-                if said.startswith(f"{name}/") and said not in graph
-            ]
-            found.append(Conversion(name, tuple(readers), kind, sum(taken) if taken else None))
-    return tuple(found)
-
-
-def _converted_for(graph: OpGraph, flow: QuantizationFlow, name: str) -> dict[str, list[str]]:
-    """Return kind of conversion → the consumers of a tensor converted so."""
-    found: dict[str, list[str]] = {}
-    written = flow.effective.get(name, Precision.FP32)
-    for reader in graph.consumer_names(name):
-        quantized = name in flow.int8_reads.get(reader, ())
-        if quantized != (name in flow.int8_outputs):
-            found.setdefault("quantize" if quantized else "dequantize", []).append(reader)
-        elif not quantized:
-            runs = flow.effective[reader]
-            low = {p for p in (written, runs) if p.is_16_bit}
-            if low and written is not runs and Precision.INT8 not in (written, runs):
-                found.setdefault("cast", []).append(reader)
-    return found

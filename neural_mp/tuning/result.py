@@ -45,7 +45,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     """Return the figures of a result except its accuracy, and end the log of the run."""
     speed, effective = selection.speed.ratio, selection.plan.effective
     if speed is not None and speed.high < 1:
-        log.warn(_slower(speed, checked=job.evaluates))
+        log.warn(_slower(job, speed))
     return Report(
         metric=job.evaluator.label,
         higher_is_better=job.settings.criterion.prefers_higher,
@@ -58,6 +58,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         footprint=job.footprints(selection.model, selection.plan),
         evaluations=job.evaluator.evaluations,
         seconds=dict(log.seconds),
+        source_precisions=tuple(p.value for p in job.space.graph.source_precisions),
         op_counts=count_ops(job.space.graph, effective),
         emulated=emulated_precisions(job.space, effective),
         conversions=selection.model.conversions,
@@ -70,13 +71,13 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
     )
 
 
-def _slower(speed: Ratio, checked: bool) -> str:
-    """Return the warning for a result that is slower than FP32."""
-    words = f"the result runs at {speed} the speed of FP32 on this machine"
-    if checked:
+def _slower(job: TuningJob, speed: Ratio) -> str:
+    """Return the warning for a result that is slower than the given model."""
+    words = f"the result runs at {speed} the speed of {job.source_name} on this machine"
+    if job.evaluates:
         return words
     return (
         f"{words}, and its accuracy was not checked: every eligible op is converted, "
         f"even if that saves no time. Set a metric and evaluation data to convert only ops that "
-        f"become faster, or use the FP32 model"
+        f"become faster, or use the {job.source_name} model"
     )

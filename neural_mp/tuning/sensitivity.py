@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from math import inf
 from typing import Any
 
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
@@ -51,6 +51,8 @@ class Sensitivity:
         corrected_output_noise: output noise after the correction.
         seconds_gained: saved seconds per run of the batch in the ops that read the tensor; None
             without op timings.
+        seconds_gained_low, seconds_gained_high: bounds of `seconds_gained`, from the fastest and
+            the median runs.
         runs_in: precision under the plan.
         reason: reason for this precision.
     """
@@ -64,6 +66,8 @@ class Sensitivity:
     output_noise: float | None = None
     corrected_output_noise: float | None = None
     seconds_gained: float | None = None
+    seconds_gained_low: float | None = None
+    seconds_gained_high: float | None = None
     runs_in: str = Precision.FP32.value
     reason: str = ""
 
@@ -137,6 +141,7 @@ def _tensors(
         name, correction = tensor.name, corrections.get(tensor.name)
         output_nsr = record.measured.output_nsr.get(name, {})
         readers = tensor.consumers
+        gained, least, most = _gained(record.measured.times, readers, (Precision.INT8,))
         yield Sensitivity(
             name,
             "tensor",
@@ -146,7 +151,9 @@ def _tensors(
             seen.corrected_nsr[name][correction] if correction else None,
             output_nsr.get(NO_CORRECTION),
             output_nsr.get(correction) if correction else None,
-            _gained(record.measured.times, readers, (Precision.INT8,)),
+            gained,
+            least,
+            most,
             Precision.INT8.value if name in quantized else _others(flow, readers),
             _why_tensor(record.setup, plan, flow, tensor, name in quantized),
         )
@@ -191,26 +198,39 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
         reason = BY_PLAN if op in plan else "follows adjacent ops"
         if runs is Precision.FP32:
             reason = why_int8(setup.graph, setup.capabilities, plan, flow, op)
+        gained, least, most = _gained(record.measured.times, (op,), low)
         yield Sensitivity(
             op,
             "op",
             (op,),
             output_noise=record.measured.output_nsr.get(op, {}).get(NO_CORRECTION),
-            seconds_gained=_gained(record.measured.times, (op,), low),
+            seconds_gained=gained,
+            seconds_gained_low=least,
+            seconds_gained_high=most,
             runs_in=runs.value,
             reason=reason,
         )
 
 
-def _gained(times: OpTimings, ops: Sequence[str], low: Sequence[Precision]) -> float | None:
-    """Return the seconds saved by ops in the first of these precisions that was timed."""
+def _gained(
+    times: OpTimings, ops: Sequence[str], low: Sequence[Precision]
+) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Return the seconds saved by ops in the first of these precisions that was timed.
+
+    Followed by the bounds of these seconds, from the fastest and the median runs.
+    """
     found = []
     for op in ops:
-        by: Mapping[Precision, float] = times.ops.get(op, {})
-        lower = next((by[precision] for precision in low if precision in by), None)
-        if lower is not None and Precision.FP32 in by:
-            found.append(by[Precision.FP32] - lower)
-    return sum(found) if found else None
+        before = times.duration(op, Precision.FP32)
+        durations = (times.duration(op, precision) for precision in low)
+        lower = next((each for each in durations if each is not None), None)
+        if lower is not None and before is not None:
+            bounds = before.low - lower.high, before.high - lower.low
+            found.append((before.seconds - lower.seconds, *bounds))
+    if not found:
+        return None, None, None
+    value, least, most = (sum(column) for column in zip(*found, strict=True))
+    return value, least, most
 
 
 def measured_sensitivities(

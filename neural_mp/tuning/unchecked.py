@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.hardware import detect
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.io.measurement_cache import RunCache
 from neural_mp.runs.record import ProbeMeasurements, RunRecord, RunStart

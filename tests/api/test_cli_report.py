@@ -62,6 +62,7 @@ def tuned(kept, net, digits):
     return result
 
 
+@pytest.mark.slow
 def test_a_finished_run_and_one_that_did_not_end_have_pages(
     run, tmp_path, kept, tuned, monkeypatch
 ):
@@ -93,6 +94,7 @@ def test_the_document_has_what_the_page_is_of(run, tmp_path, kept, tuned):
     assert json.loads(out)["ended"] is None
 
 
+@pytest.mark.slow
 def test_a_saved_result_has_the_page_of_its_run(run, tmp_path, tuned):
     tuned.save(tmp_path / "saved")
     page = tmp_path / "page.html"
@@ -103,6 +105,7 @@ def test_a_saved_result_has_the_page_of_its_run(run, tmp_path, tuned):
     assert "require a workspace" in err
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_on_one_page(run, tmp_path, kept, tuned):
     tuned.save(tmp_path / "saved")
     page = tmp_path / "page.html"
@@ -135,6 +138,7 @@ def test_what_has_no_run_is_said_in_one_line(run, tmp_path, kept, tuned):
     assert not Path("missing").exists()
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_a_result_and_its_parts(tmp_path, tuned):
     cell = tuned._repr_html_()
     assert "Target met" in cell

@@ -16,6 +16,7 @@ def data(workplace, digits):
     return "images.npy"
 
 
+@pytest.mark.slow
 def test_every_decision_is_in_the_table_and_in_the_json(run, data):
     code, out, _ = run("sensitivity", "net.pt2", "--data", data, "--precision", "int8", "--json")
     assert code == 0
@@ -33,6 +34,7 @@ def test_csv_is_all_there_is_on_stdout(run, data):
     assert all(row["output_noise"] == "" for row in rows)
 
 
+@pytest.mark.slow
 def test_a_saved_result_is_asked_what_its_run_measured(run, workplace, net, digits, accuracy):
     result = MixedPrecision(
         model=net, precisions="int8", metric=accuracy, eval_dataloader=digits[1].loader()

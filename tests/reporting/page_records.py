@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.graph import Op, OpGraph
-from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.observations import Observations
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import quantized_tensors

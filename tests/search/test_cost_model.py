@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 from made_up import chain
 
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.search.cost_model import CostInputs, cost_model, predicted_time

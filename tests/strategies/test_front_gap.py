@@ -4,7 +4,7 @@ import pytest
 from made_up import INT8, chain, int8_ops, run
 
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.trial import Outcome, Trial

@@ -6,7 +6,7 @@ import pytest
 from made_up import BF16, INT8, WEIGHT, MadeUpProbe, chain, hostile_tensor, int8_ops, run
 
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.space import Capability, TuningSpace
 

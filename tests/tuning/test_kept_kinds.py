@@ -2,7 +2,7 @@
 
 import pytest
 
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import NeuralMPError

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 from made_up import chain
 
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import MAX_GAIN, Duration, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
+from neural_mp.search.cost_model import CostInputs, predicted_time
 from neural_mp.tuning.op_timing import scaled, timed, times_of
 
 SPACE = chain(3)
@@ -37,13 +39,13 @@ class Profiled:
 
     def profile(self):
         worse = self.noise.pop(0)
-        return {name: seconds * worse for name, seconds in self.seconds.items()}
+        return {name: (seconds * worse,) * 2 for name, seconds in self.seconds.items()}
 
 
 def found(fp32, int8, wholes, passes=2):
     models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
     before, *after = timed(models, lambda model: model.profile(), lambda models: wholes, passes)
-    return times_of(SPACE, before, after, 0.0)
+    return times_of(SPACE, before, after, 0.0, {})
 
 
 FLOAT = {"op0": 4.0, "op1": 2.0, "op2": 2.0}
@@ -75,13 +77,58 @@ def test_what_takes_longer_beside_int8_counts_as_conversion():
         mixed: Profiled({**LOW, "op1": 3.0}, [1.0]),
     }
     before, after = timed(models, lambda model: model.profile(), lambda models: [8.0, 6.0], 1)
-    assert times_of(space, before, [after], 0.0).conversion == pytest.approx(1.0 / 2)
-    in_place = times_of(space, before, [after], 0.0, in_place=True)
+    assert times_of(space, before, [after], 0.0, {}).conversion == pytest.approx(1.0 / 2)
+    in_place = times_of(space, before, [after], 0.0, {}, in_place=True)
     assert in_place.conversion == pytest.approx((1.0 + 1.0) / 2)
 
 
+def test_one_fast_and_one_slow_run_decide_nothing():
+    """The time of an op is the first quartile of its runs; its interval ends at the median."""
+    runs = [5.0, 5.2, 0.01, 5.1, 90.0]
+    taken = Duration.of(runs)
+    assert taken == (np.quantile(runs, 0.25), min(runs), np.median(runs))
+    assert Duration.of([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_times_of_ops_have_the_interval_of_their_runs():
+    """An op together with the ops fused into it is summed run by run."""
+    fp32 = Profiled(FLOAT, [1.0])
+    fp32.profile = lambda: {name: (s, 1.2 * s, 1.4 * s) for name, s in FLOAT.items()}
+    times = found(fp32, Profiled(LOW, [1.0, 1.0]), [0.0, 0.0], passes=1)
+    assert times.ops["op0"][Precision.FP32] == pytest.approx(4.4)
+    assert times.spread["op0"][Precision.FP32] == pytest.approx((4.0, 4.8))
+
+
+@pytest.mark.parametrize(("int8", "value", "clipped"), [(1.0, 4.0, False), (0.01, 16.0, True)])
+def test_a_gain_has_an_interval_and_is_clipped_with_a_mark(int8, value, clipped):
+    ops = {"conv": {Precision.FP32: 4.0, Precision.INT8: int8}}
+    spread = {"conv": {Precision.FP32: (3.0, 5.0), Precision.INT8: (int8 / 2, int8 * 2)}}
+    gain = OpTimings(ops, spread=spread).gain("conv", Precision.INT8)
+    assert gain is not None
+    assert gain.value == value
+    assert gain.low <= gain.value <= gain.high <= MAX_GAIN
+    assert gain.clipped == clipped
+    assert OpTimings(ops).gain("conv", Precision.BF16) is None
+
+
+def test_the_predicted_time_of_a_measured_plan_is_what_its_parts_took():
+    """Conversions count with their measured time, however long a loop over the memory takes."""
+    fp32, int8 = Profiled(FLOAT, [1.0]), Profiled(LOW, [1.0])
+    models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
+    before, after = timed(models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1)
+    elements = dict.fromkeys(["x", "op0", "op1", "op2"], 1000.0)
+    for per_element in (0.0, 1e-4, 1.0):
+        times = times_of(SPACE, before, [after], per_element, elements)
+        each = times.conversion + times.per_element * elements["x"]
+        assert each == pytest.approx(0.5)
+        figures = CostInputs({}, times=times, values=elements)
+        low = plan_in(Precision.INT8).plan
+        inner = sum(LOW[op] for op in SPACE.tunable_ops)
+        assert predicted_time(SPACE, figures, low) == pytest.approx((inner + each) / 8.0)
+
+
 def test_a_profile_of_nothing_stays_as_it_is():
-    assert scaled({"a": 0.0}, 3.0) == {"a": 0.0}
+    assert scaled({"a": (0.0, 0.0)}, 3.0) == {"a": (0.0, 0.0)}
 
 
 def test_times_are_read_back_as_they_were_written():

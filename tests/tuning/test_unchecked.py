@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from neural_mp import MixedPrecision
-from neural_mp.core.observations import OpTimings
+from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
 from neural_mp.reporting.tables import verdict

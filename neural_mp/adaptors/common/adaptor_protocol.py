@@ -11,6 +11,7 @@ from neural_mp.adaptors.common.optional import (
     Gradients,
     GroupedWeights,
     Hessian,
+    LayerInputs,
 )
 from neural_mp.core.observations import Range
 from neural_mp.space import ResolvedPlan
@@ -27,6 +28,7 @@ class Framework(Protocol[M]):
     hessian: Hessian[M] | None
     gradients: Gradients[M] | None
     grouped_weights: GroupedWeights[M] | None
+    layer_inputs: LayerInputs[M] | None
 
     def observe_tensors(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]

@@ -17,7 +17,7 @@ from neural_mp.core.enums import (
 )
 from neural_mp.core.hardware import Hardware, Support
 from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, LOW_BITS, OpConfig, Precision, QuantSpec, weight_only
 from neural_mp.space import Capability
 from neural_mp.util.pytree import Array
 
@@ -34,8 +34,6 @@ AGNOSTIC = "quantize-agnostic: passes INT8 values on between ops in INT8"
 NO_FLOATS = "its output is not floating point"
 SEVERAL_RESULTS = "it has more than one output"
 
-#: Bits of a weight → the precision of its op.
-_LOW_BIT = {precision.bits: precision for precision in Precision if precision.is_low_bit}
 #: Corrections of weights in 4 bits or less, best first: of layers that multiply, and of tables.
 LAYER_CORRECTIONS = (
     (WeightCorrection.AWQ, WeightCorrection.GPTQ),
@@ -81,7 +79,8 @@ class IntegerKernel:
         algorithms: calibration algorithms for the op's input, best first.
         weight_alone: weight-only quantization; None if the op does not support it.
         other_weights: further weight quantizations that a plan may request.
-        low_bits: weight-only quantizations in 2 to 4 bits, best first, or why there are none.
+        low_bits: weight-only quantizations in groups, best first, or the reason why none has 2 to
+            4 bits.
         low_bit_corrections: corrections of these weights, best first; see `QuantSpec`.
     """
 
@@ -101,7 +100,7 @@ class IntegerKernel:
             found.append(OpConfig(Precision.INT8, self.weight_alone))
         if not isinstance(self.low_bits, str):
             found += [
-                OpConfig(_LOW_BIT[weight.dtype.bits], replace(weight, corrections=corrections))
+                weight_only(replace(weight, corrections=corrections))
                 for corrections in self.low_bit_corrections
                 for weight in self.low_bits
             ]
@@ -150,11 +149,11 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
     other_weights: tuple[QuantSpec, ...] = ()
     # Every CPU computes in INT8, so only 16-bit support depends on the hardware.
     if isinstance(kernels.int8, str):
-        reasons |= dict.fromkeys((Precision.INT8, *_LOW_BIT.values()), kernels.int8)
+        reasons |= dict.fromkeys((Precision.INT8, *LOW_BITS.values()), kernels.int8)
     else:
         configs += kernels.int8.configs()
         if isinstance(kernels.int8.low_bits, str):
-            reasons |= dict.fromkeys(_LOW_BIT.values(), kernels.int8.low_bits)
+            reasons |= dict.fromkeys(LOW_BITS.values(), kernels.int8.low_bits)
         other_weights = kernels.int8.other_weights
     for precision, support in supports.items():
         reason = kernels.missing.get(precision) if support.available else support.reason

@@ -18,6 +18,7 @@ from neural_mp.adaptors.common.corrections import apply_corrections
 from neural_mp.adaptors.common.optional import OpTiming, needed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
+from neural_mp.core.op_timings import OpRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import (
@@ -170,11 +171,8 @@ def observe(
     return summarize(found, samples, tensors_with_channel_scales(space.graph, flow))
 
 
-def profile(timing: OpTiming[M], model: M, inputs: Any, brief: bool = False) -> dict[str, float]:
-    """Return op, or conversion under its own name → seconds of its fastest run after warm-up.
-
-    The fastest, as other load on the machine only adds time.
-    """
+def profile(timing: OpTiming[M], model: M, inputs: Any, brief: bool = False) -> OpRuns:
+    """Return op, or conversion under its own name → seconds of each run after warm-up."""
     counts = (_BRIEF_TIMED_RUNS, _BRIEF_WARM_UP_RUNS) if brief else (TIMED_RUNS, WARM_UP_RUNS)
     taken = timing.time_ops(model, inputs, sum(counts))
-    return {op: min(seconds[-counts[0] :]) for op, seconds in taken.items()}
+    return {op: tuple(seconds[-counts[0] :]) for op, seconds in taken.items()}

@@ -151,6 +151,33 @@ class GroupedWeights(Generic[M]):
 
 
 @dataclass(frozen=True)
+class StoredLayer:
+    """A dense layer or a table.
+
+    Attributes:
+        weight: reads the weight, float32 [outputs, inputs], or the rows of a table.
+        read: the tensor that a dense layer reads, inputs last; None for a table.
+    """
+
+    weight: Callable[[], Array]
+    read: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerInputs(Generic[M]):
+    """Inputs of layers, for the noise of weights where there are no gradients.
+
+    Attributes:
+        layers: model → op → its weight and the tensor that it reads, for dense layers and tables.
+        values: model, batches, tensors → pairs of a tensor and its values in a part of a batch,
+            which may be overwritten after the pair.
+    """
+
+    layers: Callable[[M], Mapping[str, StoredLayer]]
+    values: Callable[[M, Iterable[Any], Collection[str]], Iterable[tuple[str, Array]]]
+
+
+@dataclass(frozen=True)
 class Portability(Generic[M]):
     """Integer weights for CPUs with saturating accumulation.
 

@@ -32,6 +32,8 @@ _FETCHED_BYTES = 32 << 20
 _WHOLE = sys.maxsize
 #: Ops with channels on axis 1; for all others, the last axis is assumed.
 _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
+#: A function from inputs to the arrays of each tensor.
+_Run = Callable[[dict[str, Array]], dict[str, list[Array]]]
 #: Types of tensors that may hold NaN or Inf.
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 
@@ -45,6 +47,24 @@ def watch(
     """
     watched, run, runner = _fetching(model, tensors)
     channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
+    for name, array in _values(model, batches, run, runner):
+        summary = summarized(array, channels[name])
+        if summary is not None:
+            yield name, summary
+
+
+def values(
+    model: OnnxModel, batches: Iterable[Any], tensors: Collection[str]
+) -> Iterator[tuple[str, Array]]:
+    """Run batches and yield the values of the named floating-point tensors for every part."""
+    _, run, runner = _fetching(model, tensors)
+    return _values(model, batches, run, runner)
+
+
+def _values(
+    model: OnnxModel, batches: Iterable[Any], run: _Run, runner: Runner
+) -> Iterator[tuple[str, Array]]:
+    """Yield tensors and their values for every part of each batch."""
     most = 0  # samples per run; determined with the first batch of several samples
     for feeds in map(model.signature.bind, batches):
         samples = model.signature.samples(feeds)
@@ -52,10 +72,8 @@ def watch(
             most = 1 if _separable(model, feeds, runner) else _WHOLE
         for part in in_parts(feeds, samples, most or _WHOLE):
             arrays = run(part)
-            for name, array in ((n, array) for n, several in arrays.items() for array in several):
-                summary = summarized(array, channels[name])
-                if summary is not None:
-                    yield name, summary
+            for name, several in arrays.items():
+                yield from ((name, array) for array in several)
             if 0 < most < _WHOLE:
                 size = sum(array.nbytes for several in arrays.values() for array in several)
                 most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
@@ -80,7 +98,7 @@ def element_counts(model: OnnxModel, inputs: Any, tensors: Collection[str]) -> d
 
 def _fetching(
     model: OnnxModel, tensors: Collection[str]
-) -> tuple[dict[str, ir.Value], Callable[[dict[str, Array]], dict[str, list[Array]]], Runner]:
+) -> tuple[dict[str, ir.Value], _Run, Runner]:
     """Return the floating-point tensors among `tensors`, and a function that runs the model.
 
     The function, with its session, returns the arrays of each of these tensors.

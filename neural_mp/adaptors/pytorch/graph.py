@@ -33,6 +33,7 @@ def build_graph(model: TorchModel) -> OpGraph:
                 weights=sum(tensor.numel() for tensor in fx.constants_of(module, node)),
                 layers=layers_of(node, path),
                 source_precision=_source_precision(node),
+                widened=model.signature.dtype in PRECISIONS,
             )
             ops.append(op)
         for node in module.graph.nodes:

@@ -240,10 +240,10 @@ def stacked(parts: Sequence[Part], narrow: bool, whole: float | None = None) -> 
     return picture(width, height, "; ".join(part.tooltip for part in parts), drawn)
 
 
-def bars(rows: Sequence[Row], narrow: bool) -> Element:
-    """Draw rows of bars on a common scale from zero."""
+def bars(rows: Sequence[Row], narrow: bool, limit: float | None = None) -> Element:
+    """Draw rows of bars on a common scale from zero; longer bars are clipped at `limit`."""
     width, label = (350, 112) if narrow else (560, 190)
-    most = max(part.value for row in rows for part in row.parts)
+    most = limit or max(part.value for row in rows for part in row.parts)
     scale = Scale(0.0, most or 1.0, label, width - (50 if narrow else 66))
     high = _BAR * max(len(row.parts) for row in rows) + 9
     labels = _labels(rows, label)
@@ -256,12 +256,14 @@ def bars(rows: Sequence[Row], narrow: bool) -> Element:
                 "rect",
                 x=label,
                 y=y + 2 + _BAR * place,
-                width=max(scale(part.value) - label, 1.0),
+                width=max(scale(min(part.value, most)) - label, 1.0),
                 height=_BAR - 1,
                 class_=part.kind,
             )
-            drawn.append(titled(part.tooltip, rect))
-        end = max(scale(part.value) for part in row.parts)
+            clipped = part.value > most
+            what = f"{part.tooltip}; the bar is clipped" if clipped else part.tooltip
+            drawn.append(titled(what, rect))
+        end = max(scale(min(part.value, most)) for part in row.parts)
         drawn.append(text(row.note, end + 6, y + high / 2 + 2, "note"))
     return picture(width, 8 + high * len(rows), _said(rows), drawn)
 

@@ -103,10 +103,11 @@ def cell_of(record: RunRecord) -> str:
     return markup(element("div", style, tiles(view), chart, class_="nmp cell"))
 
 
-def report_cell(report: Report, caption: str = "FP32 and result") -> str:
+def report_cell(report: Report, caption: str = "") -> str:
     """Return the figures of a run as a small table for notebooks."""
-    headings = ("", "FP32", "result", "change")
-    return notebook_table(headings, before_and_after(report), caption)
+    given = report.source_name
+    headings = ("", given, "result", "change")
+    return notebook_table(headings, before_and_after(report), caption or f"{given} and result")
 
 
 def _content(view: View) -> list[Child]:

@@ -12,6 +12,13 @@ const built = (tag, text, attributes) => {
   return made;
 };
 const counted = count => `${count} op${count > 1 ? "s" : ""}`;
+/** The gain of the ops of a kernel or module; clipped, as kernels that gain more hide in others. */
+function gainOf(data, state, indices) {
+  const ops = indices.map(index => data.ops[index]), before = sum(ops.map(op => op[OP.before])), after = sum(ops.map(op => op[OP.after]));
+  const alone = ops[0][OP.times], letter = state.runs[indices[0]], low = letter === "." ? null : alone[letter];
+  const gain = before && after ? before / after : alone["."] && low ? alone["."] / low : null;
+  return gain && Math.min(gain, data.most_gain);
+}
 const sum = values => values.reduce((total, value) => total + (value || 0), 0);
 
 /** Colours of the style sheet as [red, green, blue], light or dark. */
@@ -50,12 +57,7 @@ class ModelMap {
     const ops = this.ops(box), measured = sum(ops.map(op => op[OP.after])) || sum(ops.map(op => op[OP.before]));
     return measured || sum(ops.map(op => op[OP.times]["."])) || null;
   }
-  gain(box) {
-    const ops = this.ops(box), before = sum(ops.map(op => op[OP.before])), after = sum(ops.map(op => op[OP.after]));
-    if (before && after) return before / after;
-    const times = ops[0][OP.times], low = times[this.state.runs[box[2][0]]];
-    return times["."] && low ? times["."] / low : null;
-  }
+  gain(box) { return gainOf(this.data, this.state, box[2]); }
   noise(box, which) { return Math.max(...this.ops(box).map(op => op[which] || 0)); }
   fill(box) {
     const {card, bad, int8, faint} = this.colours, colour = this.state.colour;
@@ -76,7 +78,7 @@ class ModelMap {
       return count ? [[this.colours[CLASSES[letter]], `${NAMES[letter]}: ${counted(count)}`]] : [];
     });
     if (colour === "time") return [[between(card, int8, .1), "little time"], [int8, micros(this.most)], [faint, "not measured, or fused into another kernel"]];
-    if (colour === "gain") return [[bad, "slower than FP32"], [card, "equal"], [int8, "8 times as fast"], [faint, "not measured"]];
+    if (colour === "gain") return [[bad, "slower than FP32"], [card, "equal"], [int8, "8 times as fast or more"], [faint, "not measured"]];
     return [[between(card, bad, .1), "0.003 %"], [between(card, bad, .55), "0.6 %"], [bad, "100 %"], [faint, "not measured"]];
   }
 

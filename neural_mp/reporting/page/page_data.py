@@ -11,6 +11,7 @@ from typing import Any
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op
+from neural_mp.core.op_timings import MAX_GAIN
 from neural_mp.core.precision import Precision
 from neural_mp.errors import visible
 from neural_mp.reporting.page.map_levels import map_levels
@@ -76,6 +77,7 @@ def _data(view: View) -> dict[str, Any]:
         "result": letters(view, view.runs_in),
         "plans": _plans(view),
         "best": None if view.best is None else view.best.number,
+        "most_gain": MAX_GAIN,
         "levels": [level.document() for level in levels],
         "plan": plan if plan is not None and len(plan) > _SMALL_PLAN else None,
     }

@@ -71,12 +71,22 @@ class View:
             return self.record.setup.followed(self.ending.plan)
         return None if self.best is None else self.record.setup.followed(self.best.plan)
 
+    @property
+    def source(self) -> str:
+        """Precision of the given model as a name, such as `FP32`."""
+        return self.graph.source_name
+
     @cached_property
-    def runs_in(self) -> Mapping[str, Precision]:
-        """Op → effective precision in the result or the best trial so far; else FP32."""
+    def effective(self) -> Mapping[str, Precision]:
+        """Op → precision in the plan of the result or of the best trial so far; else FP32."""
         if self.flow is None:
             return {op.name: Precision.FP32 for op in self.graph}
         return self.flow.effective
+
+    @cached_property
+    def runs_in(self) -> Mapping[str, Precision]:
+        """Op → precision in which the op is executed; see `OpGraph.executed`."""
+        return self.graph.executed(self.effective)
 
     @cached_property
     def counts(self) -> dict[Precision, int]:
@@ -109,7 +119,7 @@ class View:
 
     @property
     def baseline_accuracy(self) -> float | None:
-        """Accuracy of the FP32 model; None if not evaluated."""
+        """Accuracy of the given model; None if not evaluated."""
         if self.report is not None:
             return self.report.baseline_accuracy
         return (self.record.baseline or {}).get("accuracy")

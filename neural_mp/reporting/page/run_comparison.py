@@ -70,12 +70,16 @@ def _figures(titles: Sequence[str], views: Sequence[View]) -> Element:
             cells[2 * place : 2 * place + 2] = [before, f"{after} ({change})" if after else change]
     if not rows:
         return card("Figures", None, none("Neither run has ended."))
-    headings = ["", *(f"{what}, {title}" for title in titles for what in ("FP32", "result"))]
+    columns = [
+        f"{what}, {title}"
+        for title, view in zip(titles, views, strict=True)
+        for what in (view.source, "result")
+    ]
     body = [[figure, *cells] for figure, cells in rows.items()]
     return card(
         "Figures",
-        "The change in brackets is relative to FP32 in the same run.",
-        scrolling(table(headings, body), "Figures"),
+        "The change in brackets is relative to the given model in the same run.",
+        scrolling(table(["", *columns], body), "Figures"),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page.charts import NAMES, Part, both, joined, stacked
@@ -42,9 +41,9 @@ def verdict(view: View) -> tuple[str, str, str]:
         return "Target met", formatting.speed(ending.report), "good"
     rejected = ending.report.best_rejected
     if rejected is not None and rejected.outcome is Outcome.SLOW:
-        return "No faster plan", "the result is the FP32 model", "bad"
+        return "No faster plan", f"the result is the {view.source} model", "bad"
     closest = f"; closest: trial {rejected.number + 1}" if rejected is not None else ""
-    return "Target not met", f"the result is the FP32 model{closest}", "bad"
+    return "Target not met", f"the result is the {view.source} model{closest}", "bad"
 
 
 def tiles(view: View) -> Element:
@@ -77,14 +76,10 @@ def _figures(report: Report) -> list[tuple[str, str, Child]]:
     name, before, after = formatting.time_of(report)
     speed = f"; {formatting.times(report.speedup)}" if report.speedup else ""
     return [
-        (_capitalized(name), after, f"FP32 {before}{speed}"),
+        (_capitalized(name), after, f"{report.source_name} {before}{speed}"),
         _accuracy(report),
-        ("Weights", formatting.size(report.size), _size_of_fp32(report.baseline_size, report.size)),
-        (
-            "Memory footprint",
-            formatting.size(report.footprint),
-            _size_of_fp32(report.baseline_footprint, report.footprint),
-        ),
+        _bytes("Weights", report, report.baseline_size, report.size),
+        _bytes("Memory footprint", report, report.baseline_footprint, report.footprint),
     ]
 
 
@@ -93,7 +88,7 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
         element(
             "div",
             f"{name} {formatting.number(m.value)}; "
-            f"FP32 {formatting.number(m.baseline)}{_goal(m.target)}",
+            f"{report.source_name} {formatting.number(m.baseline)}{_goal(m.target)}",
         )
         for name, m in report.metrics.items()
     ]
@@ -101,8 +96,10 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
     if report.accuracy is None:
         if report.output_sqnr_db is None:
             return title, "not checked", ""
-        return title, f"{report.output_sqnr_db:.1f} dB", "SQNR of the outputs, compared with FP32"
-    explanation = f"FP32 {formatting.number(report.baseline_accuracy)}{_goal(report.target)}"
+        explanation = f"SQNR of the outputs, compared with {report.source_name}"
+        return title, f"{report.output_sqnr_db:.1f} dB", explanation
+    before = formatting.number(report.baseline_accuracy)
+    explanation = f"{report.source_name} {before}{_goal(report.target)}"
     return title, formatting.number(report.accuracy), each or explanation
 
 
@@ -110,16 +107,21 @@ def _goal(target: float | None) -> str:
     return "" if target is None else f"; target {formatting.number(target)}"
 
 
-def _size_of_fp32(before: float | None, after: float | None) -> str:
+def _bytes(
+    what: str, report: Report, before: float | None, after: float | None
+) -> tuple[str, str, Child]:
     fraction = f"; {after / before:.0%}" if before and after is not None else ""
-    return f"FP32 {formatting.size(before)}{fraction}"
+    explanation = f"{report.source_name} {formatting.size(before)}{fraction}"
+    return what, formatting.size(after), explanation
 
 
 def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
     best = view.best
     found = best.objectives if best else {}
-    base = f"FP32 {formatting.number(view.baseline_accuracy)}"
-    speed = f"{formatting.times(best.speedup)} as fast as FP32" if best and best.speedup else ""
+    base = f"{view.source} {formatting.number(view.baseline_accuracy)}"
+    speed = ""
+    if best and best.speedup:
+        speed = f"{formatting.times(best.speedup)} as fast as {view.source}"
     so_far = "best so far"
     return [
         (
@@ -135,12 +137,12 @@ def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
         (
             f"Weights, {so_far}",
             formatting.size(found.get("modelsize")),
-            _fraction(found.get("relative_modelsize")),
+            _fraction(view, found.get("relative_modelsize")),
         ),
         (
             f"Memory footprint, {so_far}",
             formatting.size(found.get("footprint")),
-            _fraction(found.get("relative_footprint")),
+            _fraction(view, found.get("relative_footprint")),
         ),
     ]
 
@@ -149,8 +151,8 @@ def _capitalized(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _fraction(value: float | None) -> str:
-    return f"{value:.0%} of FP32" if value else ""
+def _fraction(view: View, value: float | None) -> str:
+    return f"{value:.0%} of {view.source}" if value else ""
 
 
 def precision_bar(view: View, small: bool = False) -> Element:
@@ -170,10 +172,9 @@ def precision_bar(view: View, small: bool = False) -> Element:
 
 
 def low_words(view: View) -> str:
-    """Return the number of ops below FP32 as text."""
-    whole = len(view.graph)
-    low = whole - view.counts.get(Precision.FP32, 0)
-    return f"{low} of {counted(whole, 'op')} below FP32"
+    """Return the number of ops below the precision of the given model as text."""
+    low = sum(view.runs_in[op.name].bits < op.source_precision.bits for op in view.graph)
+    return f"{low} of {counted(len(view.graph), 'op')} below {view.source}"
 
 
 def notices(view: View) -> list[Child]:

@@ -8,6 +8,8 @@ const whole = value => value ? value.toLocaleString("en") : "–";
 class OpTable {
   constructor(data, state, events) {
     Object.assign(this, {data, state, events, by: -1, falling: false, most: ROWS_AT_FIRST});
+    this.kernelOf = [];
+    data.levels[0].boxes.forEach(box => box[2].forEach(index => { this.kernelOf[index] = box[2]; }));
     const op = at => index => data.ops[index][at];
     const single = letter => index => data.ops[index][OP.times][letter];
     const columns = [
@@ -23,19 +25,15 @@ class OpTable {
       ["in INT8", single("8"), "", micros],
       ["in BF16", single("b"), "", micros],
       ["in FP16", single("h"), "", micros],
-      ["gain", index => this.gain(index), "", times],
+      ["gain", index => this.gain(index), "", gain => gain >= data.most_gain ? `clipped at ${data.most_gain}×` : times(gain)],
       ["weights", op(OP.weights), "", whole],
       ["multiply-adds", op(OP.adds), "", whole],
     ];
     this.columns = columns.filter(([, get], at) => at < 3 || data.ops.some((_, index) => get(index)));
     byId("filter").addEventListener("input", () => this.fill());
   }
-  gain(index) {
-    const op = this.data.ops[index], alone = op[OP.times];
-    if (op[OP.before] && op[OP.after]) return op[OP.before] / op[OP.after];
-    const low = alone[this.state.runs[index]];
-    return low && alone["."] && this.state.runs[index] !== "." ? alone["."] / low : null;
-  }
+  /** The gain of the kernel that runs an op: alone, an op fused into another would gain without bound. */
+  gain(index) { return gainOf(this.data, this.state, this.kernelOf[index]); }
   /** The reason for the precision of an op; in the plan of a trial, the reason against INT8. */
   reason(index) {
     const op = this.data.ops[index], runs = this.state.runs[index];

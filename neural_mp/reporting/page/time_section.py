@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from neural_mp.core.op_timings import MAX_GAIN, Duration, Gain
 from neural_mp.core.precision import Precision
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page.charts import (
@@ -29,10 +30,12 @@ CONVERSIONS, OTHER = "conversions", "other"
 #: Number of op types with their own colour.
 _SHOWN = 5
 _MOST_OPS, _MOST_CONVERSIONS = 14, 100
+#: Length of the longest bar, relative to the median row's.
+_MAX_OVER_MEDIAN = 8.0
 
 
 def time_section(view: View) -> Element:
-    """Return the time of FP32 and result by op type, and the ops per precision."""
+    """Return the time of both models by op type, and the ops per precision."""
     what = "Precisions of ops." if view.ending else "Precisions of ops in the best trial so far."
     return element(
         "section",
@@ -81,9 +84,9 @@ def _spent(view: View) -> list[Child]:
     if ending is None or not ending.baseline_times:
         why = "the run is unfinished" if ending is None else "timing would take too long"
         return [none(f"The ops of the result were not timed: {why}.")]
-    timed = {"FP32": ending.baseline_times, "result": ending.result_times}
+    timed = {view.source: ending.baseline_times, "result": ending.result_times}
     sums = {title: time_by_type(view, times) for title, times in timed.items() if times}
-    colours = _colours(sums)
+    colours = _colours(sums, sums[view.source])
     longest = max(sum(by.values()) for by in sums.values())
     drawn: list[Child] = [element("p", "Both bars have the same scale.", class_="lead")]
     drawn += [_bar(title, by, colours, longest) for title, by in sums.items()]
@@ -105,11 +108,13 @@ def _spent(view: View) -> list[Child]:
     return drawn
 
 
-def _colours(sums: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Return op type → CSS class, for the types with the longest FP32 time."""
+def _colours(
+    sums: Mapping[str, Mapping[str, float]], before: Mapping[str, float]
+) -> dict[str, str]:
+    """Return op type → CSS class, for the types with the longest time in the given model."""
     kinds = dict.fromkeys(kind for by in sums.values() for kind in by)
     known = [kind for kind in kinds if kind not in (CONVERSIONS, OTHER)]
-    ordered = sorted(known, key=lambda kind: -sums["FP32"].get(kind, 0.0))
+    ordered = sorted(known, key=lambda kind: -before.get(kind, 0.0))
     return {kind: f"k{index}" for index, kind in enumerate(ordered[:_SHOWN])}
 
 
@@ -157,33 +162,60 @@ def single_ops_section(view: View) -> Element | None:
     if not times:
         return None
     slowest = sorted(times, key=lambda op: -max(times[op].values(), default=0.0))[:_MOST_OPS]
-    rows = [_op_row(view, op, times[op]) for op in slowest if times[op]]
+    rows = [_op_row(view, op) for op in slowest if times[op]]
+    limit = _bar_limit(rows)
     seen = [p for p in reversed(Precision) if any(p in by for by in times.values())]
     more = f"The slowest {len(rows)} of {len(times)} timed ops." if len(times) > len(rows) else None
     return card(
         "Time of single ops",
-        "Each op with the ops fused into its kernel; the number is the speed-up of the chosen "
-        "precision over FP32.",
-        both(lambda narrow: bars(rows, narrow)),
+        "Each op with the ops fused into its kernel: first quartile of the runs, in brackets the "
+        "fastest and the median; the number is the speed-up of the chosen precision over FP32, "
+        f"clipped at {MAX_GAIN:.0f}×." + _clip_words(limit, rows),
+        both(lambda narrow: bars(rows, narrow, limit)),
         legend([*((p.value, NAMES[p]) for p in seen), ("fp32 weak", "pale: not chosen")]),
         element("p", more, class_="lead after") if more else None,
     )
 
 
-def _op_row(view: View, op: str, by: Mapping[Precision, float]) -> Row:
-    runs = view.runs_in.get(op)
-    parts = [
-        Part(
-            by[p],
-            p.value if p is runs else f"{p.value} weak",
-            f"{op} in {NAMES[p]}: {formatting.seconds(by[p])}{', chosen' if p is runs else ''}",
-        )
-        for p in reversed(Precision)
-        if p in by
-    ]
-    lower = runs is not None and runs is not Precision.FP32 and runs in by
-    gain = by[Precision.FP32] / by[runs] if lower and runs and by.get(Precision.FP32) else None
-    return Row(op, parts, formatting.times(gain) if gain else "")
+def _bar_limit(rows: Sequence[Row]) -> float | None:
+    """Return the length at which bars are clipped, lest a few flatten all others; None for none."""
+    longest = sorted(max(part.value for part in row.parts) for row in rows)
+    if not longest:
+        return None
+    limit = _MAX_OVER_MEDIAN * longest[len(longest) // 2]
+    return limit if longest[-1] > limit else None
+
+
+def _clip_words(limit: float | None, rows: Sequence[Row]) -> str:
+    if limit is None:
+        return ""
+    longer = sum(any(part.value > limit for part in row.parts) for row in rows)
+    return f" Bars are clipped at {formatting.seconds(limit)}: {counted(longer, 'op')} longer."
+
+
+def _op_row(view: View, op: str) -> Row:
+    timings, runs = view.record.measured.times, view.effective.get(op)
+    parts = []
+    for precision in reversed(Precision):
+        taken = timings.duration(op, precision)
+        if taken is not None:
+            chosen = precision is runs
+            tooltip = f"{op} in {NAMES[precision]}: {_with_interval(taken)}"
+            kind = precision.value if chosen else f"{precision.value} weak"
+            parts.append(Part(taken.seconds, kind, tooltip + (", chosen" if chosen else "")))
+    lower = runs is not None and runs is not Precision.FP32
+    return Row(op, parts, _gain_words(timings.gain(op, runs)) if lower and runs else "")
+
+
+def _with_interval(taken: Duration) -> str:
+    low, high = formatting.seconds(taken.low), formatting.seconds(taken.high)
+    return f"{formatting.seconds(taken.seconds)} ({low} to {high})"
+
+
+def _gain_words(gain: Gain | None) -> str:
+    if gain is None:
+        return ""
+    return f"≥ {MAX_GAIN:.0f}×, clipped" if gain.clipped else formatting.times(gain.value)
 
 
 def conversions_section(view: View) -> Element | None:

@@ -199,9 +199,9 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
         return None
     x, y = frame.time(1.0), frame.accuracy(base)
     taken = view.report.baseline_latency if view.report else None
-    tooltip = f"FP32: {view.metric} {formatting.number(base)}"
+    tooltip = f"{view.source}: {view.metric} {formatting.number(base)}"
     tooltip += f", {formatting.seconds(taken)} per batch" if taken else ""
-    word = text("FP32", x, y - 12, "point-word", "middle")
+    word = text(view.source, x, y - 12, "point-word", "middle")
     return titled(tooltip, mark("diamond", x, y, "fp32"), word)
 
 

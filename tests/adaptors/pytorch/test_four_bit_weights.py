@@ -84,6 +84,7 @@ def test_saved_and_loaded_results_are_identical(converted, tmp_path):
     assert again.plan == converted.plan
 
 
+@pytest.mark.slow
 def test_the_onnx_file_computes_with_the_same_weights(converted, tmp_path):
     x = np.random.default_rng(0).integers(50, size=(3, 7))
     converted.export_onnx(tmp_path / "net.onnx")

@@ -80,6 +80,7 @@ def ops_of(module: torch.fx.GraphModule) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Residual, Reshaped, ReadBefore])
 def test_a_graph_is_rewritten_to_what_torch_makes_of_it(kind):
     program = exported(kind())

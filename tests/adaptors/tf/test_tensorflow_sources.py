@@ -76,6 +76,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_model_computes_the_same(form, net, digits, tmp_path):
     images = digits[1].images[:40]

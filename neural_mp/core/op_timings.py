@@ -1,0 +1,155 @@
+"""Times of single ops and conversions, with their spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, NamedTuple
+
+from neural_mp.core.precision import Precision
+from neural_mp.util.validators import (
+    mapping_of,
+    non_negative_float,
+    optional,
+    positive_float,
+    record,
+    tuple_of,
+)
+
+#: Op, or conversion under its own name → seconds of each run.
+OpRuns = Mapping[str, tuple[float, ...]]
+#: Factor from which the gain of an op is clipped. No kernel gains more: the time of such an op is
+#: counted for a neighbour that it is fused into.
+MAX_GAIN = 16.0
+
+
+class Duration(NamedTuple):
+    """Seconds of an op, from several runs.
+
+    Attributes:
+        seconds: the first quartile of the runs. Other load on the machine only adds time, and a
+            single fast run decides nothing.
+        low, high: the fastest run, and the median.
+    """
+
+    seconds: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, runs: Iterable[float]) -> Duration:
+        """Summarize one run or more."""
+        ordered = sorted(runs)
+        return cls(_quantile(ordered, 0.25), ordered[0], _quantile(ordered, 0.5))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Return a quantile of sorted values, linear between two of them."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+class Gain(NamedTuple):
+    """Speed of an op in a precision relative to FP32.
+
+    Attributes:
+        value: the factor, `MAX_GAIN` at most.
+        low, high: the factor between the slower, and between the faster, ends of both intervals.
+        clipped: whether the measured factor exceeds `MAX_GAIN`.
+    """
+
+    value: float
+    low: float
+    high: float
+    clipped: bool
+
+
+@dataclass(frozen=True)
+class OpTimings:
+    """Measured times of a model's ops and conversions.
+
+    Attributes:
+        ops: op → precision → seconds per run, including ops fused into the op's kernel.
+        conversion: seconds to convert the smallest tensor; None if unknown.
+        per_element: additional seconds per element of the tensor (for one sample).
+        whole: seconds per run of the FP32 model; None if unknown.
+        spread: op → precision → fastest and median run, as far as recorded.
+    """
+
+    ops: Mapping[str, Mapping[Precision, float]] = field(default_factory=dict)
+    conversion: float | None = None
+    per_element: float = 0.0
+    whole: float | None = None
+    spread: Mapping[str, Mapping[Precision, tuple[float, float]]] = field(default_factory=dict)
+
+    def duration(self, op: str, precision: Precision) -> Duration | None:
+        """Return the time of an op with its interval; None if not measured."""
+        seconds = self.ops.get(op, {}).get(precision)
+        if seconds is None:
+            return None
+        return Duration(seconds, *self.spread.get(op, {}).get(precision, (seconds, seconds)))
+
+    def gain(self, op: str, precision: Precision) -> Gain | None:
+        """Return the speed of an op relative to FP32; None if either was not measured."""
+        before, after = self.duration(op, Precision.FP32), self.duration(op, precision)
+        if before is None or after is None:
+            return None
+        value, low, high = (
+            before.seconds / after.seconds,
+            _factor(before.low, after.high),
+            _factor(before.high, after.low),
+        )
+        most = MAX_GAIN
+        return Gain(min(value, most), min(low, most), min(high, most), clipped=value > most)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts and numbers."""
+        found: dict[str, Any] = {
+            "ops": {op: {p.value: found for p, found in by.items()} for op, by in self.ops.items()},
+            "conversion": self.conversion,
+            "per_element": self.per_element,
+        }
+        if self.spread:
+            found["spread"] = {
+                op: {p.value: list(ends) for p, ends in by.items()}
+                for op, by in self.spread.items()
+            }
+        return found if self.whole is None else {**found, "whole": self.whole}
+
+    @classmethod
+    def from_dict(cls, data: object) -> OpTimings:
+        """Reverse `to_dict`.
+
+        Raises:
+            NeuralMPError: the data are invalid.
+        """
+        return cls(**_TIMES(data))
+
+
+def _factor(before: float, after: float) -> float:
+    return before / after if after else inf
+
+
+def _seconds_by_precision(value: object) -> dict[Precision, float]:
+    return {
+        Precision.parse(name, "a precision"): s
+        for name, s in mapping_of(positive_float)(value).items()
+    }
+
+
+def _ends_by_precision(value: object) -> dict[Precision, tuple[float, float]]:
+    ends = mapping_of(tuple_of(non_negative_float, non_negative_float))(value)
+    return {Precision.parse(name, "a precision"): found for name, found in ends.items()}
+
+
+_TIMES = record(
+    {
+        "ops": mapping_of(_seconds_by_precision),
+        "conversion": optional(non_negative_float),
+        "per_element": non_negative_float,
+    },
+    {"whole": positive_float, "spread": mapping_of(_ends_by_precision)},
+)

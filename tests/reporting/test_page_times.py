@@ -1,0 +1,63 @@
+"""Times of single ops on the page: with intervals, and clipped with a note instead of flattened."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import page_records
+
+from neural_mp.core.op_timings import MAX_GAIN, OpTimings
+from neural_mp.core.precision import Precision
+from neural_mp.reporting.page import page_of
+from neural_mp.runs.record import RunRecord
+
+FP32, INT8 = Precision.FP32, Precision.INT8
+
+
+def _measured(times: OpTimings) -> RunRecord:
+    made = page_records.record(page_records.chain(12))
+    return replace(made, measured=replace(made.measured, times=times))
+
+
+def _times(seconds: dict[str, tuple[float, float]]) -> OpTimings:
+    ops = {op: {FP32: before, INT8: after} for op, (before, after) in seconds.items()}
+    spread = {op: {p: (0.9 * s, 1.25 * s) for p, s in by.items()} for op, by in ops.items()}
+    return OpTimings(ops, spread=spread)
+
+
+def _ordinary() -> dict[str, tuple[float, float]]:
+    tunable = page_records.record(page_records.chain(12)).setup.tunable_ops
+    return dict.fromkeys(tunable, (2e-3, 5e-4))
+
+
+def _widths(page: str) -> list[float]:
+    section = page.split("Time of single ops")[1].split("</section>")[0]
+    return [float(width) for width in re.findall(r'<rect[^>]* width="([0-9.]+)"', section)]
+
+
+def test_an_interval_stands_behind_every_time():
+    page = page_of(_measured(_times(_ordinary())))
+    assert "2 ms (1.8 ms to 2.5 ms)" in page
+    assert "Bars are clipped" not in page
+
+
+def test_an_outlier_is_clipped_with_a_note_and_leaves_the_other_bars_legible():
+    seconds = _ordinary()
+    first = next(iter(seconds))
+    page = page_of(_measured(_times({**seconds, first: (2.0, 5e-4)})))
+    assert "Bars are clipped at 16 ms: 1 op longer." in page
+    assert "the bar is clipped" in page
+    widths = _widths(page)
+    assert sorted(widths)[len(widths) // 2] > 0.02 * max(widths)
+
+
+def test_a_gain_that_no_kernel_can_have_is_marked_as_clipped():
+    chosen = page_records.record(page_records.chain(12)).ending.plan
+    op = next(op for op, config in chosen.items() if config.precision is INT8)
+    page = page_of(_measured(_times({**_ordinary(), op: (2e-3, 2e-5)})))
+    assert f"≥ {MAX_GAIN:.0f}×, clipped" in page
+    assert "100.00×" not in page
+    data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>([^<]*)<', page)[1])
+    assert data["most_gain"] == MAX_GAIN
