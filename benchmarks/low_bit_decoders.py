@@ -40,7 +40,7 @@ from neural_mp.space import TuningSpace
 #: Widths of the hidden state, of keys and values, within the layers, and number of words.
 WIDTH, CACHED, INNER, WORDS = 896, 128, 4864, 32000
 ROWS = (1, 8, 128)
-HEADINGS = ("runtime", "weights", "size", *(f"{rows} rows" for rows in ROWS), "noise, dB", "audit")
+HEADINGS = ("runtime", "weights", "size", *(f"{rows} rows" for rows in ROWS), "audit")
 
 
 class Stack:
@@ -146,15 +146,12 @@ def rows_of(runtime: str, path: Path, rounds: int) -> list[tuple[str, ...]]:
         for name, seconds in zip(models, (first, *others), strict=True):
             pairs = zip(first, seconds, strict=True)
             ratios[name].append(f"{median(a / b for a, b in pairs):.2f}")
-    truth = np.asarray(models["FP32"](inputs[128]), np.float64)
     size = adaptor.weight_bytes(models["FP32"].held)
     found = []
     for name, model in models.items():
-        noise = np.square(np.asarray(model(inputs[128]), np.float64) - truth).sum()
-        decibels = 10 * np.log10(np.square(truth).sum() / noise) if noise else np.inf
         part = model.adaptor.weight_bytes(model.held) / size
         verdict = "holds" if model.audit().holds else "broken"
-        found.append((runtime, name, f"{part:.3f}", *ratios[name], f"{decibels:.1f}", verdict))
+        found.append((runtime, name, f"{part:.3f}", *ratios[name], verdict))
     return found
 
 

@@ -147,6 +147,7 @@ def _document(space: TuningSpace, op: Op) -> dict[str, Any]:
         "name": op.name,
         "type": op.type,
         "inputs": list(op.inputs),
+        "source_precision": op.source_precision.value,
         "precisions": [p.value for p in capability.precisions],
         "emulated": sorted(p.value for p in capability.emulated),
         "reasons": {p.value: why for p, why in capability.reasons.items()},

@@ -144,8 +144,8 @@ class QuantSpec:
     Attributes:
         dtype: `int8` or `uint8`; for a weight also of 2 to 4 bits, e.g. `uint4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
-        granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 2 to 4 bits
-            require.
+        granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 2 to 4
+            bits require.
         algorithm: range selection: `minmax`, `percentile`, `kl` or `mse` from calibration data,
             `dynamic` from the current values on every run.
         range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with

@@ -52,6 +52,10 @@ def capability_table(
     if len(groups) < len(shown):
         title = f"{title} in {counted(len(groups), 'group')}"
         notes.append("ops of one layer share a row; --all shows one row per op")
+    if space.graph.source_precisions != (Precision.FP32,):
+        notes.append(
+            f"the model is in {space.graph.source_name}; fp32 stands for ops that are not lowered"
+        )
     shared = _reasons_of_all(space)
     notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
     return _Capabilities(title, [_row(space, group, shared) for group in groups], notes)

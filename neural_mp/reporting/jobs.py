@@ -115,7 +115,7 @@ def describe_outcome(job: JobOutcome) -> str:
             JobStatus.MISSED: "did not meet its target",
             JobStatus.UNCHECKED: "accuracy not checked",
         }[job.status],
-        f"{formatting.times(job.speedup)} as fast as FP32" if job.speedup else "",
+        f"{formatting.times(job.speedup)} as fast as the baseline" if job.speedup else "",
         "" if job.accuracy is None else f"{_metric(job)} {formatting.number(job.accuracy)}",
         "finished before" if job.known else "",
     ]
@@ -140,7 +140,7 @@ def figure_headings(outcomes: Sequence[JobOutcome]) -> tuple[str, ...]:
     """Return the headings of `figures`; the first is the metric, if all jobs have the same."""
     metrics = _metrics(outcomes)
     named = "metric" if len(metrics) > 1 else next(iter(metrics), "accuracy")
-    return (named, "FP32", "speed", "size", "time")
+    return (named, "baseline", "speed", "size", "time")
 
 
 def has_several_metrics(outcomes: Sequence[JobOutcome]) -> bool:
@@ -157,7 +157,7 @@ def _metric(job: JobOutcome) -> str:
 
 
 def figures(job: JobOutcome, named: bool = False) -> tuple[str, str, str, str, str]:
-    """Format the metric, its FP32 value, speedup, size and time of a job; dashes if missing.
+    """Format the metric, its baseline, speedup, size and time of a job; dashes if missing.
 
     The value follows the name of its metric if `named`.
     """

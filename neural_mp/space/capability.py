@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.core.enums import Approach
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec, weight_only
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Capability:
         low = [config for config in self.configs if config.precision.is_low_bit]
         if not low or any(_allowed(config, limits) for config in low):
             return self
-        others = (OpConfig(_precision_of(spec), spec) for spec in self.weights if spec.group_size)
+        others = (weight_only(spec) for spec in self.weights if spec.group_size)
         asked = tuple(config for config in others if _allowed(config, limits))
         return replace(self, configs=(*self.configs[:-1], *asked, self.configs[-1]))
 
@@ -93,11 +93,6 @@ class Capability:
         )
         variants = (replace(config, weight=w) for w in weights if w and w.group_size is None)
         return next((other for other in variants if self.takes(other)), config)
-
-
-def _precision_of(spec: QuantSpec) -> Precision:
-    """Return the precision of an op with a weight in groups."""
-    return Precision(f"int{spec.dtype.bits}")
 
 
 def _allowed(config: OpConfig, limits: Iterable[OpConstraint]) -> bool:

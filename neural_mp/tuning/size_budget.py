@@ -41,8 +41,8 @@ def within_limit(
         scored = probe.weight_noise()
     if not scored:
         raise ConfigurationError(
-            f"{limit} requires ops whose weights can be stored in fewer bits, and a framework with "
-            f"gradients, found none in {job.description.model!r}; remove the limit"
+            f"{limit} requires ops whose weights can be stored in fewer bits, and a framework that "
+            f"scores them, found none in {job.description.model!r}; remove the limit"
         )
     most = limit.bytes_of(model.size)
     others = model.size - _FLOAT_BYTES * sum(job.space.graph[op].weights for op in scored)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import re
 
 import keras
 import numpy as np
 import onnx
 import pytest
 import torch
+from machine import machine
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from torch import nn
 
 from neural_mp import ExitPolicy, MixedPrecision, PrecisionPlan
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import PlanError
-from neural_mp.reporting import result_tables
+from neural_mp.reporting import capability_table, result_tables
 from neural_mp.reporting.displays import cell
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -130,6 +134,8 @@ def test_a_record_of_the_run_keeps_the_precision(tmp_path):
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "below FP16" in page
     assert "below FP32" not in page
+    (link,) = re.findall(r'href="data:text/yaml;base64,([^"]+)"', page)
+    assert PrecisionPlan.from_yaml(base64.b64decode(link).decode()).source_precisions == (FP16,)
 
 
 def test_the_precision_of_most_weights_comes_first_and_traces_are_left_out():
@@ -156,3 +162,12 @@ def test_a_plan_file_with_an_unknown_source_precision_is_refused():
     text = "neural_mp_plan: 2\nsource_precisions: [fp15]\nops: {}\n"
     with pytest.raises(PlanError, match="source_precisions"):
         PrecisionPlan.from_yaml(text)
+
+
+def test_inspection_names_the_precision_of_the_model(tmp_path):
+    onnx.save(_onnx_net(), tmp_path / "half.onnx")
+    adaptor = OnnxRuntimeAdaptor()
+    model = adaptor.load(tmp_path / "half.onnx")
+    console = Console(file=io.StringIO(), width=120)
+    console.print(capability_table(adaptor.space(model, machine())))
+    assert "the model is in FP16" in console.file.getvalue()

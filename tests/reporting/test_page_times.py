@@ -12,6 +12,7 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.op_timings import MAX_GAIN, OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.reporting.page import page_of
+from neural_mp.reporting.page.page_data import LETTERS
 from neural_mp.runs.record import RunRecord
 from neural_mp.runs.record_schema import record_from_dict, record_to_dict
 
@@ -83,3 +84,12 @@ def test_details_have_the_shapes_of_an_op():
     data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>([^<]*)<', page)[1])
     shown = [data["why"][op[-1]] for op in data["ops"]]
     assert shown == ["→ ? × 8 × 16", "? × 8 × 16 → scalar", "scalar"]
+
+
+def test_the_script_has_a_name_and_a_colour_for_every_precision():
+    """A precision without a name is `undefined` in the reasons of an op."""
+    page = page_of(page_records.record(page_records.chain(3)))
+    for constant in ("NAMES", "CLASSES"):
+        entries = re.search(rf"const {constant} = \{{([^}}]*)\}}", page)[1]
+        for letter in LETTERS.values():
+            assert re.search(rf'(^|, )"?{re.escape(letter)}"?: "\w+"', entries), (constant, letter)

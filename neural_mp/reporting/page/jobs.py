@@ -42,13 +42,13 @@ def _tiles(outcomes: Sequence[JobOutcome]) -> Element:
             kind=f"verdict {'bad' if failed else 'open' if missed else 'good'}",
         ),
         tile("Target met", str(sum(job.status is JobStatus.MET for job in finished)), "jobs"),
-        tile("Target missed", str(len(missed)), "jobs; the result is the FP32 model"),
+        tile("Target missed", str(len(missed)), "jobs; the result is the model as given"),
         tile(
             "Speed",
             formatting.times(speeds[len(speeds) // 2] if speeds else None),
-            f"as fast as FP32, median of {counted(len(speeds), 'job')}",
+            f"as fast as the baseline, median of {counted(len(speeds), 'job')}",
         ),
-        tile("Weights", formatting.size(sizes[0]), f"FP32 {formatting.size(sizes[1])}"),
+        tile("Weights", formatting.size(sizes[0]), f"baseline {formatting.size(sizes[1])}"),
         class_="tiles",
         aria_label="Result",
     )
@@ -72,7 +72,8 @@ def _table(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
     ]
     return card(
         "Jobs",
-        "Speed and size are compared with FP32. Each link opens the report of a finished job.",
+        "Speed and size are compared with the baseline, the model as given. Each link opens the "
+        "report of a finished job.",
         scrolling(table(headings, rows), "Jobs"),
     )
 

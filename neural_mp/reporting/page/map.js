@@ -1,5 +1,5 @@
 // The map: boxes on a canvas that can be dragged and zoomed. The rest of the page is in page.js.
-const NAMES = {8: "INT8", b: "BF16", h: "FP16", ".": "FP32"};
+const NAMES = {2: "INT2", 3: "INT3", 4: "INT4", 8: "INT8", b: "BF16", h: "FP16", ".": "FP32"};
 const CLASSES = {2: "int2", 3: "int3", 4: "int4", 8: "int8", b: "bf16", h: "fp16", ".": "fp32"};
 const BOX_WIDTH = 132, BOX_HEIGHT = 34, LEAST_ZOOM = 0.01, MOST_ZOOM = 4;
 const OP = {name: 0, type: 1, why: 2, noise: 3, output_noise: 4, times: 5, before: 6, after: 7, weights: 8, adds: 9, config: 10, because: 11, shapes: 12};
@@ -78,7 +78,7 @@ class ModelMap {
       return count ? [[this.colours[CLASSES[letter]], `${NAMES[letter]}: ${counted(count)}`]] : [];
     });
     if (colour === "time") return [[between(card, int8, .1), "little time"], [int8, micros(this.most)], [faint, "not measured, or fused into another kernel"]];
-    if (colour === "gain") return [[bad, "slower than FP32"], [card, "equal"], [int8, "8 times as fast or more"], [faint, "not measured"]];
+    if (colour === "gain") return [[bad, "slower than " + this.data.source], [card, "equal"], [int8, "8 times as fast or more"], [faint, "not measured"]];
     return [[between(card, bad, .1), "0.003 %"], [between(card, bad, .55), "0.6 %"], [bad, "100 %"], [faint, "not measured"]];
   }
 

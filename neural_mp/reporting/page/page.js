@@ -126,7 +126,7 @@ class Page {
     made.append(built("h3", op[OP.name]), first);
     const shapes = this.data.why[op[OP.shapes]];
     if (shapes) say("shape " + shapes);
-    if (op[OP.before] || op[OP.after]) say(`FP32 model ${micros(op[OP.before])}, result ${micros(op[OP.after])}`);
+    if (op[OP.before] || op[OP.after]) say(`${this.data.source} model ${micros(op[OP.before])}, result ${micros(op[OP.after])}`);
     const alone = Object.entries(op[OP.times]).map(([letter, value]) => `${NAMES[letter]} ${micros(value)}`).join(", ");
     if (alone) say("timed as a single op: " + alone);
     if (op[OP.noise] != null) say(`quantization noise of the output: ${fraction(op[OP.noise])}`);

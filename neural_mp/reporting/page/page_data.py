@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -50,7 +51,8 @@ def plan_yaml(view: View) -> str | None:
     """Return the plan of the result, or of the best trial so far, as YAML for replay."""
     if view.flow is None:
         return None
-    return view.plan.to_yaml(framework=view.record.setup.framework)
+    plan = replace(view.plan, source_precisions=view.graph.source_precisions)
+    return plan.to_yaml(framework=view.record.setup.framework)
 
 
 def plan_link(view: View) -> Element | None:
@@ -78,6 +80,7 @@ def _data(view: View) -> dict[str, Any]:
         "plans": _plans(view),
         "best": None if view.best is None else view.best.number,
         "most_gain": MAX_GAIN,
+        "source": view.source,
         "levels": [level.document() for level in levels],
         "plan": plan if plan is not None and len(plan) > _SMALL_PLAN else None,
     }

@@ -19,7 +19,7 @@ class OpTable {
       ["reason", index => this.reason(index), "why"],
       ["quantization noise", op(OP.noise), "", fraction],
       ["output noise", op(OP.output_noise), "", fraction],
-      ["FP32 model", op(OP.before), "", micros],
+      [data.source + " model", op(OP.before), "", micros],
       ["result", op(OP.after), "", micros],
       ["single op in FP32", single("."), "", micros],
       ["in INT8", single("8"), "", micros],
