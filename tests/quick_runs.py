@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api import job_builder, loading
 from neural_mp.core.enums import Objective
+from neural_mp.core.op_timings import OpRuns
 from neural_mp.strategies import refinement
 from neural_mp.tuning import objectives, unchecked
 from neural_mp.tuning.listener import Listener
@@ -82,7 +83,7 @@ def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[floa
 _profile = LoadedModel.profile
 
 
-def _profiled(self: AnyModel, inputs: Any, brief: bool = False) -> Mapping[str, float]:
+def _profiled(self: AnyModel, inputs: Any, brief: bool = False) -> OpRuns:
     """Time ops in few runs, whether or not more are asked for."""
     return _profile(self, inputs, brief=True)
 
