@@ -152,6 +152,8 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
         reasons |= dict.fromkeys((Precision.INT8, *LOW_BITS.values()), kernels.int8)
     else:
         configs += kernels.int8.configs()
+        if not any(config.precision is Precision.INT8 for config in configs):
+            reasons[Precision.INT8] = NO_INTEGER_KERNEL
         if isinstance(kernels.int8.low_bits, str):
             reasons |= dict.fromkeys(LOW_BITS.values(), kernels.int8.low_bits)
         other_weights = kernels.int8.other_weights

@@ -12,9 +12,6 @@ from neural_mp.adaptors.onnxrt.graph_edit import known_array
 from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.precision import QuantSpec
 
-#: Position of the bias among the inputs of MatMulNBits.
-_BIAS = 5
-
 
 def write_grouped(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
     """Convert an op whose weight is stored in groups; inputs and outputs stay float."""
@@ -32,7 +29,7 @@ def _write_product(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
     inputs = [variants.real(data), *_constants(variants, node, operator)]
     if bias is not None:
         # Between are zero points, omitted if symmetric, and the order of the inputs.
-        inputs += [None] * (_BIAS - len(inputs))
+        inputs += [None] * (n_bits.BIAS - len(inputs))
         inputs.append(variants.names.constant(f"{node.name}.bias", bias.astype(np.float32)))
     variants.replace(node, n_bits.PRODUCT, inputs, node.outputs[0], operator.attributes)
 

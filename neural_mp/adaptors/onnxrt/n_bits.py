@@ -28,6 +28,8 @@ from neural_mp.core.precision import QuantSpec
 from neural_mp.util.pytree import Array
 
 PRODUCT, TABLE = "MatMulNBits", "GatherBlockQuantized"
+#: Position of the bias among the inputs of MatMulNBits.
+BIAS = 5
 #: Accuracy level at which MatMulNBits multiplies integers, and the level of float inputs.
 INT8_LEVEL, FLOAT_LEVEL = 4, 0
 #: Fewer inputs do not fill a group.
@@ -35,7 +37,7 @@ MIN_INPUTS = min(GROUP_SIZES)
 _TOO_FEW = f"weights in groups require at least {MIN_INPUTS} inputs"
 _PROBE = "neural_mp.adaptors.onnxrt.n_bits_probe"
 #: Must change with the probe.
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)

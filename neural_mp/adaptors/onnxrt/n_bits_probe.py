@@ -25,6 +25,7 @@ from neural_mp.util.pytree import Array
 _OPSET, _IR_VERSION = 17, 9
 #: A last group that is not full, and several blocks of outputs.
 _INPUTS, _OUTPUTS, _ROWS = 416, 80, 5
+_BIASES = np.linspace(-50, 50, _OUTPUTS, dtype=np.float32)
 #: Relative error below which results are equal; rounding of the inputs causes 4e-3 or more.
 _TOLERANCE = 1e-4
 
@@ -42,15 +43,20 @@ def _find(name: str) -> Iterator[str]:
         found = _run(n_bits.product(weight, case.spec), case.op, read)
         if case.spec.inputs is KernelInputs.INT8:
             read = rounded_inputs(read, case.spec.group_size or 1)
-        expected = read @ stored.T
+        expected = read @ stored.T + _BIASES
     if np.linalg.norm(found - expected) < _TOLERANCE * np.linalg.norm(expected):
         yield name
 
 
 def _run(operator: n_bits.Operator, op: str, read: Array) -> Array:
-    constants = operator.constants
+    constants = dict(operator.constants)
     integers, *others = constants
-    names = [integers, "x", *others] if op == n_bits.TABLE else ["x", integers, *others]
+    if op == n_bits.TABLE:
+        names = [integers, "x", *others]
+    else:
+        names = ["x", integers, *others]
+        names += [""] * (n_bits.BIAS - len(names)) + ["bias"]
+        constants["bias"] = _BIASES
     kind = helper.np_dtype_to_tensor_dtype(read.dtype)
     node = helper.make_node(op, names, ["y"], domain=CONTRIB)
     node.attribute.extend(starmap(helper.make_attribute, operator.attributes.items()))

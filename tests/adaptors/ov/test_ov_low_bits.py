@@ -17,6 +17,7 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.openvino import low_bits
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.runtime import Runner
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision, QuantSpec
 from neural_mp.errors import PlanError
 
@@ -125,6 +126,25 @@ def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
 def test_a_layer_with_one_output_stays_out():
     reason = low_bits.low_bit_specs(low_bits.PRODUCT, 1, 96)
     assert reason == "weights in groups require at least 2 outputs, got 1"
+
+
+def test_tables_have_four_bits_and_name_the_reason_against_eight(net):
+    adaptor = OpenVinoAdaptor()
+    table = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities["embed"]
+    assert table.config(Precision.INT4) is not None
+    assert table.refusal(Precision.INT8) == "no integer kernel"
+
+
+def test_four_bits_are_read_as_stored_beside_calibrated_int8(net):
+    adaptor = OpenVinoAdaptor()
+    model = adaptor.load(net, example={"ids": IDS})
+    space = adaptor.space(model, MACHINE)
+    seen = adaptor.observe(model, [{"ids": IDS}], space)
+    static = space.choice(DOWN, Precision.INT8)
+    plan = PrecisionPlan({**plan_of(PLAN), DOWN: static})
+    mixed = convert_with_plan(net, plan, observations=seen, inputs={"ids": IDS})
+    assert mixed.audit().holds
+    assert {kernel.precision for kernel in Runner(mixed.model).kernels()} >= {"u4", "u8"}
 
 
 def test_a_product_that_a_constant_multiplies_names_the_reason():
