@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from cases import Case, Outcome, Result
 
 #: Kind of file → the largest accepted fraction of refused files.
-LIMITS = {"keras": 0.02, "savedmodel": 2 / 27, "exports": 0.0}
+LIMITS = {"keras": 0.02, "savedmodel": 2 / 27, "exports": 0.0, "onnx": 0.0}
 #: Kind of file → the least number of files that the framework itself runs.
-LEAST = {"keras": 300, "savedmodel": 27, "exports": 51}
+LEAST = {"keras": 300, "savedmodel": 27, "exports": 51, "onnx": 300}
 
 
 def _arguments() -> argparse.Namespace:
@@ -45,6 +45,8 @@ def _results(kind: str, chosen: argparse.Namespace, folder: Path) -> Iterator[Re
         from keras_models import CASES, results
     elif kind == "exports":
         from exports import CASES, results
+    elif kind == "onnx":
+        from onnx_models import CASES, results
     else:
         from saved_models import CASES, results
     cases: list[Case] = CASES.all[:: chosen.every]

@@ -92,7 +92,9 @@ def ours(framework: str, folder: Path) -> Callable[[], Any]:
     if framework == "pytorch":
         data = [import_module("torch").from_numpy(batch) for batch in data]
     tuner.calib_dataloader = data
-    adaptor_for(tuner.model)  # imports
+    adaptor_for(tuner.model)
+    for imported in ("neural_mp.strategies.mincut", "scipy.special"):
+        import_module(imported)
     return tuner
 
 

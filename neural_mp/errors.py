@@ -27,10 +27,26 @@ def visible(text: str) -> str:
     )
 
 
+#: Passwords of URLs: between user and host, up to the last `@`, and as a parameter.
+_PASSWORDS = (
+    re.compile(r"(?<=://)([^\s:/@'\"]*):[^\s'\"]*@"),
+    re.compile(r"(?<=[?&])(\w*(?:password|passwd|pwd|token))=[^\s&'\"]*", re.IGNORECASE),
+)
+_MASKS = (r"\1:***@", r"\1=***")
+
+
+def without_passwords(text: str) -> str:
+    """Return a text with the passwords of its URLs masked."""
+    for pattern, mask in zip(_PASSWORDS, _MASKS, strict=True):
+        text = pattern.sub(mask, text)
+    return text
+
+
 class NeuralMPError(Exception):
     """Base of all deliberate errors: the message names the subject, the rule and the fix.
 
-    The message may contain names from files, so that `str` escapes control characters.
+    The message may contain names from files and URLs of storages, so that `str` escapes control
+    characters and masks passwords.
 
     Attributes:
         keys: path of the mistake in the settings, outermost key first.
@@ -39,7 +55,10 @@ class NeuralMPError(Exception):
     keys: tuple[str | int, ...] = ()
 
     def __str__(self) -> str:
-        return visible(super().__str__())
+        return visible(without_passwords(super().__str__()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 @contextmanager
@@ -160,9 +179,9 @@ def is_users_own(error: BaseException) -> bool:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an exception, or a placeholder if `str()` raises."""
+    """Return the message of an exception without passwords, or a placeholder if `str()` raises."""
     try:
-        return str(error)
+        return without_passwords(str(error))
     except Exception:  # noqa: BLE001 (a `__str__` of the user's may raise anything)
         return "<exception str() failed>"
 

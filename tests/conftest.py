@@ -166,15 +166,32 @@ def pytest_configure(config):
     config.option.loadscopereorder = False
 
 
+#: Files of more than 20 seconds, which come first: at the end, one would run while others idle.
+LONGEST = frozenset(
+    {
+        *("zoo/test_torch_zoo.py", "zoo/test_keras_layers.py", "test_docs.py"),
+        *("test_mutated_files.py", "test_accepted_files.py", "test_other_processors.py"),
+        *("test_examples.py", "test_examples_digits.py", "api/test_tune_many_on_ray.py"),
+        *("api/test_runtimes.py", "api/test_runtime_results.py", "tuning/test_ray.py"),
+        *("tuning/test_every_strategy.py", "tuning/test_workers.py", "tuning/test_resume.py"),
+        *("api/test_cli_output.py", "api/test_surroundings.py", "test_installation.py"),
+        *("compat/test_inc_example_scripts.py", "adaptors/tf/test_tensorflow_mixed_precision.py"),
+        "adaptors/pytorch/test_pytorch_architectures.py",
+        "adaptors/pytorch/test_pytorch_ways_out.py",
+    }
+)
+
+
 def pytest_collection_modifyitems(items):
-    """Slow files come first, so that no process is left alone with one in the end.
+    """The longest files come first, and those without a slow test last, to fill up all processes.
 
     pytest captures loggers that do not propagate, and for any handler of its trace, torch collects
     a stack with every record: 4 % of the time of an export. Importing torch has set this back.
     """
     logging.getLogger("torch.__trace").propagate = True
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    longest = {Path(__file__).parent / name for name in LONGEST}
+    items.sort(key=lambda item: (item.path not in longest, item.path not in slow))
 
 
 @pytest.hookimpl(trylast=True)

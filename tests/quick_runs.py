@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api import job_builder, loading
 from neural_mp.core.enums import Objective
 from neural_mp.strategies import refinement
@@ -79,6 +79,14 @@ def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[floa
     return _interleaved_rounds(runs, **options)
 
 
+_profile = LoadedModel.profile
+
+
+def _profiled(self: AnyModel, inputs: Any, brief: bool = False) -> Mapping[str, float]:
+    """Time ops in few runs, whether or not more are asked for."""
+    return _profile(self, inputs, brief=True)
+
+
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture a net once a session."""
     monkeypatch.setattr(job_builder, "load_source", load_once)
@@ -98,6 +106,7 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
     monkeypatch.setattr(Measurement, "rounds", _measured)
+    monkeypatch.setattr(LoadedModel, "profile", _profiled)
 
 
 def search_briefly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,14 @@ EXPORTS = (
     *("resnet_core.pt2", "unet.pt2", "lstm.pt2", "bags_core.pt2", "weight_norm.pt2", "sampled.pt2"),
     *("written.pt2", "branches.pt2", "loops.pt2", "spectra_core.pt2", "divided.pt2", "gpt2.pt2"),
 )
+ONNX = (
+    *("traced_resnet_7.onnx", "traced_lstm_9.onnx", "traced_unet_11.onnx"),
+    *("helper_net_8.onnx", "helper_controlled_13.onnx", "helper_quantized_25.onnx"),
+    *("simple_test_sequence_model4.onnx", "simple_test_expand_shape_model2.onnx"),
+)
 
 
-NAMES = {"savedmodel": SAVED_MODELS, "keras": KERAS, "exports": EXPORTS}
+NAMES = {"savedmodel": SAVED_MODELS, "keras": KERAS, "exports": EXPORTS, "onnx": ONNX}
 
 
 @pytest.mark.slow

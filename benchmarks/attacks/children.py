@@ -23,7 +23,7 @@ _CHILD = Path(__file__).resolve().parent / "mutation_child.py"
 _AT_ONCE = 2
 #: Seconds without a word of a process after which it is taken for hanging: its own limit is lower,
 #: but is not seen within a library.
-_PATIENCE = 120
+_PATIENCE = 300
 
 
 @dataclass(frozen=True)

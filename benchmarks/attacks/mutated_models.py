@@ -23,7 +23,7 @@ from neural_mp.tuning.criterion import ExitPolicy
 from neural_mp.util.pytree import tree_leaves
 
 _MANIFEST, _PLAN, _RECORD, _PAGE = "neural_mp.json", "plan.yaml", "run.json.gz", "report.html"
-_DETAILS = ("details.json", "neural_mp_onnx.json")
+_DETAILS = ("details.json", "neural_mp_onnx.json", "neural_mp_openvino.json")
 _SHAPE = (4, 1, 8, 8)
 
 
@@ -37,6 +37,17 @@ def prepare_onnx(folder: Path) -> None:
     from attacked_nets import as_onnx
 
     _save(as_onnx(_torch_net()), folder, _SHAPE)
+
+
+def prepare_openvino(folder: Path) -> None:
+    """The same net in OpenVINO."""
+    import onnx
+    from attacked_nets import as_onnx
+
+    from neural_mp.adaptors.openvino.runtime import ov
+
+    onnx.save(as_onnx(_torch_net()), folder / "net.onnx")
+    _save(ov.convert_model(folder / "net.onnx"), folder, _SHAPE)
 
 
 def prepare_tensorflow(folder: Path) -> None:

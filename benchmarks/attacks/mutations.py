@@ -10,6 +10,8 @@ import mutated_models as models
 import mutated_plans
 import mutated_runs
 import mutated_settings
+import mutated_sources as sources
+import mutated_tokenizers
 import mutated_torch as programs
 from children import Attacked, judged_in_children
 from verdicts import Family, Finding
@@ -46,6 +48,13 @@ _ALL = (
     Group("PyTorch models", 300, models.prepare_pytorch, models.attacks, 75, 30),
     Group("TensorFlow models", 300, models.prepare_tensorflow, models.attacks, 50, 30),
     Group("ONNX models", 300, models.prepare_onnx, models.attacks, 75, 30),
+    Group("OpenVINO models", 300, models.prepare_openvino, models.attacks, 75, 30),
+    Group("frozen graphs", 400, sources.prepare_frozen, sources.frozen_attacks, 100, 60),
+    Group("SavedModels", 400, sources.prepare_saved_models, sources.saved_model_attacks, 100, 60),
+    Group("Keras files", 400, sources.prepare_keras, sources.keras_attacks, 100, 60),
+    Group("ONNX files", 400, sources.prepare_onnx_files, sources.onnx_attacks, 100, 60),
+    Group("OpenVINO files", 400, sources.prepare_openvino_files, sources.openvino_attacks, 100, 60),
+    Group("tokenizers", 400, mutated_tokenizers.prepare, mutated_tokenizers.attacks, 200, 30),
     Group("PyTorch programs", 600, programs.prepare_programs, programs.program_attacks, 150, 60),
     Group("ops of programs", 8000, programs.prepare_ops, programs.op_attacks, 4000, 30),
     Group("transformers folders", 400, programs.prepare_folder, programs.folder_attacks, 200, 60),

@@ -260,7 +260,7 @@ LOADERS: dict[str, tuple[Callable[[Given], None], Comes]] = {
         loader([(X, Y, Y)]),
         Refused(r"\(inputs, labels\).*tuple of 3.*int64\[8\]"),
     ),
-    "dicts without labels": (loader([{"x": X}]), Refused("eval_dataloader.*dict.*keys x")),
+    "dicts without labels": (loader([{"x": X}]), Refused("eval_dataloader.*dict with the keys: x")),
     "dicts with labels": (loader([{"x": X, "labels": Y}] * 3), Right()),
     "None": (loader([None]), Refused(r"\(inputs, labels\), got None")),
     "words": (loader(["ab"]), Refused(r"\(inputs, labels\), got a str")),
@@ -373,7 +373,10 @@ LOADERS: dict[str, tuple[Callable[[Given], None], Comes]] = {
         calibration([]),
         Refused("calib_dataloader must yield at least one batch"),
     ),
-    "calibration: None": (calibration([None]), Refused("calib_dataloader")),
+    "calibration: None": (
+        calibration([None]),
+        Refused("batch 1 of calib_dataloader.*got None"),
+    ),
     "calibration: NaN": (calibration([(X * np.nan, Y)]), Refused("NaN")),
     "calibration: a function of two": (
         calibration(lambda a, b: batches()),

@@ -140,8 +140,11 @@ METRICS: dict[str, tuple[Callable[[Given], None], Comes]] = {
     "a number": (metric(lambda: 3), Refused("metric")),
     "a word that is none": (metric(lambda: "acuracy"), Refused("'acuracy'.*accuracy")),
     "a class": (metric(lambda: type(fit_metric())), Refused("instance")),
-    "a function of no argument": (metric(lambda: lambda: 1.0), Refused("takes")),
-    "a function of three": (metric(lambda: lambda a, b, c: 1.0), Refused("takes.*c")),
+    "a function of no argument": (metric(lambda: lambda: 1.0), Refused(r"must take .*got \(\)")),
+    "a function of three": (
+        metric(lambda: lambda a, b, c: 1.0),
+        Refused(r"must take .*got \(a, b, c\)"),
+    ),
     "a function of a model": (metric(lambda: lambda model: 1.0), Refused("eval_func")),
     "a function that returns None": (metric(lambda: lambda preds, labels: None), Refused("None")),
     "update raises": (update(raiser(OwnError("mine"))), Own(OwnError)),

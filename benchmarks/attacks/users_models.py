@@ -89,8 +89,14 @@ MODELS: dict[str, tuple[Callable[[Given], None], Comes]] = {
     "returns a word": (returning(lambda y: "logits"), Refused("str|logits|output")),
     "returns a number": (returning(lambda y: 3), Refused("int|3|no output|shape")),
     "returns a dict": (returning(lambda y: {"logits": y}), Right()),
-    "returns a dict of two": (returning(lambda y: {"a": y, "b": y + 1}), Refused("2 arrays")),
-    "returns a tuple of two": (returning(lambda y: (y, y + 1)), Refused("2 arrays")),
+    "returns a dict of two": (
+        returning(lambda y: {"a": y, "b": y + 1}),
+        Refused("must be one array, got 2"),
+    ),
+    "returns a tuple of two": (
+        returning(lambda y: (y, y + 1)),
+        Refused("must be one array, got 2"),
+    ),
     "returns an empty tuple": (returning(lambda y: ()), Refused("tuple|output")),
     "returns NaN only": (returning(lambda y: y * float("nan")), Refused(r"NaN.*float32\[8, 10\]")),
     "returns Inf only": (returning(lambda y: y + float("inf")), Right(False)),

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from neural_mp.adaptors.common import conversion, optional
 from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
@@ -72,9 +73,12 @@ class Adaptor(ABC, Generic[M]):
     corrections: optional.Corrections[M] | None = None
     hessian: optional.Hessian[M] | None = None
     gradients: optional.Gradients[M] | None = None
+    grouped_weights: optional.GroupedWeights[M] | None = None
+    layer_inputs: optional.LayerInputs[M] | None = None
     portability: optional.Portability[M] | None = None
     single_file: optional.SingleFile[M] | None = None
     onnx_export: optional.OnnxExport[M] | None = None
+    checkpoints: optional.Checkpoints[M] | None = None
     transfer: optional.Transfer[M] | None = None
     compiler: optional.Compiler[M] | None = None
     streams: optional.Streams[M] | None = None
@@ -248,12 +252,19 @@ class Adaptor(ABC, Generic[M]):
         return conversion.observe(self, model, batches, space)
 
     def convert(
-        self, model: M, plan: ResolvedPlan, observations: Observations, space: TuningSpace
+        self,
+        model: M,
+        plan: ResolvedPlan,
+        observations: Observations,
+        space: TuningSpace,
+        corrected: CorrectedWeights[M] | None = None,
     ) -> M:
         """Return the model in the precisions of a plan; `model` itself for an all-FP32 plan.
+
+        `corrected` are the corrected weights of the model, by default made without data.
 
         Raises:
             ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
             PlanError: a correction in the plan cannot be applied.
         """
-        return conversion.convert(self, model, plan, observations, space)
+        return conversion.convert(self, model, plan, observations, space, corrected)

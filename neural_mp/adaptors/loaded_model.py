@@ -11,9 +11,11 @@ import numpy as np
 
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.conversion import profile
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.fisher import weight_noise
 from neural_mp.adaptors.common.hessian import weight_sensitivity
+from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
@@ -170,9 +172,15 @@ class LoadedModel(Generic[M]):
             return self
         return replace(self, held=offered.with_streams(self.held, count))
 
-    def in_space(self, space: TuningSpace) -> TunableModel[M]:
-        """Return the model with a tuning space."""
-        return TunableModel(self.adaptor, self.held, space, boundary=self.boundary)
+    def in_space(
+        self, space: TuningSpace, data: Callable[[], Iterable[Any]] | None = None
+    ) -> TunableModel[M]:
+        """Return the model with a tuning space, and with calibration inputs.
+
+        Without inputs, the space is reduced to weights that are rounded without data.
+        """
+        space = space.without_data() if data is None else space
+        return TunableModel(self.adaptor, self.held, space, data=data, boundary=self.boundary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,10 +215,25 @@ class TunableModel(LoadedModel[M]):
     Attributes:
         space: the capabilities of every op.
         observations: the calibration results; empty before `calibrated`.
+        data: → calibration inputs for corrected weights; None without data.
     """
 
     space: TuningSpace
     observations: Observations = field(default_factory=Observations)
+    data: Callable[[], Iterable[Any]] | None = None
+
+    @cached_property
+    def corrected(self) -> CorrectedWeights[M]:
+        """The corrected weights, made as they are needed."""
+        data = self.data
+        batches = None if data is None else lambda: map(self._given, data())
+        return CorrectedWeights(self.adaptor, self.held, batches)
+
+    def in_space(
+        self, space: TuningSpace, data: Callable[[], Iterable[Any]] | None = None
+    ) -> TunableModel[M]:
+        """Return the model with another tuning space, not calibrated."""
+        return replace(self, space=space, observations=Observations(), data=data or self.data)
 
     def calibrated(self, batches: Iterable[Any]) -> TunableModel[M]:
         """Return the model with observations of one calibration pass and scored corrections.
@@ -232,7 +255,7 @@ class TunableModel(LoadedModel[M]):
             ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
             PlanError: a correction in the plan cannot be applied.
         """
-        held = self.adaptor.convert(self.held, plan, self.observations, self.space)
+        held = self.adaptor.convert(self.held, plan, self.observations, self.space, self.corrected)
         if held is self.held:
             return self
         return LoadedModel(self.adaptor, held, boundary=self.boundary)
@@ -258,13 +281,17 @@ class TunableModel(LoadedModel[M]):
         return weight_sensitivity(self.adaptor, self.held, given, self.space)
 
     def weight_noise(self, batches: Iterable[Any]) -> dict[str, dict[str, float]]:
-        """Return op → quantization of its weight → noise of the rounding, by the Fisher probe.
+        """Return op → quantization of its weight → noise of the rounding: see `fisher`.
 
-        Empty if the framework has no gradients of weights.
+        Without gradients, the noise at the results of each layer, from its inputs; empty if the
+        framework offers neither.
         """
-        if self.adaptor.gradients is None:
-            return {}
-        return weight_noise(self.adaptor, self.held, map(self._given, batches), self.space)
+        given = map(self._given, batches)
+        if self.adaptor.gradients is not None:
+            return weight_noise(self.adaptor, self.held, given, self.space, self.corrected)
+        if self.adaptor.layer_inputs is not None:
+            return layer_noise(self.adaptor, self.held, given, self.space)
+        return {}
 
 
 #: Models of any framework, for code that treats them as opaque.

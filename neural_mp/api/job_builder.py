@@ -42,6 +42,7 @@ from neural_mp.tuning.executors import executor_named, read_workers
 from neural_mp.tuning.job import RunDescription, SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.objectives import Measurement, parse_objectives
+from neural_mp.tuning.size_limit import SizeLimit
 from neural_mp.util.text import with_article
 from neural_mp.util.validators import (
     Validator,
@@ -87,9 +88,8 @@ _OPTIONS: Mapping[str, Validator[Any]] = {
         matching("a function (predictions, labels) → (predictions, labels)", callable)
     ),
 }
-#: Default folder of the run history.
+#: Defaults: the folder of the run history, and the precisions to search.
 DEFAULT_WORKSPACE = "neural_mp_workspace"
-#: Default precisions to search.
 DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
 
@@ -138,26 +138,27 @@ class JobBuilder:
             *(given.runtime, load, loaded, self.settings, given, precisions),
             *(here.for_target(given.target), amp, strategy),
         )
+        sampled = None if calibration is None else Calibration(calibration, samples)
         chosen = runtime.chosen(
-            None if calibration is None else Calibration(calibration, samples),
+            sampled,
             lambda: measured(loaded),
             lambda: compared_runtimes(url(), fingerprint()) if given.resume else (),
         )
         hint = self._hint(loaded, measured)
         load, loaded = chosen.load, chosen.model
         hardware, told = hardware_for(given.target, here, loaded.adaptor)
-        read = () if calibration is None else calibration.assumed
-        log.warnings += dict.fromkeys((*noted, *loaded.warnings, *told, *read))
+        told = (*told, *(() if calibration is None else calibration.assumed))
+        log.warnings += dict.fromkeys((*noted, *loaded.warnings, *told))
         if given.approach in (None, Approach.STATIC):
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
         space, precisions = self._space(runtime, loaded, hardware, precisions, amp)
         job = TuningJob(
-            model=loaded.in_space(space),
+            model=loaded.in_space(space, None if sampled is None else sampled.inputs),
             load=load,
             strategy=strategy,
             evaluator=evaluator,
-            calibration=None if calibration is None else Calibration(calibration, samples),
+            calibration=sampled,
             measurement=measured(loaded),
             open_history=lambda: History(
                 url(), fingerprint(), criterion.prefers_higher, given.resume
@@ -170,6 +171,7 @@ class JobBuilder:
                 seed=int(given.random_seed),
                 workers=read_workers(given.workers),
                 early_stopping=given.early_stopping,
+                size_limit=SizeLimit(given.max_bytes, given.max_bits),
             ),
             amp=amp.words(),
             cache=self._cache(loaded),
@@ -386,6 +388,7 @@ def check(options: MixedPrecision) -> None:
         raise ConfigurationError("model must be set, got None; set converter.model")
     parse_objectives(options.objective)
     check_min_speedup(options.min_speedup)
+    SizeLimit(options.max_bytes, options.max_bits)
     if options.approach is not None:
         Approach.parse(options.approach, "approach")
     Capture.parse(options.capture, "capture")

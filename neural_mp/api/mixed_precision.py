@@ -96,6 +96,8 @@ class MixedPrecision:
             `modelsize`; or several with their weights.
         min_speedup: minimum speedup over FP32 (lower confidence bound) of a result if latency is
             the only objective; default: 1.03. A smaller gain does not justify the accuracy loss.
+        max_bytes, max_bits: limit of the bytes of all weights, or of their mean bits; the result is
+            the most accurate model within the limit, without evaluation.
         workspace: folder of the run history; `storage`: an Optuna storage URL instead.
         resume: continue the workspace's latest run of the same model.
         random_seed: seed of randomized strategies.
@@ -154,6 +156,8 @@ class MixedPrecision:
         self.strategy: str = tuning.strategy or DEFAULT
         self.objective: str | Mapping[str, float] = tuning.objective or Objective.PERFORMANCE
         self.min_speedup: float = tuning.min_speedup
+        self.max_bytes: int | None = tuning.max_bytes
+        self.max_bits: float | None = tuning.max_bits
         self.workspace: str | Path = tuning.workspace or DEFAULT_WORKSPACE
         self.storage: str | None = tuning.storage
         self.resume: bool = tuning.resume

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from neural_mp.adaptors.common.boundary import Boundary
+from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
@@ -201,6 +202,25 @@ class OptimizedModel:
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
         export.export_onnx(self.held, target, self._metadata())
+
+    def save_pretrained(
+        self, folder: str | Path, quant_method: str = CheckpointFormat.COMPRESSED_TENSORS
+    ) -> None:
+        """Write a checkpoint with `quantization_config`, for transformers, vLLM and other tools.
+
+        Args:
+            folder: the folder to write to.
+            quant_method: `compressed-tensors` (its form `pack-quantized`) or `gptq`.
+
+        Raises:
+            ConfigurationError: the format does not exist.
+            ConversionError: the format cannot hold the model.
+        """
+        form = CheckpointFormat.parse(quant_method, "quant_method")
+        offered = needed(self.adaptor.checkpoints, self.framework, "checkpoints of other tools")
+        target = validate_option("the folder", file_path, folder)
+        with writing(target):
+            offered.export(self.held, target, form)
 
     def sensitivity(self) -> SensitivityReport:
         """Return the sensitivities measured by the run, highest degradation first.

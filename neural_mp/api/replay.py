@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
@@ -27,6 +29,7 @@ def convert_with_plan(
     observations: Observations | None = None,
     framework: str | None = None,
     inputs: object = None,
+    calibration: Iterable[Any] | None = None,
     hardware: Hardware | None = None,
     target: str = machine.HOST_TARGET,
     capture: Capture = Capture.WHOLE,
@@ -39,6 +42,7 @@ def convert_with_plan(
         observations: calibration results, if `plan` is not a file.
         framework: framework of the model; default: detected.
         inputs: example inputs, if the model requires them.
+        calibration: batches of inputs, for weights corrected with data (`awq`, `gptq`).
         hardware: hardware of this machine; default: detected.
         target: CPU to convert for, a name in `neural_mp.core.hardware.TARGETS`.
         capture: see `MixedPrecision`.
@@ -69,7 +73,9 @@ def convert_with_plan(
                 "use a plan file written by save_plan or `neural-mp tune --output`"
             )
         observations = Observations()
-    tunable = loaded.in_space(space).observed(observations)
+    data = None if calibration is None else list(calibration)
+    given = None if data is None else lambda: iter(data)
+    tunable = loaded.in_space(space, given).observed(observations)
     converted = tunable.converted(resolved)
     measurement = Measurement(loaded.example_inputs())
     footprints = Footprints(tunable, measurement.inputs)

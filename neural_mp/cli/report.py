@@ -82,7 +82,7 @@ def _read(
     from neural_mp.util.validators import file_path, validate_option
 
     if storage is not None:
-        return read_record(storage, number, model)
+        return read_record(storage_url(DEFAULT_WORKSPACE, storage), number, model)
     workspace = Path(DEFAULT_WORKSPACE) if workspace is None else workspace
     validate_option("the workspace", file_path, workspace)
     if (workspace / HISTORY_FILE).is_file():

@@ -40,6 +40,8 @@ class SearchOptions(ExitStack):
         batch_size: samples per batch of the data.
         tolerance: tolerated accuracy loss.
         precisions: precisions to search.
+        max_bytes: limit of the bytes of all weights, instead of an accuracy target.
+        max_bits: limit of the mean bits per weight, instead of an accuracy target.
         timeout: limit of the search in seconds.
         max_trials: maximum number of evaluated plans.
     """
@@ -60,6 +62,12 @@ class SearchOptions(ExitStack):
         precisions: Annotated[
             str | None, typer.Option(help="Precisions to search, e.g. int8,bf16.")
         ] = None,
+        max_bytes: Annotated[
+            int | None, typer.Option(min=1, help="Most accurate model of at most these bytes.")
+        ] = None,
+        max_bits: Annotated[
+            float | None, typer.Option(help="Most accurate model of at most these bits a weight.")
+        ] = None,
         timeout: Annotated[
             float | None, typer.Option(help="Time limit of the search in seconds.")
         ] = None,
@@ -70,6 +78,7 @@ class SearchOptions(ExitStack):
         super().__init__()
         self.metric, self.data, self.label = metric, data, label
         self.batch_size, self.tolerance, self.precisions = batch_size, tolerance, precisions
+        self.sizes: dict[str, float | None] = {"max_bytes": max_bytes, "max_bits": max_bits}
         self.limits: dict[str, Any] = {"timeout": timeout, "max_trials": max_trials}
 
     def __enter__(self) -> SearchOptions:
@@ -102,6 +111,9 @@ class SearchOptions(ExitStack):
             )
         if self.precisions is not None:
             converter.precisions = self.precisions
+        for option, limit in self.sizes.items():
+            if limit is not None:
+                setattr(converter, option, limit)
         given = {name: value for name, value in self.limits.items() if value is not None}
         converter.exit_policy = replace(converter.exit_policy, **given)
 
@@ -111,7 +123,8 @@ class SearchOptions(ExitStack):
         Raises:
             ConfigurationError: one of them is missing.
         """
-        if self.data is None or self.metric is None:
+        has_limit = any(limit is not None for limit in self.sizes.values())
+        if self.data is None or (self.metric is None and not has_limit):
             raise ConfigurationError(
                 f"tuning the model {model!r} requires --data FILE and --metric NAME; or write a "
                 f"tuning file with: neural-mp init {model}"

@@ -37,7 +37,7 @@ _OP_WISE = ("quantization", "mixed_precision", "graph_optimization")
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
 #: Keys of `tuning` whose values are settings as they are.
 _UNCHANGED = (
-    *("objective", "min_speedup", "random_seed", "storage"),
+    *("objective", "min_speedup", "max_bytes", "max_bits", "random_seed", "storage"),
     *("early_stopping", "cache", "workers"),
 )
 _ACCURACY: KeyPath = ("evaluation", "accuracy")
@@ -160,7 +160,7 @@ def _tensor(limits: Mapping[str, Any]) -> tuple[QuantConstraint, tuple[Precision
         return QuantConstraint(**allowed), None
     integers = tuple(word for word in limits["dtype"] if word in QUANT_CHOICES["dtype"])
     floats = [word for word in limits["dtype"] if word not in integers]
-    by_bits = {precision.bits: precision for precision in (Precision.INT4, Precision.INT8)}
+    by_bits = {precision.bits: precision for precision in Precision if precision.is_integer}
     named = {*floats, *(by_bits[QuantDType(word).bits] for word in integers)}
     precisions = Precisions(p for p in Precision if p in named)
     return QuantConstraint(dtype=integers or None, **allowed), precisions

@@ -12,6 +12,7 @@ from neural_mp.core.hardware import TARGETS
 from neural_mp.core.precision import QUANT_CHOICES
 from neural_mp.errors import did_you_mean, error_path
 from neural_mp.tuning.criterion import check_min_speedup
+from neural_mp.tuning.size_limit import SIZE_LIMITS
 from neural_mp.util.validators import (
     MAX_SEED,
     MOST_STREAMS,
@@ -70,7 +71,11 @@ def _each_valid(data: Mapping[str, Any], keys: Mapping[str, Validator[Any]]) -> 
     return {key: validate_at(key, keys[key], value) for key, value in given.items()}
 
 
-_TENSOR = _section(**{kind: values.quant_words(kind) for kind in QUANT_CHOICES})
+_TENSOR = _section(
+    **{kind: values.quant_words(kind) for kind in QUANT_CHOICES},
+    group_size=values.GROUP_SIZES,
+    rounding=values.roundings,
+)
 _LIMITS = _section(precisions=values.precisions, weight=_TENSOR, activation=_TENSOR)
 _CONVERSION = dict(precisions=values.precisions, op_wise=_by_name(_LIMITS))
 _AMP = dict(
@@ -125,6 +130,7 @@ def _schema(share: Any, amount: Any, seconds: Any, trials: Any, seed: Any) -> Se
             ),
             objective=values.OBJECTIVE,
             min_speedup=checked(check_min_speedup),
+            **SIZE_LIMITS,
             exit_policy=_section(timeout=seconds, max_trials=trials, performance_only=boolean),
             random_seed=seed,
             workspace=_section("", "path", path=values.TEXT, resume=values.RESUME),

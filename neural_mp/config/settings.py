@@ -69,6 +69,8 @@ class TuningSettings:
         cache: whether to use and extend the measurement cache of the workspace.
         workers: number of processes that run trials in parallel; or input of `read_workers`.
         min_speedup: required speedup over FP32, with confidence, if only speed is tuned.
+        max_bytes, max_bits: limit of the bytes of all weights, or of their mean bits; None for no
+            limit.
     """
 
     strategy: str | None = None
@@ -83,6 +85,8 @@ class TuningSettings:
     cache: bool = True
     workers: int | str | Mapping[str, Any] = 1
     min_speedup: float = MIN_SPEEDUP
+    max_bytes: int | None = None
+    max_bits: float | None = None
 
 
 @dataclass(frozen=True)

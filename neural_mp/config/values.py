@@ -18,7 +18,13 @@ from neural_mp.core.enums import (
     Capture,
     ObjectiveName,
 )
-from neural_mp.core.precision import QUANT_CHOICES, Precision, parse_precisions
+from neural_mp.core.precision import (
+    MAX_GROUP_SIZE,
+    QUANT_CHOICES,
+    ROUNDINGS,
+    Precision,
+    parse_precisions,
+)
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.tuning.executors import read_workers
 from neural_mp.util.text import counted
@@ -146,6 +152,16 @@ def quant_words(kind: str) -> Validator[list[str]]:
     )
 
 
+def roundings(value: Any) -> list[str]:
+    """Validate roundings of a weight: corrections in one text, `rtn`, or a list of such texts."""
+    words = [TEXT(text).lower() for text in (value if isinstance(value, list) else [value])]
+    wrong = next((word for word in words if word not in ROUNDINGS), None)
+    if wrong is not None:
+        wanted = f"one or more of {', '.join(ROUNDINGS)}"
+        raise invalid(wanted, wrong, did_you_mean(wrong, ROUNDINGS))
+    return words
+
+
 def precisions(value: Any) -> tuple[Precision, ...] | None:
     """Validate precisions; None for `any`."""
     words = [part for word in split(_PRECISION_WORDS(value)) for part in split(word)]
@@ -204,6 +220,14 @@ SHARE = matching(
 )
 ANY_SHARE = matching("a number, or a percentage such as 1%", _is_any_share, _share)
 SIZES = matching("a whole number from 1, or several", _is_sizes, lambda v: max(map(int, split(v))))
+GROUP_SIZES = matching(
+    f"group sizes: whole numbers from 1 to {MAX_GROUP_SIZE}",
+    lambda value: all(
+        is_integer(size) and 1 <= size <= MAX_GROUP_SIZE
+        for size in (value if isinstance(value, list) else [value])
+    ),
+    lambda value: value if isinstance(value, list) else [value],
+)
 SECONDS = matching(
     f"a number of seconds from 0 to {MOST_SECONDS}",
     lambda value: is_finite(value) and 0 <= value <= MOST_SECONDS,

@@ -130,6 +130,8 @@ def _tuning(tuning: TuningSettings, dialect: Dialect) -> dict[str, Any]:
                 else tuning.objective
             ),
             "min_speedup": tuning.min_speedup,
+            "max_bytes": tuning.max_bytes,
+            "max_bits": tuning.max_bits,
             "exit_policy": dict(vars(tuning.exit_policy)),
             "random_seed": tuning.random_seed,
             "workspace": _given({"path": tuning.workspace, "resume": tuning.resume}),

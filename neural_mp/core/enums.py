@@ -14,11 +14,15 @@ class QuantDType(StringEnum):
     UINT8 = "uint8"
     INT4 = "int4"
     UINT4 = "uint4"
+    INT3 = "int3"
+    UINT3 = "uint3"
+    INT2 = "int2"
+    UINT2 = "uint2"
 
     @property
     def bits(self) -> int:
         """Bits per value."""
-        return 4 if self in (QuantDType.INT4, QuantDType.UINT4) else 8
+        return int(self.value.removeprefix("u").removeprefix("int"))
 
 
 class Scheme(StringEnum):
@@ -50,11 +54,38 @@ class CalibrationAlgorithm(StringEnum):
     DYNAMIC = "dynamic"
 
 
+class WeightCorrection(StringEnum):
+    """Correction of a weight in 4 bits or less, in the order of application.
+
+    `awq` scales inputs by their magnitudes, `gptq` compensates each rounding error in the weights
+    not rounded yet, `hqq` moves the offsets, without data.
+    """
+
+    AWQ = "awq"
+    GPTQ = "gptq"
+    HQQ = "hqq"
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the correction requires calibration data."""
+        return self is not WeightCorrection.HQQ
+
+
 class WeightRange(StringEnum):
     """int8 range of a weight: ±127, or ±63 (see `neural_mp.core.int8_accumulation`)."""
 
     FULL = "full_range"
     REDUCED = "reduced_range"
+
+
+class KernelInputs(StringEnum):
+    """Inputs of a kernel that reads a weight in groups: float, or rounded to INT8.
+
+    Rounded by the kernel on every run, symmetric, with one scale for each row and group.
+    """
+
+    FLOAT = "float_inputs"
+    INT8 = "int8_inputs"
 
 
 class Approach(StringEnum):

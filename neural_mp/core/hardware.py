@@ -104,8 +104,8 @@ class Hardware(Displayed):
         """Return the support of `precision` on `device` (`"cpu"` or `"gpu"`)."""
         if precision is Precision.FP32:
             return Support(True, True, "always")
-        if precision is Precision.INT4:
-            return Support(True, True, "4-bit weights are expanded to floats")
+        if precision.is_low_bit:
+            return Support(True, True, f"{precision.bits}-bit weights are expanded to floats")
         native, reason = self._native(precision, device)
         if precision is Precision.INT8 and device == "cpu":
             return Support(True, True, f"{reason}: {self.int8_accumulation.in_words}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neural_mp.core.enums import (
     Approach,
     CalibrationAlgorithm,
     Granularity,
+    KernelInputs,
     QuantDType,
     Scheme,
+    WeightCorrection,
     WeightRange,
 )
 from neural_mp.errors import PlanError, UnknownPrecisionError, did_you_mean
@@ -21,10 +23,12 @@ from neural_mp.util.string_enum import StringEnum
 class Precision(StringEnum):
     """Precision of an op; equal to its name: `plan[op].precision == "int8"`.
 
-    The precision that an op computes in; INT4 is the storage of a weight, which the op expands to
-    floats.
+    The precision that an op computes in; INT2 to INT4 are the storage of a weight, which the op
+    expands to floats.
     """
 
+    INT2 = "int2"
+    INT3 = "int3"
     INT4 = "int4"
     INT8 = "int8"
     BF16 = "bf16"
@@ -34,7 +38,7 @@ class Precision(StringEnum):
     @property
     def bits(self) -> int:
         """Bits per value."""
-        return {"int4": 4, "int8": 8, "bf16": 16, "fp16": 16, "fp32": 32}[self.value]
+        return int(self.value.lstrip("bfintp"))
 
     @property
     def is_16_bit(self) -> bool:
@@ -43,8 +47,13 @@ class Precision(StringEnum):
 
     @property
     def is_integer(self) -> bool:
-        """Whether the precision is INT4 or INT8."""
+        """Whether the precision is INT8 or of fewer bits."""
         return self.bits <= 8
+
+    @property
+    def is_low_bit(self) -> bool:
+        """Whether the precision is INT2 to INT4: weights in groups, inputs in float."""
+        return self.bits < 8
 
 
 class Precisions(tuple[Precision, ...]):
@@ -108,13 +117,22 @@ _WORDS: Mapping[str, type[StringEnum]] = {
     "granularity": Granularity,
     "algorithm": CalibrationAlgorithm,
     "range": WeightRange,
+    "inputs": KernelInputs,
 }
+#: Fields that plans write only if they differ from the default, and users do not constrain.
+_DEFAULTS: Mapping[str, StringEnum] = {"range": WeightRange.FULL, "inputs": KernelInputs.FLOAT}
 #: Values of the `QuantSpec` fields that users may constrain, most common first.
 QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
-    name: tuple(words) for name, words in _WORDS.items() if words is not WeightRange
+    name: tuple(words) for name, words in _WORDS.items() if name not in _DEFAULTS
 }
 
 
+#: Bits of a weight below 8 → the precision of its op.
+LOW_BITS = {precision.bits: precision for precision in Precision if precision.is_low_bit}
+#: The word for a weight without corrections: rounded to nearest.
+ROUND_TO_NEAREST = "rtn"
+#: All roundings of a weight in groups, as texts.
+ROUNDINGS = (ROUND_TO_NEAREST, "hqq", "awq", "gptq", "awq gptq")
 #: Upper bound of a group size; larger than the inputs of any layer in use.
 MAX_GROUP_SIZE = 1 << 20
 
@@ -124,14 +142,18 @@ class QuantSpec:
     """Quantization of one tensor.
 
     Attributes:
-        dtype: `int8` or `uint8`; for a weight also `int4` or `uint4`.
+        dtype: `int8` or `uint8`; for a weight also of 2 to 4 bits, e.g. `uint4`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
-        granularity: `per_tensor` or `per_channel`; for a 4-bit weight `per_group`.
+        granularity: `per_tensor` or `per_channel`; for a weight also `per_group`, which 2 to 4
+            bits require.
         algorithm: range selection: `minmax`, `percentile`, `kl` or `mse` from calibration data,
             `dynamic` from the current values on every run.
         range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with
             saturating accumulation.
         group_size: for `per_group`, the number of consecutive inputs that share a scale.
+        corrections: for `per_group`, the corrections of the weight: none (`rtn`), `awq`, `gptq`,
+            both, or `hqq`.
+        inputs: for `per_group`, `float_inputs`, or `int8_inputs` if the kernel rounds its inputs.
     """
 
     dtype: QuantDType
@@ -140,6 +162,8 @@ class QuantSpec:
     algorithm: CalibrationAlgorithm = CalibrationAlgorithm.MINMAX
     range: WeightRange = WeightRange.FULL
     group_size: int | None = None
+    corrections: tuple[WeightCorrection, ...] = ()
+    inputs: KernelInputs = KernelInputs.FLOAT
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
@@ -154,12 +178,12 @@ class QuantSpec:
 
     def _check_groups(self) -> None:
         in_groups = self.granularity is Granularity.PER_GROUP
-        if in_groups != (self.dtype.bits < 8):
+        if not in_groups and self.dtype.bits < 8:
             raise PlanError(
-                f"granularity of {self.dtype} must be "
-                f"{'per_group' if self.dtype.bits < 8 else 'per_channel or per_tensor'}, got "
-                f"{self.granularity}"
+                f"granularity of {self.dtype} must be per_group, got {self.granularity}"
             )
+        if not in_groups and self.inputs is not KernelInputs.FLOAT:
+            raise PlanError(f"{self.inputs} requires granularity per_group, got {self.granularity}")
         size = self.group_size
         if in_groups and (size is None or not 1 <= size <= MAX_GROUP_SIZE):
             raise PlanError(
@@ -168,28 +192,68 @@ class QuantSpec:
             )
         if size is not None and not in_groups:
             raise PlanError(f"group size {size} requires granularity per_group; remove the size")
+        self._check_corrections(in_groups)
+
+    def _check_corrections(self, in_groups: bool) -> None:
+        given = {
+            WeightCorrection.parse(name, "correction of a weight", PlanError)
+            for name in self.corrections
+        }
+        if given and not in_groups:
+            raise PlanError(
+                f"corrections {' '.join(sorted(given))!r} require granularity per_group; remove "
+                f"the corrections"
+            )
+        if WeightCorrection.HQQ in given and len(given) > 1:
+            raise PlanError("correction hqq excludes other corrections; remove the others")
+        ordered = tuple(name for name in WeightCorrection if name in given)
+        object.__setattr__(self, "corrections", ordered)
+
+    @property
+    def uncorrected(self) -> QuantSpec:
+        """The same grid without corrections."""
+        return replace(self, corrections=()) if self.corrections else self
+
+    @property
+    def rounding(self) -> str:
+        """The corrections as one text; `rtn` for none."""
+        return " ".join(self.corrections) or ROUND_TO_NEAREST
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the weight is rounded with calibration data."""
+        return any(correction.needs_data for correction in self.corrections)
 
     def __str__(self) -> str:
         fields = (self.dtype, self.scheme, self.granularity, self.group_size, self.algorithm)
-        words = [str(value) for value in fields if value is not None]
-        return " ".join(words if self.range is WeightRange.FULL else [*words, self.range])
+        words = [str(value) for value in (*fields, *self.corrections) if value is not None]
+        others = (getattr(self, name) for name in _DEFAULTS)
+        return " ".join((*words, *(word for word in others if word not in _DEFAULTS.values())))
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
         """Read back `str(spec)`, words in any order: `"uint8 asymmetric per_tensor kl"`.
 
-        A number is the group size: `"uint4 asymmetric per_group 128 minmax"`.
+        A number is the group size: `"uint4 asymmetric per_group 128 minmax"`. Corrections follow,
+        or `rtn` for none: `"uint4 asymmetric per_group 128 awq gptq"`.
 
         Raises:
             PlanError: a word is unknown, a field is given twice, or a required field is missing.
         """
         found: dict[str, Any] = {}
-        for word in str(text).split():
+        words = str(text).split()
+        corrections = [word for word in words if word in (*WeightCorrection, ROUND_TO_NEAREST)]
+        if len(corrections) > 1 and ROUND_TO_NEAREST in corrections:
+            raise PlanError(
+                f"{ROUND_TO_NEAREST} in {text!r} excludes corrections; remove one of them"
+            )
+        for word in (word for word in words if word not in corrections):
             is_size = word.isdecimal() and len(word) <= len(str(MAX_GROUP_SIZE))
-            name = next((n for n, known in _WORDS.items() if word in set(known)), None)
+            name = next((n for n, kind in _WORDS.items() if word in set(kind)), None)
             name = "group_size" if is_size else name
             if name is None:
-                valid = [w.value for words in _WORDS.values() for w in words]
+                valid = [w.value for kinds in _WORDS.values() for w in kinds]
+                valid += [*WeightCorrection, ROUND_TO_NEAREST]
                 raise PlanError(
                     f"{word!r} in the quantization {text!r} is not a valid term"
                     f"{did_you_mean(word, valid)}"
@@ -205,7 +269,8 @@ class QuantSpec:
                 f"{text!r} must contain a {missing[0]}; add one of "
                 f"{', '.join(QUANT_CHOICES[missing[0]])}"
             )
-        return cls(**found)
+        named = (word for word in corrections if word != ROUND_TO_NEAREST)
+        return cls(**found, corrections=tuple(map(WeightCorrection, named)))
 
 
 #: Corrections of an INT8 layer, alternatives to its fallback; each changes weights before rounding
@@ -228,7 +293,7 @@ class OpConfig:
 
     Attributes:
         precision: compute precision.
-        weight: for INT8 and INT4, quantization of the weight.
+        weight: for INT2 to INT8, quantization of the weight.
         activation: for INT8, quantization of the inputs; None with a `weight` leaves the inputs in
             float. INT8 with neither selects the op's best configuration.
         corrections: for INT8, names in `CORRECTIONS`, in their order.
@@ -277,8 +342,10 @@ class OpConfig:
             )
         if self.activation is not None and self.activation.dtype.bits != 8:
             raise PlanError(f"an activation must have 8 bits, got {self.activation.dtype}")
-        if self.precision is Precision.INT4 and self.activation is not None:
-            raise PlanError("an op in int4 computes in float; remove its activation")
+        if self.activation is not None and self.activation.group_size is not None:
+            raise PlanError("per_group is for weights only; set the activation to per_tensor")
+        if self.precision.is_low_bit and self.activation is not None:
+            raise PlanError(f"an op in {self.precision} computes in float; remove its activation")
 
     def _check_kernel(self) -> None:
         if not self.kernel:
@@ -294,9 +361,14 @@ class OpConfig:
             )
 
     @property
+    def needs_data(self) -> bool:
+        """Whether the weight is corrected with calibration data."""
+        return self.weight is not None and self.weight.needs_data
+
+    @property
     def approach(self) -> Approach | None:
-        """Approach to quantization; None without INT8 and INT4."""
-        if self.precision is Precision.INT4:
+        """Approach to quantization; None for floats."""
+        if self.precision.is_low_bit:
             return Approach.WEIGHT_ONLY
         if self.precision is not Precision.INT8:
             return None
@@ -310,8 +382,13 @@ class OpConfig:
         if self.activation is not None:
             words.insert(0, self.activation.algorithm)
         elif self.weight is not None:
-            words.insert(0, "weight only")
+            words = ["weight only", *self.weight.corrections, *words]
         return f"{self.precision} ({', '.join(words)})" if words else str(self.precision)
 
 
 FP32 = OpConfig(Precision.FP32)
+
+
+def weight_only(weight: QuantSpec) -> OpConfig:
+    """Return the config of an op whose weight is stored in integers and whose inputs are float."""
+    return OpConfig(LOW_BITS.get(weight.dtype.bits, Precision.INT8), weight)

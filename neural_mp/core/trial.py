@@ -63,6 +63,8 @@ class Trial:
         metrics: name → value, if there are several metrics; `accuracy` is then their weighted sum,
             or the score of a target that each must meet.
         node: machine that evaluated the plan; empty if not recorded.
+        loss_bound: for a language model, the 99 % confidence bound of the loss on other texts, in
+            the same unit, which decides whether the target is met; None if unknown.
     """
 
     plan: PrecisionPlan
@@ -75,6 +77,7 @@ class Trial:
     number: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     node: str = ""
+    loss_bound: float | None = None
 
     @property
     def met(self) -> bool:
@@ -108,8 +111,10 @@ class Trial:
 
     @property
     def ranking_loss(self) -> float:
-        """`loss` for ranking; infinite if None."""
-        return float("inf") if self.loss is None else self.loss
+        """The loss that decides, for ranking: its bound, if known; infinite if None."""
+        if self.loss is None:
+            return float("inf")
+        return self.loss if self.loss_bound is None else max(self.loss, self.loss_bound)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings, lists and dicts."""
@@ -186,5 +191,6 @@ _TRIAL = record(
         "number": non_negative_integer,
         "metrics": mapping_of(number),
         "node": string,
+        "loss_bound": optional(number),
     },
 )

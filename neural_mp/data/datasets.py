@@ -24,7 +24,7 @@ from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.util.text import counted
 from neural_mp.util.validators import preview, shape_of_array, validate_option
 
-DATASETS = Registry("dataset")
+DATASETS = Registry("dataset", group="neural_mp.datasets")
 
 #: The largest finite input of a table.
 _LARGEST = float(np.finfo(np.float32).max)

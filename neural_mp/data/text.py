@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,11 @@ class TextDataset:
                 f"text: tokenizer must name a folder with {_TOKENIZER} for {path.name}; or give "
                 f"token ids in an .npy file"
             )
-        tokenizer = read_tokenizer(existing_path("text: tokenizer", self.tokenizer))
-        ids = [np.array(tokenizer.encode(text).ids, np.int64) for text in self._texts(path)]
+        folder = existing_path("text: tokenizer", self.tokenizer)
+        tokenizer, ids = read_tokenizer(folder), []
+        for text in self._texts(path):
+            with tokenizer_errors(folder):
+                ids.append(np.array(tokenizer.encode(text).ids, np.int64))
         return np.concatenate(ids) if ids else np.zeros(0, np.int64)
 
     def _texts(self, path: Path) -> Iterator[str]:
@@ -143,11 +147,28 @@ def read_tokenizer(path: Path) -> Any:
             f"the folder {str(path)!r} must contain {_TOKENIZER}; save the tokenizer with "
             f"save_pretrained, or give token ids in an .npy file"
         )
-    try:
+    with tokenizer_errors(file):
         return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:
-        # The package raises plain Exceptions.
-        raise DataError(f"the tokenizer {str(file)!r} cannot be read: {one_line(error)}") from error
+
+
+@contextmanager
+def tokenizer_errors(path: Path) -> Iterator[None]:
+    """Raise one error for any failure of the tokenizer from a file or folder in this context.
+
+    Raises:
+        DataError: the package tokenizers fails to read the file, or to encode with its contents.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # The package raises plain Exceptions, and its Rust code panics on contents that contradict
+        # each other; a panic is no Exception.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise DataError(
+                f"the tokenizer {str(path)!r} is damaged: {one_line(error)}; save the tokenizer "
+                f"again"
+            ) from error
+        raise
 
 
 def context_length(folder: Path) -> int | None:

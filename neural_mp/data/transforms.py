@@ -22,7 +22,7 @@ from neural_mp.errors import ConfigurationError, DataError
 Transform = Callable[[Any], Any]
 """A sample `(inputs, label)` → a sample."""
 
-TRANSFORMS = Registry("transform")
+TRANSFORMS = Registry("transform", group="neural_mp.transforms")
 
 
 class InputTransform:

@@ -52,6 +52,8 @@ MAX_ELEMENT_BYTES = 16
 MAX_NODE_TENSORS = 1 << 16
 #: Limit of TensorFlow.
 MAX_TENSOR_RANK = 254
+#: Names of nodes, functions and variables: TensorFlow searches errors for names in quadratic time.
+MAX_NODE_NAME_CHARS = 10_000
 #: Bytes of a constant that repeats one value: the largest size of a graph file.
 MAX_REPEATED_BYTES = 1 << 31
 

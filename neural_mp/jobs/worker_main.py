@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, RunInUseError, message_of
+from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.job_outcome import RESULT, WORKSPACE, JobStatus, read_outcome
 from neural_mp.tuning.listener import Listener
 
@@ -41,6 +42,11 @@ class _ProgressReporter(Listener):
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
+        self._metric = ""
+
+    def metric(self, name: str, criterion: AccuracyCriterion) -> None:
+        """Keep the name of the metric for the trials."""
+        self._metric = name
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Report the start of a phase."""
@@ -50,7 +56,8 @@ class _ProgressReporter(Listener):
         """Report a finished trial."""
         from neural_mp.reporting import formatting
 
-        self._tell(f"trial {trial.number + 1}: {trial.outcome}, {formatting.accuracy(trial)}")
+        accuracy = formatting.accuracy(trial, self._metric)
+        self._tell(f"trial {trial.number + 1}: {trial.outcome}, {accuracy}")
 
 
 def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:

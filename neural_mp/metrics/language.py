@@ -7,6 +7,7 @@ predict the token at t + 1. A model with several outputs must have an output `lo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +22,41 @@ from neural_mp.util.pytree import as_numpy
 _LOGITS = "logits"
 
 
+class _MeanOfTexts(RunningMean):
+    """A mean over all tokens that also keeps the sum of every text."""
+
+    def reset(self) -> None:
+        """Discard all values."""
+        super().reset()
+        self._texts: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def take_in_texts(self, losses: np.ndarray, counts: np.ndarray) -> None:
+        """Add the losses of all tokens of texts with these numbers of tokens, in order."""
+        self.take_in(losses)
+        text = np.repeat(np.arange(len(counts)), counts)
+        sums = np.bincount(text, losses.astype(np.float64), minlength=len(counts))
+        self._texts.append((sums, counts))
+
+    def merge(self, other: RunningMean) -> None:
+        """Add the values of another instance."""
+        super().merge(other)
+        if isinstance(other, _MeanOfTexts):
+            self._texts += other._texts
+
+    def text_losses(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the sum of losses and the number of tokens of every text, in order."""
+        sums, counts = ([part[i] for part in self._texts] for i in range(2))
+        return (
+            (np.concatenate(sums).tolist(), np.concatenate(counts).tolist()) if sums else ([], [])
+        )
+
+    def at_loss(self, loss: float) -> float:
+        """Return the result for a mean loss per token."""
+        return loss
+
+
 @METRICS.register("perplexity", "ppl")
-class Perplexity(RunningMean):
+class Perplexity(_MeanOfTexts):
     """The exponential of the mean loss per token, in nats.
 
     Labels are the token ids `[N, T]`, as in `transformers`; -100 at positions that do not count.
@@ -54,11 +88,14 @@ class Perplexity(RunningMean):
         if self.shift:
             logits, tokens = logits[:, :-1], tokens[:, 1:]
         counted = tokens != IGNORED_LABEL
-        self.take_in(_losses(logits[counted], tokens[counted]))
+        self.take_in_texts(_losses(logits[counted], tokens[counted]), counted.sum(axis=1))
 
     def result(self) -> float:
         """Return the perplexity since the last reset; infinite above the largest float."""
-        loss = super().result()
+        return self.at_loss(super().result())
+
+    def at_loss(self, loss: float) -> float:
+        """Return the perplexity for a mean loss per token."""
         try:
             return math.exp(loss)
         except OverflowError:
@@ -66,7 +103,7 @@ class Perplexity(RunningMean):
 
 
 @METRICS.register("kl_divergence", "kld")
-class KLDivergence(RunningMean):
+class KLDivergence(_MeanOfTexts):
     """The mean divergence of the predicted words from those of the FP32 model, in nats per token.
 
     KL(p ‖ q) with p of the FP32 model (Kullback and Leibler 1951). Needs no labels.
@@ -87,7 +124,8 @@ class KLDivergence(RunningMean):
                 f"of the FP32 model"
             )
         log_p, log_q = (log_softmax(logits.astype(np.float64)) for logits in (truth, found))
-        self.take_in((np.exp(log_p) * (log_p - log_q)).sum(axis=-1))
+        found = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+        self.take_in_texts(found.reshape(-1), np.full(len(found), found.shape[1]))
 
 
 def _logits(preds: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from neural_mp.core.enums import Approach
 from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.precision import Precision
 from neural_mp.space import EffectiveOp
-from neural_mp.util.display import Displayed
+from neural_mp.util.display import Printed
 from neural_mp.util.string_enum import StringEnum
 
 
@@ -87,7 +87,7 @@ class AuditedOp:
 
 
 @dataclass(frozen=True)
-class Audit(Displayed):
+class Audit(Printed):
     """Comparison of the executed precisions with the plan.
 
     Attributes:

@@ -112,11 +112,15 @@ def _row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str
 
 
 def _reasons(space: TuningSpace, op: str) -> dict[Precision, str]:
-    """Return the reasons of an op; of INT4, only if the model has ops that support INT4."""
+    """Return the reasons of an op; of low bits, only if the model has ops that support them."""
     reasons = dict(space.capabilities[op].reasons)
-    supported = Precision.INT4 in space.usable_precisions
-    if not supported or reasons.get(Precision.INT4) == reasons.get(Precision.INT8):
-        reasons.pop(Precision.INT4, None)
+    for precision in [each for each in reasons if each.is_low_bit]:
+        supported = precision in space.usable_precisions
+        if not supported or reasons[precision] == reasons.get(Precision.INT8):
+            reasons.pop(precision)
+    for precision in (Precision.INT2, Precision.INT3):
+        if reasons.get(precision) == reasons.get(Precision.INT4):
+            reasons.pop(precision, None)
     return reasons
 
 

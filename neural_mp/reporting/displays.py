@@ -37,6 +37,19 @@ def cell(value: object) -> str:
 cell.register(Report, report_cell)
 
 
+@singledispatch
+def text(value: object) -> str:
+    """Return plain text for an object of a registered class."""
+    raise TypeError(f"no text is registered for {type(value).__name__}")
+
+
+def _text(renderable: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=_CHARACTERS, force_jupyter=False)
+    with console.capture() as captured:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
 def _html(renderable: RenderableType) -> str:
     """Return tables for a terminal as HTML with a fixed width of characters."""
     console = Console(record=True, file=io.StringIO(), width=_CHARACTERS, force_jupyter=False)
@@ -49,9 +62,20 @@ def _audit(audit: Audit) -> str:
     return _html(Group(audit_table(audit.ops), audit_words(audit)))
 
 
+@text.register
+def _audit_text(audit: Audit) -> str:
+    found = (audit_table(audit.findings),) if audit.findings else ()
+    return _text(Group(*found, audit_words(audit)))
+
+
 @cell.register
 def _sensitivity(report: SensitivityReport) -> str:
     return _html(sensitivity_table(report))
+
+
+@text.register
+def _sensitivity_text(report: SensitivityReport) -> str:
+    return _text(sensitivity_table(report))
 
 
 @cell.register

@@ -56,10 +56,10 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.5g}"
 
 
-def accuracy(trial: Trial) -> str:
-    """Format the accuracy of a trial, or each of several metrics."""
+def accuracy(trial: Trial, metric: str = "") -> str:
+    """Format the accuracy of a trial under the name of its metric, or each of several metrics."""
     if not trial.metrics:
-        return f"accuracy {number(trial.accuracy)}"
+        return f"{metric or 'accuracy'} {number(trial.accuracy)}"
     return ", ".join(f"{name} {number(value)}" for name, value in trial.metrics.items())
 
 

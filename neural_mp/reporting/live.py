@@ -160,7 +160,7 @@ class LiveListener(Listener):
         """Add a row."""
         self._rows.append((trial, speedup))
         if self._prints_lines:
-            accuracy = formatting.accuracy(trial)
+            accuracy = formatting.accuracy(trial, self._metric[0])
             self.console.print(
                 f"trial {trial.number + 1}: {trial.outcome}, {accuracy}, {trial.plan!r}"
             )

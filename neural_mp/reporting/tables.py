@@ -129,7 +129,7 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
             str(trial.number + 1),
             *(formatting.number(trial.metrics.get(name)) for name in names),
             formatting.number(trial.accuracy),
-            formatting.number(trial.loss),
+            _loss(trial),
             _speed(trial, speedup),
             f"{trial.seconds:.1f}",
             Text(trial.outcome.value, _OUTCOME_STYLE[trial.outcome]),
@@ -146,6 +146,13 @@ _RULE = (
     "met: within the accuracy target; slow: within the target, but the lower bound of the speed "
     "is below min_speedup, which is required if latency alone is the objective"
 )
+
+
+def _loss(trial: Trial) -> str:
+    """Format a loss with its confidence bound on other texts, if known."""
+    known = formatting.number(trial.loss)
+    bound = trial.loss_bound
+    return known if bound is None else f"{known} (at most {formatting.number(bound)})"
 
 
 def _speed(trial: Trial, speedup: float | None) -> str:

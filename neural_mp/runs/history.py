@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.errors import HistoryError, one_line
+from neural_mp.errors import HistoryError, one_line, without_passwords
 from neural_mp.io.measurement_cache import RunCache
 from neural_mp.runs.record import RunEnd, RunRecord, RunStart
 from neural_mp.runs.record_schema import ending_to_dict, setup_to_dict
@@ -24,6 +24,7 @@ from neural_mp.runs.registry import (
     lease_run,
     new_run,
     open_storage,
+    require_file,
     run_names,
     study_named,
 )
@@ -45,6 +46,11 @@ def storage_url(workspace: str | Path, storage: str | None = None) -> str:
     if storage is not None:
         if not isinstance(storage, str):
             raise HistoryError(f"storage must be an Optuna storage URL, got {storage!r}")
+        if "://" not in storage:
+            raise HistoryError(
+                f"storage must be an Optuna storage URL, got {storage!r}; for a SQLite file, write "
+                f"{'sqlite:///' + storage!r}"
+            )
         return validate_option("storage", without_nul, storage)
     if not isinstance(workspace, str | Path):
         raise HistoryError(f"workspace must be the path of a folder, got {workspace!r}")
@@ -210,6 +216,7 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
     """
     with quiet_optuna():
         try:
+            require_file(url)
             storage = open_storage(url)
             try:
                 names = run_names(storage)
@@ -226,5 +233,5 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
 
 def _not_opened(url: str, error: Exception) -> HistoryError:
     """Return a HistoryError for any exception of SQLAlchemy or a database driver."""
-    logger.debug("history %r: opening failed", url, exc_info=True)
+    logger.debug("history %r: opening failed", without_passwords(url), exc_info=True)
     return HistoryError(f"the history {url!r} cannot be opened: {one_line(error)}")

@@ -90,6 +90,19 @@ def open_storage(url: str) -> RDBStorage:
     return storage
 
 
+def require_file(url: str) -> None:
+    """Check that the SQLite file of a URL exists, which SQLAlchemy would create.
+
+    Raises:
+        HistoryError: there is no such file.
+    """
+    if _is_new(url):
+        raise HistoryError(
+            f"there is no run in {url!r}: the file does not exist; give the storage or the "
+            f"workspace of a run"
+        )
+
+
 def _require_driver(url: str) -> None:
     """Check that the package with which SQLAlchemy reaches a PostgreSQL database is installed.
 
@@ -300,7 +313,9 @@ def _nothing_to_resume(
         return HistoryError(f"there is no run to resume in {url!r}; start a run without resume")
     name, found = (of_model or runs)[-1]
     changed = differences(found, fingerprint)
+    several = len(changed) > 1 or changed[0].endswith("s")  # "the four lists"
     return HistoryError(
-        f"cannot resume: the {' and the '.join(changed)} of this run differ from those of "
-        f"{str(name)!r}; restore them, or start a new run without resume"
+        f"cannot resume: the {' and the '.join(changed)} of this run "
+        f"{'differ from those' if several else 'differs from that'} of {str(name)!r}; restore "
+        f"{'them' if several else 'it'}, or start a new run without resume"
     )

@@ -20,6 +20,8 @@ from neural_mp.space import Capability, TuningSpace
 #: (BF16) or 2⁻¹⁰ (FP16) of the number, on average half of that.
 _OWN_NOISE: Mapping[Precision, float] = {
     Precision.INT8: 1e-5,  # weights rounded per channel
+    Precision.INT2: 0.1,
+    Precision.INT3: 0.02,
     Precision.INT4: 5e-3,  # weights rounded per group
     Precision.BF16: 2.0**-16 / 12,
     Precision.FP16: 2.0**-22 / 12,

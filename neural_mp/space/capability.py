@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.core.enums import Approach
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec, weight_only
 
 
 @dataclass(frozen=True)
@@ -71,27 +71,47 @@ class Capability:
             if c.precision is bare.precision and c.weight is not None
         )
 
+    def with_requested(self, limits: Collection[OpConstraint]) -> Capability:
+        """Return the capability with the weights in groups that only limits of the user ask for."""
+        low = [config for config in self.configs if config.precision.is_low_bit]
+        if not low or any(_allowed(config, limits) for config in low):
+            return self
+        others = (weight_only(spec) for spec in self.weights if spec.group_size)
+        asked = tuple(config for config in others if _allowed(config, limits))
+        return replace(self, configs=(*self.configs[:-1], *asked, self.configs[-1]))
+
     def with_exact_weight(self, config: OpConfig) -> OpConfig:
         """Return the config with a weight range that is exact here; unchanged if already exact."""
         if config.precision is not Precision.INT8 or config.weight is None or self.takes(config):
             return config
+        if config.weight.group_size is not None:
+            return config  # groups have no range
         weights = (
             c.weight
             for c in self.configs
             if c.precision is Precision.INT8 and c.approach == config.approach
         )
-        variants = (replace(config, weight=weight) for weight in weights)
+        variants = (replace(config, weight=w) for w in weights if w and w.group_size is None)
         return next((other for other in variants if self.takes(other)), config)
+
+
+def _allowed(config: OpConfig, limits: Iterable[OpConstraint]) -> bool:
+    return all(limit.allows(config) for limit in limits)
 
 
 @dataclass(frozen=True)
 class QuantConstraint:
-    """The values that a user allows for a quantized tensor; None allows all."""
+    """The values that a user allows for a quantized tensor; None allows all.
+
+    `rounding` are texts as of `QuantSpec.rounding`, e.g. `awq gptq` or `rtn`.
+    """
 
     dtype: tuple[str, ...] | None = None
     scheme: tuple[str, ...] | None = None
     granularity: tuple[str, ...] | None = None
     algorithm: tuple[str, ...] | None = None
+    group_size: tuple[int, ...] | None = None
+    rounding: tuple[str, ...] | None = None
 
     def allows(self, spec: QuantSpec | None) -> bool:
         """Whether a config with this spec is allowed."""

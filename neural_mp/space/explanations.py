@@ -90,7 +90,7 @@ def why_int8(
     flow: QuantizationFlow,
     name: str,
 ) -> str:
-    """Return the reason why an op runs in INT8 or INT4 under a plan, or does not run in INT8."""
+    """Return the reason why an op runs in 8 bits or less under a plan, or does not run in INT8."""
     op = graph[name]
     if flow.effective[name].is_integer:
         return _why_so(graph, op, plan, flow)

@@ -179,6 +179,10 @@ class TuningSpace:
         kept = {*approaches, None}
         return self._filtered(lambda name, config: config.approach in kept)
 
+    def without_data(self) -> TuningSpace:
+        """Return the space without weights that are corrected with calibration data."""
+        return self._filtered(lambda name, config: not config.needs_data)
+
     def reached_by(self, seen: Collection[str]) -> TuningSpace:
         """Return the space without static INT8 for ops whose tensors calibration has not seen.
 
@@ -248,9 +252,14 @@ class TuningSpace:
 
     def limited(self, by_op: Mapping[str, Iterable[OpConstraint]]) -> TuningSpace:
         """Return the space reduced by constraints per op; FP32 is always kept."""
+        given = {name: tuple(limits) for name, limits in by_op.items()}
+        requested = {
+            name: item.with_requested(given.get(name, ()))
+            for name, item in self.capabilities.items()
+        }
         by_op = {
-            name: tuple(limit.fitted(self.capabilities[name].configs) for limit in limits)
-            for name, limits in by_op.items()
+            name: tuple(limit.fitted(requested[name].configs) for limit in limits)
+            for name, limits in given.items()
         }
 
         def allowed(name: str, config: OpConfig) -> bool:
@@ -262,7 +271,8 @@ class TuningSpace:
             for limit in limits
             for precision in limit.asks
         }
-        return replace(self._filtered(allowed), asked=self.asked | asked)
+        space = replace(self, capabilities=requested)
+        return replace(space._filtered(allowed), asked=self.asked | asked)
 
     def matching(self, pattern: str, option: str = "op_wise") -> list[str]:
         """Return the ops matched by a name or pattern of an op, or of a layer and its contents.

@@ -66,10 +66,11 @@ class Probe:
         return {}
 
     def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
-        """Return op → quantization of its weight as text → noise of rounding, by the Fisher probe.
+        """Return op → quantization of its weight as text → divergence, by the Fisher probe.
 
-        For ops whose weight can be stored in integers while their inputs stay float. Empty without
-        gradients.
+        The divergence of the outputs due to the rounding, in nats per prediction; without
+        gradients, noise at the outputs. For ops whose weight can be stored in integers while their
+        inputs stay float; empty if the framework offers neither.
         """
         return {}
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from math import inf, sqrt
 
 from neural_mp.core.enums import Objective
@@ -12,6 +10,7 @@ from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig
 from neural_mp.search.cost_model import CostInputs
+from neural_mp.search.knapsack import Filling, Form, Knapsack
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 
@@ -19,10 +18,12 @@ from neural_mp.strategies.basic import Basic
 _TRIALS, _TRIALS_AT_MOST = 4, 8
 #: Fraction of the tolerated loss that a plan is chosen for: predictions have errors of both signs.
 _AIM_RATIO = 0.9
+#: The cheapest plan is not tried first if its predicted loss exceeds the tolerance by this factor.
+_HOPELESS_RATIO = 4.0
 #: A plan must be cheaper by this fraction of FP32's cost to be worth a trial.
 _LEAST_GAIN = 0.005
-#: Bits of the parameters of a group: scale and offset in float32.
-_GROUP_BITS = 64
+#: Bits of the parameters of a group: scale and offset in bfloat16.
+_GROUP_BITS = 32
 
 
 class BitAllocation(Strategy):
@@ -32,11 +33,13 @@ class BitAllocation(Strategy):
     2. As weights that leave the inputs in float need no conversions, the least cost for any noise
        is a knapsack: each step replaces one form by a larger one, the steps with the largest
        reduction of noise per cost first.
-    3. The cheapest plan is tried. Its loss and noise predict the losses of all others; the cheapest
-       plan predicted within the tolerance is tried, and the prediction corrected by each trial: at
-       most four.
+    3. The cheapest plan is tried, or the cheapest one with a divergence within the tolerance, if
+       that of the cheapest is out of proportion. Its loss and noise predict the losses of all
+       others; the cheapest plan predicted within the tolerance is tried, and the prediction
+       corrected by each trial: at most four.
 
-    Requires gradients: without, and for ops that have no such form, the strategy is `basic`.
+    Without gradients, the noise at the results of each layer, scaled by one measurement at the
+    outputs. Without either, and for ops that have no such form, the strategy is `basic`.
     """
 
     name = "bit_allocation"
@@ -48,126 +51,96 @@ class BitAllocation(Strategy):
         yield from Basic().search(problem) if knapsack is None else _descend(problem, knapsack)
 
 
-@dataclass(frozen=True)
-class _Point:
-    """A plan with its cost, as a fraction of FP32's, and its noise."""
-
-    plan: PrecisionPlan
-    cost: float
-    noise: float
-
-
-@dataclass(frozen=True)
-class _Form:
-    """A configuration of an op with its cost and its noise."""
-
-    config: OpConfig
-    cost: float
-    noise: float
-
-
-@dataclass(frozen=True)
-class _Step:
-    """The replacement of one form of an op by the next larger one."""
-
-    op: str
-    before: _Form
-    after: _Form
-
-    @property
-    def cost(self) -> float:
-        """Additional cost."""
-        return self.after.cost - self.before.cost
-
-    @property
-    def gain(self) -> float:
-        """Reduction of noise."""
-        return self.before.noise - self.after.noise
-
-    @property
-    def slope(self) -> float:
-        """Reduction of noise per cost."""
-        return _slope(self.before, self.after)
-
-
-def _descend(problem: TuningProblem, knapsack: _Knapsack) -> Search:
-    """Try the cheapest plan, then plans between those that missed and those that met the target."""
-    missed: _Point | None = None
-    loss = inf
-    met: _Point | None = None
-    point: _Point | None = knapsack.start
+def _descend(problem: TuningProblem, knapsack: Knapsack) -> Search:
+    """Try a plan by its predicted loss, then plans between those that missed and those that met."""
+    missed: Filling | None = None
+    met: Filling | None = None
+    point: Filling | None = _first(knapsack, problem.tolerance)
     trials = 0
     while point is not None and trials < (_TRIALS_AT_MOST if met is None else _TRIALS):
-        (trial,) = yield [point.plan]
+        (trial,) = yield [problem.space.fastest_plan().replacing(point.configs)]
         trials += 1
         if trial.meets_accuracy:
             met = point
         else:
-            missed, loss = point, trial.ranking_loss
-        aim = None if missed is None else _aim(missed, loss, met, problem.tolerance)
+            missed = point
+        aim = _aim(point, trial.ranking_loss, missed, met, problem.tolerance)
         found = None if aim is None else knapsack.cheapest(aim)
         limit = inf if met is None else met.cost - _LEAST_GAIN
         is_new = found is not None and found not in (met, missed) and found.cost < limit
         point = found if is_new else None
 
 
-def _aim(missed: _Point, loss: float, met: _Point | None, tolerance: float | None) -> float:
-    """Return the noise of the next plan, from the losses of the last that missed the target."""
-    if tolerance and 0 < loss < inf:
-        aim = missed.noise * min(_AIM_RATIO * tolerance / loss, _AIM_RATIO)
+def _first(knapsack: Knapsack, tolerance: float | None) -> Filling:
+    """Return the cheapest plan, unless its divergence leaves no hope.
+
+    The loss of perplexity, as a fraction, is about the divergence; other losses are of its order.
+    """
+    if not tolerance or knapsack.start.noise <= _HOPELESS_RATIO * tolerance:
+        return knapsack.start
+    return knapsack.cheapest(_AIM_RATIO * tolerance)
+
+
+def _aim(
+    latest: Filling,
+    loss: float,
+    missed: Filling | None,
+    met: Filling | None,
+    tolerance: float | None,
+) -> float | None:
+    """Return the noise of the next plan, from the loss of the latest; None without a prediction."""
+    if tolerance and 0 < loss < inf and latest.noise > 0:
+        aim = latest.noise * _AIM_RATIO * tolerance / loss
+    elif latest is missed:
+        aim = latest.noise / 4
     else:
-        aim = missed.noise / 4
-    # A plan met the target already: halve the interval where the prediction leaves it.
-    return aim if met is None or aim > met.noise else sqrt(missed.noise * met.noise)
+        # Lossless: without another plan to compare with, more noise is worth a trial.
+        aim = latest.noise * 4 if missed is None else inf
+    low, high = (0.0 if met is None else met.noise), (inf if missed is None else missed.noise)
+    if met is not None and missed is not None and not low < aim < high:
+        # Halve the interval where the prediction leaves it.
+        return sqrt(low * high)
+    if missed is not None:
+        return min(aim, _AIM_RATIO * high)
+    return aim if aim > low else None
 
 
-@dataclass(frozen=True)
-class _Knapsack:
-    """The cheapest plan, and the steps to more bits, with the largest gains per cost first."""
+def plan_within(problem: TuningProblem, limit: float) -> tuple[PrecisionPlan, float] | None:
+    """Return the plan with the least noise whose weights take at most `limit` bytes, and its bytes.
 
-    start: _Point
-    steps: tuple[_Step, ...]
-
-    def cheapest(self, noise: float) -> _Point:
-        """Return a plan with at most this noise, of the least cost that greedy searches find.
-
-        As long as a search without one of the steps is cheaper, that step is left out.
-        """
-        best, banned = self._greedy(noise, frozenset()), frozenset[_Step]()
-        while True:
-            others = [(self._greedy(noise, banned | {step}), step) for step in best[1]]
-            cheapest = min(others, key=lambda entry: entry[0][0].cost, default=None)
-            if cheapest is None or cheapest[0][0].cost >= best[0].cost - _LEAST_GAIN / 10:
-                return best[0]
-            best, banned = cheapest[0], banned | {cheapest[1]}
-
-    def _greedy(self, noise: float, banned: frozenset[_Step]) -> tuple[_Point, list[_Step]]:
-        """Return a plan and its steps: in order until the noise is reached, less unneeded ones.
-
-        The cost is infinite if the other steps do not suffice.
-        """
-        left, taken = self.start.noise, list[_Step]()
-        reached: dict[str, _Form] = {}
-        for step in self.steps:
-            if left <= noise:
-                break
-            if step in banned or reached.get(step.op, step.before) is not step.before:
-                continue
-            reached[step.op] = step.after
-            taken.append(step)
-            left -= step.gain
-        for step in sorted(taken, key=lambda step: step.cost, reverse=True):
-            if reached[step.op] is step.after and left + step.gain <= noise:
-                reached[step.op] = step.before
-                taken.remove(step)
-                left += step.gain
-        plan = self.start.plan.replacing({op: form.config for op, form in reached.items()})
-        cost = self.start.cost + sum(step.cost for step in taken) if left <= noise else inf
-        return _Point(plan, cost, max(left, 0.0)), taken
+    Counts the weights of ops with several forms; None if no plan is that small.
+    """
+    found = _by_bytes(problem).most_accurate(limit)
+    if found is None:
+        return None
+    return problem.space.fp32_plan().replacing(found.configs), found.cost
 
 
-def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) -> _Knapsack | None:
-    """Return the choices of all ops; None if no op has several forms."""
+def smallest_plan(problem: TuningProblem) -> PrecisionPlan:
+    """Return the plan with every weight in its fewest bits."""
+    return problem.space.fp32_plan().replacing(_by_bytes(problem).start.configs)
+
+
+def _by_bytes(problem: TuningProblem) -> Knapsack:
+    graph = problem.space.graph
+
+    def size(op: str, config: OpConfig) -> float:
+        return graph[op].weights * bits_of(config) / 8
+
+    return _knapsack_of(problem, problem.probe.weight_noise(), size)
+
+
+def bits_of(config: OpConfig) -> float:
+    """Return the bits per element of a weight, with the parameters of its groups."""
+    spec = config.weight
+    bits = float(config.precision.bits if spec is None else spec.dtype.bits)
+    if spec is not None and spec.group_size is not None:
+        bits += _GROUP_BITS / spec.group_size
+    return bits
+
+
+def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) -> Knapsack | None:
+    """Return the choices of all ops by the objectives; None if no op has several forms."""
     figures = CostInputs(
         {},
         problem.objectives,
@@ -175,59 +148,33 @@ def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) 
         {op.name: op.weights for op in problem.space.graph},
     )
     fractions = figures.fractions(problem.space.tunable_ops)
-    forms = {
-        op: _forms(problem, op, figures, fractions[op], noise[op])
-        for op in problem.space.tunable_ops
-        if op in noise
-    }
-    steps = [_Step(op, *pair) for op, found in forms.items() for pair in pairwise(found)]
-    if not steps:
-        return None
-    plan = problem.space.fastest_plan()
-    plan = plan.replacing({op: found[0].config for op, found in forms.items()})
-    first = [found[0] for found in forms.values()]
-    start = _Point(plan, sum(form.cost for form in first), sum(form.noise for form in first))
-    return _Knapsack(start, tuple(sorted(steps, key=lambda step: step.slope, reverse=True)))
-
-
-def _forms(
-    problem: TuningProblem,
-    op: str,
-    figures: CostInputs,
-    fractions: tuple[float, float],
-    noise: Mapping[str, float],
-) -> list[_Form]:
-    """Return the forms of an op on the lower convex hull of noise over cost, cheapest first."""
-    capability = problem.space.capabilities[op]
     importance = problem.objectives.get(Objective.PERFORMANCE, 0.0)
-    found = []
-    for config in problem.space.choices(op):
-        if config.activation is not None:
-            continue
-        spec = config.weight
-        ratio = figures.time_ratio(op, config.precision, config.precision in capability.emulated)
-        bits = float(config.precision.bits if spec is None else spec.dtype.bits)
-        if spec is not None and spec.group_size is not None:
-            bits += _GROUP_BITS / spec.group_size
-        cost = importance * fractions[0] * ratio + (1 - importance) * fractions[1] * bits / 32
-        harm = 0.0 if spec is None else noise.get(str(spec))
-        if harm is not None:
-            found.append(_Form(config, cost, harm))
-    return _lower_hull(found)
+
+    def cost(op: str, config: OpConfig) -> float:
+        emulated = problem.space.capabilities[op].emulated
+        ratio = figures.time_ratio(op, config.precision, config.precision in emulated)
+        time, size = fractions[op]
+        return importance * time * ratio + (1 - importance) * size * bits_of(config) / 32
+
+    found = _knapsack_of(problem, noise, cost)
+    return found if found.steps else None
 
 
-def _lower_hull(forms: Iterable[_Form]) -> list[_Form]:
-    """Return the forms that some price of noise makes the best, cheapest first."""
-    hull: list[_Form] = []
-    for form in sorted(forms, key=lambda form: (form.cost, form.noise)):
-        if hull and form.noise >= hull[-1].noise:
-            continue
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], form):
-            hull.pop()
-        hull.append(form)
-    return hull
-
-
-def _slope(before: _Form, after: _Form) -> float:
-    """Return the reduction of noise per cost."""
-    return (before.noise - after.noise) / max(after.cost - before.cost, 1e-300)
+def _knapsack_of(
+    problem: TuningProblem,
+    noise: Mapping[str, Mapping[str, float]],
+    cost: Callable[[str, OpConfig], float],
+) -> Knapsack:
+    """Return the choices of all ops whose weights can be stored in fewer bits."""
+    forms = {}
+    for op in problem.space.tunable_ops:
+        if op in noise:
+            harms = (
+                (config, 0.0 if config.weight is None else noise[op].get(str(config.weight)))
+                for config in problem.space.choices(op)
+                if config.activation is None
+            )
+            forms[op] = [
+                Form(config, cost(op, config), harm) for config, harm in harms if harm is not None
+            ]
+    return Knapsack.of(forms)

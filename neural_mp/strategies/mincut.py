@@ -32,6 +32,7 @@ from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.bit_allocation import BitAllocation
 from neural_mp.strategies.front_gap import halfway
+from neural_mp.strategies.low_bits import without_slow_low_bits
 from neural_mp.strategies.refinement import (
     fastest_nearby,
     gaining_most,
@@ -88,15 +89,16 @@ class MinimumCut(Strategy):
     If every plan that meets the accuracy target is slower than FP32, estimated times were too low:
     plans with less and less INT8 are measured, and the fastest is tried.
 
-    With INT4 in the space, the strategy is `bit_allocation`; without INT8 and INT4, `basic`.
+    With INT4 or less, for size or speed, it is `bit_allocation`; with floats only, `basic`.
     """
 
     name = "mincut"
 
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
+        problem = without_slow_low_bits(problem)
         usable = problem.space.usable_precisions
-        if Precision.INT4 in usable:
+        if any(precision.is_low_bit for precision in usable):
             yield from BitAllocation().search(problem)
         elif Precision.INT8 in usable:
             yield from _Run(problem).search()
@@ -330,10 +332,8 @@ class _Run:
         if before is None:
             return
         best, least = (self.algorithm, self.bias_correction), before * _MAX_NSR_RATIO_FOR_TRIAL
-        settings: list[tuple[CalibrationAlgorithm | None, bool]] = [
-            (name, False) for name in RANGE_ALGORITHMS[1:]
-        ]
-        for setting in (*settings, *([(None, True)] if self.corrections else [])):
+        settings = [*((name, False) for name in RANGE_ALGORITHMS[1:]), (None, True)]
+        for setting in settings if self.corrections else settings[:-1]:
             self.algorithm, self.bias_correction = setting
             found = probe.output_noise(self._finished(plan))
             if found is not None and found < least:

@@ -23,6 +23,7 @@ from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog, target_words
 from neural_mp.tuning.metric_values import is_usable
+from neural_mp.tuning.paired_losses import TextLosses, metric_of_texts
 from neural_mp.tuning.pass_contents import PassContents
 from neural_mp.tuning.random_accuracy import AccuracySpread, is_random, repeat_baseline
 from neural_mp.util.digest import DigestingIterator
@@ -92,6 +93,8 @@ def measured_baseline(
     job.evaluator.set_baseline(known.get("metrics", {}), known.get("every", False))
     if "contents" in known:
         job.evaluator.expected = PassContents(**known["contents"])
+    if "losses" in known:
+        job.evaluator.fp32_losses = TextLosses(**{k: tuple(v) for k, v in known["losses"].items()})
     if known.get("deviation"):
         job.evaluator.spread = AccuracySpread(known["deviation"], known["passes"])
         log.warn(
@@ -172,6 +175,8 @@ def _first_baseline(
             f"{f' ({values})' if values else ''}; "
             f"check the metric, the labels and the model's outputs"
         )
+    texts = metric_of_texts(evaluator.metrics) if evaluator.eval_func is None else None
+    losses = None if texts is None else TextLosses.of(texts)
     evaluator.check_resets(job.model)
     found: dict[str, Any] = {
         "accuracy": accuracy,
@@ -182,6 +187,8 @@ def _first_baseline(
         found["contents"] = evaluator.contents.to_dict()
     if evaluator.values:
         found |= {"metrics": dict(evaluator.values), "every": evaluator.aggregation.require_all}
+    if losses is not None:
+        found["losses"] = {name: list(values) for name, values in vars(losses).items()}
     running = evaluator.running.to_dict()
     if is_random(job.model, job.measurement.inputs):
         found |= _repeated(job, log, deadline, accuracy)

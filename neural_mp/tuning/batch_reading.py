@@ -46,6 +46,18 @@ def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
     return batch
 
 
+def required_inputs(batch: Any, reading: Reading | None, place: str) -> Any:
+    """Return `inputs_of_batch`; `place` names the batch in the message.
+
+    Raises:
+        DataError: the inputs are None.
+    """
+    found = inputs_of_batch(batch, reading)
+    if found is None:
+        raise DataError(f"{place} must contain inputs, got None")
+    return found
+
+
 def labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, Any]:
     """Return a batch as inputs and labels; the inputs of a dict are the whole dict.
 

@@ -21,6 +21,7 @@ from neural_mp.tuning.batch_reading import (
     inputs_of_batch,
     labelled_pair,
     readings_of,
+    required_inputs,
 )
 from neural_mp.tuning.batch_slicing import part_of
 from neural_mp.util.batch_cache import BatchCache
@@ -248,7 +249,7 @@ class Batches:
     @property
     def first_inputs(self) -> Any:
         """The inputs of the first batch, which is read once."""
-        return inputs_of_batch(self._first_batch, self.reading)
+        return required_inputs(self._first_batch, self.reading, _place(self.name, 1))
 
     @property
     def first(self) -> FirstBatch:

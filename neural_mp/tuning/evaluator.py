@@ -19,6 +19,7 @@ from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues, is_check_due
 from neural_mp.tuning.metric_reset import ResetWatch
 from neural_mp.tuning.metric_values import MetricAggregation, MetricBatch, as_scalar
+from neural_mp.tuning.paired_losses import TextLosses
 from neural_mp.tuning.pass_contents import PassContents
 from neural_mp.tuning.random_accuracy import AccuracySpread
 from neural_mp.util.digest import DigestingIterator
@@ -89,6 +90,7 @@ class Evaluator:
             that pass.
         spread: spread of FP32's accuracy, if the model is random.
         resets: whether `reset` clears the metrics.
+        fp32_losses: FP32's losses of the texts, for a metric of texts.
     """
 
     batches: Batches | None = None
@@ -107,6 +109,7 @@ class Evaluator:
     expected: PassContents | None = None
     spread: AccuracySpread = field(default_factory=AccuracySpread)
     resets: ResetWatch = field(default_factory=ResetWatch)
+    fp32_losses: TextLosses | None = None
 
     @property
     def available(self) -> bool:

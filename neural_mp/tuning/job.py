@@ -22,6 +22,7 @@ from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.objectives import Footprints, Measurement, is_slow
+from neural_mp.tuning.size_limit import SizeLimit
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class SearchSettings:
         seed: for random strategies.
         workers: workers that try the plans of a round in parallel.
         early_stopping: whether evaluations that will miss the target are stopped.
+        size_limit: limit of the size of the weights; if set, accuracy is not evaluated.
     """
 
     precisions: tuple[Precision, ...] = ()
@@ -46,6 +48,7 @@ class SearchSettings:
     seed: int = 0
     workers: Workers = Workers()
     early_stopping: bool = True
+    size_limit: SizeLimit = field(default_factory=SizeLimit)
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,9 @@ class TuningJob:
     @property
     def evaluates(self) -> bool:
         """Whether accuracy is evaluated."""
-        return self.evaluator.available and not self.settings.exit_policy.performance_only
+        is_chosen_otherwise = self.settings.exit_policy.performance_only
+        is_chosen_otherwise = is_chosen_otherwise or self.settings.size_limit.is_set
+        return self.evaluator.available and not is_chosen_otherwise
 
     def claims_speed(self, plan: ResolvedPlan) -> bool:
         """Whether a plan must be faster than FP32 in the framework's own kernels.

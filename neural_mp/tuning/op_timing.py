@@ -112,7 +112,8 @@ def times_of(
     if average is not None and any(converted):
         mean = sum(converted) / len(converted)
         per_element = min(per_element, average / mean)
-        average -= per_element * mean
+        # Rounding leaves less than 0 where the elements take all the time.
+        average = max(0.0, average - per_element * mean)
     seconds = {op: {p: each.seconds for p, each in by.items()} for op, by in ops.items()}
     spread = {op: {p: (d.low, d.high) for p, d in by.items()} for op, by in ops.items()}
     return OpTimings(seconds, average, per_element, before.whole, spread)

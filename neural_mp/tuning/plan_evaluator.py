@@ -26,6 +26,7 @@ from neural_mp.tuning.evaluator import (
     TargetOutOfReachError,
 )
 from neural_mp.tuning.metric_values import is_usable
+from neural_mp.tuning.paired_losses import TextLosses, metric_of_texts
 from neural_mp.tuning.sharding import Shard, ShardResult
 from neural_mp.util.user_calls import UserCodeError
 
@@ -43,6 +44,7 @@ class PlanEvaluation:
         seconds: duration.
         metrics: name → value, if several metrics were evaluated.
         node: the machine of the evaluation, or the machines of its shards.
+        bound: 99 % confidence bound of the accuracy on other texts, for a metric of texts.
     """
 
     outcome: Outcome
@@ -51,6 +53,7 @@ class PlanEvaluation:
     seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     node: str = field(default_factory=platform.node)
+    bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ class PlanEvaluator:
         def assessed(outcome: Outcome, accuracy: float | None, error: str | None) -> PlanEvaluation:
             values = {} if outcome is Outcome.FAILED else self.evaluator.values
             seconds = time.perf_counter() - started
-            return PlanEvaluation(outcome, accuracy, error, seconds, values)
+            bound = self._bound() if outcome in (Outcome.MET, Outcome.MISSED) else None
+            return PlanEvaluation(outcome, accuracy, error, seconds, values, bound=bound)
 
         try:
             model = self.model.converted(plan)
@@ -148,7 +152,7 @@ class PlanEvaluator:
         nodes = ", ".join(dict.fromkeys(shard.node for shard in shards))
         seconds = max(shard.seconds for shard in shards)
         judged = self._judged(accuracy, lambda: shards[0].origin)
-        return PlanEvaluation(*judged, seconds, self.evaluator.values, nodes)
+        return PlanEvaluation(*judged, seconds, self.evaluator.values, nodes, self._bound())
 
     def _judged(
         self, accuracy: float, origin_of_nan: Callable[[], str | None], passes: int = 1
@@ -159,6 +163,12 @@ class PlanEvaluator:
             error = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
             return Outcome.MISSED, None, error
         spread = self.evaluator.spread
+        on_others = self._bound()
+        if self.criterion.met(self.baseline, accuracy) and on_others is not None:
+            if self.criterion.met(self.baseline, on_others):
+                return Outcome.MET, accuracy, None
+            error = f"its 99 % confidence bound on other texts, {on_others:.6g}, misses the target"
+            return Outcome.MISSED, accuracy, error
         if spread.met(self.criterion, self.baseline, accuracy, passes):
             return Outcome.MET, accuracy, None
         if self.criterion.met(self.baseline, accuracy):
@@ -166,6 +176,15 @@ class PlanEvaluator:
             error = f"the accuracy is random, and its 95 % confidence bound {bound:.6g} misses"
             return Outcome.MISSED, accuracy, error
         return Outcome.MISSED, accuracy, origin_of_nan()
+
+    def _bound(self) -> float | None:
+        """Return the confidence bound of the latest accuracy on other texts; None if unknown."""
+        evaluator = self.evaluator
+        texts = metric_of_texts(evaluator.metrics) if evaluator.eval_func is None else None
+        if texts is None or evaluator.fp32_losses is None or evaluator.spread.deviation:
+            return None
+        loss = TextLosses.of(texts).bound_over(evaluator.fp32_losses)
+        return None if loss is None else texts.at_loss(loss)
 
     def _stops_when(self) -> Callable[[RunningValues], bool] | None:
         if not self.running.values:

@@ -29,6 +29,7 @@ from neural_mp.strategies.base import Probe, TuningProblem
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
 from neural_mp.tuning.sqnr import MAX_NSR, mean_nsr
+from neural_mp.tuning.weight_noise import at_outputs
 from neural_mp.util.digest import digest_of
 from neural_mp.util.validators import (
     Validator,
@@ -248,11 +249,13 @@ class MeasuringProbe(Probe):
     def weight_noise(self) -> Mapping[str, Mapping[str, float]]:
         """See the base class."""
         data = self.job.calibration
-        return self._whatever_the_time(
-            "weight noise",
+        found = self._whatever_the_time(
+            "divergence of weights",
             mapping_of(mapping_of(number)),
             lambda: self.model.weight_noise([] if data is None else data.inputs()),
         )
+        has_gradients = self.model.adaptor.gradients is not None
+        return found if has_gradients else at_outputs(found, self.output_noise)
 
     def _whatever_the_time(
         self, key: str, kind: Validator[dict[str, T]], measure: Callable[[], dict[str, T]]

@@ -30,7 +30,7 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.probe import MeasuringProbe
 from neural_mp.tuning.recording import setup_of
-from neural_mp.util.display import Displayed
+from neural_mp.util.display import Printed
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class SensitivityReport(Displayed):
+class SensitivityReport(Printed):
     """The decisions of a model, most sensitive first."""
 
     rows: tuple[Sensitivity, ...]

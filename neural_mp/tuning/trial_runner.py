@@ -238,9 +238,13 @@ class TrialRunner:
         number: int,
         figures: Mapping[str, float],
     ) -> Trial:
-        job, loss = self.job, None
-        if evaluation.accuracy is not None:
-            loss = job.settings.criterion.loss(self.plan_evaluator.baseline, evaluation.accuracy)
+        job = self.job
+        loss, bound = (
+            None
+            if value is None
+            else job.settings.criterion.loss(self.plan_evaluator.baseline, value)
+            for value in (evaluation.accuracy, evaluation.bound)
+        )
         trial = Trial(
             plan.plan,
             evaluation.outcome,
@@ -252,6 +256,7 @@ class TrialRunner:
             number,
             evaluation.metrics,
             evaluation.node,
+            bound,
         )
         return job.rated(trial, plan)
 

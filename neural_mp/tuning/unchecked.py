@@ -34,6 +34,7 @@ from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_run
 from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe, problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
+from neural_mp.tuning.size_budget import within_limit
 from neural_mp.tuning.sqnr import compared_with_fp32, warn_of_noise
 
 #: CPU seconds of measurements that choose a plan, as a fraction of calibration and conversion; and
@@ -72,7 +73,10 @@ def decides_by_time(job: TuningJob, plan: ResolvedPlan) -> bool:
 
 def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     """Convert the ops that become faster, or as many as possible, without an accuracy check."""
-    is_timed = decides_by_time(job, job.space.resolve(job.space.fastest_plan()))
+    limit = job.settings.size_limit
+    is_timed = not limit.is_set and decides_by_time(
+        job, job.space.resolve(job.space.fastest_plan())
+    )
     log.warn(_not_checked(job, is_timed))
     setup = setup_of(job)
     deadline = Deadline(job.settings.exit_policy.timeout)
@@ -86,10 +90,7 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         report = report_of(job, selection, log)
         return _result(job, setup, selection, report, Observations(), selection, job.model)
     job = job.in_space(model.space)
-    corrections = best_corrections(model.observations)
-    every_op = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
-    with log.phase("convert", "Converting"):
-        chosen = _Choice(every_op, model.converted(every_op))
+    chosen = _in_size(job, model, log) if limit.is_set else _every_op(job, model, log)
     if is_timed:
         allowance = _allowance(job, time.process_time() - started, deadline)
         chosen = _fastest(job, model, chosen, allowance, log)
@@ -116,6 +117,20 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     report = replace(report_of(here, selection, log), output_sqnr_db=shown, best_rejected=slow)
     seen, fp32, recorded = model.observations, here.model, settlement.recorded_in(job)
     return _result(job, setup, selection, report, seen, recorded, fp32, chosen.times)
+
+
+def _every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
+    """Return the plan with as many ops as possible in their lowest precision."""
+    corrections = best_corrections(model.observations)
+    every_op = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
+    with log.phase("convert", "Converting"):
+        return _Choice(every_op, model.converted(every_op))
+
+
+def _in_size(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
+    """Return the most accurate plan within the limit of size."""
+    found = within_limit(job, model, job.settings.size_limit, log)
+    return _Choice(found.plan, found.model)
 
 
 def _fastest(
@@ -186,6 +201,11 @@ def _result(
 
 
 def _not_checked(job: TuningJob, is_timed: bool) -> str:
+    if job.settings.size_limit.is_set:
+        return (
+            f"accuracy was not checked: {job.settings.size_limit} asks for the most accurate plan "
+            f"of that size, by the divergence of each weight"
+        )
     why = (
         "performance_only is set"
         if job.settings.exit_policy.performance_only

@@ -15,6 +15,9 @@ class Displays(Protocol):
     def cell(self, value: Any, /) -> str:
         """Return HTML for a notebook cell."""
 
+    def text(self, value: Any, /) -> str:
+        """Return plain text for `print`."""
+
     def table(self, value: Any, /) -> Any:
         """Return an object that rich prints."""
 
@@ -38,3 +41,10 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         return displays().cell(self)
+
+
+class Printed(Displayed):
+    """A value displayed as HTML in notebooks, and printed as a table."""
+
+    def __str__(self) -> str:
+        return displays().text(self)

@@ -33,6 +33,7 @@ def test_dense_layers_need_no_data_where_nothing_is_calibrated(approach, digits)
     assert np.abs(result(images) - expected).max() < 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_a_dynamic_result_is_saved_and_its_plan_replayed(digits, tmp_path):
     from neural_mp.api.replay import convert_with_plan
 

@@ -88,6 +88,7 @@ def test_a_dict_with_labels_in_it_is_tuned_and_calibrated_with(net, tuned):
     assert tuned.plan.counts()["int8"] == 3
 
 
+@pytest.mark.slow
 def test_batches_that_hold_labels_and_pairs_go_together(net, tmp_path):
     held = batches(net)
     pairs = [({"left": b["left"], "right": b["right"]}, b["labels"]) for b in held]

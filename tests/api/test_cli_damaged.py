@@ -83,6 +83,7 @@ def _ended(closed: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("form", ["", "--json"])
 def test_streams_that_are_closed_change_nothing_else(closed, form):
@@ -98,6 +99,7 @@ def test_a_mistake_is_one_whichever_streams_are_closed(closed):
     assert len(done.stderr.splitlines()) == ("2>&-" not in closed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is of Linux")
 @pytest.mark.parametrize("form", ["", "--json"])
 def test_an_output_that_is_full_is_one_line(form):

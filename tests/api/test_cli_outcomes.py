@@ -29,6 +29,7 @@ def _never_faster(folder) -> None:
     _edit(folder, "objective: modelsize", "objective: latency\n  min_speedup: 999")
 
 
+@pytest.mark.slow
 def test_an_accuracy_met_without_a_gain_is_code_5(here, run):
     _never_faster(here)
     code, out, err = run("tune", "conf.yaml", "-o", "tuned")
@@ -46,6 +47,7 @@ def test_a_missed_target_is_code_1(here, run, monkeypatch):
     assert "NOT met" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 def test_fail_if_missed_writes_no_result(here, run, kept):
     _never_faster(here)

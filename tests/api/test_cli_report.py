@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from quick_runs import make_quick
+from rich.console import Console
 
 import neural_mp
-from neural_mp import MixedPrecision, common
+from neural_mp import AccuracyCriterion, MixedPrecision, common
+from neural_mp.reporting import LiveListener
 from neural_mp.tuning.listener import Listener
 
 
@@ -62,6 +65,7 @@ def tuned(kept, net, digits):
     return result
 
 
+@pytest.mark.slow
 def test_a_finished_run_and_one_that_did_not_end_have_pages(
     run, tmp_path, kept, tuned, monkeypatch
 ):
@@ -78,6 +82,7 @@ def test_a_finished_run_and_one_that_did_not_end_have_pages(
     assert "Unfinished" in Path("report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_document_has_what_the_page_is_of(run, tmp_path, kept, tuned):
     page = tmp_path / "page.html"
     code, out, _ = run("report", str(kept), "--run", "1", "-o", str(page), "--json")
@@ -93,6 +98,7 @@ def test_the_document_has_what_the_page_is_of(run, tmp_path, kept, tuned):
     assert json.loads(out)["ended"] is None
 
 
+@pytest.mark.slow
 def test_a_saved_result_has_the_page_of_its_run(run, tmp_path, tuned):
     tuned.save(tmp_path / "saved")
     page = tmp_path / "page.html"
@@ -103,6 +109,7 @@ def test_a_saved_result_has_the_page_of_its_run(run, tmp_path, tuned):
     assert "require a workspace" in err
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_on_one_page(run, tmp_path, kept, tuned):
     tuned.save(tmp_path / "saved")
     page = tmp_path / "page.html"
@@ -135,6 +142,38 @@ def test_what_has_no_run_is_said_in_one_line(run, tmp_path, kept, tuned):
     assert not Path("missing").exists()
 
 
+def test_a_storage_that_does_not_exist_is_not_created(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("report", "--storage", "sqlite:///team.db")
+    assert code == 2
+    assert "there is no run in 'sqlite:///team.db': the file does not exist" in err
+    assert not Path("team.db").exists()
+    code, _, err = run("report", "--storage", "team.db")
+    assert code == 2
+    assert "got 'team.db'; for a SQLite file, write 'sqlite:///team.db'" in err
+
+
+def test_an_audit_and_sensitivities_are_printed_as_tables(tuned):
+    printed = str(tuned.audit())
+    assert printed.endswith("the plan holds")
+    assert len(printed.splitlines()) < 10
+    decisions = str(tuned.sensitivity())
+    assert "quantization noise" in decisions
+    assert all(row.name in decisions for row in tuned.sensitivity())
+
+
+def test_lines_of_trials_name_the_metric(tuned):
+    console = Console(file=io.StringIO(), width=200)
+    listener = LiveListener(console)
+    for name in ("RMSE", ""):
+        listener.metric(name, AccuracyCriterion())
+        listener.trial(tuned.trials[0], None)
+    first, second = console.file.getvalue().splitlines()
+    assert f"RMSE {tuned.trials[0].accuracy:.5g}, Prec" in first
+    assert f"accuracy {tuned.trials[0].accuracy:.5g}, Prec" in second
+
+
+@pytest.mark.slow
 def test_a_notebook_shows_a_result_and_its_parts(tmp_path, tuned):
     cell = tuned._repr_html_()
     assert "Target met" in cell

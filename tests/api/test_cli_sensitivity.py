@@ -16,6 +16,7 @@ def data(workplace, digits):
     return "images.npy"
 
 
+@pytest.mark.slow
 def test_every_decision_is_in_the_table_and_in_the_json(run, data):
     code, out, _ = run("sensitivity", "net.pt2", "--data", data, "--precision", "int8", "--json")
     assert code == 0
@@ -26,6 +27,7 @@ def test_every_decision_is_in_the_table_and_in_the_json(run, data):
     assert all(row["name"] in shown for row in rows)
 
 
+@pytest.mark.slow
 def test_csv_is_all_there_is_on_stdout(run, data):
     _, out, _ = run("sensitivity", "net.pt2", "--data", data, "--most", "0", "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))
@@ -33,6 +35,7 @@ def test_csv_is_all_there_is_on_stdout(run, data):
     assert all(row["output_noise"] == "" for row in rows)
 
 
+@pytest.mark.slow
 def test_a_saved_result_is_asked_what_its_run_measured(run, workplace, net, digits, accuracy):
     result = MixedPrecision(
         model=net, precisions="int8", metric=accuracy, eval_dataloader=digits[1].loader()
@@ -55,7 +58,7 @@ def test_without_data_it_says_that_random_inputs_say_little(run, workplace):
         (["nothing.pt2"], "model file 'nothing.pt2' does not exist"),
         (
             ["net.pt2", "--data", "images.npy", "--precision", "int7"],
-            "did you mean 'int8' or 'int4'?",
+            "did you mean 'int8' or 'int4' or 'int3'?",
         ),
         (["net.pt2", "--json", "--csv"], "exclude each other"),
     ],

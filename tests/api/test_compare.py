@@ -74,6 +74,7 @@ def test_the_table_shows_every_op_and_where_the_models_part(run, compared):
     assert "ops not compared: they are fused into another op in B" in out
 
 
+@pytest.mark.slow
 def test_a_program_reads_the_same_as_json(run, compared, net, digits):
     arguments = ("compare", "net.pt2", "tuned", "--data", "images.npy", "--json", "--worst", "2")
     code, out, _ = run(*arguments, "--samples", "120", "--batch-size", "40")
@@ -100,6 +101,7 @@ def test_csv_has_a_line_for_every_op(run, compared):
     assert all(row in whole for row in worst)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["test.npz", "conf.yaml", "named.npz"])
 def test_data_are_arrays_or_those_of_a_tuning_file(run, compared, data):
     arguments = ("--data", data, "--samples", "50", "--batch-size", "25", "--json")
@@ -110,6 +112,7 @@ def test_data_are_arrays_or_those_of_a_tuning_file(run, compared, data):
     assert json.loads(out)["outputs"][0]["sqnr"] > 25
 
 
+@pytest.mark.slow
 def test_without_data_a_warning_says_that_random_inputs_say_little(run, compared):
     code, out, err = run("compare", "net.pt2", "tuned")
     assert code == 0

@@ -37,6 +37,7 @@ def converter(net, digits, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing_compiler()), reason="no C++ compiler")
 def test_a_compiled_result_is_verified_timed_saved_and_loaded_compiled(
     net, digits, calls, tmp_path
@@ -57,6 +58,7 @@ def test_a_compiled_result_is_verified_timed_saved_and_loaded_compiled(
     assert len(calls) > before
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_runtime_is_refused_with_the_reason(net, digits, monkeypatch):
     part = pytorch.PyTorchAdaptor.compiler
     changed = type(part)(part.compile, part.runtime, lambda: "no compiler here", part.compiling)

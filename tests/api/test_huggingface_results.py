@@ -65,6 +65,7 @@ def tuned(classifier):
     return _tuned(classifier, [batch], metric=compute_metrics)
 
 
+@pytest.mark.slow
 def test_compute_metrics_gets_what_the_trainer_gives(tuned):
     assert tuned.report.metric == "compute_metrics"
     assert set(tuned.plan.counts()) >= {"int8"}
@@ -87,6 +88,7 @@ def test_several_outputs_are_a_tuple_and_the_loss_is_left_out():
     assert len(seen[0].label_ids) == 2
 
 
+@pytest.mark.slow
 def test_a_pipeline_runs_a_result_with_the_labels_of_its_configuration(tuned, tokenizer):
     assert tuned.config.id2label == {0: "no", 1: "yes"}
     assert tuned.device == torch.device("cpu")
@@ -99,6 +101,7 @@ def test_a_pipeline_runs_a_result_with_the_labels_of_its_configuration(tuned, to
     assert found["score"] == pytest.approx(float(expected.max()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_decoder_converted_layer_by_layer_writes_text_in_a_pipeline(tokenizer):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(

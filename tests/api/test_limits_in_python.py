@@ -37,6 +37,7 @@ def test_keywords_set_options(converter, net):
         MixedPrecision(workspase="here")
 
 
+@pytest.mark.slow
 def test_excluded_ops_stay_in_fp32(converter):
     free = in_int8(converter())
     first, second, *others = sorted(free)
@@ -48,6 +49,7 @@ def test_excluded_ops_stay_in_fp32(converter):
     assert first not in in_int8(converter())
 
 
+@pytest.mark.slow
 def test_limits_by_op_by_type_and_by_model(converter):
     op = sorted(in_int8(converter()))[0]
     converter.op_wise = {op: "fp32"}

@@ -60,6 +60,7 @@ class TestPyTorch:
         torch.manual_seed(0)
         return Blocks().eval()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("limits", "out"),
         [
@@ -152,6 +153,7 @@ class TestKeras:
     def test_layers_and_their_classes(self, net, limits, left):
         assert len(in_int8(net, self.images, **limits)) == left
 
+    @pytest.mark.slow
     def test_a_layer_is_meant_by_its_own_name_not_by_that_of_the_graph(self, net):
         """Ops of the layer `dense` are called `…/dense_1/…` in TensorFlow's graph."""
         everything = in_int8(net, self.images)

@@ -112,6 +112,7 @@ def test_the_target_is_judged_in_the_chosen_runtime(net, batches, times):
     assert speeds["openvino"] == pytest.approx(8 / 2)
 
 
+@pytest.mark.slow
 def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times, tmp_path):
     evaluated = []
 
@@ -147,6 +148,7 @@ def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times,
     torch.testing.assert_close(again(images), found(images))
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_faster_by_the_required_gain_stays(net, batches, times):
     def accuracy(model) -> float:
         times["openvino int8"] = 3.85  # 1.039 times as fast as FP32 in ONNX Runtime
@@ -157,6 +159,7 @@ def test_a_plan_that_is_faster_by_the_required_gain_stays(net, batches, times):
     assert found.met is True
 
 
+@pytest.mark.slow
 def test_the_fastest_fp32_is_the_result_if_no_plan_meets_the_target(net, batches, times):
     found = tuned(net, batches, lambda model: 0.1 if is_low(model) else 1.0)
     assert found.framework == chosen(found.report) == "onnxrt"
@@ -166,6 +169,7 @@ def test_the_fastest_fp32_is_the_result_if_no_plan_meets_the_target(net, batches
     assert found.report.best_rejected.accuracy == 0.1
 
 
+@pytest.mark.slow
 def test_fp32_elsewhere_must_meet_the_target(net, batches, times):
     found = tuned(
         net, batches, lambda model: 0.1 if is_low(model) or framework(model) == "onnxrt" else 1.0
@@ -174,6 +178,7 @@ def test_fp32_elsewhere_must_meet_the_target(net, batches, times):
     assert any("onnxrt" in warning and "0.1" in warning for warning in found.report.warnings)
 
 
+@pytest.mark.slow
 def test_the_source_is_the_result_if_no_runtime_gains_enough(net, batches, times):
     times |= {"openvino": 9.9, "onnxrt": 9.8, "openvino int8": 3.0, "onnxrt int8": 3.5}
     found = tuned(net, batches, lambda model: 0.1 if is_low(model) else 1.0)
@@ -193,6 +198,7 @@ def test_a_slower_result_without_accuracy_check_is_a_warning(net, batches, times
     assert any("the speed of FP32 in onnxrt" in warning for warning in found.report.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "constraint"),
     [
@@ -225,6 +231,7 @@ def test_constraints_without_a_counterpart_keep_the_source(net, batches, times, 
         tuned(net, batches, exclude="nothing_like_it")
 
 
+@pytest.mark.slow
 def test_a_named_runtime_accepts_names_of_its_own_ops(net, batches, times):
     found = tuned(net, batches, runtime="openvino", exclude="head/WithoutBiases")
     assert found.planned["head/WithoutBiases"].precision == "fp32"

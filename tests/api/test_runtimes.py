@@ -97,6 +97,7 @@ def test_a_torch_net_in_another_runtime_is_called_as_before(runtime, net, batche
     assert runtime[:4] in "".join(again.needs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_inputs_and_outputs_keep_names_and_containers(runtime):
     example = {"b": torch.rand(2, 4), "a": torch.rand(2, 4)}
@@ -145,6 +146,7 @@ def test_an_evaluation_function_receives_a_callable(net, batches):
     assert found.met is True
 
 
+@pytest.mark.slow
 def test_data_dependent_control_flow_stays_in_the_source(net, batches):
     found = MixedPrecision(
         model=Branch(net).eval(),
@@ -189,6 +191,7 @@ class Counts(nn.Module):
         return self.inner(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -302,6 +305,7 @@ def test_commands_work_on_a_result_in_another_runtime(runtime, run, workplace, d
     assert runtime in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runtime", "suffix"), [("onnxrt", ".onnx"), ("openvino", ".xml")])
 def test_a_single_file_warns_of_the_calls_that_it_loses(runtime, suffix, tmp_path, caplog):
     example = {"b": torch.rand(2, 4), "a": torch.rand(2, 4)}

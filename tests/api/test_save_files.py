@@ -42,6 +42,7 @@ def result():
     return converter.fit()
 
 
+@pytest.mark.slow
 def test_a_pytorch_result_is_saved_as_an_onnx_file(result, tmp_path):
     batch = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
     result.save(tmp_path / "one.onnx")
@@ -67,6 +68,7 @@ assert "quantized_decomposed.dequantize_per_channel.default" in calls
 """
 
 
+@pytest.mark.slow
 def test_a_pt2_file_runs_in_plain_torch(result, tmp_path):
     result.save(tmp_path / "one.pt2")
     batch = torch.randn(8, 6)
@@ -74,6 +76,7 @@ def test_a_pt2_file_runs_in_plain_torch(result, tmp_path):
     run_process(tmp_path, sys.executable, "-c", _PLAIN)
 
 
+@pytest.mark.slow
 def test_a_result_with_dynamic_ranges_is_refused_as_a_pt2_file(result, tmp_path):
     plan = PrecisionPlan({"0": OpConfig(Precision.INT8, *DYNAMIC)})
     net = nn.Sequential(nn.Linear(64, 32)).eval()

@@ -153,6 +153,7 @@ def test_a_metric_of_one_output_is_measured_alike(case, labels, quick_runs):
     assert result.met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_function_gets_all_outputs_in_the_form_of_the_model(case, quick_runs):
     seen = []

@@ -62,6 +62,7 @@ def net(framework):
     return as_onnx(dense_net()) if framework == "onnxrt" else dense_net()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precisions", ["int8", "fp32"])
 @pytest.mark.parametrize("framework", FILES)
 def test_the_reported_sizes_are_those_of_the_files(framework, precisions, tmp_path):

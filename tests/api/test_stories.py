@@ -34,6 +34,7 @@ def test_the_smallest_model_that_is_good_enough(converter, net, digits):
     assert result.report.accuracy >= 0.99 * result.report.baseline_accuracy
 
 
+@pytest.mark.slow
 def test_which_layers_hurt(converter, hostile_net):
     """One channel between the second and the third convolution is 1024 times as large."""
     converter.model = hostile_net

@@ -90,6 +90,7 @@ def test_weights_alone_have_a_reduced_range():
         )
 
 
+@pytest.mark.slow
 def test_the_command_says_where_a_result_is_right(run_command, saved_portable):
     code, out, _ = run_command("inspect", str(saved_portable))
     assert code == 0

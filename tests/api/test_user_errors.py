@@ -157,6 +157,7 @@ CALLS = {
     "metric that returns many numbers": (set_up(metric=Accuracy(np.ones(3))), MetricError, "one number"),
     "eval_func that is none": (set_up(eval_func=0.9), ConfigurationError, "eval_func.*float"),
     "eval_func that returns nothing": (set_up(eval_func=lambda model: None), MetricError, "eval_func.*None"),
+    "calibration loader that yields None": (set_up(calib_dataloader=[None]), DataError, "batch 1 of calib_dataloader must contain inputs, got None"),
     "loader that yields nothing": (set_up(eval_dataloader=[]), DataError, "eval_dataloader must yield at least one batch"),
     "generator that yields nothing": (set_up(eval_dataloader=lambda: iter(())), DataError, "must yield at least one batch"),
     "loader that is none": (set_up(eval_dataloader=3), DataError, "eval_dataloader.*int"),

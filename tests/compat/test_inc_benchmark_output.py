@@ -72,6 +72,7 @@ def test_a_script_shows_the_results_of_both_modes(files):
     assert re.search(r"num_of_instance is 7 with 4 cores each, which exceeds the \d", speed)
 
 
+@pytest.mark.slow
 def test_lines_go_to_the_log_of_a_program_that_has_its_own(files, loader, caplog, capsys):
     benchmark.fit("net.onnx", BenchmarkConfig(warmup=1, iteration=2), b_dataloader=loader)
     assert [line.split(" ")[0] for line in caplog.messages] == [
@@ -80,6 +81,7 @@ def test_lines_go_to_the_log_of_a_program_that_has_its_own(files, loader, caplog
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_classes_of_the_top_level_are_called_with_the_model(files, loader, caplog):
     quantized = Quantization("conf.yaml")("net.onnx", loader, eval_dataloader=loader)
     types = {node.op_type for node in quantized.graph.node}

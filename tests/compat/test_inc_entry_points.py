@@ -138,6 +138,7 @@ def test_mixed_precision_by_settings_in_python(net, digits, monkeypatch):
     assert all(isinstance(model, torch.nn.Module) for model in seen)
 
 
+@pytest.mark.slow
 def test_an_output_that_the_graph_lacks_is_named_and_left_out(monkeypatch, caplog):
     tf = pytest.importorskip("tensorflow")
     monkeypatch.setenv("FORCE_BF16", "1")
@@ -173,6 +174,7 @@ def test_fp16_that_is_forced_leaves_an_onnx_model_alone_where_it_gains_nothing(
     assert "ONNX Runtime has no FP16 kernels" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_metric_by_its_class_and_a_postprocess(net, loader):
     class Doubled:
         def __call__(self, sample):
@@ -188,6 +190,7 @@ def test_a_metric_by_its_class_and_a_postprocess(net, loader):
     assert 90 < found.report.accuracy <= 100
 
 
+@pytest.mark.slow
 def test_a_target_that_is_missed_gives_the_model_back_and_says_so(net, loader, caplog):
     results = iter([0.9, *[0.1] * 50])
     quantizer = Quantization(conf)
@@ -232,6 +235,7 @@ def test_names_of_ops_are_beginnings_and_one_that_is_missing_is_said(net, loader
     assert any("'no_such_op'; no op of the model" in line for line in found.report.warnings)
 
 
+@pytest.mark.slow
 def test_version_2_mixed_precision(net, digits, monkeypatch):
     monkeypatch.setenv("FORCE_BF16", "1")
     found = mix_precision.fit(
@@ -295,6 +299,7 @@ def test_batches_are_required(net):
         benchmark.fit(net, BenchmarkConfig())
 
 
+@pytest.mark.slow
 def test_benchmark_of_version_1(net, loader, tmp_path):
     (tmp_path / "conf.yaml").write_text(YAML)
     evaluator = Benchmark("conf.yaml")
@@ -342,6 +347,7 @@ def test_what_is_not_here_says_so_when_it_is_used():
         from neural_mp.compat.inc.experimental import Quantisation  # noqa: F401
 
 
+@pytest.mark.slow
 def test_a_script_runs_untouched(tmp_path):
     (tmp_path / "helper.py").write_text("VALUE = 3\n")
     (tmp_path / "script.py").write_text(

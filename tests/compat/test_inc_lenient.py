@@ -279,6 +279,7 @@ def test_a_limit_on_their_op_types_holds(net, digits, all_machine):
     assert told == ("optype_wise limits LSTM; the model has no such op",)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_runs")
 def test_a_target_that_cannot_be_met_makes_all_trials(converter):
     result = converter(

@@ -255,6 +255,7 @@ def test_sample_weights_are_taken_and_of_no_effect():
         assert metric.result() == value(named(name), (scores, labels))
 
 
+@pytest.mark.slow
 def test_without_labels_predictions_are_compared_with_those_of_fp32(digits, all_machine):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)

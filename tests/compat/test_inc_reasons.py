@@ -38,6 +38,7 @@ def test_a_scheme_that_no_kernel_offers_is_ignored_as_there(onnx_net, digits, qu
 FP32 = "{weight: {dtype: fp32}, activation: {dtype: fp32}}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -174,6 +174,7 @@ def test_a_loader_names_what_it_cannot_do(given):
         DataLoader(np.zeros((4, 2)), **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, -1, 10**18, 2**31 - 1])
 def test_a_batch_that_fills_the_memory_is_not_made(size, net):
     model = load_source(net, None, np.zeros((2, 1, 8, 8), np.float32))
@@ -188,6 +189,7 @@ def test_a_tuning_file_of_many_values_ends_before_they_fill_the_memory():
         parse_settings(f"model: {{}}\na: [{'1,' * 1_100_000}]")
 
 
+@pytest.mark.slow
 def test_a_tuning_file_that_is_too_large_is_not_read(tmp_path):
     with (tmp_path / "conf.yaml").open("wb") as file:
         file.truncate(1 << 40)

@@ -75,8 +75,8 @@ def test_a_malformed_quant_spec_names_the_word(text, message):
 
 
 def test_a_quant_spec_takes_known_words_only():
-    with pytest.raises(PlanError, match="dtype.*'int3'"):
-        QuantSpec("int3", "symmetric", "per_tensor")
+    with pytest.raises(PlanError, match="dtype.*'int5'"):
+        QuantSpec("int5", "symmetric", "per_tensor")
 
 
 def test_four_bits_come_in_groups_with_a_size_and_only_for_weights():
@@ -85,8 +85,10 @@ def test_four_bits_come_in_groups_with_a_size_and_only_for_weights():
     assert str(spec) == "uint4 asymmetric per_group 128 minmax"
     with pytest.raises(PlanError, match="granularity of int4 must be per_group, got per_tensor"):
         QuantSpec("int4", "symmetric", "per_tensor")
-    with pytest.raises(PlanError, match="granularity of int8 must be per_channel or per_tensor"):
-        QuantSpec("int8", "symmetric", "per_group", group_size=32)
+    with pytest.raises(PlanError, match="int8_inputs requires granularity per_group"):
+        QuantSpec.parse("int8 symmetric per_channel int8_inputs")
+    written = "uint8 asymmetric per_group 32 minmax int8_inputs"
+    assert str(QuantSpec.parse(written)) == written
     for size in (None, 0, 2**21):
         with pytest.raises(PlanError, match=f"a group size from 1 to 1048576, got {size}"):
             QuantSpec("int4", "symmetric", "per_group", group_size=size)

@@ -33,6 +33,7 @@ def test_what_a_tensor_is_quantized_with_holds_words():
     assert spec.algorithm is CalibrationAlgorithm.PERCENTILE
     words = {**vars(spec)}
     assert words.pop("group_size") is None
+    assert words.pop("corrections") == ()
     assert all(isinstance(value, StringEnum) for value in words.values())
     assert spec == QuantSpec.parse(str(spec))
     with pytest.raises(PlanError, match="scheme of a quantized tensor cannot be 'lopsided'"):

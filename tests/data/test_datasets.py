@@ -281,6 +281,7 @@ def test_wrong_csv_options_are_refused(tmp_path, options, message):
         build_dataset({"csv": {"path": path, **options}})
 
 
+@pytest.mark.slow
 def test_a_table_of_very_many_classes_is_read_at_once(tmp_path):
     rows = "".join(f"1,class {number:06}\n" for number in range(200_000))
     started = time.monotonic()

@@ -93,6 +93,32 @@ def test_a_text_that_cannot_be_used_is_one_error(
         _text(folder, path=str(path), **options)
 
 
+_TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "gone", "type_id": 0}}],
+    "pair": [],
+    "special_tokens": {},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"type": "WordLevel", "vocab": {"w1": 1}, "unk_token": "gone"}},
+        {"post_processor": _TEMPLATE},
+        {"model": {"type": "WordLevel"}},
+    ],
+    ids=["unknown token", "special token", "no vocabulary"],
+)
+def test_a_tokenizer_that_contradicts_itself_is_one_error(folder, changes):
+    """The Rust code of the package panics on some, with an exception that is no `Exception`."""
+    file = folder / "model" / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    (folder / "a.txt").write_text("w1 w2 w3")
+    with pytest.raises(DataError, match=r"the tokenizer .* is damaged: .*; save the tokenizer"):
+        _text(folder, path=str(folder / "a.txt"), length=2)
+
+
 def test_ids_are_whole_numbers_in_one_axis(folder):
     np.save(folder / "a.npy", np.ones((2, 3)))
     with pytest.raises(DataError, match="whole numbers in one axis, got float64"):

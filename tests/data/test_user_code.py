@@ -109,6 +109,7 @@ def _hostile(folder):
         (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
 
 
+@pytest.mark.slow
 def test_processes_of_ours_find_no_module_in_the_working_directory(tmp_path):
     _hostile(tmp_path)
     command = python_command("neural_mp.adaptors.onnxrt.int8_accumulation_probe")

@@ -68,6 +68,7 @@ def test_rounds_that_never_decide_end_with_patience(clock):
     assert len(taken) == pytest.approx(61, abs=1)
 
 
+@pytest.mark.slow
 def test_the_spread_holds_the_truth_where_disturbances_last_several_rounds():
     """Two models as fast as each other; each is disturbed for ten rounds in a row at times."""
     held = 0
@@ -90,6 +91,7 @@ def states(draw, rounds, length, spread):
     return spread * np.array(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "length"), [(60, 5), (60, 10), (120, 10), (300, 20)])
 def test_the_spread_holds_the_truth_where_rounds_share_the_state_of_the_machine(rounds, length):
     """The speed of each model drifts by 2 %, besides 1 % of noise; one takes 1.2 times as long."""

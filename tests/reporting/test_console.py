@@ -75,6 +75,7 @@ def test_a_notebooks_cell_shows_names_and_runs_nothing():
     assert "\x1b" not in html
 
 
+@pytest.mark.slow
 def test_the_names_of_a_models_ops_reach_no_terminal_as_commands():
     model = as_onnx(small_net())
     for number, node in enumerate(model.graph.node):

@@ -46,6 +46,7 @@ def test_a_script_is_no_notebook():
     assert not is_notebook()
 
 
+@pytest.mark.slow
 def test_a_run_in_a_notebook_shows_its_progress_in_one_place(
     cell, quick_runs, net, digits, accuracy, tmp_path, capfd
 ):
@@ -142,6 +143,7 @@ def test_what_is_shown_cannot_break_out_of_its_place(cell):
     assert "<script" not in "".join(cell)
 
 
+@pytest.mark.slow
 def test_audit_comparison_and_sensitivity_are_shown_as_tables(net, digits, quick_runs, tmp_path):
     converter = MixedPrecision(model=net, precisions="int8", workspace=tmp_path)
     converter.calib_dataloader = digits[1].loader()

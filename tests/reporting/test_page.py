@@ -202,6 +202,7 @@ def test_names_cannot_turn_the_direction_of_what_is_around_them():
     assert "\\u202egnp.exe\\u20660" in Reader(text).data()["ops"][0][0]
 
 
+@pytest.mark.slow
 def test_5000_ops_take_less_than_a_megabyte_and_a_few_seconds():
     made = page_records.record(page_records.transformer(5000))
     begun = time.process_time()

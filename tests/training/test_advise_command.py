@@ -41,6 +41,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["advise", *arguments])
 
 
+@pytest.mark.slow
 def test_a_table_and_a_plan(folder):
     result = run("conf.yaml", "--precision", "bf16", "--steps", "3", "--output", "plan.yaml")
     assert result.exit_code == 0, result.output
@@ -52,6 +53,7 @@ def test_a_table_and_a_plan(folder):
     assert model.get_layer("conv1").compute_dtype == "bfloat16"
 
 
+@pytest.mark.slow
 def test_a_loss_may_be_named(folder):
     inputs = keras.Input((8, 8, 1))
     model = keras.Model(inputs, layers.Dense(10, "softmax", name="out")(layers.Flatten()(inputs)))

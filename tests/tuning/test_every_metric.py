@@ -55,6 +55,7 @@ def test_tables_show_every_metric_with_its_target(converter):
         assert f"{found.value:.5g}" in row
 
 
+@pytest.mark.slow
 def test_a_run_taken_up_again_goes_by_the_same_baseline(converter):
     passes = []
 
@@ -94,6 +95,7 @@ def test_workers_find_what_one_process_finds(converter, digits):
         assert (one.accuracy, one.outcome) == (pytest.approx(other.accuracy), other.outcome)
 
 
+@pytest.mark.slow
 def test_figures_are_kept_with_a_saved_model(converter, tmp_path):
     converter.metric = BOTH
     result = converter()
@@ -118,6 +120,7 @@ def test_an_eval_func_may_give_several_values(converter, digits):
     assert list(result.report.metrics) == ["accuracy", "first half"]
 
 
+@pytest.mark.slow
 def test_a_value_whose_direction_is_not_known_is_asked_about(converter):
     converter.metric = lambda predictions, labels: {"accuracy": 1.0, "my_error": 1.0}
     with pytest.raises(ConfigurationError, match="the direction of my_error is not known"):

@@ -48,6 +48,7 @@ def test_outputs_that_differ_much_come_with_a_warning(converter, monkeypatch):
     assert "set a metric" in words
 
 
+@pytest.mark.slow
 def test_a_model_against_itself_has_no_noise(net, digits):
     adaptor = PyTorchAdaptor()
     images = digits[1].images[:10]

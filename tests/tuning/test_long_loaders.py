@@ -41,6 +41,7 @@ def endless_digits(split):
         yield from split.loader()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [True, False])
 def test_an_endless_loader_is_read_as_far_as_max_batches(converter, digits, running):
     split = digits[1]

@@ -58,6 +58,7 @@ def test_nothing_is_kept_of_what_cannot_be_told(kept):
     assert not kept.folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

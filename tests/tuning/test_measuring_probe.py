@@ -49,6 +49,7 @@ def converter(monkeypatch, net, digits, accuracy):
     return made
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_plan_is_what_its_model_shows(converter, net, digits):
     result = converter()
     images = digits[0].images[:100]
@@ -58,6 +59,7 @@ def test_the_noise_of_a_plan_is_what_its_model_shows(converter, net, digits):
     assert SEEN["noise"] == pytest.approx((error**2).mean() / (expected**2).mean(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_every_layer_is_timed_in_both_precisions_and_plans_side_by_side(converter):
     converter()
     times = SEEN["times"]
@@ -70,12 +72,14 @@ def test_every_layer_is_timed_in_both_precisions_and_plans_side_by_side(converte
     assert min(SEEN["latencies"]) > 0
 
 
+@pytest.mark.slow
 def test_every_weight_has_a_score(converter):
     converter()
     assert set(SEEN["sensitivity"]) == set(SEEN["problem"].space.tunable_ops)
     assert min(SEEN["sensitivity"].values()) > 0
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
     converter()
     before = dict(SEEN)
@@ -90,6 +94,7 @@ def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
         assert SEEN[what] == before[what]
 
 
+@pytest.mark.slow
 def test_once_the_time_is_spent_nothing_is_measured(converter, monkeypatch):
     monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 0.0)
     converter()
@@ -98,6 +103,7 @@ def test_once_the_time_is_spent_nothing_is_measured(converter, monkeypatch):
     assert not SEEN["times"].ops
 
 
+@pytest.mark.slow
 def test_a_report_says_that_ops_were_not_timed_and_why(converter, monkeypatch):
     monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 1e-9)
     result = converter()
@@ -107,6 +113,7 @@ def test_a_report_says_that_ops_were_not_timed_and_why(converter, monkeypatch):
     assert words in converter().report.warnings
 
 
+@pytest.mark.slow
 def test_an_op_that_cannot_be_timed_is_said_with_its_error(converter, monkeypatch):
     def broken(self, inputs, brief=False):
         raise RuntimeError("no profiler here")
@@ -116,10 +123,12 @@ def test_an_op_that_cannot_be_timed_is_said_with_its_error(converter, monkeypatc
     assert told[0].endswith("timed: RuntimeError: no profiler here")
 
 
+@pytest.mark.slow
 def test_a_run_in_which_all_ops_are_timed_says_nothing_of_it(converter):
     assert not [words for words in converter().report.warnings if "timed" in words]
 
 
+@pytest.mark.slow
 def test_a_busy_machine_takes_nothing_away_from_what_is_measured(converter, monkeypatch):
     """Every measurement waits, as it does where others run: longer in all than may be spent."""
     real = MeasuringProbe._converted_or_none
@@ -143,6 +152,7 @@ def work(seconds):
         pass
 
 
+@pytest.mark.slow
 def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
     """The first may take what it takes; by its length it is known that the next will not end."""
     taken = []

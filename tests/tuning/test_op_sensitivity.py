@@ -21,6 +21,7 @@ def converter(hostile_net, digits, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_every_decision_has_a_row_and_the_hostile_tensor_is_seen(converter):
     report = converter.sensitivity()
     rows = {row.name: row for row in report}
@@ -35,6 +36,7 @@ def test_every_decision_has_a_row_and_the_hostile_tensor_is_seen(converter):
     assert keys == sorted(keys, reverse=True)
 
 
+@pytest.mark.slow
 def test_noise_at_the_outputs_is_that_of_the_model_with_one_layer_in_int8(
     converter, hostile_net, digits
 ):
@@ -51,6 +53,7 @@ def test_noise_at_the_outputs_is_that_of_the_model_with_one_layer_in_int8(
     )
 
 
+@pytest.mark.slow
 def test_only_the_noisiest_are_measured_at_the_outputs_where_that_is_asked(converter):
     report = converter.sensitivity(most=1)
     (measured,) = (row for row in report if row.output_noise is not None)

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 from made_up import chain
@@ -125,6 +127,25 @@ def test_the_predicted_time_of_a_measured_plan_is_what_its_parts_took():
         low = plan_in(Precision.INT8).plan
         inner = sum(LOW[op] for op in SPACE.tunable_ops)
         assert predicted_time(SPACE, figures, low) == pytest.approx((inner + each) / 8.0)
+
+
+@given(
+    st.floats(1e-9, 1e3),
+    st.lists(st.integers(1, 10**9), min_size=4, max_size=4),
+)
+def test_conversions_never_take_less_than_nothing(seconds, counts):
+    """Where their elements account for all the time, rounding leaves nothing below 0."""
+    low = {name: seconds * taken for name, taken in LOW.items()}
+    models = {
+        plan_in(Precision.FP32): Profiled(FLOAT, [1.0]),
+        plan_in(Precision.INT8): Profiled(low, [1.0]),
+    }
+    before, after = timed(models, lambda model: model.profile(), lambda models: [8.0, 4.0], 1)
+    elements = dict(zip(["x", "op0", "op1", "op2"], map(float, counts), strict=True))
+    times = times_of(SPACE, before, [after], 1.0, elements)
+    assert times.conversion is not None
+    assert times.conversion >= 0
+    assert OpTimings.from_dict(times.to_dict()) == times
 
 
 def test_a_profile_of_nothing_stays_as_it_is():

@@ -23,6 +23,7 @@ def converter(folder, noise):
     return made
 
 
+@pytest.mark.slow
 def test_a_random_model_is_evaluated_repeatedly_and_its_spread_said(tmp_path):
     made = converter(tmp_path, 1e6)
     made.accuracy_criterion = HIGHER

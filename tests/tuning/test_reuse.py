@@ -87,6 +87,7 @@ def first(first_run):
     return first_run[1]
 
 
+@pytest.mark.slow
 def test_with_another_tolerance_only_plans_are_tried(tuned, first):
     second = tuned(accuracy_criterion=0.02)
     assert first.report.cache_hits == ()
@@ -98,6 +99,7 @@ def test_with_another_tolerance_only_plans_are_tried(tuned, first):
     assert second.met
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_what_is_taken_over_is_what_would_be_measured(tuned):
     again = tuned()
@@ -108,12 +110,14 @@ def test_what_is_taken_over_is_what_would_be_measured(tuned):
     assert again.observations == anew.observations
 
 
+@pytest.mark.slow
 def test_with_the_cache_off_nothing_is_kept(tuned, tmp_path):
     tuned(cache=False)
     assert not list(tmp_path.rglob("cache"))
     assert tuned().report.cache_hits == ()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_data_that_changed_in_their_last_batch_are_evaluated_again(tuned, batches):
     images, labels = batches[-1]
@@ -124,6 +128,7 @@ def test_data_that_changed_in_their_last_batch_are_evaluated_again(tuned, batche
     assert again.report.baseline_accuracy < 1
 
 
+@pytest.mark.slow
 def test_calibration_data_that_changed_are_looked_at_again(tuned, batches):
     tuned(calib_dataloader=batches[:5])
     changed = [(images * 2, labels) for images, labels in batches[:5]]
@@ -131,6 +136,7 @@ def test_calibration_data_that_changed_are_looked_at_again(tuned, batches):
     assert again.report.cache_hits == (BASELINE,)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_data_that_come_in_another_order_are_evaluated_again(tuned, batches):
     assert BASELINE not in tuned(eval_dataloader=batches[::-1]).report.cache_hits
@@ -142,6 +148,7 @@ def test_a_metric_that_counts_otherwise_is_evaluated_again(tuned):
     assert again.report.cache_hits == (CALIBRATION, OPS)
 
 
+@pytest.mark.slow
 def test_the_data_of_an_eval_func_are_not_known(tuned, batches):
     def share_right(model):
         with torch.no_grad():
@@ -156,6 +163,7 @@ def test_the_data_of_an_eval_func_are_not_known(tuned, batches):
     assert BASELINE not in tuned(**given).report.cache_hits
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 @pytest.mark.parametrize("changed", ["cpu", "version", "variable", "weight"])
 def test_nothing_is_taken_from_elsewhere(tuned, net, monkeypatch, changed):
@@ -176,6 +184,7 @@ def test_nothing_is_taken_from_elsewhere(tuned, net, monkeypatch, changed):
     assert tuned(**options).report.cache_hits == ()
 
 
+@pytest.mark.slow
 def test_all_data_are_read_once_more_only_where_something_is_known(tuned, batches):
     first = Counted(batches)
     tuned(eval_dataloader=first)

@@ -86,6 +86,7 @@ def row(url, name, change):
     return values
 
 
+@pytest.mark.slow
 def test_who_resumes_a_run_that_goes_on_is_told_where(begin, elsewhere):
     other = elsewhere()
     with pytest.raises(RunInUseError, match=rf"'{other.name}' is in use by process {other.pid} on"):
@@ -97,6 +98,7 @@ def test_who_resumes_a_run_that_goes_on_is_told_where(begin, elsewhere):
     other.communicate()
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_had_is_free_at_once(begin, elsewhere):
     other = elsewhere()
     other.send_signal(signal.SIGKILL)
@@ -109,6 +111,7 @@ def test_what_a_killed_process_had_is_free_at_once(begin, elsewhere):
     assert begin(resume=True).name == other.name
 
 
+@pytest.mark.slow
 def test_a_run_is_free_after_its_end(begin, elsewhere):
     other = elsewhere()
     other.communicate()
@@ -134,6 +137,7 @@ def test_two_threads_of_a_process_do_not_share_a_run(begin):
     assert begin(resume=True).name == history.name
 
 
+@pytest.mark.slow
 def test_another_process_of_the_same_number_is_not_the_one_that_had_it(begin, elsewhere, url):
     other = elsewhere()
     row(url, other.name, lambda values: values["process"].update(started=1e9))

@@ -43,6 +43,7 @@ def tried(history, accuracy):
     history.finish(Trial(plan, Outcome.MET, accuracy, number=history.start()))
 
 
+@pytest.mark.slow
 def test_after_a_run_of_another_model_the_first_is_resumed(net, deep, digits, accuracy, tmp_path):
     def converter(model, **options):
         return MixedPrecision(
@@ -84,7 +85,7 @@ def test_of_two_runs_of_a_model_the_one_about_the_same_is_resumed(begin):
     resumed = begin(FIRST, resume=True)
     assert resumed.name.endswith("tuning-0001")
     assert [trial.accuracy for trial in resumed.trials()] == [0.9]
-    with pytest.raises(HistoryError, match="the criterion of this run differ from those of .*0002"):
+    with pytest.raises(HistoryError, match="the criterion of this run differs from that of .*0002"):
         begin(FIRST, resume=True, criterion="3 %")
 
 
@@ -142,6 +143,7 @@ def test_ten_thousand_runs_are_listed_in_a_moment(begin, url):
     assert time.perf_counter() - started < 2
 
 
+@pytest.mark.slow
 def test_many_open_a_new_storage_at_once(tmp_path):
     for place in range(4):
         url, together = storage_url(tmp_path / str(place)), threading.Barrier(4)

@@ -122,6 +122,7 @@ def without_workers(converter):
     return result
 
 
+@pytest.mark.slow
 def test_a_shared_evaluation_finds_what_one_process_finds(converter, here, always, alone):
     assert not here.tasks
     together = converter()
@@ -135,6 +136,7 @@ def test_a_shared_evaluation_finds_what_one_process_finds(converter, here, alway
     assert not here.made[0].open
 
 
+@pytest.mark.slow
 def test_several_metrics_are_merged_each(converter, here, always):
     converter.metric = {"accuracy": {}, "loss": {}, "F1": {}}
     alone, together = without_workers(converter), converter()
@@ -145,6 +147,7 @@ def test_several_metrics_are_merged_each(converter, here, always):
         assert other.metrics == pytest.approx(one.metrics, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_batches_of_unknown_number_are_counted_while_fp32_is_evaluated(converter, here, always):
     loader = converter.eval_dataloader
     converter.eval_dataloader = lambda: iter(loader)
@@ -152,6 +155,7 @@ def test_batches_of_unknown_number_are_counted_while_fp32_is_evaluated(converter
     assert [task.batches for task in here.tasks] == SHARES * 2
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_quickly_is_not_shared_as_the_log_says(converter, here, caplog):
     caplog.set_level("INFO", "neural_mp")
     result = converter()
@@ -160,6 +164,7 @@ def test_what_is_evaluated_quickly_is_not_shared_as_the_log_says(converter, here
     assert re.search(r"one takes \d\.\d s, sharding costs 15 s", caplog.text)
 
 
+@pytest.mark.slow
 def test_what_would_save_too_little_is_not_shared_as_the_log_says(
     converter, here, always, monkeypatch, caplog
 ):
@@ -171,6 +176,7 @@ def test_what_would_save_too_little_is_not_shared_as_the_log_says(
     assert "3 workers would save 0.0 s" in caplog.text
 
 
+@pytest.mark.slow
 def test_how_many_share_is_announced(converter, here, always):
     phases = []
 
@@ -225,6 +231,7 @@ def state_in_the_postprocess(converter, data):
     converter.postprocess = HoldingBack()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -246,6 +253,7 @@ def test_what_cannot_be_shared_runs_whole_and_it_is_said_once(
     assert re.search(words, warning)
 
 
+@pytest.mark.slow
 def test_a_plan_fails_with_the_share_whose_process_died(converter, here, always, monkeypatch):
     answers = {4: crashed("node 1")}
     monkeypatch.setattr(here, "answer", staticmethod(answers.get))
@@ -267,6 +275,7 @@ class Merging(WithoutMerge):
         self.all += other.all
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_users_merges(converter, here, always, alone):
     converter.metric = Merging()
     together = converter()
@@ -305,6 +314,7 @@ def raising(error):
     return staticmethod(answer)
 
 
+@pytest.mark.slow
 def test_the_time_limit_holds_for_shares(converter, here, always, monkeypatch):
     monkeypatch.setattr(here, "answer", raising(DeadlineExceededError()))
     result = converter()
@@ -313,6 +323,7 @@ def test_the_time_limit_holds_for_shares(converter, here, always, monkeypatch):
     assert not here.made[0].open
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [NotShardableError("of the order"), TuningError("of the order")])
 def test_what_turns_out_not_to_be_shared_is_evaluated_whole(
     converter, here, always, monkeypatch, alone, error
@@ -326,6 +337,7 @@ def test_what_turns_out_not_to_be_shared_is_evaluated_whole(
     assert not here.made[0].open
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_to_workers_is_evaluated_whole(converter, always, monkeypatch, alone):
     def refuse(load, plan_evaluator, workers):
         raise ConfigurationError("it cannot be copied")

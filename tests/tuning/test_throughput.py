@@ -101,6 +101,7 @@ def test_a_report_states_samples_per_second():
     assert formatting.time_of(Report(batch_size=8, latency=0.005))[0] == "latency, batch of 8"
 
 
+@pytest.mark.slow
 def test_a_result_in_openvino_is_compiled_for_its_streams_and_reloaded_so(
     net, digits, tmp_path, quick_runs
 ):

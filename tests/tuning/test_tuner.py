@@ -36,6 +36,7 @@ def test_max_trials_is_kept_and_the_best_so_far_returned(converter, accuracy):
     assert any("max_trials = 2" in warning for warning in result.report.warnings)
 
 
+@pytest.mark.slow
 def test_the_timeout_is_kept_to_within_one_batch(converter, digits):
     class Slow(type(converter.metric)):
         begun = ()
@@ -72,6 +73,7 @@ def test_performance_only_evaluates_nothing(converter, accuracy):
     assert result.met is None
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_is_recorded_and_the_search_goes_on(converter, monkeypatch):
     convert = PyTorchAdaptor.convert
     calls = []
@@ -98,6 +100,7 @@ def test_three_plans_failing_alike_end_the_run_with_their_error(converter, monke
         converter()
 
 
+@pytest.mark.slow
 def test_three_failures_alike_do_not_lose_what_was_met_before(converter, deep, monkeypatch):
     """All-INT8 and the fallback by type succeed; what would refine them fails."""
     convert = PyTorchAdaptor.convert
@@ -114,6 +117,7 @@ def test_three_failures_alike_do_not_lose_what_was_met_before(converter, deep, m
     assert any("3 different plans failed" in warning for warning in result.report.warnings)
 
 
+@pytest.mark.slow
 def test_nan_from_a_converted_model_is_a_miss_that_says_where_it_began(converter, monkeypatch):
     convert = PyTorchAdaptor.convert
 
@@ -132,6 +136,7 @@ def test_nan_from_a_converted_model_is_a_miss_that_says_where_it_began(converter
     assert "first occurs at op '18'" in trial.error
 
 
+@pytest.mark.slow
 def test_a_baseline_of_zero_is_handled_and_said(converter):
     class Zero(type(converter.metric)):
         def result(self):
@@ -147,6 +152,7 @@ def test_a_baseline_of_zero_is_handled_and_said(converter):
     assert any("FP32 accuracy is 0" in warning for warning in result.report.warnings)
 
 
+@pytest.mark.slow
 def test_trials_are_told_to_the_listener(converter):
     from neural_mp.tuning.listener import Listener
 
@@ -176,6 +182,7 @@ def test_trials_are_told_to_the_listener(converter):
     assert notes.closed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 25])
 def test_what_a_listener_raises_at_a_batch_comes_through(converter, steps):
     from neural_mp.tuning.listener import Listener
@@ -231,6 +238,7 @@ def test_a_slow_result_whose_accuracy_nobody_checked_is_not_said_as_one_that_was
     assert ("Set a metric and evaluation data" in words) is not checked
 
 
+@pytest.mark.slow
 def test_a_resumed_run_judges_speed_by_what_is_wanted_now(converter, net, accuracy, monkeypatch):
     at_speed(monkeypatch, 1.25)
     converter.model, converter.objective = net, "performance"
@@ -243,6 +251,7 @@ def test_a_resumed_run_judges_speed_by_what_is_wanted_now(converter, net, accura
     assert accuracy.evaluations == evaluated
 
 
+@pytest.mark.slow
 def test_a_precision_that_is_forced_may_be_slow(converter, net, monkeypatch, bf16_machine):
     at_speed(monkeypatch, 1.25)
     converter.model, converter.precisions = net, "bf16"
@@ -282,6 +291,7 @@ def test_a_plan_whose_gain_is_in_doubt_is_no_winner_and_one_beyond_doubt_is_not_
     assert result.report.speedup == pytest.approx(reported)
 
 
+@pytest.mark.slow
 def test_what_a_plan_must_gain_is_what_the_user_says(converter, net, monkeypatch):
     at_speed(monkeypatch, 0.8)
     converter.model, converter.objective = net, "performance"
@@ -290,6 +300,7 @@ def test_what_a_plan_must_gain_is_what_the_user_says(converter, net, monkeypatch
     assert not converter().met
 
 
+@pytest.mark.slow
 def test_a_lost_evaluation_is_stopped_and_never_counts_as_one(converter, digits):
     converter.metric = build_metric("accuracy")
     converter.eval_dataloader = digits[1].loader(20)
@@ -309,6 +320,7 @@ def test_a_lost_evaluation_is_stopped_and_never_counts_as_one(converter, digits)
     assert whole.met
 
 
+@pytest.mark.slow
 def test_the_users_own_metric_is_asked_once_a_pass_unless_it_says_otherwise(converter, accuracy):
     converter.exit_policy = ExitPolicy(max_trials=2)
     converter()

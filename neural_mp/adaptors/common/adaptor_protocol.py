@@ -6,7 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from neural_mp.adaptors.common.calibration import BatchStats
-from neural_mp.adaptors.common.optional import Corrections, Gradients, Hessian
+from neural_mp.adaptors.common.optional import (
+    Corrections,
+    Gradients,
+    GroupedWeights,
+    Hessian,
+    LayerInputs,
+)
 from neural_mp.core.observations import Range
 from neural_mp.space import ResolvedPlan
 
@@ -21,6 +27,8 @@ class Framework(Protocol[M]):
     corrections: Corrections[M] | None
     hessian: Hessian[M] | None
     gradients: Gradients[M] | None
+    grouped_weights: GroupedWeights[M] | None
+    layer_inputs: LayerInputs[M] | None
 
     def observe_tensors(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]

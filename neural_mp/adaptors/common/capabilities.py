@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType, Scheme
+from neural_mp.core.enums import (
+    CalibrationAlgorithm,
+    Granularity,
+    QuantDType,
+    Scheme,
+    WeightCorrection,
+)
 from neural_mp.core.hardware import Hardware, Support
 from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, LOW_BITS, OpConfig, Precision, QuantSpec, weight_only
 from neural_mp.space import Capability
 from neural_mp.util.pytree import Array
 
@@ -28,6 +34,15 @@ AGNOSTIC = "quantize-agnostic: passes INT8 values on between ops in INT8"
 NO_FLOATS = "its output is not floating point"
 SEVERAL_RESULTS = "it has more than one output"
 
+#: Corrections of weights in 4 bits or less, best first: of layers that multiply, and of tables.
+LAYER_CORRECTIONS = (
+    (WeightCorrection.AWQ, WeightCorrection.GPTQ),
+    (WeightCorrection.GPTQ,),
+    (WeightCorrection.AWQ,),
+    (),
+    (WeightCorrection.HQQ,),
+)
+TABLE_CORRECTIONS = ((), (WeightCorrection.HQQ,))
 #: The 16-bit precisions; frameworks give a reason for each missing kernel.
 SIXTEEN_BITS = tuple(precision for precision in Precision if precision.is_16_bit)
 
@@ -64,7 +79,9 @@ class IntegerKernel:
         algorithms: calibration algorithms for the op's input, best first.
         weight_alone: weight-only quantization; None if the op does not support it.
         other_weights: further weight quantizations that a plan may request.
-        low_bits: weight-only quantizations in 4 bits, best first, or the reason for their absence.
+        low_bits: weight-only quantizations in groups, best first, or the reason why none has 2 to
+            4 bits.
+        low_bit_corrections: corrections of these weights, best first; see `QuantSpec`.
     """
 
     weight: QuantSpec | None = None
@@ -72,6 +89,7 @@ class IntegerKernel:
     weight_alone: QuantSpec | None = None
     other_weights: tuple[QuantSpec, ...] = ()
     low_bits: tuple[QuantSpec, ...] | str = NO_4_BIT_KERNEL
+    low_bit_corrections: tuple[tuple[WeightCorrection, ...], ...] = ((),)
 
     def configs(self) -> list[OpConfig]:
         """Return the configs of the op, best first; most differ only in calibration."""
@@ -81,7 +99,11 @@ class IntegerKernel:
         if self.weight_alone is not None:
             found.append(OpConfig(Precision.INT8, self.weight_alone))
         if not isinstance(self.low_bits, str):
-            found += [OpConfig(Precision.INT4, weight) for weight in self.low_bits]
+            found += [
+                weight_only(replace(weight, corrections=corrections))
+                for corrections in self.low_bit_corrections
+                for weight in self.low_bits
+            ]
         return found
 
 
@@ -127,11 +149,11 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
     other_weights: tuple[QuantSpec, ...] = ()
     # Every CPU computes in INT8, so only 16-bit support depends on the hardware.
     if isinstance(kernels.int8, str):
-        reasons |= dict.fromkeys((Precision.INT8, Precision.INT4), kernels.int8)
+        reasons |= dict.fromkeys((Precision.INT8, *LOW_BITS.values()), kernels.int8)
     else:
         configs += kernels.int8.configs()
         if isinstance(kernels.int8.low_bits, str):
-            reasons[Precision.INT4] = kernels.int8.low_bits
+            reasons |= dict.fromkeys(LOW_BITS.values(), kernels.int8.low_bits)
         other_weights = kernels.int8.other_weights
     for precision, support in supports.items():
         reason = kernels.missing.get(precision) if support.available else support.reason

@@ -13,8 +13,9 @@ import numpy as np
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import Observer, summarize
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.corrections import apply_corrections
-from neural_mp.adaptors.common.optional import OpTiming
+from neural_mp.adaptors.common.optional import OpTiming, needed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
 from neural_mp.core.op_timings import OpRuns
@@ -125,8 +126,11 @@ def convert(
     plan: ResolvedPlan,
     observations: Observations,
     space: TuningSpace,
+    corrected: CorrectedWeights[M] | None = None,
 ) -> M:
     """Return the model in the precisions of a plan; `model` itself if the plan changes nothing.
+
+    `corrected` are the corrected weights of the model, by default made without data.
 
     Raises:
         ConversionError: a quantized tensor was not observed, or the framework rejects the plan.
@@ -134,9 +138,13 @@ def convert(
     """
     if not plan.changes_model:
         return model
-    corrected, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
+    rescaled, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, seen)
-    return adaptor.convert_graph(corrected, plan, ranges)
+    weights = (corrected or CorrectedWeights(adaptor, model)).of_plan(plan.plan)
+    if weights:
+        offered = needed(adaptor.grouped_weights, adaptor.framework, "corrections of weights")
+        rescaled = offered.with_weights(rescaled, weights)
+    return adaptor.convert_graph(rescaled, plan, ranges)
 
 
 def observe(

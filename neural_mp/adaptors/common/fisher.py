@@ -1,9 +1,10 @@
 """Sensitivity of outputs to the rounding of each weight, for every form of storage: Fisher probe.
 
-A sampled log-likelihood is differentiated by all weights, one sample at a time. The score of a
-weight is the mean of ⟨gradient, rounded weight - weight⟩², twice the divergence of the outputs to
-second order, as the Fisher matrix is the mean outer product of these gradients (Amari, "Natural
-Gradient Works Efficiently in Learning", 1998). One pass serves all layers and all forms.
+A sampled log-likelihood is differentiated by all weights, one sample at a time. Half the mean of
+⟨gradient, rounded weight - weight⟩² is the divergence of the outputs to second order, as the Fisher
+matrix is the mean outer product of these gradients (Amari, "Natural Gradient Works Efficiently in
+Learning", 1998). The score of a weight is the divergence per prediction: per token of a language
+model, in nats. One pass serves all layers and all forms.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
-from neural_mp.adaptors.common.low_bit_weights import round_to_nearest
+from neural_mp.adaptors.common.low_bit_weights import GroupedWeight, round_to_nearest
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.precision import QuantSpec
@@ -31,11 +33,16 @@ FISHER_SAMPLES = 48
 
 
 def weight_noise(
-    adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
+    adaptor: Framework[M],
+    model: M,
+    batches: Iterable[Any],
+    space: TuningSpace,
+    corrected: CorrectedWeights[M] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Return op → text of the quantization of its weight → score of the rounding.
 
-    Covers the ops whose weight can be stored in integers while their inputs stay float.
+    Covers the ops whose weight can be stored in integers while their inputs stay float; of several
+    corrections of one grid, the first. `corrected` are the corrected weights of the model.
 
     Raises:
         ConversionError: the framework has no gradients.
@@ -43,40 +50,51 @@ def weight_noise(
     gradients = needed(adaptor.gradients, adaptor.framework, "gradients of weights")
     weights = gradients.weights(model)
     specs = {op: specs_of(space, op) for op in space.tunable_ops if op in weights}
+    made = (corrected or CorrectedWeights(adaptor, model)).of(
+        {op: [spec for spec in found if spec.corrections] for op, found in specs.items()}
+    )
     rounding = {
-        op: {spec: rounded(weights[op], spec) - weights[op] for spec in found}
+        op: {spec: rounded(weights[op], spec, made.get((op, spec))) - weights[op] for spec in found}
         for op, found in specs.items()
         if found
     }
     scores: defaultdict[tuple[str, QuantSpec], float] = defaultdict(float)
-    count, random = 0, np.random.default_rng(0)
+    predictions, random = 0, np.random.default_rng(0)
+
+    def drawn(outputs: Sequence[Array], are_logits: bool) -> list[Array]:
+        nonlocal predictions
+        predictions += sum(y.size // y.shape[-1] for y in outputs) if are_logits else 1
+        return direction(outputs, are_logits, random)
+
     for sample in _samples(batches):
-        count += 1
-        found = gradients.weight_gradients(
-            model,
-            sample,
-            list(rounding),
-            lambda outputs, logits: direction(outputs, logits, random),
-        )
+        found = gradients.weight_gradients(model, sample, list(rounding), drawn)
         for op, gradient in found.items():
             for spec, change in rounding[op].items():
                 scores[op, spec] += float(np.vdot(gradient, change)) ** 2
     return {
-        op: {str(spec): scores[op, spec] / max(count, 1) for spec in found}
+        op: {str(spec): scores[op, spec] / max(2 * predictions, 1) for spec in found}
         for op, found in rounding.items()
     }
 
 
 def specs_of(space: TuningSpace, op: str) -> tuple[QuantSpec, ...]:
-    """Return the quantizations of an op's weight that leave its inputs in float."""
-    configs = space.capabilities[op].configs
-    return tuple(c.weight for c in configs if c.weight is not None and c.activation is None)
+    """Return the quantizations of an op's weight that leave its inputs in float.
+
+    Of several corrections of one grid, the first.
+    """
+    found: dict[QuantSpec, QuantSpec] = {}
+    for config in space.capabilities[op].configs:
+        if config.weight is not None and config.activation is None:
+            found.setdefault(config.weight.uncorrected, config.weight)
+    return tuple(found.values())
 
 
-def rounded(weight: Array, spec: QuantSpec) -> NDArray[np.float32]:
-    """Return a weight [outputs, inputs] as its stored form restores the weight."""
-    if spec.dtype.bits == 4:
-        return round_to_nearest(weight, spec).floats()
+def rounded(
+    weight: Array, spec: QuantSpec, made: GroupedWeight | None = None
+) -> NDArray[np.float32]:
+    """Return a weight [outputs, inputs] as its stored form, `made` if given, restores it."""
+    if spec.dtype.bits < 8:
+        return (made or round_to_nearest(weight, spec)).floats()
     return rounded_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
 
 

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from neural_mp.adaptors.common.boundary import Boundary
+from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.trainable import TrainableModel
+from neural_mp.adaptors.common.weight_corrections import InputMoments
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Device
 from neural_mp.core.int8_accumulation import KernelKind
@@ -131,6 +134,50 @@ class Gradients(Generic[M]):
 
 
 @dataclass(frozen=True)
+class GroupedWeights(Generic[M]):
+    """Corrections of weights in 4 bits or less.
+
+    Attributes:
+        weights: model → op → its weight, float32 [outputs, inputs], for dense layers and tables.
+        input_moments: model, batches, ops → op → moments of its inputs, for the dense layers that
+            the batches reach.
+        with_weights: model, op → weight → a model whose next conversion stores these weights
+            instead of rounding its own.
+    """
+
+    weights: Callable[[M], Mapping[str, Array]]
+    input_moments: Callable[[M, Iterable[Any], Collection[str]], Mapping[str, InputMoments]]
+    with_weights: Callable[[M, Mapping[str, GroupedWeight]], M]
+
+
+@dataclass(frozen=True)
+class StoredLayer:
+    """A dense layer or a table.
+
+    Attributes:
+        weight: reads the weight, float32 [outputs, inputs], or the rows of a table.
+        read: the tensor that a dense layer reads, inputs last; None for a table.
+    """
+
+    weight: Callable[[], Array]
+    read: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerInputs(Generic[M]):
+    """Inputs of layers, for the noise of weights where there are no gradients.
+
+    Attributes:
+        layers: model → op → its weight and the tensor that it reads, for dense layers and tables.
+        values: model, batches, tensors → pairs of a tensor and its values in a part of a batch,
+            which may be overwritten after the pair.
+    """
+
+    layers: Callable[[M], Mapping[str, StoredLayer]]
+    values: Callable[[M, Iterable[Any], Collection[str]], Iterable[tuple[str, Array]]]
+
+
+@dataclass(frozen=True)
 class Portability(Generic[M]):
     """Integer weights for CPUs with saturating accumulation.
 
@@ -169,6 +216,17 @@ class OnnxExport(Generic[M]):
     """
 
     export_onnx: Callable[[M, Path, Mapping[str, str]], None]
+
+
+@dataclass(frozen=True)
+class Checkpoints(Generic[M]):
+    """Checkpoints in the formats of other tools.
+
+    Attributes:
+        export: model, folder, format → None; `ConversionError` if the format cannot hold the model.
+    """
+
+    export: Callable[[M, Path, CheckpointFormat], None]
 
 
 @dataclass(frozen=True)

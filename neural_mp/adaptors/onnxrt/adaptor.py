@@ -11,6 +11,7 @@ from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.onnxrt import (
+    layer_inputs,
     layer_params,
     loading,
     observe,
@@ -51,6 +52,7 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
     corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
+    layer_inputs = optional.LayerInputs(layer_inputs.layers, observe.values)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_unsigned_weights
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.onnxrt import graph_edit as edit
+from neural_mp.adaptors.onnxrt import n_bits
 from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL
 from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
@@ -80,7 +81,8 @@ class _KernelFinder:
         """
         ways: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
         if is_table(node):
-            return reasons.table_in_bytes()
+            rows = self.grouped_specs(n_bits.TABLE, edit.known_array(node.inputs[0]).shape[1])
+            return replace(reasons.table_in_bytes(), low_bits=rows)
         if is_recurrent(node):
             weight = weight_quant_spec(self.accumulation[KernelKind.DENSE])
             return IntegerKernel(
@@ -91,7 +93,20 @@ class _KernelFinder:
         if node.op_type != "Conv" and self.model.provider == CPU:
             ways = (*ways, CalibrationAlgorithm.DYNAMIC)
         weight = weight_quant_spec(self.accumulation[kernel_of(node, node.inputs[1])])
-        return IntegerKernel(weight, ways, other_weights=(REDUCED_WEIGHT, _UNSIGNED))
+        others: tuple[QuantSpec, ...] = (REDUCED_WEIGHT, _UNSIGNED)
+        if node.op_type == "Conv":
+            return IntegerKernel(weight, ways, other_weights=others)
+        inputs = edit.known_array(node.inputs[1]).shape[node.attributes.get_int("transB", 0)]
+        low_bits = self.grouped_specs(n_bits.PRODUCT, inputs)
+        if not isinstance(low_bits, str):
+            others += n_bits.float_specs(inputs)
+        return IntegerKernel(weight, ways, other_weights=others, low_bits=low_bits)
+
+    def grouped_specs(self, op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
+        """Return the quantizations of a weight in groups, or the reason for their absence."""
+        if self.model.provider != CPU or not has_kernel(CPU, op, CONTRIB):
+            return f"{self.model.provider} has no kernel {op}"
+        return n_bits.kernel_specs(op, inputs)
 
     def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:
         """Return the reason why an op cannot run in 16 bits; None if it can."""

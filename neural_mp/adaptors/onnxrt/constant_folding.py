@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.onnxrt import graph_edit as edit
@@ -18,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 #: Constants up to this many bytes are folded in any case.
 _SMALL = 1 << 16
+#: Largest size of a result over the size of all constants; larger ones are not computed.
+_MOST_GROWTH = 4
+#: Repetitions of constant folding.
+_MOST_ROUNDS = 3
 #: Random ops, and the quantization ops of an already quantized model.
 _NON_FOLDABLE_OPS = (
     *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial"),
@@ -47,8 +54,24 @@ def remove_identity(node: ir.Node) -> None:
 
 
 def fold_constants(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> None:
-    """Compute nodes with constant inputs in ONNX Runtime, unless the result is larger."""
+    """Compute nodes with constant inputs in ONNX Runtime, unless a result is larger.
+
+    Nodes whose results have a size that is unknown before they run stay, too.
+    """
+    # Values that are computed first make more sizes known.
+    for _ in range(_MOST_ROUNDS):
+        if not _fold_known(program, names, folder):
+            return
+
+
+def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> bool:
+    """Fold what has a known size; return whether a repetition may fold more."""
     nodes = _computable(program.graph)
+    room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
+    sizes = _sizes(program, nodes)
+    unsafe = {node for node, size in sizes.items() if size is None or size > _MOST_GROWTH * room}
+    if unsafe:
+        nodes = _computable(program.graph, unsafe)
     inside = set(nodes)
     results = [
         value
@@ -57,17 +80,47 @@ def fold_constants(program: ir.Model, names: edit.GraphNames, folder: Path | Non
         if not value.is_graph_output() and any(use.node not in inside for use in value.uses())
     ]
     if not results:
-        return
+        return False
     try:
         small = _alone(program, nodes, results)
         values = Runner(small, folder, level=PLAIN)({}, [str(value.name) for value in results])
     except ConversionError:
         logger.debug("constant folding failed; constants are kept", exc_info=True)
-        return
-    room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
+        return False
     for value, array in zip(results, values, strict=True):
         if array.nbytes <= room:
             value.replace_all_uses_with(names.constant(f"{value.name}_folded", array))
+    return None in sizes.values()
+
+
+def _sizes(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Node, int | None]:
+    """Return node → bytes of its results by ONNX's shape inference; None if unknown.
+
+    Sizes declared in the model may be false. A few bytes can describe a chain of ops whose results
+    exceed any memory.
+    """
+    results = [value for node in nodes for value in node.outputs if value.name]
+    if not results:
+        return {}
+    alone = _alone(program, nodes, results)
+    try:
+        common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(alone)
+    except Exception:
+        # The exceptions of the checker vary.
+        logger.debug("the sizes of constants are unknown", exc_info=True)
+    known = {value.name: _bytes_of_result(value) for value in alone.graph.outputs}
+    found: dict[ir.Node, int | None] = {}
+    for node in nodes:
+        sizes = [known[value.name] for value in node.outputs if value.name]
+        found[node] = None if None in sizes else sum(size for size in sizes if size is not None)
+    return found
+
+
+def _bytes_of_result(value: ir.Value) -> int | None:
+    """Return the size of a computed tensor in bytes; None if unknown."""
+    if value.shape is None or value.dtype is None or not value.shape.is_static():
+        return None
+    return math.prod(value.shape.numpy()) * math.ceil(value.dtype.itemsize)
 
 
 def fold_branch(node: ir.Node, names: edit.GraphNames) -> None:
@@ -106,14 +159,18 @@ def _clear_bodies(node: ir.Node) -> None:
             body.remove(inner, safe=True)
 
 
-def _computable(graph: ir.Graph) -> list[ir.Node]:
-    """Return the nodes that read constants only, including nodes of bodies."""
+def _computable(graph: ir.Graph, without: Collection[ir.Node] = ()) -> list[ir.Node]:
+    """Return the nodes that read constants only, including nodes of bodies.
+
+    The nodes of `without`, and those that read their results, are left out.
+    """
     found: list[ir.Node] = []
     known = {value for value in graph.initializers.values() if value.const_value is not None}
     for node in in_order(graph):
         inputs = [value for value in node.inputs if value is not None]
         if (
             inputs
+            and node not in without
             and known.issuperset(inputs)
             and node.op_type not in _NON_FOLDABLE_OPS
             and all(_is_number(value) for value in (*inputs, *node.outputs))
@@ -124,7 +181,7 @@ def _computable(graph: ir.Graph) -> list[ir.Node]:
     return found
 
 
-def _alone(program: ir.Model, nodes: list[ir.Node], results: list[ir.Value]) -> ir.Model:
+def _alone(program: ir.Model, nodes: Sequence[ir.Node], results: Sequence[ir.Value]) -> ir.Model:
     """Return a model of copies of nodes from any graph, with constant inputs only."""
     copies: dict[ir.Value, ir.Value] = {}
     copied = []

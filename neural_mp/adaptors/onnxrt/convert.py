@@ -19,6 +19,7 @@ from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8, VARIANT
 from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.convert_gru import write_gru
 from neural_mp.adaptors.onnxrt.convert_int8 import write_kernel, write_mover, write_product
+from neural_mp.adaptors.onnxrt.convert_n_bits import write_grouped
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup, GraphStructure, is_table, structure
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
@@ -27,7 +28,7 @@ from neural_mp.adaptors.onnxrt.quant_params import store_weight
 from neural_mp.adaptors.onnxrt.subgraphs import in_order, sink_constants
 from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.observations import Range
-from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.space import ResolvedPlan
 
 #: ONNX Runtime's LSTM with INT8 products, in its `ContribOperators.md`.
@@ -155,8 +156,11 @@ class _Writer:
             return
         self.variants.place, self.variants.owner = node, name
         precision = self.plan.effective.get(name, Precision.FP32)
+        weight = self._grouped_weight(name)
         fusion_group = self.structure.fusion_groups.get(name)
-        if precision is Precision.INT8 and name in self.structure.alone:
+        if weight is not None:
+            write_grouped(self.variants, node, weight)
+        elif precision is Precision.INT8 and name in self.structure.alone:
             config = self.plan.plan[name]
             (write_table if is_table(node) else write_recurrent)(self.variants, node, config)
         elif precision is Precision.INT8 and fusion_group is not None:
@@ -169,6 +173,12 @@ class _Writer:
             for value in dict.fromkeys(edit.read_by(node)):
                 if value in self.structure.names:
                     edit.redirect(node, value, self._real(node, value))
+
+    def _grouped_weight(self, name: str) -> QuantSpec | None:
+        """Return the quantization of a weight that the plan stores in groups."""
+        config = self.plan.plan.get(name)
+        weight = None if config is None else config.weight
+        return weight if weight is not None and weight.group_size is not None else None
 
     def _real(self, node: ir.Node, value: ir.Value) -> ir.Value:
         """Return the input of an FP32 op for a tensor."""

@@ -61,7 +61,7 @@ def write_product(variants: Variants, fusion_group: FusionGroup, config: OpConfi
     data = head.inputs[0]
     assert data is not None
     assert config.weight is not None
-    matrix, bias = _matrix(head)
+    matrix, bias = matrix_and_bias(head)
     if fusion_group.bias is not None:
         bias = known_array(fusion_group.bias.operand).reshape(-1)
     stored = store_weight(matrix, 1, config.weight)
@@ -71,13 +71,13 @@ def write_product(variants: Variants, fusion_group: FusionGroup, config: OpConfi
         values, (scale, zero) = variants.stored(data), variants.parameters(data)
     stem = str(head.name)
     integers, steps, zeros = variants.constants(f"{stem}.weight", stored)
-    inputs = [values, integers, scale, steps, zero, zeros]
+    inputs: list[ir.Value | None] = [values, integers, scale, steps, zero, zeros]
     if bias is not None:
         inputs.append(variants.names.constant(f"{stem}.bias", bias.astype(np.float32)))
     variants.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail.outputs[0])
 
 
-def _matrix(head: ir.Node) -> tuple[Array, Array | None]:
+def matrix_and_bias(head: ir.Node) -> tuple[Array, Array | None]:
     """Return the matrix, shape [inputs, outputs], and bias of a layer, with factors applied."""
     weight = known_array(head.inputs[1])
     if head.op_type == "MatMul":

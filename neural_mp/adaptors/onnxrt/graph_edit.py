@@ -122,9 +122,16 @@ def forget_types(graph: ir.Graph) -> None:
                 value.type = value.shape = None
 
 
-def forget_negative_sizes(program: ir.Model) -> None:
-    """Replace sizes of -1, written by some exporters, by unknown sizes."""
+def correct_declarations(program: ir.Model) -> None:
+    """Replace sizes of -1, written by some exporters, by unknown sizes.
+
+    Initializers get the type and shape of their values: ONNX Runtime ignores other declarations.
+    """
     for part in parts_of(program.graph):
+        for value in part.initializers.values():
+            if value.const_value is not None:
+                value.dtype = value.const_value.dtype
+                value.shape = ir.Shape(value.const_value.shape.numpy())
         for value in (*part.inputs, *(result for node in part for result in node.outputs)):
             if value.shape is not None and any(isinstance(s, int) and s < 0 for s in value.shape):
                 known = [None if isinstance(s, int) and s < 0 else s for s in value.shape]

@@ -20,7 +20,7 @@ from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.file_checks import check_model
-from neural_mp.adaptors.onnxrt.graph_edit import forget_negative_sizes, name_nodes, tensors_in
+from neural_mp.adaptors.onnxrt.graph_edit import correct_declarations, name_nodes, tensors_in
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
@@ -274,7 +274,7 @@ def program_of(read: _Read) -> ir.Model:
     for tensor in tensors_in(program):
         if isinstance(tensor, ir.ExternalTensor):
             tensor.base_dir = read.folder
-    forget_negative_sizes(program)
+    correct_declarations(program)
     return program
 
 

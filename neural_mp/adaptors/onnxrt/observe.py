@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -32,8 +33,13 @@ _FETCHED_BYTES = 32 << 20
 _WHOLE = sys.maxsize
 #: Ops with channels on axis 1; for all others, the last axis is assumed.
 _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
+#: A function from inputs to the arrays of each tensor.
+_Run = Callable[[dict[str, Array]], dict[str, list[Array]]]
 #: Types of tensors that may hold NaN or Inf.
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+
+#: Whether the samples of a model are independent of each other.
+_SEPARABLE: WeakKeyDictionary[OnnxModel, bool] = WeakKeyDictionary()
 
 
 def watch(
@@ -45,6 +51,24 @@ def watch(
     """
     watched, run, runner = _fetching(model, tensors)
     channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
+    for name, array in _values(model, batches, run, runner):
+        summary = summarized(array, channels[name])
+        if summary is not None:
+            yield name, summary
+
+
+def values(
+    model: OnnxModel, batches: Iterable[Any], tensors: Collection[str]
+) -> Iterator[tuple[str, Array]]:
+    """Run batches and yield the values of the named floating-point tensors for every part."""
+    _, run, runner = _fetching(model, tensors)
+    return _values(model, batches, run, runner)
+
+
+def _values(
+    model: OnnxModel, batches: Iterable[Any], run: _Run, runner: Runner
+) -> Iterator[tuple[str, Array]]:
+    """Yield tensors and their values for every part of each batch."""
     most = 0  # samples per run; determined with the first batch of several samples
     for feeds in map(model.signature.bind, batches):
         samples = model.signature.samples(feeds)
@@ -52,10 +76,8 @@ def watch(
             most = 1 if _separable(model, feeds, runner) else _WHOLE
         for part in in_parts(feeds, samples, most or _WHOLE):
             arrays = run(part)
-            for name, array in ((n, array) for n, several in arrays.items() for array in several):
-                summary = summarized(array, channels[name])
-                if summary is not None:
-                    yield name, summary
+            for name, several in arrays.items():
+                yield from ((name, array) for array in several)
             if 0 < most < _WHOLE:
                 size = sum(array.nbytes for several in arrays.values() for array in several)
                 most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
@@ -80,7 +102,7 @@ def element_counts(model: OnnxModel, inputs: Any, tensors: Collection[str]) -> d
 
 def _fetching(
     model: OnnxModel, tensors: Collection[str]
-) -> tuple[dict[str, ir.Value], Callable[[dict[str, Array]], dict[str, list[Array]]], Runner]:
+) -> tuple[dict[str, ir.Value], _Run, Runner]:
     """Return the floating-point tensors among `tensors`, and a function that runs the model.
 
     The function, with its session, returns the arrays of each of these tensors.
@@ -123,11 +145,14 @@ def _channels_second(value: ir.Value) -> bool:
 
 
 def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> bool:
-    """Whether samples are independent of each other.
+    """Whether samples are independent of each other, by the first batch of a model."""
+    if model not in _SEPARABLE:
+        _SEPARABLE[model] = _runs_by_sample(model.signature.output_tensors, feeds, runner)
+    return _SEPARABLE[model]
 
-    Two samples are run together and separately, as the first axis may also be time.
-    """
-    names = model.signature.output_tensors
+
+def _runs_by_sample(names: Sequence[str], feeds: dict[str, Array], runner: Runner) -> bool:
+    """Run two samples together and separately, as the first axis may also be time."""
     try:
         together, first, second = (
             runner({name: array[cut] for name, array in feeds.items()}, names)

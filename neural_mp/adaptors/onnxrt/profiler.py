@@ -16,6 +16,7 @@ import onnx_ir as ir
 from neural_mp.adaptors.onnxrt.fused_kernels import fused_owners, nodes_of
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.n_bits import PRODUCT, multiplies_integers
 from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
@@ -157,10 +158,12 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
     # The kernels of conversions bear the node's name, too.
     owners = _owners(model, conversions=False)
     found: dict[str, list[TracedKernel]] = {}
+    nodes = model.structure.nodes
+    integer = {model.ops.get(op, op) for op in nodes if multiplies_integers(nodes[op])}
     for event in filter(is_kernel, events(model, inputs, 1)):
         op = op_of(event, owners)
         if op is not None:
-            found.setdefault(op, []).append(_kernel(event["args"]))
+            found.setdefault(op, []).append(_kernel(event["args"], op in integer))
     requested = _requested_precisions(model)
     graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
     reached = {model.program.graph, *(graphs.get(op) for op in found)}
@@ -169,11 +172,11 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
-def _kernel(details: Mapping[str, Any]) -> TracedKernel:
+def _kernel(details: Mapping[str, Any], multiplies_integers: bool) -> TracedKernel:
     name = str(details["op_name"])
     types = [kind for tensor in details["input_type_shape"] for kind in tensor]
     reads_bytes = any(kind in _BYTES for kind in types)
-    if name.startswith(_INTEGER):
+    if name.startswith(_INTEGER) or (name == PRODUCT and multiplies_integers):
         return TracedKernel(name, Precision.INT8, True)
     if types and types[0] in _BYTES:
         return TracedKernel(name, None, True)

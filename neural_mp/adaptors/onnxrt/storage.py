@@ -25,6 +25,7 @@ from neural_mp.adaptors.onnxrt.external_data import raw_bytes, write_with_weight
 from neural_mp.adaptors.onnxrt.graph_edit import parts_of
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
+from neural_mp.adaptors.onnxrt.opset import opset_of, version_in
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.util.validators import boolean, non_negative_integer, record
@@ -126,6 +127,9 @@ def _write(program: ir.Model, path: Path) -> None:
     outputs = [value for part in parts_of(program.graph) for value in part.outputs]
     if not all(value.shape is not None for value in outputs):
         return  # the checker requires the rank of outputs
+    opset, nodes = opset_of(program), program.graph.all_nodes()
+    if not all(node.domain or version_in(node.op_type, opset) for node in nodes):
+        return  # ops of ONNX Runtime in ONNX's domain, e.g. SimplifiedLayerNormalization
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:

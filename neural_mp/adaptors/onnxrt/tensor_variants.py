@@ -213,13 +213,20 @@ class Variants(TensorVariants[ir.Value]):
         inputs, name = self.constants(stem, stored), f"{stem}/{_DEQUANTIZED}"
         return self.add("DequantizeLinear", inputs, name, DTYPES[FP32], {"axis": stored.axis})
 
-    def replace(self, node: ir.Node, op: str, inputs: list[ir.Value], result: ir.Value) -> None:
+    def replace(
+        self,
+        node: ir.Node,
+        op: str,
+        inputs: list[ir.Value | None],
+        result: ir.Value,
+        attributes: Mapping[str, int] | None = None,
+    ) -> None:
         """Replace a node by an ONNX Runtime op; `result` becomes its result."""
         written = ir.val(self._moved_aside(result), DTYPES[FP32])
         name = str(node.name)
         node.name = self.names.new(f"{name}/{FP32}")
         self.names.give_up(name)
-        self.insert(ir.node(op, inputs, domain=CONTRIB, outputs=[written]), name)
+        self.insert(ir.node(op, inputs, attributes, domain=CONTRIB, outputs=[written]), name)
         self.put(result, FP32, written)
 
     def _moved_aside(self, value: ir.Value) -> str:

@@ -30,6 +30,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     type_of,
 )
+from neural_mp.adaptors.openvino.low_bits import PRODUCT, TABLE, is_table, low_bit_specs
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.recurrent import LSTM, RECURRENT, obstacle
 from neural_mp.adaptors.openvino.reduce_range import kernel_of
@@ -39,6 +40,7 @@ from neural_mp.core.int8_accumulation import (
     weight_quant_spec,
 )
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
+from neural_mp.util.pytree import Array
 
 #: Ops that run a graph of their own or keep a state.
 _RUN_GRAPHS = frozenset({"If", "Loop", "TensorIterator", "ReadValue", "Assign"})
@@ -66,6 +68,8 @@ def _integer_kernel(
     model: OpenVinoModel, name: str, node: Any, accumulation: KernelAccumulation
 ) -> IntegerKernel | str:
     structure = model.structure
+    if is_table(node):
+        return _kernel_of_table(node)
     if name not in structure.fusion_groups:
         if name in structure.layer_of:
             return FUSED
@@ -97,7 +101,40 @@ def _integer_kernel(
     if (rank_of(node.output(0)) or 0) < 2:
         return "the integer kernel needs at least two axes"
     spec = weight_quant_spec(accumulation[kernel_of(node)])
+    if type_of(node) == PRODUCT:
+        low_bits = (
+            "a multiplication by a constant follows, which the plugin moves into the weight"
+            if _is_scaled(node)
+            else low_bit_specs(PRODUCT, *_sizes(node, weight))
+        )
+        return IntegerKernel(
+            spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,), low_bits=low_bits
+        )
     return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
+
+
+def _is_scaled(node: Any) -> bool:
+    """Whether a multiplication by a constant reads the result of a product."""
+    readers = [given.get_node() for given in node.output(0).get_target_inputs()]
+    return any(
+        type_of(reader) == "Multiply" and any(is_constant(source_of(reader, i)) for i in range(2))
+        for reader in readers
+    )
+
+
+def _sizes(node: Any, weight: Array) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs of a product."""
+    outputs, inputs = weight.shape if node.get_attributes()["transpose_b"] else weight.shape[::-1]
+    return int(outputs), int(inputs)
+
+
+def _kernel_of_table(node: Any) -> IntegerKernel | str:
+    """Return the kernel that reads rows in groups, for tables that groups fill."""
+    table = array_of(source_of(node, 0))
+    if table is None or not is_usable(table):
+        return UNUSABLE_WEIGHT
+    low_bits = low_bit_specs(TABLE, *table.shape)
+    return low_bits if isinstance(low_bits, str) else IntegerKernel(low_bits=low_bits)
 
 
 def _kernel_of_product(node: Any, accumulation: KernelAccumulation) -> IntegerKernel | str:

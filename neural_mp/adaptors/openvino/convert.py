@@ -35,6 +35,12 @@ from neural_mp.adaptors.openvino.graph_edit import (
     tensor_of,
     type_of,
 )
+from neural_mp.adaptors.openvino.low_bits import (
+    grouped_weight,
+    matrix_of,
+    put_matrix,
+    set_input_group,
+)
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.recurrent import (
     LSTM,
@@ -53,7 +59,7 @@ from neural_mp.util.pytree import Array
 QUANTIZED, WEIGHT, CAST, BOUNDED = "/quantize", "/weight", "/cast", "/bounded"
 #: Near the largest finite float32.
 _FLOAT_BOUND = 3e38
-#: Suffix of the name of the int8 constant of a weight.
+#: Suffix of the name of the integer constant of a weight.
 STORED = "/int8"
 #: The levels of uint8.
 _LEVELS = LEVELS + 1
@@ -62,6 +68,7 @@ _F32 = ov.Type.f32
 _TYPES = {
     Precision.FP32: _F32,
     Precision.INT8: _F32,
+    Precision.INT4: _F32,
     Precision.BF16: ov.Type.bf16,
     Precision.FP16: ov.Type.f16,
 }
@@ -82,6 +89,7 @@ def convert_graph(
     found = structure(program)
     writer = _Writer(found, plan, ranges, _factors(found, plan))
     writer.quantize_weights()
+    set_input_group(program, writer.group_weights())
     writer.quantize_tensors()
     writer.bound_results()
     writer.cast_to_16_bits()
@@ -173,10 +181,26 @@ class _Writer:
             config = self.plan.plan.get(name)
             if config is None or config.precision is not Precision.INT8 or not has_weight(node):
                 continue
-            if self.plan.effective[name] is Precision.INT8 and config.weight is not None:
+            if config.weight is None or config.weight.group_size is not None:
+                continue
+            if self.plan.effective[name] is Precision.INT8:
                 weight = quantized_weight(name, node, config.weight)
                 node.input(1).replace_source_output(weight.output(0))
                 self.owners[f"{name}{WEIGHT}"] = name
+
+    def group_weights(self) -> list[QuantSpec]:
+        """Replace the weights that the plan stores in groups; return their quantizations."""
+        found = []
+        for name, node in self.structure.nodes.items():
+            config = self.plan.plan.get(name)
+            if config is None or config.weight is None or config.weight.group_size is None:
+                continue
+            stem = f"{name}{WEIGHT}"
+            weight = grouped_weight(stem, f"{stem}{STORED}", matrix_of(node), config.weight)
+            put_matrix(node, weight)
+            self.owners[stem] = name
+            found.append(config.weight)
+        return found
 
     def quantize_tensors(self) -> None:
         """Insert a FakeQuantize for each quantized tensor and redirect its readers."""

@@ -17,7 +17,7 @@ from neural_mp.util.pytree import Array
 FLOAT = ov.Type.f32
 SIXTEEN_BITS = {ov.Type.bf16: Precision.BF16, ov.Type.f16: Precision.FP16}
 #: Node types that are no ops of a plan.
-BOUNDARIES = frozenset({"Parameter", "Result", "Constant"})
+BOUNDARIES = frozenset({"Parameter", "Result", "Constant", "Assign"})
 #: Names that OpenVINO makes up from the type and a counter of the process.
 _COUNTED_RE = re.compile(r"^(?P<type>[A-Za-z]\w*?)_\d+$")
 

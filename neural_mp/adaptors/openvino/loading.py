@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 #: Files that OpenVINO itself reads, without running code from them.
 _FILES = (".onnx", ".pb", ".pbtxt", ".tflite")
+#: Op of ONNX Runtime that OpenVINO computes for one sequence only.
+_ATTENTION = b"GroupQueryAttention"
 #: Files of other frameworks that are checked and read by these, and reach OpenVINO by transfer.
 _TRANSFERRED = (".pt2", ".keras", ".h5", ".hdf5")
 
@@ -38,6 +41,7 @@ def load(source: object, wanted: InputSpec) -> OpenVinoModel:
         ModelLoadError: OpenVINO cannot read the model.
     """
     given = _read(source, wanted)
+    _check_attention(source, given)
     program = given.clone()
     canonicalize(program)
     signature = read_signature(program).choosing(wanted.names, wanted.outputs)
@@ -76,6 +80,31 @@ def _read_file(path: Path) -> Any:
         f"{str(path)!r} must be a file of OpenVINO (.xml), ONNX or TensorFlow, got "
         f"{path.suffix or 'no suffix'!r}; load the model in its framework and give the object"
     )
+
+
+def _check_attention(source: object, program: Any) -> None:
+    """Check that a file with fused attention of ONNX Runtime is for one sequence at a time.
+
+    OpenVINO 2026.4 reads the lengths of further sequences as one number, writes beyond its buffers
+    and may end the process, even in a later model.
+
+    Raises:
+        ModelLoadError: the file has such an op and inputs for several sequences.
+    """
+    if not isinstance(source, str | Path) or Path(source).suffix != ".onnx":
+        return
+    first = [port.get_partial_shape() for port in program.inputs]
+    sizes = [shape[0] for shape in first if shape.rank.is_static and len(shape)]
+    if all(size.is_static and size.get_length() == 1 for size in sizes):
+        return
+    with Path(source).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        found = content.find(_ATTENTION) >= 0
+    if found:
+        raise ModelLoadError(
+            f"OpenVINO computes {_ATTENTION.decode()} for one sequence at a time only, and the "
+            f"first axis of the inputs is not 1; run the model in ONNX Runtime, or set that axis "
+            f"to 1 in the file"
+        )
 
 
 def canonicalize(program: Any) -> None:

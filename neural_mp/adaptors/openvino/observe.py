@@ -41,8 +41,21 @@ def watch(
     Tensors that are not floating-point are omitted.
     """
     outputs = model.structure.tensors
-    named = {name: outputs[name] for name in sorted(tensors) if is_float(outputs[name])}
-    channels = {name: 1 if _channels_second(output) else -1 for name, output in named.items()}
+    for name, array in values(model, batches, tensors):
+        summary = summarized(array, 1 if _channels_second(outputs[name]) else -1)
+        if summary is not None:
+            yield name, summary
+
+
+def values(
+    model: OpenVinoModel, batches: Iterable[Any], tensors: Collection[str]
+) -> Iterator[tuple[str, Array]]:
+    """Run batches and yield the values of the named floating-point tensors for every part.
+
+    The next run overwrites them.
+    """
+    outputs = model.structure.tensors
+    named = [name for name in sorted(tensors) if is_float(outputs[name])]
     inputs = [name for name in named if name in model.signature.input_tensors]
     fetched = [name for name in named if name not in inputs]
     runner = Runner(_with_outputs(model.program, fetched))
@@ -53,9 +66,7 @@ def watch(
             found = dict(zip(fetched, runner(model.feeds(part), shared=True), strict=True))
             found.update({name: part[name] for name in inputs})
             for name, array in found.items():
-                summary = summarized(np.asarray(array, np.float32), channels[name])
-                if summary is not None:
-                    yield name, summary
+                yield name, np.asarray(array, np.float32)
             size = sum(array.nbytes for array in found.values())
             most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
 

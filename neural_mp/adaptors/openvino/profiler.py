@@ -20,7 +20,7 @@ _PRECISIONS = {
     "bf16": Precision.BF16,
     "f16": Precision.FP16,
 }
-_BYTES = ("u8", "i8")
+_BYTES = ("u8", "i8", "u4", "i4")
 #: Suffixes that the plugin adds to names of ops in INT8 graphs.
 _ADDED = ("/DequantizationMultiply", "/DequantizationSubtract", "_original", REDUCED, STORED)
 #: Kernels of matrix products.
@@ -74,8 +74,9 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
         if _is_integer(kernel) and ran:
             ran = [(_layer_behind if kernel.type in _LAYERS else _joining)(model, ran)]
         for op in ran:
-            given = model.structure.nodes[op].input(0).get_element_type()
-            found.setdefault(op, []).append(_traced(kernel, quantized=given not in _OWN_BYTES))
+            read = model.structure.nodes[op].input_values()[:1]
+            quantized = all(value.get_element_type() not in _OWN_BYTES for value in read)
+            found.setdefault(op, []).append(_traced(kernel, quantized=quantized))
         products.update(ran if kernel.type in _PRODUCTS else ())
     for op in reversed(list(model.structure.nodes)):
         reader = _only_reader(model, op)

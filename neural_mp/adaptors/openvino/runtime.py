@@ -156,11 +156,14 @@ class Runner:
             settings["INFERENCE_NUM_THREADS"] = threads
         if profiled:
             settings["PERF_COUNT"] = True
+        self._has_state = bool(model.get_sinks())
+        # Models with a state may end the process if one plugin compiled several (OpenVINO 2026.4).
+        plugin = ov.Core() if self._has_state else core()
         try:
-            self._compiled = core().compile_model(model, CPU, settings)
+            self._compiled = plugin.compile_model(model, CPU, settings)
             if self._merges_int8_products():
                 logger.debug("compiled again with %s", _SEPARATE_KERNELS)
-                self._compiled = core().compile_model(model, CPU, {**settings, **_SEPARATE_KERNELS})
+                self._compiled = plugin.compile_model(model, CPU, {**settings, **_SEPARATE_KERNELS})
             self._idle: SimpleQueue[tuple[Any, list[Any]]] = SimpleQueue()
             for _ in range(streams or 1):
                 self._idle.put((self._compiled.create_infer_request(), []))
@@ -175,7 +178,7 @@ class Runner:
         self._plain = ov.Type.bf16 not in self._outputs
 
     def __call__(self, feeds: Sequence[Array], *, shared: bool = False) -> list[Array]:
-        """Return all outputs for inputs in the order of the model.
+        """Return all outputs for inputs in the order of the model, after a reset of its state.
 
         Args:
             feeds: the inputs.
@@ -189,6 +192,8 @@ class Runner:
         held = [self._tensor(value) for value in feeds]
         fed = held[0] if len(held) == 1 else dict(enumerate(held))
         try:
+            if self._has_state:
+                request.reset_state()
             found = request.infer(fed, share_inputs=self._shares, share_outputs=shared).to_tuple()
         except Exception as error:
             logger.debug("a run failed", exc_info=True)

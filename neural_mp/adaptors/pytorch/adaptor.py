@@ -17,7 +17,9 @@ from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
     capabilities,
+    checkpoints,
     float_kernels,
+    grouped_weights,
     hessian,
     layer_params,
     layer_storage,
@@ -59,10 +61,14 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     )
     corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
     gradients = optional.Gradients(hessian.weights, hessian.weight_gradients)
+    grouped_weights = optional.GroupedWeights(
+        hessian.weights, grouped_weights.input_moments, grouped_weights.with_weights
+    )
     hessian = optional.Hessian(hessian.hessian_traces)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_reduced_weights
     )
+    checkpoints = optional.Checkpoints(checkpoints.export_checkpoint)
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
     float_kernels = optional.FloatKernels(float_kernels.faster)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.util.labels import without_labels
 from neural_mp.util.pytree import as_numpy
@@ -176,7 +177,7 @@ class CallSignature:
 
 def call_signature(module: nn.Module, names: tuple[str, ...] = ()) -> CallSignature:
     """Return the call signature of a module's forward."""
-    taken = inspect.signature(module.forward).parameters
+    taken = inspect.signature(with_code(module).forward).parameters
     kinds = {parameter.kind for parameter in taken.values()}
     only_keywords = kinds == {inspect.Parameter.VAR_KEYWORD}
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +26,7 @@ from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
-from neural_mp.core.enums import CalibrationAlgorithm
+from neural_mp.core.enums import CalibrationAlgorithm, QuantDType, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
@@ -36,6 +37,8 @@ _KERNELS = {
     **{layer: integer_convolution(axes).name() for layer, axes in layers.CONVOLUTIONS.items()},
     layers.LINEAR: "onednn::qlinear_pointwise",
 }
+#: Types of weights in groups, the only one with a kernel first.
+_LOW_BIT_DTYPES = (QuantDType.UINT4, QuantDType.UINT3, QuantDType.UINT2)
 #: Larger integers may overflow FP16; smaller integers are sizes and axes.
 _MAX_FP16_SAFE_INTEGER = 60_000
 _BEYOND_16_BITS = "its values exceed the range of 16 bits, e.g. in a mask"
@@ -177,19 +180,26 @@ def _integer_kernel(
     algorithms = (
         (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is layers.LINEAR else ()
     )
-    low_bits = _four_bit_specs(node)
-    return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,), low_bits)
+    is_layer = node.target is layers.LINEAR
+    corrections = reasons.LAYER_CORRECTIONS if is_layer else reasons.TABLE_CORRECTIONS
+    low_bits = _low_bit_specs(node)
+    others: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
+    if not isinstance(low_bits, str):
+        inputs = fx.arguments(node)["weight"].meta["val"].shape[1]
+        symmetric = grouped_specs(inputs, dtypes=(QuantDType.INT4,), scheme=Scheme.SYMMETRIC)
+        others += tuple(replace(s, corrections=c) for c in corrections for s in symmetric)
+    return IntegerKernel(own, algorithms, alone, others, low_bits, corrections)
 
 
-def _four_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
-    """Return the 4-bit quantizations of a dense layer or table, or the reason for their absence."""
+def _low_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
+    """Return the quantizations of a dense layer or table in 4 to 2 bits, or why there are none."""
     outputs, inputs = fx.arguments(node)["weight"].meta["val"].shape
     if node.target is layers.LINEAR and outputs % OUTPUT_BLOCK:
         return (
             f"the kernel for 4-bit weights requires a multiple of {OUTPUT_BLOCK} outputs, got "
             f"{outputs}"
         )
-    return grouped_specs(inputs) or (
+    return grouped_specs(inputs, dtypes=_LOW_BIT_DTYPES) or (
         f"4-bit weights require inputs that a group size divides "
         f"({', '.join(map(str, GROUP_SIZES))}), got {inputs}"
     )

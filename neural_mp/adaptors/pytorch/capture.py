@@ -20,7 +20,7 @@ from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has
 from neural_mp.adaptors.pytorch.dynamic_shapes import sizes_of, watch_sizes
 from neural_mp.adaptors.pytorch.functionalize import make_functional
 from neural_mp.adaptors.pytorch.recurrent import free_lengths
-from neural_mp.adaptors.pytorch.versions import unguarded_module
+from neural_mp.adaptors.pytorch.versions import unguarded_module, with_code
 from neural_mp.errors import CaptureError, DataError
 
 logger = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ def export(module: nn.Module, call: CallArgs, axes: str, strict: bool = False) -
 
     shapes: Any = None
     if axes != "none":
-        signature = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
+        signature = inspect.signature(with_code(module).forward).bind(*call.args, **call.kwargs)
         shapes = pytree.tree_map(free, dict(signature.arguments))
     with torch.no_grad(), quiet_export(), free_lengths():
         return torch.export.export(

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.common.low_bit_weights import GroupedWeight, round_to_nearest
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
@@ -26,9 +31,15 @@ from neural_mp.space import ResolvedPlan
 
 
 def insert_quantization(
-    module: GraphModule, resolved: ResolvedPlan, ranges: Mapping[str, Range]
+    module: GraphModule,
+    resolved: ResolvedPlan,
+    ranges: Mapping[str, Range],
+    grouped: Mapping[str, GroupedWeight] | None = None,
 ) -> None:
-    """Insert quantize/dequantize pairs in place; `ranges` come from `quantized_ranges`."""
+    """Insert quantize/dequantize pairs in place.
+
+    `ranges` come from `quantized_ranges`; `grouped` are weights, by op, to store as they are.
+    """
     plan, flow = resolved.plan, resolved.flow
     nodes = {
         fx.tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
@@ -36,7 +47,7 @@ def insert_quantization(
     for tensor, root in flow.scale_owner.items():
         if tensor in nodes:  # others belong to another part of the model
             _quantize(module, nodes[tensor], QuantParams.of(ranges[root]), flow)
-    weights = IntegerWeights(module)
+    weights = IntegerWeights(module, grouped)
     for name, node in fx.op_nodes(module).items():
         # A plan may also name ops fused into a layer; only layers have weights.
         approach = plan[name].approach if name in plan else None
@@ -92,42 +103,68 @@ def _quantize(
 class IntegerWeights:
     """Quantized weights of one graph, each stored once even if shared by several layers."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(
+        self, module: GraphModule, grouped: Mapping[str, GroupedWeight] | None = None
+    ) -> None:
         self.module = module
+        self.grouped = grouped or {}
         self.stored: dict[tuple[str, object], tuple[str, ...]] = {}
 
     def store(self, layer: Node, spec: QuantSpec | None) -> None:
         """Replace a layer's weight, float or quantized, by integers."""
         fx.set_arguments(layer, weight=self.dequantized(layer, fx.arguments(layer)["weight"], spec))
+        made = self.grouped.get(str(layer.meta.get(fx.OP_NAME)))
+        if made is not None and made.input_factors is not None:
+            self._scale_inputs(layer, made.input_factors)
+
+    def _scale_inputs(self, layer: Node, factors: NDArray[np.float32]) -> None:
+        source: Any = layer.args[0]
+        value = source.meta["val"]
+        # Exact, and promoted to a wider type of the inputs.
+        stored = torch.from_numpy(factors).to(torch.bfloat16)
+        stored = stored.to(value.dtype) if value.dtype is torch.float16 else stored
+        read = fx.add_constant(self.module, f"{layer.name}_input_factors", stored, layer)
+        with self.module.graph.inserting_before(layer):
+            scaled = self.module.graph.call_function(torch.ops.aten.mul.Tensor, (source, read))
+        scaled.meta["val"] = value
+        layer.replace_input_with(source, scaled)
 
     def dequantized(self, layer: Node, source: Node, spec: QuantSpec | None) -> Node:
         """Return a dequantize node of a weight, float or quantized, stored as integers."""
         module = self.module
-        in_4_bits = spec is not None and spec.dtype.bits == 4
+        in_groups = spec is not None and spec.dtype.bits < 8
+        made = self.grouped.get(str(layer.meta.get(fx.OP_NAME))) if in_groups else None
         weight = fx.constant(module, source)
         read = [source] if weight is not None else source.args
-        key = str(read[0].target), spec if in_4_bits else weight_qmax(spec)
+        key = str(read[0].target), spec if in_groups else weight_qmax(spec)
         if key not in self.stored:
             if weight is None:
                 weight = source.target(*(fx.attribute(module, node.target) for node in read))
-            parts = _rounded(weight, spec)
+            parts = _rounded(weight, spec, made)
             self.stored[key] = tuple(
                 str(fx.add_constant(module, f"{layer.name}_weight_{word}", value, layer).target)
                 for word, value in parts.items()
             )
         stored = tuple(fx.read_constant(module, name, layer) for name in self.stored[key])
-        target = ops.dequantize_grouped if in_4_bits else ops.dequantize_weight
+        values: tuple[Any, ...] = stored
+        target = ops.dequantize_weight
+        if in_groups and spec is not None:
+            # 4 bits are the default, so that programs stay as earlier versions wrote them.
+            values = stored if spec.dtype.bits == 4 else (*stored, spec.dtype.bits)
+            target = ops.dequantize_grouped
         with module.graph.inserting_before(layer):
-            dequantized: Node = module.graph.call_function(target, stored)
+            dequantized: Node = module.graph.call_function(target, values)
         dequantized.meta["val"] = source.meta["val"].float()
         return dequantized
 
 
-def _rounded(weight: torch.Tensor, spec: QuantSpec | None) -> dict[str, torch.Tensor]:
-    """Return the stored parts of a weight by name."""
-    if spec is not None and spec.dtype.bits == 4:
-        parts = ops.round_to_4_bits(weight, spec)
-        return dict(zip(("int4", "scales", "offsets"), parts, strict=True))
+def _rounded(
+    weight: torch.Tensor, spec: QuantSpec | None, made: GroupedWeight | None
+) -> dict[str, torch.Tensor]:
+    """Return the stored parts of a weight by name; of `made`, if given, instead of rounding."""
+    if spec is not None and spec.dtype.bits < 8:
+        parts = ops.stored_parts(made or round_to_nearest(weight.float().numpy(), spec))
+        return dict(zip((f"int{spec.dtype.bits}", "scales", "offsets"), parts, strict=True))
     parts = ops.quantize_weight(weight, weight_qmax(spec))
     return dict(zip(("int8", "scales"), parts, strict=True))
 
@@ -151,7 +188,7 @@ def write(model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) ->
 
     def write_into(module: GraphModule) -> None:
         insert_casts(module, plan.flow, model.signature.dtype)
-        insert_quantization(module, plan, ranges)
+        insert_quantization(module, plan, ranges, model.grouped)
         mark_kernels(module, {op: config.kernel for op, config in plan.plan.items()})
 
-    return rewritten(model, write_into)
+    return replace(rewritten(model, write_into), grouped={})

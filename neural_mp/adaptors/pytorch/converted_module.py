@@ -20,6 +20,7 @@ from neural_mp.adaptors.pytorch.fusion import is_node, only_user
 from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import ADD, LINEAR
+from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import ConversionError
 from neural_mp.util.labels import without_labels
 
@@ -210,7 +211,7 @@ class CompiledModule(nn.Module):
     def __init__(self, portable: GraphModule) -> None:
         super().__init__()
         self._portable = portable
-        self._compiled = torch.compile(compilable_form(portable))
+        self._compiled = torch.compile(with_code(compilable_form(portable)))
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the model; the first call with a given shape compiles."""

@@ -94,7 +94,10 @@ OUT_OF_PLACE = {
     aten.sub_.Tensor: aten.sub.Tensor,
     aten.mul_.Tensor: aten.mul.Tensor,
     aten.div_.Tensor: aten.div.Tensor,
+    aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
 }
+#: In-place ops whose equivalent keeps the dtype of the first operand, whatever the others'.
+_OF_FIRST_DTYPE = (aten.masked_fill_.Scalar,)
 #: Ops that write to their inputs although their schema declares no mutation.
 _WRONG_SCHEMA = (aten.native_batch_norm.default,)
 #: Modules of functions of sizes, which take no tensors.
@@ -135,13 +138,14 @@ def _expand(node: Node) -> None:
     target: Any = node.target
     if getattr(target, "__module__", None) in _OF_SIZES or target in OUT_OF_PLACE:
         return
-    if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _WRONG_SCHEMA:
-        raise _NeedsTraceError(str(target))
     if target in _EXPANDED:
         _EXPANDED[target](node)
-    elif torch.Tag.maybe_aliasing_or_mutating in target.tags:
+        return
+    if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _WRONG_SCHEMA:
         raise _NeedsTraceError(str(target))
-    elif _aliased(target) and _is_composite(target):
+    if torch.Tag.maybe_aliasing_or_mutating in target.tags:
+        raise _NeedsTraceError(str(target))
+    if _aliased(target) and _is_composite(target):
         _retraced(node)
 
 
@@ -179,10 +183,25 @@ def _dropout(node: Node) -> None:
     node.target, node.args = aten.clone.default, node.args[:1]
 
 
+def _dropout_without_copy(node: Node) -> None:
+    if node.args[2]:
+        raise _NeedsTraceError("dropout in training")
+    node.replace_all_uses_with(node.all_input_nodes[0])
+    node.graph.erase_node(node)
+
+
 #: Op → function that rewrites a node to its functional form without a trace.
 _EXPANDED: Mapping[Any, Callable[[Node], None]] = {
     aten.batch_norm.default: _batch_norm,
     aten.dropout.default: _dropout,
+    **dict.fromkeys(
+        (
+            *(aten.dropout_.default, aten.alpha_dropout_.default, aten.alpha_dropout.default),
+            *(aten.feature_dropout_.default, aten.feature_dropout.default),
+            *(aten.feature_alpha_dropout_.default, aten.feature_alpha_dropout.default),
+        ),
+        _dropout_without_copy,
+    ),
 }
 
 
@@ -261,7 +280,8 @@ def _recomputed(node: Node, order: dict[Node, int]) -> Node:
     """Replace one in-place op; earlier readers of its operand keep the old value."""
     updated: Any = node.args[0]
     dtype = updated.meta["val"].dtype
-    if any(source.meta["val"].dtype != dtype for source in node.all_input_nodes):
+    several = node.target not in _OF_FIRST_DTYPE
+    if several and any(source.meta["val"].dtype != dtype for source in node.all_input_nodes):
         raise _NeedsTraceError(f"{node.target} of several dtypes")
     target: Any = OUT_OF_PLACE[node.target]
     with node.graph.inserting_before(node):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, watch_sizes
 
@@ -128,13 +129,16 @@ def read_constant(module: GraphModule, target: str, before: Node) -> Node:
 
 
 def shallow_copy(module: GraphModule) -> GraphModule:
-    """Copy a graph for rewriting; the weights stay shared with `module`."""
+    """Copy a graph for rewriting; the weights stay shared with `module`.
+
+    Code is generated on the first call, if any: models run through code of their own.
+    """
     graph = torch.fx.Graph()
     copied: dict[Node, Node] = {}
     output = graph.graph_copy(module.graph, copied)
     graph.output(output)
     graph.set_codegen(module.graph._codegen)
-    rewritten = GraphModule(module, graph)
+    rewritten: GraphModule = _LazyGraphModule(module, graph)
     watch_sizes(rewritten, module.meta[SIZES])
     return rewritten
 

@@ -57,7 +57,7 @@ def weights(model: TorchModel) -> dict[str, Array]:
     for name, (module, node) in _weight_nodes(model).items():
         value = fx.constant(module, node)
         if value is not None and value.ndim == 2:
-            found[name] = as_numpy(value).astype(np.float32)
+            found[name] = as_numpy(value).astype(np.float32, copy=False)
     return found
 
 

@@ -139,11 +139,28 @@ def four_bit_weight(
     return laid_out, pairs.to(torch.bfloat16).contiguous()
 
 
-def four_bit_embedding(
-    q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, indices: torch.Tensor
+def low_bit_linear(
+    x: torch.Tensor,
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor,
+    bits: int,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return rows of a table of packed 4-bit weights, as float32."""
-    rows: torch.Tensor = ops.dequantize_grouped(q[indices], scales[indices], offsets[indices])
+    """Run a dense layer with weights that no kernel reads as stored: expanded in every run."""
+    return _expanded_linear(x, ops.dequantize_grouped(q, scales, offsets, bits), bias)
+
+
+def low_bit_embedding(
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor,
+    bits: int,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """Return rows of a table of packed weights, as float32."""
+    found = (values[indices] for values in (q, scales, offsets))
+    rows: torch.Tensor = ops.dequantize_grouped(*found, bits)
     return rows
 
 

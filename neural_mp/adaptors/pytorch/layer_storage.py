@@ -71,14 +71,14 @@ def save(model: TorchModel, folder: Path) -> None:
             stored = _constants(part.portable)
             constants |= {f"{path}/{n}": value.contiguous() for n, value in stored.items()}
         layers[path] = {"program": forms[key][0], "like": forms[key][1]}
-    _write_weights(folder / _CONSTANTS_FILE, constants)
+    write_weights(folder / _CONSTANTS_FILE, constants)
     config = copy.deepcopy(shell.config)
     config.architectures = [type(shell).__name__]
     config.save_pretrained(folder)
     if getattr(shell, "generation_config", None) is not None:
         shell.generation_config.save_pretrained(folder)
-    _write_weights(folder / _WEIGHTS_FILE, _kept_weights(shell, layers))
-    _copy_tokenizer(Path(str(shell.config._name_or_path or "")), folder)
+    write_weights(folder / _WEIGHTS_FILE, _kept_weights(shell, layers))
+    copy_tokenizer(Path(str(shell.config._name_or_path or "")), folder)
     details = {"layers": layers, "example": example, "inputs": model.signature.names}
     write_details(folder / LAYERS_FILE, details)
 
@@ -187,13 +187,15 @@ def _set_weights(shell: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
             own[name].copy_(weights[name])
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> None:
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer from the folder of a model, if there are any."""
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 
 
-def _write_weights(file: Path, weights: Mapping[str, torch.Tensor]) -> None:
+def write_weights(file: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write weights by name into a `.safetensors` file."""
     from safetensors.torch import save_file
 
     save_file(dict(weights), file, metadata={"format": "pt"})

@@ -77,7 +77,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             if any(is_node(source, ops.dequantize_grouped) for source in node.all_input_nodes):
-                _lower_four_bits(module, node)
+                _lower_low_bits(module, node)
             elif node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
                 _lower_layer(module, node)
             elif node.target is layers.EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
@@ -102,18 +102,21 @@ def _lower_layer(module: GraphModule, layer: Node) -> None:
         )
 
 
-def _lower_four_bits(module: GraphModule, node: Node) -> None:
-    """Call the kernel of a layer with a 4-bit weight."""
+def _lower_low_bits(module: GraphModule, node: Node) -> None:
+    """Call the kernel of a layer with a weight in 4 bits or less."""
     weight = fx.arguments(node)["weight"]
+    read, bits = weight.args[:3], weight.args[3] if len(weight.args) > 3 else 4
     if node.target is layers.EMBEDDING:
-        _call_instead(node, kernels.four_bit_embedding, (*weight.args, node.args[1]))
+        _call_instead(node, kernels.low_bit_embedding, (*read, bits, node.args[1]))
+    elif node.target is layers.LINEAR and bits != 4:
+        _call_instead(node, kernels.low_bit_linear, (node.args[0], *read, bits, _bias(node)))
     elif node.target is layers.LINEAR:
-        stored = (fx.attribute(module, source.target) for source in weight.args)
+        stored = (fx.attribute(module, source.target) for source in read)
         added = zip(("packed", "groups"), kernels.four_bit_weight(*stored), strict=True)
         constants = [
             fx.add_constant(module, f"{node.name}_{word}", value, node) for word, value in added
         ]
-        values = (node.args[0], *constants, *weight.args, _bias(node))
+        values = (node.args[0], *constants, *read, _bias(node))
         _call_instead(node, kernels.four_bit_linear, values)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, CallSignature
@@ -60,6 +61,7 @@ class TorchModel:
         original: the user's own module; None for a converted or restored model.
         warnings: capture warnings for the user.
         compiles: whether calls run through `torch.compile`.
+        grouped: op → weight in 4 bits or less that the next conversion stores.
         config: the configuration of a `transformers` model; None for other modules.
     """
 
@@ -71,6 +73,7 @@ class TorchModel:
     warnings: tuple[str, ...] = ()
     compiles: bool = False
     config: Any = None
+    grouped: Mapping[str, GroupedWeight] = field(default_factory=dict, repr=False)
 
     @property
     def portable(self) -> GraphModule:

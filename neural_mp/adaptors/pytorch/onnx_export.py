@@ -163,6 +163,9 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def unsigned(value: int) -> Any:
         return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT8, [], [value]))
 
+    def wide(value: int) -> Any:
+        return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT32, [], [value]))
+
     def quantize(x, scale: float, zero_point: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         x = op.Cast(x, to=onnx.TensorProto.FLOAT)  # x may be 16-bit, the scale is float32
         return op.QuantizeLinear(x, op.Constant(value_float=scale), unsigned(zero_point))
@@ -174,20 +177,34 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def dequantize_weight(q, scales):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return op.DequantizeLinear(q, scales, axis=0)
 
-    def dequantize_grouped(q, scales, offsets):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        halves = op.Concat(
-            op.Unsqueeze(
-                op.BitShift(q, unsigned(4), direction="RIGHT"), op.Constant(value_ints=[-1])
-            ),
-            op.Unsqueeze(op.BitwiseAnd(q, unsigned(15)), op.Constant(value_ints=[-1])),
-            axis=-1,
-        )
-        groups = op.Concat(op.Shape(scales), op.Constant(value_ints=[-1]), axis=0)
-        codes = op.Cast(op.Reshape(halves, groups), to=onnx.TensorProto.FLOAT)
+    def dequantize_grouped(q, scales, offsets, bits: int = 4):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         last = op.Constant(value_ints=[-1])
-        steps = op.Mul(op.Sub(codes, op.Constant(value_float=8.0)), op.Unsqueeze(scales, last))
-        rows = op.Concat(op.Shape(q, start=0, end=1), op.Constant(value_ints=[-1]), axis=0)
-        return op.Reshape(op.Add(steps, op.Unsqueeze(offsets, last)), rows)
+        words, width = q, 8
+        if bits == 3:  # three bytes hold eight codes
+            rows = op.Concat(op.Shape(q, start=0, end=1), op.Constant(value_ints=[-1, 3]), axis=0)
+            triples = op.Reshape(op.Cast(q, to=onnx.TensorProto.INT32), rows)
+            places = op.Cast(
+                op.Constant(value_ints=[1 << 16, 1 << 8, 1]), to=onnx.TensorProto.INT32
+            )
+            words, width = op.ReduceSum(op.Mul(triples, places), last, keepdims=0), 24
+        words = op.Cast(words, to=onnx.TensorProto.UINT32)
+        parts = [
+            op.Unsqueeze(
+                op.BitwiseAnd(
+                    op.BitShift(words, wide(shift), direction="RIGHT"), wide(2**bits - 1)
+                ),
+                last,
+            )
+            for shift in range(width - bits, -1, -bits)
+        ]
+        groups = op.Concat(op.Shape(scales), last, axis=0)
+        codes = op.Cast(op.Reshape(op.Concat(*parts, axis=-1), groups), to=onnx.TensorProto.FLOAT)
+        # Scales and offsets are bfloat16.
+        scales = op.Unsqueeze(op.Cast(scales, to=onnx.TensorProto.FLOAT), last)
+        offsets = op.Unsqueeze(op.Cast(offsets, to=onnx.TensorProto.FLOAT), last)
+        steps = op.Mul(op.Sub(codes, op.Constant(value_float=2.0 ** (bits - 1))), scales)
+        rows = op.Concat(op.Shape(q, start=0, end=1), last, axis=0)
+        return op.Reshape(op.Add(steps, offsets), rows)
 
     def quantize_dynamic(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return op.DynamicQuantizeLinear(op.Cast(x, to=onnx.TensorProto.FLOAT))

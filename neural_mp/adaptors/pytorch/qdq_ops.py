@@ -13,9 +13,13 @@ import numpy as np
 import torch
 
 from neural_mp.adaptors.common.calibration import affine_parameters
-from neural_mp.adaptors.common.low_bit_weights import MAX_CODE, MIDDLE, packed, round_to_nearest
+from neural_mp.adaptors.common.low_bit_weights import (
+    GroupedWeight,
+    max_code,
+    middle_code,
+    packed,
+)
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.core.precision import QuantSpec
 
 #: Name of the custom op library.
 LIBRARY = "neural_mp"
@@ -48,16 +52,22 @@ def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
     return _quantize(x, scale, zero_point), *stored
 
 
-def codes_of(q: torch.Tensor) -> torch.Tensor:
-    """Return the 4-bit codes [outputs, inputs] of packed weights as uint8."""
-    return torch.stack((q >> 4, q & MAX_CODE), dim=-1).flatten(-2)
+def codes_of(q: torch.Tensor, bits: int = 4) -> torch.Tensor:
+    """Return the codes [outputs, inputs] of packed weights as uint8."""
+    if 8 % bits:  # three bytes hold eight codes of 3 bits
+        first, second, third = q.unflatten(-1, (-1, 3)).to(torch.int32).unbind(-1)
+        q = (first << 16) | (second << 8) | third
+    width = 8 if 8 % bits == 0 else 24
+    parts = [(q >> shift) & max_code(bits) for shift in range(width - bits, -1, -bits)]
+    return torch.stack(parts, dim=-1).flatten(-2).to(torch.uint8)
 
 
 def _dequantize_grouped(
-    q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
+    q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, bits: int = 4
 ) -> torch.Tensor:
-    grouped = codes_of(q).unflatten(-1, (scales.shape[-1], -1)).float()
-    return grouped.sub_(MIDDLE).mul_(scales.unsqueeze(-1)).add_(offsets.unsqueeze(-1)).flatten(-2)
+    grouped = codes_of(q, bits).unflatten(-1, (scales.shape[-1], -1)).float()
+    grouped = grouped.sub_(middle_code(bits)).mul_(scales.unsqueeze(-1))
+    return grouped.add_(offsets.unsqueeze(-1)).flatten(-2)
 
 
 #: Float to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
@@ -96,20 +106,24 @@ dequantize_dynamic = _registered(
 )
 
 
-#: Packed 4-bit weights [outputs, inputs / 2] to float32 [outputs, inputs]; scales and offsets
+#: Packed weights [outputs, inputs · bits / 8] to float32 [outputs, inputs]; scales and offsets
 #: [outputs, groups] (see `adaptors.common.low_bit_weights`).
 dequantize_grouped = _registered(
-    "dequantize_grouped(Tensor q, Tensor scales, Tensor offsets) -> Tensor",
+    "dequantize_grouped(Tensor q, Tensor scales, Tensor offsets, int bits=4) -> Tensor",
     _dequantize_grouped,
-    lambda q, scales, offsets: scales.new_empty((*q.shape[:-1], 2 * q.shape[-1])),
+    lambda q, scales, offsets, bits=4: scales.new_empty(
+        (*q.shape[:-1], 8 * q.shape[-1] // bits), dtype=torch.float32
+    ),
 )
 
 
-def round_to_4_bits(weight: torch.Tensor, spec: QuantSpec) -> tuple[torch.Tensor, ...]:
-    """Return packed codes, scales and offsets of a weight [outputs, inputs]."""
-    rounded = round_to_nearest(weight.float().numpy(), spec)
-    parts = packed(rounded.codes), rounded.scales, rounded.offsets
-    return tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+def stored_parts(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
+    """Return packed codes of a weight, and its scales and offsets in bfloat16."""
+    codes, *parameters = (
+        torch.from_numpy(np.ascontiguousarray(part))
+        for part in (packed(weight.codes, weight.bits), weight.scales, weight.offsets)
+    )
+    return codes, *(part.to(torch.bfloat16) for part in parameters)
 
 
 def quantize_weight(weight: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,8 +7,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 onednn = torch.ops.onednn
 
@@ -53,6 +55,15 @@ def unguarded_module(program: ExportedProgram) -> GraphModule:
     Before torch 2.9, there were no such checks.
     """
     return program.module(check_guards=False) if _CHECKS_GUARDS else program.module()
+
+
+def with_code(module: nn.Module) -> nn.Module:
+    """Return the module after generating the code of a graph whose code is generated on demand.
+
+    Without the code, `forward` has no parameters.
+    """
+    _LazyGraphModule.force_recompile(module)
+    return module
 
 
 def is_being_traced() -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -25,11 +26,18 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     plain,
     result_dtypes,
 )
+from neural_mp.errors import ConversionError
+
+logger = logging.getLogger(__name__)
 
 #: The runtime's own passes. `arithmetic` would merge additions and hide residual sums.
-_PASSES = ("pruning", "function", "constfold", "dependency")
+_INLINING, _FOLDING = ("pruning", "function"), ("constfold", "dependency")
 #: Upper bound of result size per operand size; larger results are not folded.
 _MOST_GROWTH = 4
+#: Types of results that are not folded; sizes of strings are unknown.
+_UNFOLDABLE = frozenset({tf.variant, tf.resource, tf.string})
+#: Repetitions of constant folding.
+_MOST_ROUNDS = 3
 #: Prefix of the Identities that `constfold` puts behind Switches as control inputs of a branch's
 #: constants. A later run takes any node of such a name for a direct reader of the Switch.
 _RESERVED = "ConstantFoldingCtrl/"
@@ -41,9 +49,29 @@ def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> Ten
     Raises:
         tf.errors.OpError: a pass refuses the graph.
     """
-    passed = optimized(graph, _PASSES, inputs, outputs).pruned(outputs, inputs)
+    inlined = optimized(graph, _INLINING, inputs, outputs).pruned(outputs, inputs)
+    passed = _folded_by_runtime(inlined, inputs, outputs)
     passed = _without_reserved_names(passed, [*inputs, *outputs])
     compute_constants(passed, frozenset(map(node_of, outputs)))
+    return passed.pruned(outputs, inputs)
+
+
+def _folded_by_runtime(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
+    """Return the graph after the runtime's folding, which computes results of any size.
+
+    A placeholder in place of an input keeps the pass from computing large results.
+    """
+    held, sources = graph.copy(), dict[str, str]()
+    for name in unbounded(graph, frozenset()):
+        source = plain(graph.nodes[name].input[0])
+        dtype = result_dtypes(graph[source])[output_of(source)]
+        placeholder = held.put("Placeholder", f"{name}/held", dtype=dtype)
+        held.edit(name).input[0] = placeholder
+        sources[placeholder] = source
+    ports = [*outputs, *dict.fromkeys(sources.values())]
+    passed = optimized(held, _FOLDING, [*inputs, *sources], ports)
+    controls = {f"^{name}": f"^{node_of(source)}" for name, source in sources.items()}
+    passed.redirect({**sources, **controls})
     return passed.pruned(outputs, inputs)
 
 
@@ -75,24 +103,91 @@ def is_pure(node: NodeDef) -> bool:
 def compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Replace nodes computed from constants by their values, in place.
 
-    Control inputs of a constant, on the body of a loop or branch, pass to the folded constants.
+    Nodes stay if their results are large, of a size that is unknown before they run, or if they
+    fail. Control inputs of a constant, on the body of a loop or branch, pass to the folded
+    constants.
     """
-    # Constant, or node computed from constants → its control inputs.
+    # Values that are computed first make more sizes known.
+    for _ in range(_MOST_ROUNDS):
+        if not _compute_known(graph, outputs):
+            return
+
+
+def _compute_known(graph: TensorGraph, outputs: frozenset[str]) -> bool:
+    """Fold what has a known size; return whether a repetition may fold more."""
+    sizes = unbounded(graph, outputs)
+    waits = _constants(graph, outputs, frozenset(sizes))
+    return _fold(graph, waits) and None in sizes.values()
+
+
+def unbounded(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | None]:
+    """Return the nodes computed from constants whose results are large or of unknown size.
+
+    A few bytes can describe a chain of ops whose results exceed any memory.
+
+    Returns:
+        Node → the bytes of its results; None if unknown.
+    """
+    waits = _constants(graph, outputs, frozenset())
+    computed = [name for name in waits if graph.nodes[name].op != CONSTANT]
+    if not computed:
+        return {}
+    sizes = _sizes(imported(_part(graph, waits).to_graph_def()), computed)
+    most = _most(graph)
+    return {name: size for name, size in sizes.items() if size is None or size > most}
+
+
+def _most(graph: TensorGraph) -> int:
+    """Return the largest size of a folded result in bytes."""
+    return _MOST_GROWTH * sum(map(constant_bytes, graph.nodes.values())) + LARGE
+
+
+def _constants(
+    graph: TensorGraph, outputs: frozenset[str], unsafe: frozenset[str]
+) -> dict[str, list[str]]:
+    """Return constant, or node computed from constants but not `unsafe` → its control inputs."""
     waits = {
         name: [tensor for tensor in node.input if is_control(tensor)]
         for name, node in graph.nodes.items()
         if node.op == CONSTANT
     }
-    computed: list[str] = []
     for name, node in graph.nodes.items():
-        if name in outputs or not _is_foldable(node):
+        if name in outputs or name in unsafe or not _is_foldable(node):
             continue
         if all(node_of(tensor) in waits for tensor in node.input):
             found = {tuple(waits[node_of(tensor)]) for tensor in node.input} - {()}
             if len(found) <= 1:
                 waits[name] = list(found.pop()) if found else []
-                computed.append(name)
-    inner = set(computed)
+    return waits
+
+
+def _part(graph: TensorGraph, waits: Mapping[str, list[str]]) -> TensorGraph:
+    """Return the part of a graph that depends on constants only, without control inputs."""
+    part = TensorGraph({name: graph.nodes[name] for name in waits}, graph.versions, graph.library)
+    for name in [name for name in waits if part.nodes[name].op == CONSTANT and waits[name]]:
+        del part.edit(name).input[:]
+    return part
+
+
+def _sizes(graph: tf.Graph, names: Iterable[str]) -> dict[str, int | None]:
+    """Return node → bytes of its results by TensorFlow's shape inference; None if unknown."""
+    found: dict[str, int | None] = {}
+    for name in names:
+        results = graph.get_operation_by_name(name).outputs
+        counts = [result.shape.num_elements() for result in results]
+        widths = [result.dtype.size for result in results]
+        known = None not in counts
+        found[name] = (
+            sum(count * width for count, width in zip(counts, widths, strict=True))
+            if known
+            else None
+        )
+    return found
+
+
+def _fold(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
+    """Replace nodes computed from constants by their values; return whether there were any."""
+    inner = {name for name in waits if graph.nodes[name].op != CONSTANT}
     wanted = dict.fromkeys(
         plain(tensor)
         for name, node in graph.nodes.items()
@@ -101,16 +196,16 @@ def compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
         if node_of(tensor) in inner and not is_control(tensor)
     )
     if not wanted:
-        return
-    part = TensorGraph({name: graph.nodes[name] for name in waits}, graph.versions, graph.library)
-    for name in [name for name in waits if part.nodes[name].op == CONSTANT and waits[name]]:
-        del part.edit(name).input[:]
-    part = part.pruned(wanted)
-    most = _MOST_GROWTH * sum(map(constant_bytes, part.nodes.values())) + LARGE
-    values = Runner(imported(part.to_graph_def()), optimized=False)({}, list(wanted))
+        return False
+    part, most = _part(graph, waits).pruned(wanted), _most(graph)
+    try:
+        values = Runner(imported(part.to_graph_def()), optimized=False)({}, list(wanted))
+    except ConversionError:
+        logger.debug("constant folding failed; constants are kept", exc_info=True)
+        return False
     replaced: dict[str, str] = {}
     for tensor, value in zip(wanted, values, strict=True):
-        if np.asarray(value).nbytes > most or np.asarray(value).dtype == object:
+        if np.asarray(value).nbytes > most:
             continue
         node = graph[tensor]
         alone = len(result_dtypes(node)) == 1
@@ -121,6 +216,7 @@ def compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
         if not alone:
             replaced[tensor] = name
     graph.redirect(replaced)
+    return True
 
 
 def _is_foldable(node: NodeDef) -> bool:
@@ -129,7 +225,7 @@ def _is_foldable(node: NodeDef) -> bool:
         node.op not in (CONSTANT, *PLACEHOLDERS)
         and len(node.input) > 0
         and len(dtypes) > 0
-        and not {tf.variant, tf.resource} & set(dtypes)
+        and not _UNFOLDABLE & set(dtypes)
         and is_pure(node)
     )
 

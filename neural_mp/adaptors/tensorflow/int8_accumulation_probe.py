@@ -26,6 +26,7 @@ from neural_mp.core.int8_accumulation import (
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import propagate_quantization
+from neural_mp.errors import ConversionError
 from neural_mp.space import ResolvedPlan
 
 _CHANNELS = 16
@@ -156,5 +157,5 @@ def _extreme_weight(draw: np.random.Generator, op: str, limit: int) -> Array:
 
 
 if __name__ == "__main__":
-    try_each(FORMS, _numbers_of, tf.errors.OpError)
-    try_each(BF16_CASES, _run_in_bf16, tf.errors.OpError)
+    try_each(FORMS, _numbers_of, ConversionError)
+    try_each(BF16_CASES, _run_in_bf16, ConversionError)

@@ -22,7 +22,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     node_of,
     without_large,
 )
-from neural_mp.errors import ModelLoadError, one_line
+from neural_mp.errors import ConversionError, ModelLoadError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +64,19 @@ class Runner:
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
-        """Run the graph, given tensor name → array, and return the fetched tensors."""
+        """Run the graph, given tensor name → array, and return the fetched tensors.
+
+        Raises:
+            ConversionError: an op fails.
+        """
         if not fetches:  # which the runtime rejects
             return []
+        try:
+            return self._results(feeds, fetches)
+        except tf.errors.OpError as error:
+            raise _failure(error) from error
+
+    def _results(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         key = (tuple(feeds), tuple(fetches))
         call = self._callables.get(key)
         if call is not None:
@@ -76,22 +86,29 @@ class Runner:
         computed = [name for name in fetches if name not in known]
         if (len(fed), len(computed)) == (len(feeds), len(fetches)):
             self._callables[key] = self._compiled(known, fetches)
-            return self(feeds, fetches)
+            return self._results(feeds, fetches)
         # The runtime rejects tensors that are both fed and fetched.
-        found = iter(self(fed, computed) if computed else ())
+        found = iter(self._results(fed, computed) if computed else ())
         return [known[name] if name in known else next(found) for name in fetches]
 
     def traced(
         self, feeds: Mapping[str, Any], fetches: Sequence[str], runs: int
     ) -> Iterator[StepStats]:
-        """Yield the runtime's statistics of each of N runs."""
+        """Yield the runtime's statistics of each of N runs.
+
+        Raises:
+            ConversionError: an op fails.
+        """
         feeds = {**feeds, **self._held}
         # A graph compiled for tracing needs as much memory as the other, permanently if the
         # session compiles it automatically.
         run = self._compiled(feeds, fetches, trace_level=config_pb2.RunOptions.FULL_TRACE)
         for _ in range(runs):
             metadata = config_pb2.RunMetadata()
-            run(*feeds.values(), run_metadata=metadata)
+            try:
+                run(*feeds.values(), run_metadata=metadata)
+            except tf.errors.OpError as error:
+                raise _failure(error) from error
             yield metadata.step_stats
 
     def _compiled(self, feeds: Iterable[str], fetches: Iterable[str], **how: object) -> Any:
@@ -107,6 +124,12 @@ class Runner:
         if session is not None:
             self._callables.clear()
             session.close()
+
+
+def _failure(error: tf.errors.OpError) -> ConversionError:
+    """Return the error of a run."""
+    logger.debug("a run failed", exc_info=True)
+    return ConversionError(f"TensorFlow fails to run the graph: {one_line(error)}")
 
 
 def _aligned(value: NDArray[Any]) -> NDArray[Any]:

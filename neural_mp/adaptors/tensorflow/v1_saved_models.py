@@ -135,7 +135,7 @@ def _frozen(
     if any(node.op in TABLES for node in needed.nodes.values()):
         needed = _with_frozen_tables(needed, session, graph, inputs, outputs)
     return tf.compat.v1.graph_util.convert_variables_to_constants(
-        session, needed.to_graph_def(), sorted(set(outputs))
+        session, needed.to_graph_def(), sorted({*outputs, *inputs})
     )
 
 

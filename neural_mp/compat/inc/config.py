@@ -9,6 +9,7 @@ from typing import Any
 
 from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.user_objects import tensor_names
+from neural_mp.compat.inc.weight_only import weight_only_limits
 from neural_mp.config import (
     CalibrationSettings,
     ModelSettings,
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 _APPROACHES = {
     "static": "post_training_static_quant",
     "dynamic": "post_training_dynamic_quant",
+    "weight_only": "post_training_weight_only",
     "auto": "post_training_auto_quant",
 }
 _FITTED = IGNORED["quantization.recipes"]
@@ -213,7 +215,7 @@ class PostTrainingQuantConfig(_Conversion):
     """Post-training quantization to INT8.
 
     Attributes:
-        approach: `static`, `dynamic` or `auto`.
+        approach: `static`, `dynamic`, `weight_only` or `auto`.
         calibration_sampling_size: number of calibration samples.
         domain, recipes, quant_format, reduce_range, quant_level, diagnosis: no effect; a warning
             is logged if set.
@@ -240,16 +242,21 @@ class PostTrainingQuantConfig(_Conversion):
         listed = [sizes] if isinstance(sizes, int) else list(sizes)
         words = [word for word in ("int8", "bf16") if word not in self.excluded_precisions]
         # BF16 is searched only if INT8 is excluded, as without `use_bf16` in a tuning file.
-        precisions = ("int8",) if len(words) == 2 else words or ("fp32",)
+        precisions: Sequence[str] = ("int8",) if len(words) == 2 else words or ("fp32",)
+        if self.approach == "weight_only":
+            limits, bits = weight_only_limits(self.op_type_dict, self.op_name_dict)
+            precisions = bits or precisions
+        else:
+            limits = _constraints(
+                "quantization", op_wise=self.op_name_dict, optype_wise=self.op_type_dict
+            )
         return self.settings_for(
             parse_precisions(precisions),
             approach=INT8_APPROACHES[_APPROACHES[self.approach]],
             calibration=CalibrationSettings(
                 validate_option("calibration_sampling_size", values.SIZES, listed)
             ),
-            constraints=_constraints(
-                "quantization", op_wise=self.op_name_dict, optype_wise=self.op_type_dict
-            ),
+            constraints=limits,
         )
 
 

@@ -22,6 +22,8 @@ from neural_mp.util.html import Element, element, raw
 
 #: Letter of each precision, for a compact encoding of plans.
 LETTERS: Mapping[Precision, str] = {
+    Precision.INT2: "2",
+    Precision.INT3: "3",
     Precision.INT4: "4",
     Precision.INT8: "8",
     Precision.BF16: "b",

@@ -205,9 +205,9 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
     return titled(tooltip, mark("diamond", x, y, "fp32"), word)
 
 
-def described(trial: Trial) -> str:
-    """Describe a trial as text."""
-    parts = [formatting.accuracy(trial)]
+def described(trial: Trial, metric: str) -> str:
+    """Describe a trial as text, its accuracy under the name of the metric."""
+    parts = [formatting.accuracy(trial, metric)]
     speed = f"{formatting.times(trial.speedup)} as fast as FP32"
     parts.append(speed if trial.speedup else "not timed")
     parts.extend(f"{count} {NAMES[p]}" for p, count in trial.plan.counts().items())
@@ -219,7 +219,7 @@ def _point(view: View, trial: Trial, frame: _Frame, chosen: bool) -> Element:
     best = trial is view.best
     kind = f"trial {trial.outcome.value}{' chosen' if best else ''}"
     shape = "star" if best else SHAPES[trial.outcome]
-    tooltip = described(trial)
+    tooltip = described(trial, view.metric)
     drawn = mark(shape, *frame.place(trial), kind)
     if not chosen:
         return titled(tooltip, drawn)

@@ -50,7 +50,10 @@ def trials_section(view: View) -> Element:
         "the map.",
         both(lambda narrow: trials_chart(view, narrow)) if drawn else None,
         _legend(view) if drawn else None,
-        [element("p", described(trial), class_="lead after") for trial in failed[:_MOST]],
+        [
+            element("p", described(trial, view.metric), class_="lead after")
+            for trial in failed[:_MOST]
+        ],
         none(f"… and {len(failed) - _MOST} more failed trials.") if len(failed) > _MOST else None,
     )
 

@@ -93,6 +93,7 @@ def test_many_exact_zeros_do_not_mislead_kl():
     assert high > 0.5 * values.max()
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["normal", "laplace", "exponential", "gumbel"]))
 def test_the_clipping_by_kl_is_the_one_of_least_relative_entropy(seed, distribution):
@@ -122,6 +123,15 @@ def test_the_clipping_by_kl_is_the_one_of_least_relative_entropy(seed, distribut
     share = max(-chosen[0], chosen[1]) / max(-low, high)
     least = min(divergence(tried) for tried in np.linspace(1.0, 0.05, 96))
     assert divergence(share + 1e-9) == pytest.approx(least, rel=1e-6)
+
+
+def test_the_noise_with_a_scale_per_channel_is_that_of_each_channel_alone():
+    random = np.random.default_rng(0)
+    values = random.normal(size=(512, 6)).astype(np.float32) * np.array([1, 80, 0, 1e-3, 5, 1])
+    values[:, 4] += 40  # never 0, which the range includes
+    alone = [observed(values[:, channel : channel + 1]).noise for channel in range(6)]
+    assert observed(values).channel_noise == pytest.approx(np.mean(alone))
+    assert observed(values).noise > 100 * max(alone)
 
 
 def test_one_channel_that_drowns_the_others_is_seen():
@@ -168,7 +178,17 @@ def test_the_channels_of_the_noisiest_tensors_are_kept_and_of_no_more_than_32():
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis"), [((), -1), ((5,), -1), ((4, 6), -1), ((2, 3, 4, 5), 1), ((2, 3, 4, 5), -1)]
+    ("shape", "axis"),
+    [
+        ((), -1),
+        ((5,), -1),
+        ((4, 6), -1),
+        ((2, 3, 4, 5), 1),
+        ((2, 3, 4, 5), -1),
+        ((3, 41, 41, 3), -1),
+        ((1, 24, 61, 61), 1),
+        ((7, 5000), -1),
+    ],
 )
 def test_what_is_taken_of_a_tensor_is_what_numpy_says_of_each_channel(shape, axis):
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)

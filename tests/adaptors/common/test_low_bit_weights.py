@@ -45,10 +45,21 @@ def test_a_weight_on_the_grid_is_unchanged():
     assert (round_to_nearest(once.floats(), spec).floats() == once.floats()).all()
 
 
-def test_constant_and_zero_groups_are_kept():
+def test_zeros_are_kept_and_constant_groups_up_to_the_rounding_of_their_scale():
     spec = QuantSpec.parse("uint4 asymmetric per_group 8")
     weight = np.concatenate([np.zeros((2, 8)), np.full((2, 8), 0.5)], axis=1).astype(np.float32)
-    assert (round_to_nearest(weight, spec).floats() == weight).all()
+    rounded = round_to_nearest(weight, spec).floats()
+    assert (rounded[:, :8] == 0).all()
+    np.testing.assert_allclose(rounded, weight, rtol=2**-8)
+
+
+def test_offsets_are_whole_steps_as_formats_with_integer_zero_points_need_them():
+    weight = GENERATOR.normal(0.5, 1, (5, 64)).astype(np.float32)
+    rounded = round_to_nearest(weight, QuantSpec.parse("uint4 asymmetric per_group 16"))
+    zero_points = 8 - rounded.offsets / rounded.scales
+    assert (np.rint(zero_points) >= 0).all()
+    assert (np.rint(zero_points) <= 15).all()
+    np.testing.assert_allclose(zero_points, np.rint(zero_points), atol=8 * 2**-8)
 
 
 def test_scales_and_offsets_are_rounded_as_bfloat16_is():

@@ -48,6 +48,7 @@ def test_a_part_that_is_offered_is_given():
         needed(None, "mine", "way to ONNX")
 
 
+@pytest.mark.slow
 def test_a_run_does_without_what_is_not_offered(converter, digits, tmp_path):
     result = converter()
     assert result.met

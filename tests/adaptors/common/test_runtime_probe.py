@@ -39,6 +39,7 @@ def test_what_ends_a_process_or_is_refused_is_left_out_and_the_rest_is_tried(mod
     assert (tmp_path / "runs.txt").read_text() == "- - "
 
 
+@pytest.mark.slow
 def test_answers_are_kept_by_version_and_limit(module, tmp_path):
     for version, limit in (("1", None), ("1", None), ("2", None), ("2", "AVX2"), ("1", None)):
         runtime_probe.probe_results(module, version, limit)

@@ -38,6 +38,7 @@ def assert_one_step_off_at_most(result, expected, step):
     assert (np.abs(result - expected) < step * 0.51).mean() > 0.95
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.integers(0, 10**6),
@@ -97,6 +98,7 @@ def test_convolutions_in_one_and_three_dimensions(shape):
     assert signal_to_noise(converted.reference, converted.result) > 35
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.integers(0, 10**6),

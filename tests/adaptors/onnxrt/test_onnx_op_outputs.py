@@ -227,6 +227,7 @@ def test_a_branch_that_a_run_does_not_take_is_no_broken_promise():
         assert found.holds
 
 
+@pytest.mark.slow
 def test_bodies_of_an_opset_without_sequences_are_not_looked_into():
     (test,) = (t for t in single_op_tests()["Scan"] if t.name == "test_scan_sum")
     feeds = feeds_of(test)

@@ -1,8 +1,10 @@
 """Where in a model files are named, and looked for before anything is made of it."""
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnx_nets import Converted, graph, op
 
 from neural_mp.adaptors.onnxrt.file_checks import check_model
 from neural_mp.errors import ModelLoadError
@@ -77,3 +79,13 @@ def test_every_type_of_onnx_is_taken(tmp_path):
         if data_type:
             model = helper.make_model(_of_constant(onnx.TensorProto(name="w", data_type=data_type)))
             check_model(model, tmp_path / "net.onnx")
+
+
+def test_a_false_declaration_of_a_constant_is_ignored():
+    """ONNX Runtime runs a model that declares its weight as a scalar."""
+    weight = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    model = graph([op("Gemm", "x w", "y")], {"x": ["n", 3]}, ["y"], {"w": weight})
+    feeds = {"x": np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)}
+    expected = Converted(model, feeds).result
+    model.graph.value_info.append(helper.make_tensor_value_info("w", onnx.TensorProto.INT64, []))
+    np.testing.assert_array_equal(Converted(model, feeds).result, expected)

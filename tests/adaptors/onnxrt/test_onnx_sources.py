@@ -47,6 +47,7 @@ def test_an_older_opset_is_raised_and_that_is_said(opset):
     np.testing.assert_array_equal(converted.reference, run(model, **X)[0])
 
 
+@pytest.mark.slow
 def test_torch_models_of_an_older_opset(digits):
     model = as_onnx(small_net(), opset=18)
     images = digits[1].images[:20]

@@ -12,6 +12,7 @@ from neural_mp.testing.amp_contract import COLOURS
 
 
 @pytest.mark.usefixtures("quick_runs")
+@pytest.mark.slow
 class TestAmp(AmpContract):
     average, softmax = "AvgPool", "Softmax"
     # OpenVINO subtracts where the net adds a negative.

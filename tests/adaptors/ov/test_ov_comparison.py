@@ -32,6 +32,7 @@ def bias(node) -> np.ndarray:
     return np.array(constant.get_data()).reshape(-1)
 
 
+@pytest.mark.slow
 class TestOpenVino(ComparisonContract):
     framework = "openvino"
     convolution = "Convolution"

@@ -7,6 +7,7 @@ from ov_nets import as_openvino
 from neural_mp.testing import CorrectionContract
 
 
+@pytest.mark.slow
 class TestOpenVinoCorrections(CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod

@@ -18,8 +18,6 @@ from neural_mp.adaptors.openvino.runtime import core, ov
 from neural_mp.errors import ModelLoadError
 from neural_mp.testing import ApiContract, ModelFormContract
 
-pytestmark = pytest.mark.slow
-
 
 class OnOpenVino:
     framework = "openvino"
@@ -31,6 +29,7 @@ class OnOpenVino:
         return run(net, digits[1].images)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_runs")
 class TestApi(OnOpenVino, ApiContract):
     @pytest.fixture
@@ -42,6 +41,7 @@ class TestApi(OnOpenVino, ApiContract):
         return _taken_in["hostile"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_runs")
 class TestFile(OnOpenVino, ModelFormContract):
     @pytest.fixture
@@ -59,6 +59,7 @@ def quantized(net, digits, plain_machine):
     return converter()
 
 
+@pytest.mark.slow
 def test_a_saved_file_runs_in_plain_openvino(quantized, digits, tmp_path):
     quantized.save(tmp_path / "int8.xml")
     images = digits[1].images
@@ -74,6 +75,7 @@ def test_a_saved_folder_is_loaded(quantized, digits, tmp_path):
     np.testing.assert_array_equal(loaded(images), quantized(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["onnx", "module"])
 def test_models_of_other_frameworks_are_read(kind, digits, plain_machine, tmp_path):
     net = small_net().eval()
@@ -150,6 +152,7 @@ def test_a_file_that_its_framework_must_check_is_transferred(name, tmp_path):
         converter()
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_and_nothing_written_into_the_home_directory(saved, tmp_path):
     """OpenVINO's telemetry client is never imported, so that no id is written, no event sent."""
     home = tmp_path / "home"

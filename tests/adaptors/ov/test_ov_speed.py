@@ -36,6 +36,7 @@ def net():
     return as_openvino(Branched())
 
 
+@pytest.mark.slow
 def test_both_terms_of_a_residual_sum_are_written_in_int8(net, batch):
     adaptor = adaptor_named("openvino")
     model = adaptor.load(net)
@@ -67,6 +68,7 @@ class Gated(nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_small_layers_over_one_position_gain_nothing_from_int8(plain_machine):
     adaptor = adaptor_named("openvino")
     space = adaptor.space(adaptor.load(as_openvino(Gated())), plain_machine)

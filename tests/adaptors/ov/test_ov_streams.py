@@ -9,6 +9,7 @@ from ov_nets import as_openvino
 from neural_mp.adaptors.openvino.runtime import Runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("streams", "hint"), [(None, "LATENCY"), (2, "THROUGHPUT")])
 def test_the_hint_and_the_streams_are_those_of_the_objective(streams, hint, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")

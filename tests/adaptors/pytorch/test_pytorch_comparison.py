@@ -18,6 +18,7 @@ def convolutions(net: nn.Module) -> list[nn.Conv2d]:
     return [module for module in net.modules() if isinstance(module, nn.Conv2d)]
 
 
+@pytest.mark.slow
 class TestPyTorch(ComparisonContract):
     framework = "pytorch"
     convolution = "conv2d"

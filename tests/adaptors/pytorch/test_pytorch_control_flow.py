@@ -46,6 +46,7 @@ class Scan(Flow):
 KINDS = {"cond": (Cond, 2), "while_loop": (While, 1), "scan": (Scan, 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_bodies_run_reload_and_are_said_to_stay_in_fp32(name, tmp_path):
     kind, layers = KINDS[name]

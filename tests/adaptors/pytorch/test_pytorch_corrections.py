@@ -12,6 +12,7 @@ from neural_mp.testing import FACTOR, CorrectionContract, signal_to_noise
 from neural_mp.testing import CorrectionCase as Case
 
 
+@pytest.mark.slow
 class TestCorrections(CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod

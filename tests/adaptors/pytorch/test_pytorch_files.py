@@ -55,6 +55,7 @@ def test_weights_alone_are_no_model(net, tmp_path):
     refused(tmp_path / "net.safetensors", r"or the folder with config\.json")
 
 
+@pytest.mark.slow
 def test_a_folder_of_transformers_is_loaded_in_the_class_it_names(folder):
     path, net = folder
     tokens = torch.randint(0, 50, (3, 7))
@@ -66,6 +67,7 @@ def test_a_folder_of_transformers_is_loaded_in_the_class_it_names(folder):
     torch.testing.assert_close(result.logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_folder_without_transformers_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingFrameworkError, match="pip install transformers"):

@@ -176,6 +176,7 @@ def converter(net, monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_a_run_finds_the_kernels_and_a_saved_result_keeps_them(converter, net, tmp_path):
     result = converter()
     kernels = [config.kernel for config in result.plan.values() if config.kernel]

@@ -109,6 +109,7 @@ def test_any_length_runs_where_the_states_meet_a_mask(name, how, tmp_path):
         assert noise(result, model, batch) < INT8_NOISE
 
 
+@pytest.mark.slow
 def test_any_length_runs_where_a_program_is_traced_anew(tmp_path):
     model = Attentive(LAYERS["LSTM"]()).eval()
     result = tuned(model, [masked(4, 9), masked(3, 12)], tmp_path)

@@ -64,6 +64,22 @@ class ReadBefore(nn.Module):
         return y, before
 
 
+class Dropped(nn.Module):
+    """Every kind of dropout, which inference leaves out; and a mask that is filled in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4, 3)
+        kinds = (nn.Dropout, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+        self.dropped = nn.Sequential(*(kind(0.5, flag) for kind in kinds for flag in (False, True)))
+
+    def forward(self, x):
+        y = self.dropped(self.conv(x))
+        mask = torch.zeros_like(y).masked_fill_(y > 0, -1.0)
+        y.mul_(2)
+        return self.head((y + mask).mean((2, 3)))
+
+
 def exported(module: nn.Module) -> ExportedProgram:
     x = torch.randn(3, 2, 8, 8)
     shapes = ({0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO},)
@@ -80,7 +96,8 @@ def ops_of(module: torch.fx.GraphModule) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("kind", [Residual, Reshaped, ReadBefore])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Residual, Reshaped, ReadBefore, Dropped])
 def test_a_graph_is_rewritten_to_what_torch_makes_of_it(kind):
     program = exported(kind())
     mine = unguarded_module(program)
@@ -90,7 +107,7 @@ def test_a_graph_is_rewritten_to_what_torch_makes_of_it(kind):
     assert ops_of(mine) == ops_of(theirs)
 
 
-@pytest.mark.parametrize("kind", [Residual, Reshaped, SeenElsewhere, ReadBefore])
+@pytest.mark.parametrize("kind", [Residual, Reshaped, SeenElsewhere, ReadBefore, Dropped])
 def test_a_captured_graph_computes_what_the_module_does_for_any_size(kind):
     torch.manual_seed(0)
     module = kind().eval()
@@ -102,7 +119,7 @@ def test_a_captured_graph_computes_what_the_module_does_for_any_size(kind):
     assert not [op for op in ops_of(graph) if "_." in op.partition(" of ")[0]]
 
 
-@pytest.mark.parametrize("kind", [Residual, Reshaped])
+@pytest.mark.parametrize("kind", [Residual, Reshaped, Dropped])
 def test_a_model_without_shared_memory_is_traced_once(kind, monkeypatch):
     monkeypatch.setattr(
         ExportedProgram, "run_decompositions", lambda *_: pytest.fail("traced a second time")

@@ -61,6 +61,7 @@ def test_a_tuned_model_of_theirs_loads_where_transformers_is_missing(tuned, tmp_
     torch.testing.assert_close(torch.load(found, weights_only=True), wanted)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_takes_its_inputs_in_the_models_own_order(tuned, tmp_path):
     tuned.save(tmp_path)
     loaded = neural_mp.load(tmp_path)

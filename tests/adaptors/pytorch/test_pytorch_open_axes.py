@@ -27,6 +27,7 @@ def tuned(model, batch):
     return converter()
 
 
+@pytest.mark.slow
 def test_an_onnx_file_names_its_open_axes(tmp_path):
     onnx = pytest.importorskip("onnx")
     ids = torch.randint(0, 50, (4, 7))

@@ -73,6 +73,7 @@ def test_both_dangers_are_found_in_fp16_one_of_them_late(data):
     assert 0.8 * wanted < advised < 1.05 * wanted  # chance may make it a little better, too
 
 
+@pytest.mark.slow
 def test_bf16_has_the_range_but_not_the_digits(data):
     found = advise(digits_net(True), data, F.cross_entropy, "bf16")
     assert {"offset", "logits"} <= set(found.keep)

@@ -96,6 +96,7 @@ def test_bad_options_are_named_before_anything_runs(given, error, said):
     assert isinstance(caught.value, NeuralMPError)
 
 
+@pytest.mark.slow
 def test_torchs_compiler_is_not_imported_for_it():
     code = (
         "import sys, torch\nfrom neural_mp.training import autocast\n"

@@ -94,6 +94,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_what_is_read_is_what_pytorch_would_read(kind, tmp_path):
     torch.manual_seed(0)

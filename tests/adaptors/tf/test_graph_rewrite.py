@@ -126,6 +126,7 @@ def test_it_says_what_it_did_where_asked(two_layers, tmp_path):
     assert any(name.startswith("paintbuckets") for name in names)
 
 
+@pytest.mark.slow
 def test_a_keras_model_is_trained_with_it():
     keras.utils.set_random_seed(0)
     net = keras.Sequential([keras.Input((64,)), layers.Dense(32, "relu"), layers.Dense(4)])

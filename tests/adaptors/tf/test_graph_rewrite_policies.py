@@ -119,6 +119,7 @@ def test_a_map_of_ours_is_refused_like_any_policy(monkeypatch):
     set_policy("float32")
 
 
+@pytest.mark.slow
 def test_optimizers_beside_the_rewrite_take_any_policy(digits):
     keras.config.set_dtype_policy("mixed_bfloat16")
     trained(LossScaleOptimizer(keras.optimizers.SGD()), digits)

@@ -23,6 +23,7 @@ v1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("rewrite_disabled_afterwards")
 
 
+@pytest.mark.slow
 @needs_pass
 def test_existing_sessions_cause_a_warning():
     def enable():
@@ -38,6 +39,7 @@ def test_existing_sessions_cause_a_warning():
             enable()
 
 
+@pytest.mark.slow
 @needs_pass
 def test_sessions_made_while_it_was_enabled_cause_no_warning(enabled_rewrite):
     with v1.Session(graph=tf.Graph()), v1.Session(graph=tf.Graph(), config=v1.ConfigProto()):

@@ -85,6 +85,7 @@ class Training:
         return (self.weight.numpy(), *(value.numpy() for value in values))
 
 
+@pytest.mark.slow
 @needs_pass
 @pytest.mark.parametrize("how", ["graph", "function", "eager"])
 @pytest.mark.parametrize("rule", [RULE, LossScale.fixed(3.0)], ids=["dynamic", "fixed"])

@@ -154,6 +154,7 @@ class Residual(keras.Model):
         return self.out(x + self.second(x))
 
 
+@pytest.mark.slow
 def test_a_model_whose_own_code_adds_can_be_advised_on(data):
     keras.utils.set_random_seed(0)
     found = advise(Residual(), data, LOSS, "bf16", steps=3, limit=1e-9)
@@ -162,6 +163,7 @@ def test_a_model_whose_own_code_adds_can_be_advised_on(data):
     assert len(found.keep) > 1
 
 
+@pytest.mark.slow
 def test_a_layer_with_a_dtype_of_its_own_keeps_it(monkeypatch, data):
     monkeypatch.setenv("FORCE_BF16", "1")
     set_policy("mixed_bfloat16", keep=("fc1", "softmax"))

@@ -54,6 +54,7 @@ def assert_untouched(model, before):
         np.testing.assert_array_equal(value, same)
 
 
+@pytest.mark.slow
 def test_metrics_stay_what_they_were(batch):
     inputs = keras.Input((64,))
     outputs = [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)]
@@ -88,6 +89,7 @@ def test_recurrent_states_and_seeds_stay_what_they_were(batch):
     assert_untouched(model, before)
 
 
+@pytest.mark.slow
 def test_words_are_no_layers_in_float32(batch):
     words = layers.TextVectorization(vocabulary=["one", "two"], output_sequence_length=4)
     model = keras.Sequential(
@@ -116,6 +118,7 @@ class Penalty(layers.Layer):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [None, "mse"])
 def test_layers_that_add_to_the_loss_stay_in_float32(batch, loss):
     inputs = keras.Input((64,))
@@ -195,6 +198,7 @@ class Slower(keras.optimizers.schedules.LearningRateSchedule):
         return 0.01 / (1 + keras.ops.cast(step, "float32"))
 
 
+@pytest.mark.slow
 def test_a_schedule_that_cannot_be_saved_is_followed(batch):
     model = two_layers(optimizer=keras.optimizers.Adam(Slower()))
     model.fit(*batch, verbose=0)

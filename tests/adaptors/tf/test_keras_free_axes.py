@@ -62,6 +62,7 @@ def encoder():
     return _Encoder()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called", [False, True], ids=["never built", "called first"])
 def test_batches_of_several_lengths_free_the_length(encoder, called, tmp_path):
     batches = _tokens(8, 8, 5, 13)
@@ -90,6 +91,7 @@ def test_shapes_given_as_inputs_free_the_length(encoder, shapes):
     np.testing.assert_allclose(adaptor.predict(model, other), encoder(other), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_takes_shapes_where_all_batches_are_alike(encoder, tmp_path):
     result = _converter(encoder, _tokens(8, 8), tmp_path, inputs=[(None, None)])()
     assert np.asarray(result(_tokens(13)[0])).shape == (4, 4)

@@ -79,6 +79,7 @@ def training(request):
     return Training(ours(), *request.param)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(sequence=st.lists(st.booleans(), min_size=1, max_size=20))
 def test_its_state_is_that_of_the_rule_step_by_step(training, sequence):
@@ -93,6 +94,7 @@ def test_its_state_is_that_of_the_rule_step_by_step(training, sequence):
             np.testing.assert_array_equal(training.values, before)
 
 
+@pytest.mark.slow
 def test_compiled_by_xla_it_is_the_same():
     training, state = Training(ours(), how="xla"), RULE.start()
     for finite in (True, False, True, True, True, False):
@@ -165,6 +167,7 @@ def compiled(optimizer):
     return net
 
 
+@pytest.mark.slow
 def test_fit_learns_and_a_file_keeps_all_that_was_counted(digits, tmp_path):
     train, test = digits
     images, labels = train.images.reshape(-1, 64), train.labels
@@ -223,6 +226,7 @@ def test_bad_options_are_named(make, said):
         make()
 
 
+@pytest.mark.slow
 def test_rows_of_an_embedding_are_scaled_like_all_others():
     """Its gradients say rows only."""
     rows, results = np.array([[1, 2, 3], [3, 4, 5]]), []

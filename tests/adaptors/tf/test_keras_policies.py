@@ -118,6 +118,7 @@ def test_what_the_machine_lacks_is_refused_unless_it_is_forced(monkeypatch):
     assert layers.Dense(1).compute_dtype == "float32"
 
 
+@pytest.mark.slow
 def test_layers_are_kept_by_name_with_all_that_is_in_them(everything_forced, digits):
     set_policy("mixed_bfloat16", keep=("predictions", "block"))
     model = net()
@@ -179,6 +180,7 @@ def one_layer_in_float16(**options):
     return keras.Model(inputs, layers.Dense(10, "softmax", dtype="float32", name="out")(x))
 
 
+@pytest.mark.slow
 def test_the_loss_is_scaled_for_the_policy_of_a_single_layer(everything_forced, digits):
     set_policy("float32")
     model = one_layer_in_float16(dtype="mixed_float16")
@@ -188,6 +190,7 @@ def test_the_loss_is_scaled_for_the_policy_of_a_single_layer(everything_forced, 
     assert isinstance(model.optimizer.inner_optimizer, keras.optimizers.Adam)
 
 
+@pytest.mark.slow
 def test_the_loss_is_scaled_for_a_map_of_policies(everything_forced, digits):
     set_policy("mixed_float16", keep="out")
     model = one_layer_in_float16()
@@ -229,6 +232,7 @@ def test_an_optimizer_that_scales_already_is_left(everything_forced):
     assert model.optimizer is stock
 
 
+@pytest.mark.slow
 def test_a_model_whose_layers_come_later_is_scaled_and_learns(everything_forced, digits):
     class Later(keras.Model):
         def __init__(self):
@@ -268,6 +272,7 @@ def test_only_keras_models_have_layers_to_keep():
         kept_layers(3)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_loaded_is_compiled_as_it_was(everything_forced, digits, tmp_path):
     set_policy("mixed_float16", keep="out")
     model = one_layer_in_float16()
@@ -280,6 +285,7 @@ def test_a_model_that_is_loaded_is_compiled_as_it_was(everything_forced, digits,
     assert np.isfinite(again.fit(images, digits[0].labels[:64], verbose=0).history["loss"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [lambda: keras.config.set_dtype_policy("float32"), keras.utils.clear_session]
 )

@@ -77,6 +77,7 @@ def test_an_epoch_that_ends_is_waited_for_and_a_last_one_is_not(data):
         fit(model, data[:3], Watch(patience=3, sample=data[5]), epochs=1)
 
 
+@pytest.mark.slow
 def test_a_training_that_learns_is_left_alone(data):
     model = digits_net(dangerous=False)
     model.compile("adam", LOSS, jit_compile=False)
@@ -89,6 +90,7 @@ def test_a_training_that_learns_is_left_alone(data):
     assert model.train_function is plain
 
 
+@pytest.mark.slow
 def test_one_bad_batch_now_and_then_is_no_reason_to_stop(data):
     spoiled = [(x * np.nan if i % 3 == 0 else x, y) for i, (x, y) in enumerate(data)]
     model = digits_net(dangerous=False)
@@ -203,6 +205,7 @@ class OwnStep(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 def test_a_train_step_of_ones_own_is_watched(data):
     model = OwnStep(in_fp16(digits_net(dangerous=True)))
     model.compile("sgd", jit_compile=False)
@@ -217,6 +220,7 @@ class OnlyParts(OwnStep):
         raise NotImplementedError("call the net in it")
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_called_is_stopped_all_the_same(data):
     model = OnlyParts(in_fp16(digits_net(dangerous=True)))
     model.compile("sgd", jit_compile=False)

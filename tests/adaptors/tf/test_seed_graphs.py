@@ -112,6 +112,7 @@ def seed(request, tmp_path, variables):
     return folder, pixels.reshape(shape), expected
 
 
+@pytest.mark.slow
 def test_what_its_signature_names_is_an_input_and_it_is_saved_in_bf16_in_both_forms(
     seed, tmp_path, monkeypatch, caplog
 ):

@@ -18,6 +18,7 @@ from neural_mp.adaptors.tensorflow.profiler import time_ops
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.tensor_graph import CONTROL_FLOW, PLACEHOLDERS
 from neural_mp.core.precision import Precision
+from neural_mp.errors import ConversionError
 from neural_mp.testing import signal_to_noise, uniform
 
 Convert = Callable[..., TensorFlowModel]
@@ -382,5 +383,5 @@ def test_a_check_that_fails_fails_after_conversion(
     source, data = checked(name), np.full((6, 8), wrong, np.float32)
     with pytest.raises(tf.errors.InvalidArgumentError):
         source(data)
-    with pytest.raises(tf.errors.InvalidArgumentError):
+    with pytest.raises(ConversionError, match="fails to run the graph: InvalidArgumentError"):
         ADAPTOR.predict(converted(source, values(6, 8)), data)

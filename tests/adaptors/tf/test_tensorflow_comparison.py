@@ -13,6 +13,7 @@ def convolutions(net: keras.Model) -> list[keras.layers.Conv2D]:
     return [layer for layer in net.layers if isinstance(layer, keras.layers.Conv2D)]
 
 
+@pytest.mark.slow
 class TestTensorFlow(ChannelsLast, ComparisonContract):
     framework = "tensorflow"
     convolution = "Conv2D"

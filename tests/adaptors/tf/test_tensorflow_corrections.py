@@ -78,6 +78,7 @@ def seeded(build) -> keras.Model:
     return build()
 
 
+@pytest.mark.slow
 class TestCorrections(ChannelsLast, CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod

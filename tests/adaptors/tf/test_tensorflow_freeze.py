@@ -65,6 +65,7 @@ def _recurrent_net_on_words() -> tuple[keras.Model, np.ndarray]:
     return net, np.array([["red", "black", "red", "green"]] * 3, object)
 
 
+@pytest.mark.slow
 def test_a_table_before_a_loop_and_seeds_of_dropout_are_frozen():
     net, words = _recurrent_net_on_words()
     adaptor = TensorFlowAdaptor()
@@ -72,6 +73,7 @@ def test_a_table_before_a_loop_and_seeds_of_dropout_are_frozen():
     np.testing.assert_allclose(given, net(words), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_saved_model_with_a_table_and_seeds_of_dropout_is_frozen(tmp_path: Path):
     net, words = _recurrent_net_on_words()
     net.export(tmp_path / "net", verbose=False)
@@ -118,6 +120,7 @@ def test_a_variable_that_an_output_needs_may_not_be_written():
         TensorFlowAdaptor().load(counter.__call__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [False, True], ids=["plain", "with a loop"])
 @pytest.mark.parametrize("outer", [False, True], ids=["called", "itself"])
 def test_variables_of_compiled_functions_are_frozen(tmp_path: Path, loop, outer):
@@ -145,6 +148,7 @@ def test_variables_of_compiled_functions_are_frozen(tmp_path: Path, loop, outer)
     np.testing.assert_allclose(given, module.run(values)["y"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_ops_of_xla_that_also_run_alone_are_taken():
     @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([2, 2])])
     def run(x):
@@ -202,6 +206,7 @@ def _dense() -> tuple[tf.Module, np.ndarray]:
     return module, np.array([3, 7, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [_tables_in_a_loop, _vectors, _dense])
 def test_tables_of_other_kinds_and_places_are_frozen(tmp_path: Path, build):
     module, asked = build()

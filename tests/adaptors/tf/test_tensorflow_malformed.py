@@ -14,7 +14,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
+from neural_mp.adaptors.tensorflow.checks.graphs import check_graph, check_nodes
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef
 from neural_mp.errors import DataError, ModelLoadError
 
@@ -115,6 +115,27 @@ def test_attributes_without_a_value(op, key, edit):
     edit(key)(next(node for node in graph.node if node.op == op))
     with pytest.raises(ModelLoadError, match=f"its attribute '{key}' (is missing|must be)"):
         check_graph(graph, "the graph")
+
+
+def _of_long_node() -> GraphDef:
+    return GraphDef(node=[NodeDef(name="x" * 20_000, op="NoOp")])
+
+
+def _of_long_variable() -> GraphDef:
+    """A graph that restores a variable, whose name would be part of an error."""
+    with tf.Graph().as_default() as graph:
+        tf.raw_ops.RestoreV2(
+            prefix="p", tensor_names=["x" * 20_000], shape_and_slices=[""], dtypes=[tf.float32]
+        )
+    return graph.as_graph_def()
+
+
+@pytest.mark.parametrize("make", [_of_long_node, _of_long_variable])
+def test_names_without_end_are_refused(make):
+    """TensorFlow searches the messages of its errors for names, for minutes in long ones."""
+    with pytest.raises(ModelLoadError, match="must have at most 10000 characters, got 20000") as e:
+        check_nodes(make(), "the graph")
+    assert len(str(e.value)) < 500
 
 
 @pytest.mark.parametrize("sizes", [[4, 3], [4, -2], [1] * 255, [2**40, 2**40]])

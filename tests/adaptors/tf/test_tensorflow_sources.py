@@ -76,6 +76,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_model_computes_the_same(form, net, digits, tmp_path):
     images = digits[1].images[:40]
@@ -155,6 +156,7 @@ class TestSeveralInputsAndOutputs:
             adaptor.load(net, inputs=["left"])
 
 
+@pytest.mark.slow
 def test_a_graph_can_be_cut_at_a_tensor(net, digits):
     graph = frozen(net)
     adaptor = TensorFlowAdaptor()

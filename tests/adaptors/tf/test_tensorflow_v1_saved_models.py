@@ -52,6 +52,24 @@ def test_the_value_of_a_variable_may_be_an_input(tmp_path, kind):
         np.testing.assert_allclose(adaptor.predict(model, image), expected(image), atol=1e-5)
 
 
+def test_an_input_that_no_output_needs_is_kept(tmp_path):
+    builder = v1.saved_model.Builder(str(tmp_path / "model"))
+    with tf.Graph().as_default(), v1.Session() as session:
+        image = v1.placeholder(tf.float32, [None, 8, 8, 3], name="image")
+        unused = v1.placeholder(tf.float32, [None, 2], name="unused")
+        result = tf.nn.relu(
+            tf.nn.conv2d(image, v1.get_variable("w", initializer=WEIGHT), 1, "SAME")
+        )
+        session.run(v1.global_variables_initializer())
+        signature = v1.saved_model.predict_signature_def({"x": image, "z": unused}, {"y": result})
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
+    builder.save()
+    adaptor = TensorFlowAdaptor()
+    model = adaptor.load(tmp_path / "model")
+    given = {"x": IMAGE, "z": np.zeros((2, 2), np.float32)}
+    np.testing.assert_allclose(adaptor.predict(model, given), expected(), atol=1e-5)
+
+
 def test_of_several_graphs_the_one_to_serve_is_taken(tmp_path):
     path = saved(
         tmp_path / "model", (("serve",), ("serving_default",)), (("train",), ("serving_default",))

@@ -23,6 +23,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef, node_o
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.files import resolve_sibling
 from neural_mp.io.trust import is_trusted
+from neural_mp.util.validators import key_words, preview
 
 #: Reason for refusal → ops with this effect, although TensorFlow marks the ops as stateless.
 _HARMFUL = {
@@ -154,12 +155,13 @@ def check_nodes(graph: GraphDef, what: str) -> None:
     Raises:
         ModelLoadError: a node has such a fault.
     """
-    functions = ((f.node_def, f" of function {f.signature.name!r}") for f in graph.library.function)
+    library = graph.library.function
+    functions = ((f.node_def, f" of function {preview(f.signature.name)}") for f in library)
     for nodes, where in ((graph.node, ""), *functions):
         for node, fault in faults(nodes):
             raise ModelLoadError(
-                f"{what} is refused: node {node.name!r}{where} ({node.op}) is malformed: {fault}. "
-                f"Export the model again"
+                f"{what} is refused: node {preview(node.name)}{where} ({key_words(node.op)}) is "
+                f"malformed: {fault}. Export the model again"
             )
 
 

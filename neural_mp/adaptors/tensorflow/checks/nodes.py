@@ -24,7 +24,12 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     is_control,
     node_of,
 )
-from neural_mp.io.limits import MAX_NODE_TENSORS, MAX_REPEATED_BYTES, MAX_TENSOR_RANK
+from neural_mp.io.limits import (
+    MAX_NODE_NAME_CHARS,
+    MAX_NODE_TENSORS,
+    MAX_REPEATED_BYTES,
+    MAX_TENSOR_RANK,
+)
 
 #: Element types of tensors, references included.
 _TYPES = frozenset(types_pb2.DataType.values()) - {types_pb2.DT_INVALID}
@@ -37,6 +42,8 @@ _KINDS = {
 }
 #: Integer kernels, whose numbers of inputs and results depend on the ops fused into the kernel.
 _FUSED = ("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul")
+#: Ops that read variables by name.
+_RESTORING = ("RestoreV2", "Restore", "RestoreSlice")
 #: Ops that add a tensor to the inputs of an integer kernel.
 _SUMS = (b"Sum", b"Add")
 #: Tensors with the limits of input and weight.
@@ -50,6 +57,7 @@ def faults(nodes: Iterable[NodeDef]) -> Iterator[tuple[NodeDef, str]]:
     by_name = {node.name: node for node in nodes}
     for node in by_name.values():
         definition = op_def_registry.get(node.op)
+        yield from ((node, fault) for fault in _of_names(by_name, node))
         for key, attribute in node.attr.items():
             for fault in _of_attribute(attribute):
                 yield node, f"its attribute {key!r} {fault}"
@@ -66,6 +74,18 @@ def faults(nodes: Iterable[NodeDef]) -> Iterator[tuple[NodeDef, str]]:
                 yield node, "its sizes must be a vector"
         if node.op == "GatherV2" and "batch_dims" in node.attr and node.attr["batch_dims"].i:
             yield from ((node, fault) for fault in _of_batches(by_name, node))
+
+
+def _of_names(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:
+    """Yield faults of a node's names, and of the names of the variables that a node restores."""
+    names: list[str | bytes] = [node.name, node.op, *node.input]
+    if node.op in _RESTORING:
+        constants = (_constant(nodes, node, position) for position in range(1, len(node.input)))
+        found = (each.attr["value"].tensor for each in constants if each is not None)
+        names += [text for tensor in found for text in tensor.string_val]
+    longest = max(map(len, names))
+    if longest > MAX_NODE_NAME_CHARS:
+        yield f"names must have at most {MAX_NODE_NAME_CHARS} characters, got {longest}"
 
 
 def _of_batches(nodes: Mapping[str, NodeDef], node: NodeDef) -> Iterator[str]:

@@ -19,6 +19,7 @@ from neural_mp.data.option_checks import (
     true_or_false,
     whole_number,
 )
+from neural_mp.data.text import tokenizer_errors
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, one_line
 
 MODEL_TYPES = ("distilbert", "bert", "mobilebert", "roberta")
@@ -152,12 +153,13 @@ def _tokenizer(name: object, do_lower_case: bool) -> Any:
     path = Path(name).expanduser()
     source = str(path) if path.is_dir() else str(name)
     try:
-        return transformers.AutoTokenizer.from_pretrained(
-            source, do_lower_case=do_lower_case, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        # For an uncached name, the error reports network problems, which would mislead.
-        why = f" ({one_line(error)})" if path.is_dir() else ""
+        with tokenizer_errors(path):
+            return transformers.AutoTokenizer.from_pretrained(
+                source, do_lower_case=do_lower_case, local_files_only=True, trust_remote_code=False
+            )
+    except DataError as error:
+        # For an uncached name, the cause reports network problems, which would mislead.
+        why = f" ({one_line(error.__cause__ or error)})" if path.is_dir() else ""
         raise DataError(
             f"GLUE: model_name_or_path: no tokenizer can be read from {source!r}{why}; nothing is "
             f"downloaded, set a folder with its files, e.g. vocab.txt and config.json"
@@ -227,9 +229,10 @@ def _tokenized(
     """Return token ids, mask and segments, each int64 `[N, length]`, padded with 0."""
     ids, mask, segments = (np.zeros((len(texts), length), dtype=np.int64) for _ in range(3))
     for number, sentences in enumerate(texts):
-        found = tokenizer(
-            *sentences, truncation=True, max_length=length, return_token_type_ids=True
-        )
+        with tokenizer_errors(Path(tokenizer.name_or_path)):
+            found = tokenizer(
+                *sentences, truncation=True, max_length=length, return_token_type_ids=True
+            )
         count = len(found["input_ids"])
         ids[number, :count] = found["input_ids"]
         mask[number, :count] = 1

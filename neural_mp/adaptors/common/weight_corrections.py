@@ -1,0 +1,280 @@
+"""Corrections of weights in 4 bits or less: AWQ, GPTQ and HQQ.
+
+For inputs with the mean products H = E[x xᵀ], the mean squared error of a layer's result is
+tr(Δ H Δᵀ), Δ the change of its weight. Every output row is rounded in several ways and keeps the
+way with the least error, so that no row is worse than rounded to nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.common.low_bit_weights import (
+    Floats,
+    GroupedWeight,
+    group_parameters,
+    max_code,
+    middle_code,
+    nearest_codes,
+    parameters_of,
+    round_to_nearest,
+    rounded_to_grid,
+    to_bfloat16,
+)
+from neural_mp.core.enums import WeightCorrection
+from neural_mp.core.precision import QuantSpec
+from neural_mp.util.pytree import Array
+
+#: Fraction of every input's power that is added to the diagonal of H, against noise.
+_DAMPING = 0.01
+#: Columns that GPTQ rounds between two updates of all later columns.
+_BLOCK = 128
+#: Fractions of a group's range that are tried, in order: the last ones for 2 and 3 bits only.
+_SHRINKS = tuple(1 - step / 20 for step in range(13))
+_SHRINKS_OF_4_BITS = 7
+#: Exponents of the inputs' magnitudes that AWQ tries, and the rows that the choice is made on.
+_EXPONENTS = tuple(step / 12 for step in range(13))
+_ROWS_TRIED = 256
+#: Norm of the error that HQQ minimizes, steps, and the penalty with its growth per step.
+_HQQ_NORM, _HQQ_STEPS, _HQQ_PENALTY, _HQQ_GROWTH = 0.7, 20, 10.0, 1.01
+_LEAST = 1e-8
+
+
+@dataclass(frozen=True)
+class InputMoments:
+    """Moments of a layer's inputs.
+
+    Attributes:
+        products: float32 [inputs, inputs], mean of x xᵀ.
+        magnitudes: float32 [inputs], mean of |x|.
+    """
+
+    products: Floats
+    magnitudes: Floats
+
+
+def corrected_weight(
+    weight: Array, spec: QuantSpec, moments: InputMoments | None = None
+) -> GroupedWeight:
+    """Round a weight [outputs, inputs] with the corrections of `spec`.
+
+    Args:
+        weight: the weight.
+        spec: bits, scheme, group size and corrections.
+        moments: moments of the inputs, for corrections that need data.
+    """
+    weight = weight.astype(np.float32)
+    if WeightCorrection.HQQ in spec.corrections:
+        return _half_quadratic(weight, spec)
+    if not spec.corrections or moments is None:
+        return round_to_nearest(weight, spec)
+    compensates = WeightCorrection.GPTQ in spec.corrections
+    factor = _Factor.of(moments) if compensates else None
+    factors: Floats | None = None
+    if WeightCorrection.AWQ in spec.corrections:
+        factors = _awq_factors(weight, spec, moments, factor)
+    scaled = _rounded(weight, spec, moments, factor, factors)
+    plain = round_to_nearest(weight, spec)
+    better = _error(weight, plain, moments) < _error(weight, scaled, moments)
+    return plain if better else scaled
+
+
+def row_errors(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> Floats:
+    """Return the mean squared error of each output."""
+    change = rounded.floats() - weight
+    errors: Floats = np.einsum("ij,ij->i", change @ moments.products, change)
+    return errors
+
+
+def _error(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> float:
+    return float(row_errors(weight, rounded, moments).sum())
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """Factor of the inverse of H, for GPTQ.
+
+    Attributes:
+        order: the inputs in the order of rounding, those with the largest power first.
+        upper: float32 [inputs, inputs], U with UᵀU = H⁻¹, in that order.
+    """
+
+    order: NDArray[np.intp]
+    upper: Floats
+
+    @classmethod
+    def of(cls, moments: InputMoments) -> _Factor:
+        products = moments.products.astype(np.float64)
+        power = np.diagonal(products).copy()
+        # The damping is relative to each input's own power, so that outliers leave others alone.
+        power[power <= 0] = 1.0
+        size = np.sqrt(power)
+        alike = products / size[:, None] / size
+        np.fill_diagonal(alike, 1 + _DAMPING)
+        order = np.argsort(-power, kind="stable")
+        inverse = np.linalg.inv(alike[np.ix_(order, order)])
+        upper = np.linalg.cholesky((inverse + inverse.T) / 2).T / size[order]
+        return cls(order, np.ascontiguousarray(upper, np.float32))
+
+    def scaled(self, factors: Floats | None) -> Floats:
+        """Return the factor for inputs multiplied by `factors`."""
+        return self.upper if factors is None else self.upper / factors[self.order]
+
+
+def _awq_factors(
+    weight: Floats, spec: QuantSpec, moments: InputMoments, factor: _Factor | None
+) -> Floats | None:
+    """Return the factors of inputs that reduce the error most; None for no factors.
+
+    Factors are a power of the inputs' mean magnitude (Lin et al., "AWQ", 2023, equation 5), and
+    tried on some rows with the rounding that follows.
+    """
+    rows = weight[:: -(-len(weight) // _ROWS_TRIED)]
+    size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
+    best: Floats | None = None
+    least = np.inf
+    for exponent in _EXPONENTS:
+        scale = size**exponent
+        factors = to_bfloat16(np.sqrt(scale.max() * scale.min()) / scale)
+        found = _error(rows, _rounded(rows, spec, moments, factor, factors), moments)
+        if found < least:
+            best, least = factors if exponent else None, found
+    return best
+
+
+def _rounded(
+    weight: Floats,
+    spec: QuantSpec,
+    moments: InputMoments,
+    factor: _Factor | None,
+    factors: Floats | None,
+) -> GroupedWeight:
+    """Round a weight for inputs multiplied by `factors`, each row in the best of several ways."""
+    scaled = weight if factors is None else weight / factors
+    ways = _ways(scaled, spec, moments, factor, factors)
+    kept = next(ways)
+    least = row_errors(weight, kept, moments)
+    for other in ways:
+        errors = row_errors(weight, other, moments)
+        better = errors < least
+        least = np.where(better, errors, least)
+        codes, scales, offsets = (
+            np.where(better[:, None], new, old)
+            for new, old in (
+                (other.codes, kept.codes),
+                (other.scales, kept.scales),
+                (other.offsets, kept.offsets),
+            )
+        )
+        kept = GroupedWeight(codes, scales, offsets, kept.bits, factors)
+    return kept
+
+
+def _ways(
+    scaled: Floats,
+    spec: QuantSpec,
+    moments: InputMoments,
+    factor: _Factor | None,
+    factors: Floats | None,
+) -> Iterator[GroupedWeight]:
+    """Yield a weight rounded to nearest, then compensated, with full and with chosen ranges."""
+    bits = spec.dtype.bits
+    power = np.diagonal(moments.products)
+    power = power if factors is None else power * factors**2
+    full = group_parameters(scaled, spec)
+    nearest = rounded_to_grid(scaled, *full, bits)
+    yield GroupedWeight(nearest.codes, *full, bits, factors)
+    if factor is None:
+        clipped = _best_ranges(scaled, spec, power)
+        codes = rounded_to_grid(scaled, *clipped, bits).codes
+        yield GroupedWeight(codes, *clipped, bits, factors)
+        return
+    upper = factor.scaled(factors)
+    # An error that later inputs compensate for counts less: by the square of U's diagonal.
+    remaining = np.empty_like(power)
+    remaining[factor.order] = 1 / np.diagonal(upper) ** 2
+    for grid in (full, _best_ranges(scaled, spec, remaining)):
+        codes = _compensated(scaled, grid, factor.order, upper, bits)
+        yield GroupedWeight(codes, *grid, bits, factors)
+
+
+def _best_ranges(weight: Floats, spec: QuantSpec, power: Floats) -> tuple[Floats, Floats]:
+    """Return the scales and offsets of every group with the least error of inputs with a power."""
+    grouped = weight.reshape(len(weight), -1, spec.group_size or 1)
+    low, high = grouped.min(axis=2), grouped.max(axis=2)
+    weights = power.reshape(1, grouped.shape[1], -1)
+    scales = offsets = least = np.zeros(0, np.float32)
+    count = _SHRINKS_OF_4_BITS if spec.dtype.bits >= 4 else len(_SHRINKS)
+    for shrink in _SHRINKS[:count]:
+        tried = parameters_of(low * shrink, high * shrink, spec)
+        change = rounded_to_grid(weight, *tried, spec.dtype.bits).stored() - weight
+        errors = (change.reshape(grouped.shape) ** 2 * weights).sum(axis=2)
+        if shrink == _SHRINKS[0]:
+            (scales, offsets), least = tried, errors
+            continue
+        better = errors < least
+        least = np.where(better, errors, least)
+        scales = np.where(better, tried[0], scales)
+        offsets = np.where(better, tried[1], offsets)
+    return scales, offsets
+
+
+def _compensated(
+    weight: Floats,
+    grid: tuple[Floats, Floats],
+    order: NDArray[np.intp],
+    upper: Floats,
+    bits: int,
+) -> NDArray[np.uint8]:
+    """Return the codes of a weight whose rounding errors later columns compensate for.
+
+    Frantar et al., "GPTQ", 2022, algorithm 1.
+    """
+    outputs, inputs = weight.shape
+    columns = np.ascontiguousarray(weight.T[order])
+    scales, offsets = (np.ascontiguousarray(values.T) for values in grid)
+    group = order // (inputs // len(scales))
+    codes = np.empty((inputs, outputs), np.uint8)
+    for first in range(0, inputs, _BLOCK):
+        last = min(first + _BLOCK, inputs)
+        errors = np.empty((last - first, outputs), np.float32)
+        for place in range(first, last):
+            column, scale, offset = columns[place], scales[group[place]], offsets[group[place]]
+            code = np.rint((column - offset) / scale) + middle_code(bits)
+            np.clip(code, 0, max_code(bits), out=code)
+            codes[order[place]] = code
+            error = column - ((code - middle_code(bits)) * scale + offset)
+            error /= upper[place, place]
+            columns[place + 1 : last] -= upper[place, place + 1 : last, None] * error
+            errors[place - first] = error
+        columns[last:] -= upper[first:last, last:].T @ errors
+    return np.ascontiguousarray(codes.T)
+
+
+def _half_quadratic(weight: Floats, spec: QuantSpec) -> GroupedWeight:
+    """Return a weight with the offsets that suit a norm of the error below 1.
+
+    Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models", 2023.
+    """
+    bits = spec.dtype.bits
+    scales, offsets = group_parameters(weight, spec)
+    grouped = weight.reshape(*scales.shape, -1)
+    best, least = offsets, np.full(scales.shape, np.inf)
+    penalty = _HQQ_PENALTY
+    for _ in range(_HQQ_STEPS):
+        codes = nearest_codes(grouped, scales[..., None], offsets[..., None], bits)
+        steps = (codes.astype(np.float32) - middle_code(bits)) * scales[..., None]
+        change = grouped - (steps + offsets[..., None])
+        size = np.abs(change)
+        errors = (size**_HQQ_NORM).sum(axis=2)
+        best = np.where(errors < least, offsets, best)
+        least = np.minimum(errors, least)
+        threshold = np.maximum(size, _LEAST) ** (_HQQ_NORM - 1) / penalty
+        kept = np.sign(change) * np.maximum(size - threshold, 0)
+        offsets = to_bfloat16((grouped - kept - steps).mean(axis=2))
+        penalty *= _HQQ_GROWTH
+    return rounded_to_grid(weight, scales, best, bits)

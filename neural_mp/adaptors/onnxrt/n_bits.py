@@ -1,0 +1,138 @@
+"""Kernels of ONNX Runtime for weights of 4 and 8 bits in groups, and their operators.
+
+`com.microsoft.MatMulNBits` multiplies, `com.microsoft.GatherBlockQuantized` reads rows of tables
+(ONNX Runtime's `ContribOperators.md`). At accuracy level 4, MatMulNBits rounds its inputs to INT8
+and multiplies integers; every other level restores floats first, which with 8 bits is slower than
+FP32 by orders of magnitude. The runtime falls back to floats without a message if it has no integer
+kernel for the CPU, so a probe compares results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.integer_groups import (
+    GROUP_SIZES,
+    IntegerGroups,
+    forms,
+    group_spec,
+    packed,
+    round_in_groups,
+)
+from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
+from neural_mp.core.enums import KernelInputs, Scheme
+from neural_mp.core.precision import QuantSpec
+from neural_mp.util.pytree import Array
+
+PRODUCT, TABLE = "MatMulNBits", "GatherBlockQuantized"
+#: Accuracy level at which MatMulNBits multiplies integers, and the level of float inputs.
+INT8_LEVEL, FLOAT_LEVEL = 4, 0
+#: Fewer inputs do not fill a group.
+MIN_INPUTS = min(GROUP_SIZES)
+_TOO_FEW = f"weights in groups require at least {MIN_INPUTS} inputs"
+_PROBE = "neural_mp.adaptors.onnxrt.n_bits_probe"
+#: Must change with the probe.
+_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel to probe: operator, quantization of its weight."""
+
+    op: str
+    spec: QuantSpec
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.spec}"
+
+
+def cases() -> Iterator[Case]:
+    """Yield the kernels to probe, best first."""
+    for spec in forms(GROUP_SIZES, KernelInputs.INT8):
+        yield Case(PRODUCT, spec)
+    for op in (TABLE, PRODUCT):
+        for size in GROUP_SIZES:
+            yield Case(op, group_spec(4, size, KernelInputs.FLOAT))
+
+
+def kernel_specs(op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
+    """Return the quantizations that an operator multiplies in integers or reads, best first.
+
+    The reason for the absence of 4 bits if there are none. Only groups that the inputs fill.
+    """
+    if inputs < MIN_INPUTS:
+        return f"{_TOO_FEW}, got {inputs}"
+    wanted = KernelInputs.INT8 if op == PRODUCT else KernelInputs.FLOAT
+    found = tuple(
+        case.spec
+        for case in _working()
+        if case.op == op and case.spec.inputs is wanted and (case.spec.group_size or 0) <= inputs
+    )
+    if any(spec.dtype.bits == 4 for spec in found):
+        return found
+    return f"this build of ONNX Runtime has no {op} of 4 bits that is fast on this CPU"
+
+
+def float_specs(inputs: int) -> tuple[QuantSpec, ...]:
+    """Return the quantizations of products with float inputs, which a plan may request."""
+    return tuple(
+        case.spec
+        for case in _working()
+        if case.op == PRODUCT
+        and case.spec.inputs is KernelInputs.FLOAT
+        and (case.spec.group_size or 0) <= inputs
+    )
+
+
+def _working() -> list[Case]:
+    version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+    found = probe_results(_PROBE, f"{_VERSION} {version}")
+    return [case for case in cases() if str(case) in found]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator with a weight in groups: codes, scales, zero points by name, and attributes.
+
+    Without zero points, the code in the middle stands for 0.
+    """
+
+    constants: Mapping[str, Array]
+    attributes: Mapping[str, int]
+
+
+def product(weight: Array, spec: QuantSpec) -> Operator:
+    """Return MatMulNBits for a weight [outputs, inputs]."""
+    stored = round_in_groups(weight, spec)
+    outputs, inputs = weight.shape
+    level = INT8_LEVEL if spec.inputs is KernelInputs.INT8 else FLOAT_LEVEL
+    attributes = {"K": inputs, "N": outputs, "accuracy_level": level, **_form(spec)}
+    codes = packed(stored.codes, spec.dtype.bits)
+    return Operator(_constants(stored, spec, codes), attributes)
+
+
+def table(weight: Array, spec: QuantSpec) -> Operator:
+    """Return GatherBlockQuantized for a table [rows, values]."""
+    stored = round_in_groups(weight, spec)
+    codes = stored.codes.reshape(len(weight), -1)[:, : stored.inputs]
+    attributes = {"gather_axis": 0, "quantize_axis": 1, **_form(spec)}
+    return Operator(_constants(stored, spec, packed(codes, spec.dtype.bits)), attributes)
+
+
+def _form(spec: QuantSpec) -> dict[str, int]:
+    return {"bits": spec.dtype.bits, "block_size": int(spec.group_size or 0)}
+
+
+def _constants(stored: IntegerGroups, spec: QuantSpec, codes: Array) -> dict[str, Array]:
+    found: dict[str, Array] = {str(spec.dtype): codes, "scale": stored.scales}
+    if spec.scheme is Scheme.ASYMMETRIC:
+        found["zero_point"] = packed(stored.zero_points, spec.dtype.bits)
+    return found
+
+
+def multiplies_integers(node: ir.Node) -> bool:
+    """Whether a node is a MatMulNBits that multiplies integers."""
+    return node.op_type == PRODUCT and node.attributes.get_int("accuracy_level", 0) == INT8_LEVEL

@@ -1,0 +1,74 @@
+"""Probe of kernels for weights in groups; runs in a child process.
+
+Prints a case if the results are those of the weight as stored, with inputs in float or rounded to
+INT8 as the case requires: a kernel that falls back to floats yields other results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import starmap
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from neural_mp.adaptors.common.integer_groups import round_in_groups, rounded_inputs
+from neural_mp.adaptors.common.runtime_probe import try_each
+from neural_mp.adaptors.onnxrt import n_bits
+from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
+from neural_mp.adaptors.onnxrt.sessions import CPU
+from neural_mp.core.enums import KernelInputs
+from neural_mp.util.pytree import Array
+
+_OPSET, _IR_VERSION = 17, 9
+#: A last group that is not full, and several blocks of outputs.
+_INPUTS, _OUTPUTS, _ROWS = 416, 80, 5
+#: Relative error below which results are equal; rounding of the inputs causes 4e-3 or more.
+_TOLERANCE = 1e-4
+
+
+def _find(name: str) -> Iterator[str]:
+    (case,) = (case for case in n_bits.cases() if str(case) == name)
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
+    stored = round_in_groups(weight, case.spec).floats()
+    if case.op == n_bits.TABLE:
+        read: Array = np.arange(_ROWS)
+        found, expected = _run(n_bits.table(weight, case.spec), case.op, read), stored[read]
+    else:
+        read = random.standard_normal((_ROWS, _INPUTS), np.float32)
+        found = _run(n_bits.product(weight, case.spec), case.op, read)
+        if case.spec.inputs is KernelInputs.INT8:
+            read = rounded_inputs(read, case.spec.group_size or 1)
+        expected = read @ stored.T
+    if np.linalg.norm(found - expected) < _TOLERANCE * np.linalg.norm(expected):
+        yield name
+
+
+def _run(operator: n_bits.Operator, op: str, read: Array) -> Array:
+    constants = operator.constants
+    integers, *others = constants
+    names = [integers, "x", *others] if op == n_bits.TABLE else ["x", integers, *others]
+    kind = helper.np_dtype_to_tensor_dtype(read.dtype)
+    node = helper.make_node(op, names, ["y"], domain=CONTRIB)
+    node.attribute.extend(starmap(helper.make_attribute, operator.attributes.items()))
+    graph = helper.make_graph(
+        [node],
+        "kernel",
+        [helper.make_tensor_value_info("x", kind, read.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    versions = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, 1)]
+    model: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=versions, ir_version=_IR_VERSION
+    )
+    session = ort.InferenceSession(model.SerializeToString(), providers=[CPU])
+    return np.asarray(session.run(None, {"x": read})[0])
+
+
+if __name__ == "__main__":
+    # The bindings raise their own types.
+    try_each(map(str, n_bits.cases()), _find, Exception)

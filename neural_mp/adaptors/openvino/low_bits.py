@@ -1,0 +1,154 @@
+"""Weights of 4 and 8 bits in groups: constants with decompression, and kernels that read them.
+
+The CPU plugin multiplies such a weight as stored if the graph restores its floats as Convert →
+Subtract → Multiply → Reshape. Its kernel rounds the inputs to INT8, with a scale for each row and
+group of inputs, if a group of the weight holds whole groups of the inputs; otherwise the kernel
+restores floats, which is slower. The group of the inputs is a property of the whole model, which
+`DYNAMIC_QUANTIZATION_GROUP_SIZE` sets and the file of the model keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.integer_groups import (
+    GROUP_SIZES,
+    forms,
+    group_spec,
+    packed,
+    round_in_groups,
+)
+from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
+from neural_mp.adaptors.openvino.graph_edit import (
+    array_of,
+    is_constant,
+    is_float,
+    source_of,
+    type_of,
+)
+from neural_mp.adaptors.openvino.runtime import ops, ov
+from neural_mp.core.enums import KernelInputs, Scheme
+from neural_mp.core.precision import QuantSpec
+from neural_mp.util.pytree import Array
+
+PRODUCT, TABLE = "MatMul", "Gather"
+#: Setting of the plugin, in the model's own options for the runtime.
+INPUT_GROUP = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+_PROBE = "neural_mp.adaptors.openvino.low_bits_probe"
+#: Must change with the probe.
+_VERSION = 2
+_MIN_OUTPUTS = 2
+#: Code of 0 in symmetric weights of 4 bits.
+_MIDDLE = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel to probe: op type, quantization of its weight, group of the inputs."""
+
+    op: str
+    spec: QuantSpec
+    input_group: int
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.spec} at {self.input_group}"
+
+
+def cases() -> Iterator[Case]:
+    """Yield the kernels to probe; a model may have a smaller group of inputs than of weights."""
+    for spec in forms(GROUP_SIZES, KernelInputs.INT8):
+        for group in dict.fromkeys((spec.group_size or 0, min(GROUP_SIZES))):
+            yield Case(PRODUCT, spec, group)
+    for bits in (4, 8):
+        for size in GROUP_SIZES:
+            yield Case(TABLE, group_spec(bits, size, KernelInputs.FLOAT), size)
+
+
+def low_bit_specs(op: str, outputs: int, inputs: int) -> tuple[QuantSpec, ...] | str:
+    """Return the quantizations of a weight in groups, best first, or the reason for their absence.
+
+    Group sizes divide the number of inputs.
+    """
+    if op == PRODUCT and outputs < _MIN_OUTPUTS:
+        return f"weights in groups require at least {_MIN_OUTPUTS} outputs, got {outputs}"
+    fitting = [size for size in GROUP_SIZES if inputs % size == 0]
+    if not fitting:
+        sizes = ", ".join(map(str, GROUP_SIZES))
+        return f"weights in groups require inputs that a group size divides ({sizes}), got {inputs}"
+    found = probe_results(_PROBE, f"{_VERSION} {version_of('openvino')}")
+    working: dict[QuantSpec, bool] = {}
+    for case in cases():
+        if case.op == op and case.spec.group_size in fitting:
+            working[case.spec] = working.get(case.spec, True) and str(case) in found
+    specs = tuple(spec for spec, works in working.items() if works)
+    return specs or "this CPU has no kernel of OpenVINO that multiplies 4-bit weights as stored"
+
+
+def set_input_group(program: Any, specs: Iterable[QuantSpec]) -> None:
+    """Set the group of the inputs of a model to the smallest group of its weights."""
+    sizes = [s.group_size for s in specs if s.inputs is KernelInputs.INT8 and s.group_size]
+    if sizes:
+        program.set_rt_info(str(min(sizes)), list(INPUT_GROUP))
+
+
+def grouped_weight(name: str, stored_name: str, weight: Array, spec: QuantSpec) -> Any:
+    """Return a constant with its decompression, in place of a weight [outputs, inputs]."""
+    stored = round_in_groups(weight, spec)
+    codes = _constant(stored.codes, spec)
+    codes.set_friendly_name(stored_name)
+    steps = ops.convert(codes, "f32")
+    steps.set_friendly_name(f"{name}/float")
+    if spec.scheme is Scheme.ASYMMETRIC:
+        zeros = _constant(stored.zero_points[..., None], spec)
+        steps = ops.subtract(steps, ops.convert(zeros, "f32"))
+        steps.set_friendly_name(f"{name}/steps")
+    found = ops.multiply(steps, ops.constant(stored.scales[..., None]))
+    shape = ops.constant(np.array(weight.shape, np.int64))
+    result = ops.reshape(found, shape, False)
+    found.set_friendly_name(f"{name}/grouped")
+    result.set_friendly_name(name)
+    return result
+
+
+def _constant(codes: Array, spec: QuantSpec) -> Any:
+    if spec.dtype.bits == 8:
+        return ops.constant(np.ascontiguousarray(codes))
+    kind = ov.Type.u4
+    if spec.scheme is Scheme.SYMMETRIC:
+        # Code 8 stands for 0: without its upper bit, a code is the number in two's complement.
+        kind, codes = ov.Type.i4, codes ^ _MIDDLE
+    tensor = ov.Tensor(packed(codes.reshape(-1), 4), ov.Shape(list(codes.shape)), kind)
+    # Shared memory would be that of a temporary.
+    return ops.constant(tensor, shared_memory=False)
+
+
+def is_table(node: Any) -> bool:
+    """Whether an op reads rows of a constant float32 table, e.g. an embedding."""
+    if type_of(node) != TABLE or not is_constant(source_of(node, 0)):
+        return False
+    axis = array_of(source_of(node, 2))
+    at_start = axis is not None and not np.any(axis)
+    computed = not is_constant(source_of(node, 1))
+    is_matrix = len(source_of(node, 0).get_partial_shape()) == 2
+    return at_start and computed and is_matrix and is_float(source_of(node, 0))
+
+
+def matrix_of(node: Any) -> Array:
+    """Return the weight of a product as [outputs, inputs], or the rows of a table."""
+    if type_of(node) == TABLE:
+        return np.asarray(array_of(source_of(node, 0)), np.float32)
+    weight = np.asarray(array_of(source_of(node, 1)), np.float32)
+    return weight if node.get_attributes()["transpose_b"] else np.ascontiguousarray(weight.T)
+
+
+def put_matrix(node: Any, weight: Any) -> None:
+    """Replace the weight of a product or a table by a node with the shape of `matrix_of`."""
+    if type_of(node) == TABLE:
+        node.input(0).replace_source_output(weight.output(0))
+        return
+    node.set_attribute("transpose_b", True)
+    node.input(1).replace_source_output(weight.output(0))

@@ -1,0 +1,48 @@
+"""Probe of kernels for weights in groups; runs in a child process.
+
+Prints a case if the results are those of the weight as stored, with inputs rounded to INT8 where
+the case requires: a kernel that falls back to floats yields other results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from neural_mp.adaptors.common.integer_groups import round_in_groups, rounded_inputs
+from neural_mp.adaptors.common.runtime_probe import try_each
+from neural_mp.adaptors.openvino import low_bits
+from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
+from neural_mp.errors import ConversionError
+from neural_mp.util.pytree import Array
+
+_INPUTS, _OUTPUTS, _ROWS = 384, 80, 5
+#: Relative error below which results are equal; rounding of the inputs causes 4e-3 or more.
+_TOLERANCE = 1e-4
+
+
+def _find(name: str) -> Iterator[str]:
+    (case,) = (case for case in low_bits.cases() if str(case) == name)
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
+    stored = round_in_groups(weight, case.spec).floats()
+    factor = low_bits.grouped_weight("w", "w/stored", weight, case.spec)
+    if case.op == low_bits.TABLE:
+        read: Array = np.arange(_ROWS)
+        given = ops.parameter([-1], np.int64, name="x")
+        result, expected = ops.gather(factor, given, ops.constant(np.int64(0))), stored[read]
+    else:
+        read = random.standard_normal((_ROWS, _INPUTS), np.float32)
+        given = ops.parameter([-1, _INPUTS], np.float32, name="x")
+        result = ops.matmul(given, factor, False, True)
+        expected = rounded_inputs(read, case.input_group) @ stored.T
+    model = ov.Model([result], [given], "probe")
+    model.set_rt_info(str(case.input_group), list(low_bits.INPUT_GROUP))
+    (found,) = Runner(model)([read])
+    if np.linalg.norm(found - expected) < _TOLERANCE * np.linalg.norm(expected):
+        yield name
+
+
+if __name__ == "__main__":
+    try_each(map(str, low_bits.cases()), _find, ConversionError)

@@ -1,0 +1,65 @@
+"""The most accurate plan within a limit of size: one pass of the Fisher probe, no evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.errors import ConfigurationError
+from neural_mp.io.measurement_cache import RunCache
+from neural_mp.space import ResolvedPlan
+from neural_mp.strategies.bit_allocation import plan_within, smallest_plan
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe, problem_of
+from neural_mp.tuning.size_limit import SizeLimit
+
+#: Maximum number of conversions: predicted sizes leave out biases and the factors of inputs.
+_ATTEMPTS = 8
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class SizedModel:
+    """A plan and its model within the limit."""
+
+    plan: ResolvedPlan
+    model: AnyModel
+
+
+def within_limit(
+    job: TuningJob, model: AnyTunableModel, limit: SizeLimit, log: RunLog
+) -> SizedModel:
+    """Return the most accurate plan within a limit of size, by the divergences of its weights.
+
+    Raises:
+        ConfigurationError: no plan is that small, or the weights of no op have several forms.
+    """
+    probe = MeasuringProbe(job, model, RunCache(), LEAST_ALLOWANCE, effort=BRIEF)
+    problem = problem_of(job, model, probe)
+    with log.phase("probe", "Measuring the noise of weights"):
+        scored = probe.weight_noise()
+    if not scored:
+        raise ConfigurationError(
+            f"{limit} requires ops whose weights can be stored in fewer bits, and a framework that "
+            f"scores them, found none in {job.description.model!r}; remove the limit"
+        )
+    most = limit.bytes_of(model.size)
+    others = model.size - _FLOAT_BYTES * sum(job.space.graph[op].weights for op in scored)
+    aim = float(most - others)
+    with log.phase("convert", "Converting"):
+        for _ in range(_ATTEMPTS):
+            found = plan_within(problem, aim)
+            if found is None:
+                break
+            resolved = job.space.resolve(found[0])
+            converted = model.converted(resolved)
+            if converted.size <= most:
+                return SizedModel(resolved, converted)
+            aim = min(found[1], most - (converted.size - found[1])) - 1
+    least = model.converted(job.space.resolve(smallest_plan(problem))).size
+    raise ConfigurationError(
+        f"{limit} must be at least the size of the smallest model in "
+        f"{', '.join(job.settings.precisions)}, {least} bytes, got {most} bytes; raise the limit, "
+        f"or add a lower precision"
+    )

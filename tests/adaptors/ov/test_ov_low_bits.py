@@ -1,0 +1,163 @@
+"""Weights in groups in OpenVINO: numbers, kernels, settings, refusals, storage and noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx_nets import MACHINE, run
+from onnx_words import IDS, WEIGHTS, plan_of, words
+from ov_nets import read
+
+import neural_mp
+from neural_mp import AccuracyCriterion, MixedPrecision, convert_with_plan
+from neural_mp.adaptors.common.integer_groups import round_in_groups, rounded_inputs
+from neural_mp.adaptors.common.layer_noise import layer_noise
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.adaptors.openvino import low_bits
+from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
+from neural_mp.adaptors.openvino.runtime import Runner
+from neural_mp.core.precision import Precision, QuantSpec
+from neural_mp.errors import PlanError
+
+#: The name of the Gemm's product without its bias.
+DOWN = "down/WithoutBiases"
+PLAN = {
+    "embed": ("int4", "uint4 asymmetric per_group 32"),
+    "up": ("int4", "uint4 asymmetric per_group 32 int8_inputs"),
+    DOWN: ("int8", "uint8 asymmetric per_group 64 int8_inputs"),
+}
+
+
+def _without_factor() -> onnx.ModelProto:
+    """The net with a plain Gemm: a factor becomes a multiplication behind the product."""
+    model = words()
+    (gemm,) = (node for node in model.graph.node if node.op_type == "Gemm")
+    next(a for a in gemm.attribute if a.name == "alpha").f = 1.0
+    return model
+
+
+@pytest.fixture(scope="module")
+def net():
+    return read(_without_factor())
+
+
+@pytest.fixture(scope="module")
+def converted(net):
+    return convert_with_plan(net, plan_of(PLAN), inputs={"ids": IDS})
+
+
+def _stored(weight: np.ndarray, op: str) -> np.ndarray:
+    return round_in_groups(weight, QuantSpec.parse(PLAN[op][1])).floats()
+
+
+def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
+    rows = _stored(WEIGHTS["table"], "embed")[IDS.reshape(-1)]
+    up = rounded_inputs(rows, 32) @ _stored(WEIGHTS["w_up"].T, "up").T + WEIGHTS["b_up"]
+    # The group of the inputs is one for the whole model: the smallest of the plan.
+    down = rounded_inputs(np.maximum(up, 0), 32) @ _stored(WEIGHTS["w_down"], DOWN).T
+    expected = (down + 2 * WEIGHTS["b_down"]) @ WEIGHTS["w_head"]
+    found = converted(IDS)
+    # A value in the middle between two steps may be rounded to either.
+    assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected)
+    reference = run(_without_factor(), ids=IDS)[0]
+    assert 0.01 < np.linalg.norm(found - reference) / np.linalg.norm(reference) < 0.15
+
+
+def test_symmetric_weights_have_steps_around_zero(net):
+    spec = "int4 symmetric per_group 32 int8_inputs"
+    converted = convert_with_plan(net, plan_of({"up": ("int4", spec)}), inputs={"ids": IDS})
+    grouped = WEIGHTS["w_up"].T.reshape(64, -1, 32)
+    step = np.abs(grouped).max(-1, keepdims=True) / 7
+    stored = (np.rint(grouped / step) * step).reshape(64, -1)
+    rows = rounded_inputs(WEIGHTS["table"][IDS.reshape(-1)], 32)
+    up = np.maximum(rows @ stored.T + WEIGHTS["b_up"], 0)
+    expected = (up @ WEIGHTS["w_down"].T + 2 * WEIGHTS["b_down"]) @ WEIGHTS["w_head"]
+    assert np.linalg.norm(converted(IDS) - expected) < 2e-3 * np.linalg.norm(expected)
+    assert converted.audit().holds
+    assert {kernel.precision for kernel in Runner(converted.model).kernels()} >= {"i4"}
+
+
+def test_kernels_read_the_weights_as_stored(converted):
+    audit = converted.audit()
+    assert audit.holds
+    read_as_stored = {op.name for op in audit.ops if op.ran is not None and op.ran.reads_int8}
+    # Biases and activations run within the kernels of their products.
+    assert read_as_stored == {*PLAN, "bias", "act", "down"}
+    types = {kernel.type: kernel.precision for kernel in Runner(converted.model).kernels()}
+    assert types["Gather"] == "u4"
+
+
+def test_the_model_names_the_group_of_its_inputs_in_its_file(converted, tmp_path):
+    assert converted.model.get_rt_info(list(low_bits.INPUT_GROUP)).astype(str) == "32"
+    converted.save(tmp_path)
+    text = (tmp_path / "model.xml").read_text(encoding="utf-8")
+    assert 'DYNAMIC_QUANTIZATION_GROUP_SIZE value="32"' in text
+    again = neural_mp.load(tmp_path)
+    assert np.array_equal(again(IDS), converted(IDS))
+    assert again.plan == converted.plan
+    assert again.audit().holds
+    whole = sum(value.nbytes for value in WEIGHTS.values())
+    assert again.adaptor.weight_bytes(again.held) < whole / 2  # the head stays in float
+
+
+def test_reasons_name_inputs_that_no_group_divides(net):
+    adaptor = OpenVinoAdaptor()
+    found = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities
+    reason = "weights in groups require inputs that a group size divides (128, 64, 32), got 40"
+    assert found["logits"].refusal(Precision.INT4) == reason
+    with pytest.raises(PlanError, match="got 40"):
+        convert_with_plan(net, plan_of({"logits": PLAN["up"]}), inputs={"ids": IDS})
+    with pytest.raises(PlanError, match="does not support INT4"):
+        convert_with_plan(
+            net, plan_of({"up": ("int4", "uint4 asymmetric per_group 32")}), inputs={"ids": IDS}
+        )
+
+
+def test_a_plugin_without_the_kernel_offers_none(net, monkeypatch):
+    monkeypatch.setattr(low_bits, "probe_results", lambda module, version: frozenset())
+    adaptor = OpenVinoAdaptor()
+    found = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities["up"]
+    assert "multiplies 4-bit weights as stored" in str(found.refusal(Precision.INT4))
+    assert found.config(Precision.INT8) is not None
+
+
+def test_a_layer_with_one_output_stays_out():
+    reason = low_bits.low_bit_specs(low_bits.PRODUCT, 1, 96)
+    assert reason == "weights in groups require at least 2 outputs, got 1"
+
+
+def test_a_product_that_a_constant_multiplies_names_the_reason():
+    adaptor = OpenVinoAdaptor()
+    model = adaptor.load(read(words()), example={"ids": IDS})
+    refusal = str(adaptor.space(model, MACHINE).capabilities[DOWN].refusal(Precision.INT4))
+    assert "a multiplication by a constant follows" in refusal
+
+
+def test_scores_equal_those_of_the_same_weights_in_onnx_runtime(net):
+    ours, other = OpenVinoAdaptor(), OnnxRuntimeAdaptor()
+    given = {"ids": IDS}
+    scores = []
+    for adaptor, source in ((ours, net), (other, _without_factor())):
+        model = adaptor.load(source, example=given)
+        scores.append(layer_noise(adaptor, model, [given], adaptor.space(model, MACHINE)))
+    assert list(scores[0]) == ["embed", "up", DOWN]
+    for here, there in (("embed", "embed"), ("up", "up"), (DOWN, "down")):
+        common = scores[0][here].keys() & scores[1][there].keys()
+        assert len(common) >= 1
+        for text in common:
+            assert scores[0][here][text] == pytest.approx(scores[1][there][text], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_search_by_size_meets_its_target(net, tmp_path):
+    classes = run(_without_factor(), ids=IDS)[0].argmax(-1).reshape(IDS.shape)
+    data = [({"ids": IDS[i : i + 1]}, classes[i]) for i in range(4)]
+    converter = MixedPrecision(precisions="int4,int8", workspace=tmp_path, cache=False)
+    converter.model, converter.objective, converter.metric = net, "footprint", "topk"
+    converter.eval_dataloader = data
+    converter.accuracy_criterion = AccuracyCriterion(0.45)
+    result = converter()
+    assert result.met
+    assert result.plan.counts()[Precision.INT4] >= 2
+    assert result.report.size < 0.6 * result.report.baseline_size

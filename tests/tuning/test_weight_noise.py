@@ -1,0 +1,33 @@
+"""Noise of weights at the outputs: one measurement per layer, the median where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from neural_mp.core.precision import Precision
+from neural_mp.tuning.weight_noise import at_outputs
+
+COARSE, FINE = "uint4 asymmetric per_group 128 minmax", "uint8 asymmetric per_group 32 minmax"
+NOISE = {op: {COARSE: 4.0, FINE: 1.0} for op in ("first", "second", "third")}
+
+
+def test_scores_of_a_layer_get_the_factor_that_its_noisiest_form_shows():
+    asked = []
+
+    def measure(plan):
+        ((op, config),) = plan.items()
+        asked.append((config.precision, str(config.weight)))
+        return {"first": 8.0, "second": 0.4, "third": None}[op]
+
+    found = at_outputs(NOISE, measure)
+    assert asked == [(Precision.INT4, COARSE)] * 3
+    assert found["first"] == {COARSE: 8.0, FINE: 2.0}
+    assert found["second"] == pytest.approx({COARSE: 0.4, FINE: 0.1})
+    middle = (2.0 + 0.1) / 2
+    assert found["third"] == pytest.approx({COARSE: 4 * middle, FINE: middle})
+
+
+def test_without_measurements_the_scores_stay():
+    assert at_outputs(NOISE, lambda plan: None) == NOISE
+    assert at_outputs({"op": {COARSE: 0.0}}, lambda plan: 1.0) == {"op": {COARSE: 0.0}}
+    assert at_outputs({}, lambda plan: 1.0) == {}
