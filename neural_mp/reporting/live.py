@@ -137,7 +137,7 @@ class LiveListener(Listener):
 
     def metric(self, name: str, criterion: AccuracyCriterion) -> None:
         """Show the name of the metric and the tolerance with the target."""
-        self._metric = name, criterion.words()
+        self._metric = name, criterion.words(self._source)
 
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Show each metric's value and target instead of a score."""

@@ -131,7 +131,8 @@ def _show_target(
         criterion.check_baseline(accuracy, label)
         log.listener.metric(label, criterion)
         target = criterion.target(accuracy)
-        logger.info("%s", target_words(label, source, accuracy, target, criterion.words()))
+        tolerance = criterion.words(source)
+        logger.info("%s", target_words(label, source, accuracy, target, tolerance))
     log.listener.baseline(accuracy, criterion.target(accuracy))
 
 

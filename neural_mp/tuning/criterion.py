@@ -135,13 +135,13 @@ class AccuracyCriterion:
                 f"by any_tolerance: true"
             )
 
-    def words(self) -> str:
-        """Return the tolerance compared with FP32, e.g. `at most 1 % below FP32`."""
+    def words(self, source: str = "FP32") -> str:
+        """Return the tolerance compared with the given model, e.g. `at most 1 % below FP32`."""
         amount = abs(self.tolerance)
         shown = f"{amount * 100:.4g} %" if self.relative else f"{amount:.4g}"
         bound = "at most" if self.tolerance >= 0 else "at least"
         below = self.prefers_higher is (self.tolerance >= 0)
-        return f"{bound} {shown} {'below' if below else 'above'} FP32"
+        return f"{bound} {shown} {'below' if below else 'above'} {source}"
 
     def __str__(self) -> str:
         kind = "relative" if self.relative else "absolute"

@@ -21,7 +21,7 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import PlanError
-from neural_mp.reporting import capability_table, result_tables
+from neural_mp.reporting import LiveListener, capability_table, result_tables
 from neural_mp.reporting.displays import cell
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -108,6 +108,14 @@ def test_an_unchanged_model_is_named_by_its_own_precision(kind):
     assert "FP32" not in _shown(report, result.met)
     assert f">{name}<" in cell(report)
     assert "FP32" not in cell(report)
+
+
+def test_the_progress_of_a_run_names_the_precision():
+    screen = io.StringIO()
+    converter = _unchanged(_onnx_net(), np.float16)
+    converter.listener = LiveListener(Console(file=screen, width=200), summary=False)
+    converter.fit()
+    assert re.search(r"TopK: FP16 \S+, target \S+ \(at most 1 % below FP16\)", screen.getvalue())
 
 
 def test_int8_of_a_half_precision_model_is_compared_with_the_model_as_given(tmp_path):
