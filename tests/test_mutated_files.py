@@ -35,7 +35,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
-ATTACKS = ("--scale", "0.0004", "--whole", "hostile files")
+#: Arguments of the short forms, about 50 CPU seconds in all.
+ATTACKS = (
+    ("--scale", "0.0004", "--whole", "hostile files"),
+    ("--scale", "0.05", "--only", "ONNX files", "tokenizers"),
+)
 MANIFEST, PLAN, CONF = "neural_mp.json", "plan.yaml", "conf.yaml"
 READ = {PLAN: load_plan_file, CONF: load_settings}
 VALUES = (None, [], {}, -1, 0, 10**30, float("nan"), True, "", "\0", "int8", "../../x", "os:system")
@@ -152,14 +156,15 @@ def test_what_a_program_in_a_file_does_is_seen(programs, canary):
     canary.unlink()
 
 
-def test_attacks_end_in_a_right_result_or_in_one_error(tmp_path):
+@pytest.mark.parametrize("arguments", ATTACKS, ids=["all", "files"])
+def test_attacks_end_in_a_right_result_or_in_one_error(tmp_path, arguments):
     """Every hostile file, and some of all other attacks."""
     # The attacks need what `.[all]` installs, and pytest is no part of that.
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "pytest.py").write_text("raise ImportError('not installed')")
     paths = os.pathsep.join([str(tmp_path / "without"), str(ROOT), os.environ["PYTHONPATH"]])
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "attack.py"), *ATTACKS],
+        [sys.executable, str(ROOT / "benchmarks" / "attack.py"), *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -14,7 +14,11 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.checks.graphs import check_graph, check_nodes
+from neural_mp.adaptors.tensorflow.checks.graphs import (
+    check_graph,
+    check_nodes,
+    check_saved_model,
+)
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef
 from neural_mp.errors import DataError, ModelLoadError
 
@@ -223,6 +227,18 @@ def test_objects_of_another_version_do_not_hide_the_signatures(tmp_path, identif
     adaptor = TensorFlowAdaptor()
     model = adaptor.load(tmp_path)
     assert adaptor.predict(model, tf.ones((1, 4)).numpy()).tolist() == [[4.0, 4.0]]
+
+
+def test_a_missing_function_is_named(tmp_path):
+    """A session would put the text of all other functions into its error, and search it."""
+    saved = _saved(tmp_path)
+    graph = saved.meta_graphs[0].graph_def
+    gone = next(node.attr["f"].func.name for node in graph.node if "f" in node.attr)
+    kept = [function for function in graph.library.function if function.signature.name != gone]
+    del graph.library.function[:]
+    graph.library.function.extend(kept)
+    with pytest.raises(ModelLoadError, match=f"calls the function '{gone}', which the file does"):
+        check_saved_model(saved, tmp_path / "saved_model.pb", session=True)
 
 
 def test_signatures_that_are_no_functions_are_named():

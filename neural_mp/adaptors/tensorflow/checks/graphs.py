@@ -210,6 +210,27 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
             paths = {node_of(asset.tensor_info.name) for asset in assets}
             _check(meta, found, what, paths, session)
         check_nodes(meta.graph_def, what)
+        if session:
+            _check_calls(meta.graph_def, what)
+
+
+def _check_calls(graph: GraphDef, what: str) -> None:
+    """Check that all functions exist that nodes call.
+
+    A session reports a missing function with the text of all others, and searches this text for
+    names in quadratic time.
+
+    Raises:
+        ModelLoadError: a function is missing.
+    """
+    known = {function.signature.name for function in graph.library.function}
+    for node in graph.node:
+        for name in called(node):
+            if name != node.op and name not in known and op_def_registry.get(name) is None:
+                raise ModelLoadError(
+                    f"{what} is refused: node {preview(node.name)} calls the function "
+                    f"{preview(name)}, which the file does not contain. Save the model again"
+                )
 
 
 def _assets(meta: meta_graph_pb2.MetaGraphDef, file: Path) -> list[meta_graph_pb2.AssetFileDef]:
