@@ -83,7 +83,8 @@ def tuning_template(
     dataset = {"numpy": {"path": _DATA, "inputs_key": "inputs", "labels_key": "labels"}}
     if data is not None:
         dataset = dataset_of(data, label)
-    usable = [p.value for p in Precision if p is not Precision.FP32 and _native(space, p)]
+    floats_or_bytes = [p for p in Precision if p is not Precision.FP32 and not p.is_low_bit]
+    usable = [p.value for p in floats_or_bytes if _native(space, p)]
     contractions = [op.name for op in space.contractions]
     return _TEMPLATE.format(
         summary="\n# ".join(_summary(model, name, space, inputs, outputs)),

@@ -1,12 +1,15 @@
-"""Choice between weights of 4 bits and INT8 for the objective latency, from measured times."""
+"""Weights of 4 bits or less in a search: where they take part, and whether they met the target."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Generator
 from dataclasses import replace
 
 from neural_mp.core.enums import is_latency_only
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.strategies.base import TuningProblem
+from neural_mp.core.trial import Trial
+from neural_mp.strategies.base import Search, TuningProblem
 
 
 def without_slow_low_bits(problem: TuningProblem) -> TuningProblem:
@@ -29,4 +32,25 @@ def without_slow_low_bits(problem: TuningProblem) -> TuningProblem:
     )
     if not measured or low < others:
         return problem
-    return replace(problem, space=space.restricted_to({*usable} - {Precision.INT4}))
+    return without(problem, [Precision.INT4])
+
+
+def without(problem: TuningProblem, precisions: Collection[Precision]) -> TuningProblem:
+    """Return the problem without some precisions."""
+    if not precisions:
+        return problem
+    left = {*problem.space.usable_precisions}.difference(precisions)
+    return replace(problem, space=problem.space.restricted_to(left))
+
+
+def has_met(search: Search) -> Generator[list[PrecisionPlan], list[Trial], bool]:
+    """Run a search, and return whether a plan besides FP32 met the accuracy target."""
+    met, fp32 = False, {Precision.FP32}
+    try:
+        plans = next(search)
+        while True:
+            trials = yield plans
+            met = met or any(t.meets_accuracy and {*t.plan.counts()} != fp32 for t in trials)
+            plans = search.send(trials)
+    except StopIteration:
+        return met

@@ -32,7 +32,7 @@ from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.bit_allocation import BitAllocation
 from neural_mp.strategies.front_gap import halfway
-from neural_mp.strategies.low_bits import without_slow_low_bits
+from neural_mp.strategies.low_bits import has_met, without, without_slow_low_bits
 from neural_mp.strategies.refinement import (
     fastest_nearby,
     gaining_most,
@@ -89,7 +89,7 @@ class MinimumCut(Strategy):
     If every plan that meets the accuracy target is slower than FP32, estimated times were too low:
     plans with less and less INT8 are measured, and the fastest is tried.
 
-    With INT4 or less, for size or speed, it is `bit_allocation`; with floats only, `basic`.
+    With INT4 or less, `bit_allocation` comes first; with floats only, the strategy is `basic`.
     """
 
     name = "mincut"
@@ -97,13 +97,12 @@ class MinimumCut(Strategy):
     def search(self, problem: TuningProblem) -> Search:
         """Search as described in the class."""
         problem = without_slow_low_bits(problem)
-        usable = problem.space.usable_precisions
-        if any(precision.is_low_bit for precision in usable):
-            yield from BitAllocation().search(problem)
-        elif Precision.INT8 in usable:
-            yield from _Run(problem).search()
-        else:
-            yield from Basic().search(problem)
+        low = [p for p in problem.space.usable_precisions if p.is_low_bit]
+        if low and (yield from has_met(BitAllocation().search(problem))):
+            return
+        problem = without(problem, low)
+        has_int8 = Precision.INT8 in problem.space.usable_precisions
+        yield from _Run(problem).search() if has_int8 else Basic().search(problem)
 
 
 def fastest_by_time(problem: TuningProblem) -> PrecisionPlan:
