@@ -63,7 +63,7 @@ class Trial:
         metrics: name → value, if there are several metrics; `accuracy` is then their weighted sum,
             or the score of a target that each must meet.
         node: machine that evaluated the plan; empty if not recorded.
-        loss_bound: for a language model, the 99 % confidence bound of the loss on other texts, in
+        loss_bound: for a language model, the 99 % bound of the loss on other texts, in
             the same unit, which decides whether the target is met; None if unknown.
     """
 

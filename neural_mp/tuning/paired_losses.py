@@ -1,4 +1,4 @@
-"""Confidence bound of a language model's accuracy on texts other than those evaluated.
+"""Bound of a language model's accuracy on texts other than those evaluated.
 
 A plan and FP32 are evaluated on the same texts, so their losses are compared text by text: the
 spread of the differences is far smaller than that of the losses.
@@ -16,8 +16,7 @@ import numpy as np
 _MOST_BLOCKS = 1024
 #: Fewer blocks give no spread worth a verdict.
 _LEAST_BLOCKS = 8
-#: Quantile of 99 % of the normal distribution. The bound covers 95 % of the losses on another set
-#: of texts of the same size, whose mean varies as that of the evaluated ones does: 1.645 · √2.
+#: Quantile of 99 % of the normal distribution.
 _QUANTILE = 2.326
 
 
@@ -53,8 +52,9 @@ class TextLosses:
         return cls(tuple(sums.tolist()), tuple(counts.tolist()))
 
     def bound_over(self, before: TextLosses) -> float | None:
-        """Return the 99 % confidence bound of the mean loss, from differences to `before`.
+        """Return the 99 % bound of the mean loss on as many other texts of the same kind.
 
+        Their mean varies as that of these texts does, so the difference varies √2 times as much.
         The increase of the loss is the ratio of two sums over texts (Cochran, "Sampling
         Techniques", 1977, section 6.4). None if the texts are too few, or not the same.
         """
@@ -65,7 +65,7 @@ class TextLosses:
         changes = np.array(self.sums) - np.array(before.sums)
         increase = changes.sum() / counts.sum()
         spread = np.square(changes - increase * counts).sum() * texts / (texts - 1)
-        margin = _student(texts - 1) * np.sqrt(spread) / counts.sum()
+        margin = _student(texts - 1) * np.sqrt(2 * spread) / counts.sum()
         bound = float(np.sum(self.sums) / counts.sum() + margin)
         return bound if np.isfinite(bound) else None
 

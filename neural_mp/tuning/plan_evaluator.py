@@ -44,7 +44,7 @@ class PlanEvaluation:
         seconds: duration.
         metrics: name → value, if several metrics were evaluated.
         node: the machine of the evaluation, or the machines of its shards.
-        bound: 99 % confidence bound of the accuracy on other texts, for a metric of texts.
+        bound: 99 % bound of the accuracy on other texts, for a metric of texts.
     """
 
     outcome: Outcome
@@ -167,7 +167,7 @@ class PlanEvaluator:
         if self.criterion.met(self.baseline, accuracy) and on_others is not None:
             if self.criterion.met(self.baseline, on_others):
                 return Outcome.MET, accuracy, None
-            error = f"its 99 % confidence bound on other texts, {on_others:.6g}, misses the target"
+            error = f"its 99 % bound on other texts, {on_others:.6g}, misses the target"
             return Outcome.MISSED, accuracy, error
         if spread.met(self.criterion, self.baseline, accuracy, passes):
             return Outcome.MET, accuracy, None

@@ -34,10 +34,11 @@ def test_the_bound_is_that_of_a_bootstrap_over_texts():
     loss = sums.sum() / counts.sum()
     found = after.bound_over(before)
     assert found > loss
-    assert found - loss == pytest.approx(expected - loss, rel=0.15)
+    # As many other texts vary as much as these do.
+    assert found - loss == pytest.approx(np.sqrt(2) * (expected - loss), rel=0.15)
 
 
-def test_the_loss_of_other_texts_exceeds_the_bound_in_about_one_of_twenty_sets():
+def test_the_loss_of_other_texts_exceeds_the_bound_in_about_one_of_a_hundred_sets():
     random = np.random.default_rng(1)
     exceeded = 0
     for _ in range(400):
@@ -46,7 +47,7 @@ def test_the_loss_of_other_texts_exceeds_the_bound_in_about_one_of_twenty_sets()
         bound = after.bound_over(before) - np.sum(before.sums) / np.sum(before.counts)
         change = np.sum(other_after.sums) - np.sum(other_before.sums)
         exceeded += change / np.sum(other_after.counts) > bound
-    assert exceeded <= 0.08 * 400
+    assert exceeded <= 0.025 * 400
 
 
 def test_few_texts_or_other_texts_give_no_bound():

@@ -4,13 +4,13 @@ A sampled log-likelihood is differentiated by all weights, one sample at a time.
 ⟨gradient, rounded weight - weight⟩² is the divergence of the outputs to second order, as the Fisher
 matrix is the mean outer product of these gradients (Amari, "Natural Gradient Works Efficiently in
 Learning", 1998). The score of a weight is the divergence per prediction: per token of a language
-model, in nats. One pass serves all layers and all forms.
+model, in nats. One pass serves all layers and all forms, as far as their errors fit into memory.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
 from neural_mp.adaptors.common.low_bit_weights import GroupedWeight, round_to_nearest
-from neural_mp.adaptors.common.optional import needed
+from neural_mp.adaptors.common.optional import Gradients, needed
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.precision import QuantSpec
 from neural_mp.space import TuningSpace
@@ -30,6 +30,8 @@ M = TypeVar("M")
 
 #: Samples that are differentiated.
 FISHER_SAMPLES = 48
+#: Maximum bytes of rounding errors held at a time; more weights are scored in further passes.
+_CHANGE_BYTES = 2 << 30
 
 
 def weight_noise(
@@ -53,12 +55,46 @@ def weight_noise(
     made = (corrected or CorrectedWeights(adaptor, model)).of(
         {op: [spec for spec in found if spec.corrections] for op, found in specs.items()}
     )
-    rounding = {
-        op: {spec: rounded(weights[op], spec, made.get((op, spec))) - weights[op] for spec in found}
-        for op, found in specs.items()
-        if found
-    }
-    scores: defaultdict[tuple[str, QuantSpec], float] = defaultdict(float)
+    samples = list(_samples(batches))
+    scores: dict[str, dict[str, float]] = {}
+    for part in _portions({op: weights[op].nbytes * len(found) for op, found in specs.items()}):
+        changes = {
+            op: {
+                str(spec): rounded(weights[op], spec, made.get((op, spec))) - weights[op]
+                for spec in specs[op]
+            }
+            for op in part
+        }
+        scores |= _scores(gradients, model, samples, changes)
+    return scores
+
+
+def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield ops whose rounding errors fit into memory together, in order, without empty ones."""
+    part: list[str] = []
+    held = 0
+    for op, size in sizes.items():
+        if part and held + size > _CHANGE_BYTES:
+            yield part
+            part, held = [], 0
+        if size:
+            part.append(op)
+            held += size
+    if part:
+        yield part
+
+
+def _scores(
+    gradients: Gradients[M],
+    model: M,
+    samples: Iterable[Any],
+    changes: Mapping[str, Mapping[str, NDArray[np.float32]]],
+) -> dict[str, dict[str, float]]:
+    """Return op → text of a quantization → score of the change of the weight.
+
+    Every call draws the same directions.
+    """
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
     predictions, random = 0, np.random.default_rng(0)
 
     def drawn(outputs: Sequence[Array], are_logits: bool) -> list[Array]:
@@ -66,14 +102,14 @@ def weight_noise(
         predictions += sum(y.size // y.shape[-1] for y in outputs) if are_logits else 1
         return direction(outputs, are_logits, random)
 
-    for sample in _samples(batches):
-        found = gradients.weight_gradients(model, sample, list(rounding), drawn)
+    for sample in samples:
+        found = gradients.weight_gradients(model, sample, list(changes), drawn)
         for op, gradient in found.items():
-            for spec, change in rounding[op].items():
-                scores[op, spec] += float(np.vdot(gradient, change)) ** 2
+            for text, change in changes[op].items():
+                sums[op, text] += float(np.vdot(gradient, change)) ** 2
     return {
-        op: {str(spec): scores[op, spec] / max(2 * predictions, 1) for spec in found}
-        for op, found in rounding.items()
+        op: {text: sums[op, text] / max(2 * predictions, 1) for text in found}
+        for op, found in changes.items()
     }
 
 

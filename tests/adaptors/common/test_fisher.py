@@ -9,6 +9,7 @@ from scipy.special import log_softmax
 from scipy.stats import spearmanr
 from torch import nn
 
+from neural_mp.adaptors.common import fisher
 from neural_mp.adaptors.common.fisher import direction, rounded, weight_noise
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.precision import QuantSpec
@@ -79,6 +80,16 @@ def test_a_score_is_the_divergence_of_a_prediction(scored):
         for text in found
     ]
     assert 0.6 < np.median(ratios) < 1.6
+
+
+def test_scores_do_not_depend_on_the_memory_for_rounding_errors(scored, monkeypatch):
+    net, data, scores = scored
+    monkeypatch.setattr(fisher, "_CHANGE_BYTES", 1)  # one weight at a time
+    adaptor = PyTorchAdaptor()
+    model = adaptor.load(net, example=data[:2])
+    space = adaptor.space(model, MACHINE).without_data()
+    again = weight_noise(adaptor, model, data.split(12), space)
+    assert again == {op: pytest.approx(found) for op, found in scores.items()}
 
 
 def test_the_direction_at_logits_is_the_mean_zero_gradient_of_a_drawn_class():
