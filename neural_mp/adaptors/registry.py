@@ -66,12 +66,18 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
         return found
     if isinstance(source, type):
         raise UnknownFrameworkError(
-            f"the model must be an instance, got the class {_qualified_name(source)}"
+            f"the model must be an instance, got the class {_qualified_name(source)}; "
+            f"create an instance"
         )
     if isinstance(source, str | Path) and not Path(source).exists():
         raise UnknownFrameworkError(
             f"the model {str(source)!r} does not exist in {str(Path.cwd())!r}; give the path of a "
             f"model, or module:attribute"
+        )
+    if isinstance(source, str | Path) and Path(source).suffix in (".yaml", ".yml"):
+        raise UnknownFrameworkError(
+            f"{str(source)!r} is a tuning file, not a model; give its model.name, or pass the file "
+            f"as MixedPrecision({str(source)!r})"
         )
     what = repr(source) if isinstance(source, str) else with_article(_qualified_name(type(source)))
     raise UnknownFrameworkError(

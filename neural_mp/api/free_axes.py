@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.errors import CaptureError, ConfigurationError, DataError
+from neural_mp.errors import CaptureError, ConfigurationError, ConversionError, DataError
 from neural_mp.tuning.batches import Batches
 from neural_mp.util.open_axes import Shapes, differing
 
@@ -40,7 +40,7 @@ def for_all_sizes(
     try:
         with batches.blamed():
             loaded(unlike)
-    except DataError:
+    except (ConversionError, DataError):
         again = opened(shapes)
     else:
         return load, loaded
@@ -51,7 +51,7 @@ def for_all_sizes(
     except ConfigurationError:
         # The axes of such a model stay fixed; a batch of another size raises an error later.
         return load, loaded
-    except (CaptureError, DataError) as error:
+    except (CaptureError, ConversionError, DataError) as error:
         raise CaptureError(
             f"the batches of {batches.name} differ in size, and the model does not run with inputs "
             f"of the shapes {shapes}: {' '.join(str(error).split())}; give batches of one size, "

@@ -34,7 +34,7 @@ from neural_mp.api.saved_model import (
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial, Trials
-from neural_mp.errors import ModelLoadError, NeuralMPError, PlanError, did_you_mean
+from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError, did_you_mean
 from neural_mp.io.readers import read_json
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.reporting.page import cell_of, report_cell
@@ -141,6 +141,8 @@ class OptimizedModel:
         Raises:
             DataError: the inputs do not fit the model.
         """
+        if not named and not inputs:
+            raise DataError("a call must hold the inputs of one batch, got none")
         if named or len(inputs) != 1:
             return TransferredModel(self.loaded)(*inputs, **named)
         return self.loaded(inputs[0])
@@ -149,9 +151,11 @@ class OptimizedModel:
         """Return what a pipeline of `transformers` asks a model for, if the model has it."""
         native = self.model if name in _OF_PIPELINES else None
         if getattr(native, name, None) is None:
+            of_report = f"; use result.report.{name}" if hasattr(Report, name) else ""
+            known = [word for word in dir(self) if not word.startswith("_")]
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
-                f"{did_you_mean(name, dir(self))}"
+                f"{of_report or did_you_mean(name, known)}"
             )
         return getattr(native, name)
 

@@ -52,6 +52,11 @@ def convert_with_plan(
         ConversionError: the plan quantizes tensors of unknown range.
     """
     started = time.perf_counter()
+    if not isinstance(plan, PrecisionPlan | str | Path):
+        raise PlanError(
+            f"plan must be a PrecisionPlan or the path of a plan file, got a "
+            f"{type(plan).__name__}; make a plan from op → configuration with PrecisionPlan({{…}})"
+        )
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
     loaded = load_source(source, framework, inputs, capture=capture)

@@ -10,6 +10,7 @@ from neural_mp.api.loading import load_source
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.optimized_model import load
 from neural_mp.api.saved_model import is_saved_model
+from neural_mp.errors import UnknownPrecisionError
 from neural_mp.io.trust import trusting
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.sensitivity import SensitivityReport
@@ -47,6 +48,11 @@ def sensitivity_of(
     Raises:
         NeuralMPError: the model or the data cannot be read, or do not fit.
     """
+    if "fp32" in precisions:
+        raise UnknownPrecisionError(
+            "precisions must be below fp32, with which they are compared, e.g. int8 or bf16, got "
+            "fp32"
+        )
     if is_saved_model(model):
         with trusting(trust):
             return load(model).sensitivity()

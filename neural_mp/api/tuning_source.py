@@ -48,6 +48,12 @@ def converter_of(source: str, trust: Collection[str]) -> MixedPrecision:
         if ":" not in source and not Path(source).exists():
             raise ConfigurationError(f"there is no model {source!r} in {str(Path.cwd())!r}")
         return MixedPrecision(model=source, trust=trust)
+    path = Path(source)
+    if path.is_dir() or (path.is_file() and path.suffix not in (*TUNING_FILES, "")):
+        raise ConfigurationError(
+            f"{source!r} is neither a tuning file (.yaml, .yml) nor a model of a supported "
+            f"framework ({', '.join(FRAMEWORKS)}); give one of these"
+        )
     return MixedPrecision(load_settings(source, trust=trust), trust=trust)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import neural_mp
 from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
@@ -26,13 +28,57 @@ from neural_mp.cli import (
     tune,
     tune_many,
 )
-from neural_mp.cli.errors import epilog, reported
+from neural_mp.cli.errors import ExitCode, epilog, reported, say_error
 from neural_mp.cli.options import command
 
 _STANDARD_ERROR = 2
 
+
+class _OneLineErrors(TyperGroup):
+    """Commands whose usage errors are one line, like all other errors of a user."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and exit, if `standalone_mode`."""
+        given = (args, prog_name, complete_var)
+        if not standalone_mode:
+            return super().main(*given, False, windows_expand_args, **extra)
+        try:
+            code = super().main(*given, False, windows_expand_args, **extra)
+        except Exception as error:
+            code = _usage_code(error)
+            if code is None:
+                raise
+        sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+
+
+def _usage_code(error: Exception) -> int | None:
+    """Print an error of the command line; return its exit code, None for other errors.
+
+    Typer has its own copy of click's exceptions, or none: they are known by their methods.
+    """
+    show, words = getattr(error, "show", None), getattr(error, "format_message", None)
+    if show is None or words is None:
+        return None
+    context = getattr(error, "ctx", None)
+    if context is None or "NoArgsIsHelp" in type(error).__name__:
+        show()
+    else:
+        of = f" {context.info_name}" if context.parent is not None else ""
+        say_error(f"UsageError: {words().rstrip('.')}; see neural-mp{of} --help")
+    return int(getattr(error, "exit_code", ExitCode.MISTAKE))
+
+
 app = typer.Typer(
     name="neural-mp",
+    cls=_OneLineErrors,
     help="Find the fastest version of a trained model that meets an accuracy target.",
     epilog=epilog("tune conf.yaml --output tuned"),
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -34,9 +34,12 @@ def init(
     from neural_mp.api.saved_model import writing
     from neural_mp.api.tuning_template import tuning_template
     from neural_mp.config import parse_settings
+    from neural_mp.metrics import build_metric
 
     if output.exists():
         raise ConfigurationError(f"{str(output)!r} exists already; choose another --output")
+    if metric is not None and ":" not in metric:
+        build_metric(metric)
     loaded = options.load(model, out)
     with out.working(f"Reading the capabilities of {model}"):
         text = tuning_template(loaded, model, output, metric, data, label)

@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+#: Suffixes of tuning files, which have any name without a suffix.
+_SUFFIXES = ("", ".yaml", ".yml", ".json", ".conf", ".cfg", ".txt")
+
+
 def load_settings(
     path: str | Path, dialect: Dialect | None = None, trust: Iterable[str] = ()
 ) -> Settings:
@@ -59,7 +63,13 @@ def load_settings(
         ConfigurationError: the file cannot be read, or its content is invalid; the message names
             the file, the line and the key.
     """
-    settings = build(read_file(validate_option("conf", file_path, path)), dialect)
+    file = Path(validate_option("conf", file_path, path))
+    if file.is_file() and file.suffix not in _SUFFIXES:
+        raise ConfigurationError(
+            f"{str(path)!r} must be a tuning file in YAML, whose name ends in .yaml or .yml; give "
+            f"a model as MixedPrecision(model={str(path)!r})"
+        )
+    settings = build(read_file(file), dialect)
     return replace(settings, folder=Path(path).parent, trust=trust_of(trust))
 
 

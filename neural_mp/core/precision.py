@@ -95,9 +95,7 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Prec
     for given in names:
         name = str(given).strip().lower()
         if name not in set(Precision):
-            raise UnknownPrecisionError(
-                f"precision {name!r} does not exist{did_you_mean(name, Precision)}"
-            )
+            raise UnknownPrecisionError(f"precision {name!r} does not exist{_meant(name)}")
         found.add(Precision(name))
     if not found:
         raise UnknownPrecisionError(
@@ -105,6 +103,28 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Prec
         )
     return Precisions(precision for precision in Precision if precision in found)
 
+
+def _meant(name: str) -> str:
+    """Return a clause with the precisions that a wrong name may mean."""
+    words = name.replace(";", " ").split()
+    if len(words) > 1:
+        return f"; separate precisions by commas, e.g. {','.join(words)!r}"
+    if name in _DTYPES:
+        return f"; did you mean {_DTYPES[name]!r}?"
+    return did_you_mean(name, Precision)
+
+
+#: Names that frameworks give to the precisions.
+_DTYPES = {
+    "float": "fp32",
+    "float32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "qint8": "int8",
+    "uint8": "int8",
+    "qint4": "int4",
+}
 
 #: Algorithms that choose a range from calibration data, most common first.
 RANGE_ALGORITHMS = tuple(

@@ -192,10 +192,11 @@ def tune_many(
     """
     setting, trusted = read_workers(workers), trust_of(trust)
     folder, told = validate_option("output", file_path, output), listener or JobsListener()
+    found = _expanded(files)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     earlier = {path.name[-_LETTERS:]: path.name for path in folder.iterdir() if path.is_dir()}
-    jobs = [_job(file, folder, earlier) for file in _expanded(files)]
+    jobs = [_job(file, folder, earlier) for file in found]
     try:
         _work(jobs, folder, told, setting, trusted)
     finally:

@@ -230,9 +230,17 @@ def as_array(values: Any, what: str) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         raise MetricError(
             f"the {what} must be numbers, got dtype {array.dtype}"
-            + ("; does the dataset have labels?" if what == "labels" else "")
+            + (_LABEL_HINTS.get(array.dtype.kind, "") if what == "labels" else "")
         )
     return array
+
+
+#: Kind of a dtype → advice for labels of this dtype.
+_LABEL_HINTS = {
+    "U": "; number the classes from 0",
+    "S": "; number the classes from 0",
+    "O": "; does the dataset have labels?",
+}
 
 
 def _only_one(values: object, what: str) -> Any:
@@ -335,12 +343,22 @@ def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
     return whole
 
 
+def _range_hint(classes: np.ndarray, count: int) -> str:
+    if classes.min() >= 1 and classes.max() == count:
+        return "; if the labels count from 1, subtract 1"
+    if count == 2:
+        return (
+            "; predicted classes, instead of scores, must be integers; for a regression, choose "
+            "the metric RMSE, MSE or MAE"
+        )
+    return ""
+
+
 def _check_range(classes: np.ndarray, count: int) -> None:
     if classes.min() < 0 or classes.max() >= count:
         raise MetricError(
             f"labels must be classes from 0 to {count - 1}, as the predictions, got "
-            f"{classes.min()} to {classes.max()}"
-            + ("; predicted classes, instead of scores, must be integers" if count == 2 else "")
+            f"{classes.min()} to {classes.max()}" + _range_hint(classes, count)
         )
 
 

@@ -34,7 +34,6 @@ from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_run
 from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe, problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
-from neural_mp.tuning.size_budget import within_limit
 from neural_mp.tuning.sqnr import compared_with_fp32, warn_of_noise
 
 #: CPU seconds of measurements that choose a plan, as a fraction of calibration and conversion; and
@@ -129,6 +128,9 @@ def _every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
 
 def _in_size(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
     """Return the most accurate plan within the limit of size."""
+    # Imported on demand: SciPy is slow to import.
+    from neural_mp.tuning.size_budget import within_limit
+
     found = within_limit(job, model, job.settings.size_limit, log)
     return _Choice(found.plan, found.model)
 

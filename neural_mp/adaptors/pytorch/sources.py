@@ -12,6 +12,9 @@ from neural_mp.adaptors.pytorch import storage
 from neural_mp.adaptors.pytorch.transformers_folder import CONFIG, read_folder
 from neural_mp.errors import ModelLoadError
 
+#: Suffixes of files that PyTorch writes, besides weights alone.
+_OF_TORCH = (".pt2", ".pt", ".pth", ".bin", ".ckpt")
+
 
 def read(path: Path) -> ExportedProgram | nn.Module:
     """Load the model at a path without running code from the path.
@@ -34,6 +37,11 @@ def _why_not(path: Path) -> str:
         words = "contains weights without a model; give the nn.Module"
         config = path.with_name(CONFIG)
         return f"{words}, or the folder with {CONFIG}" if config.exists() else words
+    if path.suffix not in _OF_TORCH:
+        return (
+            f"is not a file of PyTorch, which end in {', '.join(_OF_TORCH)}; leave out the "
+            f"framework to detect it from the file"
+        )
     if _is_torchscript(path):
         return (
             "is TorchScript, compiled code without a convertible graph; give the nn.Module of its "
