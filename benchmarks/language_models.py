@@ -40,7 +40,8 @@ from neural_mp.core.enums import Capture, WeightCorrection
 from neural_mp.core.hardware import detect
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import QuantSpec, weight_only
+from neural_mp.core.precision import weight_only
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.metrics import KLDivergence, Perplexity
 
 HEADINGS = ("model", "weights", "bytes", "perplexity", "unseen text", "trials", "rank")

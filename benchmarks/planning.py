@@ -26,7 +26,8 @@ from rich.table import Table
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named

@@ -20,7 +20,8 @@ from machine import machine
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.profiling.audit import Verdict, audit_ops
 from neural_mp.space import planned_ops
 from neural_mp.testing.products_contract import SIDE

@@ -12,7 +12,8 @@ from mutants import broken, lines_broken, mutants
 
 from neural_mp.core.observations import ChannelStats, Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 
 _PLAN = "plan.yaml"
 _OF_LINES, _OF_BYTES = 0.2, 0.2

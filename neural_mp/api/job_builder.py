@@ -385,9 +385,7 @@ def check(options: MixedPrecision) -> None:
         ConfigurationError: an option has the wrong type or is out of range.
     """
     if options.model is None:
-        raise ConfigurationError(
-            "model must be set, got None; set converter.model, or model.name in YAML"
-        )
+        raise ConfigurationError("model must be set; set converter.model, or model.name in YAML")
     parse_objectives(options.objective)
     check_min_speedup(options.min_speedup)
     SizeLimit(options.max_bytes, options.max_bits)

@@ -28,7 +28,8 @@ from neural_mp.config.settings import (
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
 from neural_mp.core.enums import Dialect, QuantDType
-from neural_mp.core.precision import QUANT_CHOICES, Precision, Precisions
+from neural_mp.core.precision import Precision, Precisions
+from neural_mp.core.quant_spec import QUANT_CHOICES
 from neural_mp.errors import ConfigurationError, error_path
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from neural_mp.config.source import KeyPath
 from neural_mp.core.enums import Dialect
-from neural_mp.core.precision import QUANT_CHOICES
+from neural_mp.core.quant_spec import QUANT_CHOICES
 from neural_mp.data.registry import plain_name
 
 Found = TypeVar("Found")

@@ -9,7 +9,7 @@ from neural_mp.amp import EDIT_OPTIONS
 from neural_mp.config import values
 from neural_mp.core.enums import Dialect
 from neural_mp.core.hardware import TARGETS
-from neural_mp.core.precision import QUANT_CHOICES
+from neural_mp.core.quant_spec import QUANT_CHOICES
 from neural_mp.errors import did_you_mean, error_path
 from neural_mp.tuning.criterion import check_min_speedup
 from neural_mp.tuning.size_limit import SIZE_LIMITS

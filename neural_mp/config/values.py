@@ -18,13 +18,8 @@ from neural_mp.core.enums import (
     Capture,
     ObjectiveName,
 )
-from neural_mp.core.precision import (
-    MAX_GROUP_SIZE,
-    QUANT_CHOICES,
-    ROUNDINGS,
-    Precision,
-    parse_precisions,
-)
+from neural_mp.core.precision import Precision, parse_precisions
+from neural_mp.core.quant_spec import MAX_GROUP_SIZE, QUANT_CHOICES, ROUNDINGS
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.tuning.executors import read_workers
 from neural_mp.util.text import counted

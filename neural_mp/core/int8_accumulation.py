@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from neural_mp.core.enums import Granularity, QuantDType, Scheme, WeightRange
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.string_enum import StringEnum
 
 

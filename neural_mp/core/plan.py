@@ -12,13 +12,8 @@ import yaml
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.observations import Observations
-from neural_mp.core.precision import (
-    OpConfig,
-    Precision,
-    QuantSpec,
-    parse_precisions,
-    precision_name,
-)
+from neural_mp.core.precision import OpConfig, Precision, parse_precisions, precision_name
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 from neural_mp.io.readers import file_context, read_yaml
 from neural_mp.io.yaml_reader import load_yaml

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.core.enums import Approach
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec, weight_only
+from neural_mp.core.precision import FP32, OpConfig, Precision, weight_only
+from neural_mp.core.quant_spec import QuantSpec
 
 
 @dataclass(frozen=True)

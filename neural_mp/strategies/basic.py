@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from neural_mp.amp import AmpList
 from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.core.trial import Trial
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem

@@ -9,7 +9,8 @@ from math import inf
 from neural_mp.core.enums import Approach, CalibrationAlgorithm, Objective, is_latency_only
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
 from neural_mp.search.corrections import (

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import QuantSpec, weight_only
+from neural_mp.core.precision import weight_only
+from neural_mp.core.quant_spec import QuantSpec
 
 
 def at_outputs(

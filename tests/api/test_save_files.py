@@ -13,7 +13,8 @@ from examples_here import run_process
 from torch import nn
 
 from neural_mp import ExitPolicy, MixedPrecision, PrecisionPlan, convert_with_plan
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConversionError
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

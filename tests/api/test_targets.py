@@ -10,7 +10,8 @@ from neural_mp.api.portability import hardware_for
 from neural_mp.config import parse_settings
 from neural_mp.core.hardware import TARGETS, Hardware, detect
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConfigurationError, PlanError
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

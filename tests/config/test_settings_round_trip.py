@@ -16,7 +16,8 @@ from neural_mp.config import (
     parse_settings,
     settings_to_yaml,
 )
-from neural_mp.core.precision import QUANT_CHOICES, Precision
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import QUANT_CHOICES
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 

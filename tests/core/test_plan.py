@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
-from neural_mp.core.precision import FP32, QUANT_CHOICES, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quant_spec import QUANT_CHOICES, QuantSpec
 from neural_mp.errors import PlanError
 
 schemes, algorithms = (st.sampled_from(QUANT_CHOICES[name]) for name in ("scheme", "algorithm"))

@@ -2,7 +2,8 @@ import pickle
 
 import pytest
 
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
+from neural_mp.core.precision import OpConfig, Precision, parse_precisions
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import NeuralMPError, PlanError, UnknownPrecisionError
 
 

@@ -6,7 +6,8 @@ import pickle
 import pytest
 
 from neural_mp.core.enums import Approach, CalibrationAlgorithm, Objective
-from neural_mp.core.precision import Precision, QuantSpec
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConfigurationError, PlanError
 from neural_mp.util.string_enum import StringEnum
 

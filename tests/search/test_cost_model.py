@@ -12,7 +12,8 @@ from made_up import chain
 
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.search.cost_model import CostInputs, cost_model, predicted_time
 from neural_mp.search.min_cut import CutSolver
 from neural_mp.space import Capability

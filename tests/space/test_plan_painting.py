@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from neural_mp.amp import FourLists, graph_of
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import Capability, TuningSpace
 
 BF16, FP16 = OpConfig(Precision.BF16), OpConfig(Precision.FP16)

@@ -5,7 +5,8 @@ import pytest
 from neural_mp.amp import FourLists
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError, UnknownOperatorError
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint

@@ -12,7 +12,8 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec, weight_only
+from neural_mp.core.precision import FP32, OpConfig, Precision, weight_only
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies.base import Probe, TuningProblem
 from neural_mp.strategies.low_bits import without_slow_low_bits

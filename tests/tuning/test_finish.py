@@ -7,7 +7,8 @@ import pytest
 
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import ratio
 from neural_mp.space import Capability, TuningSpace

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.core.observations import ChannelStats, Observations, Range
-from neural_mp.core.precision import RANGE_ALGORITHMS
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.errors import ConversionError
 
 #: Sampled values of one tensor over all batches.

@@ -17,7 +17,8 @@ from neural_mp.core.enums import (
 )
 from neural_mp.core.hardware import Hardware, Support
 from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
-from neural_mp.core.precision import FP32, LOW_BITS, OpConfig, Precision, QuantSpec, weight_only
+from neural_mp.core.precision import FP32, LOW_BITS, OpConfig, Precision, weight_only
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import Capability
 from neural_mp.util.pytree import Array
 

@@ -11,7 +11,7 @@ from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
 from neural_mp.adaptors.common.optional import GroupedWeights, needed
 from neural_mp.adaptors.common.weight_corrections import corrected_weight
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 from neural_mp.util.pytree import Array
 

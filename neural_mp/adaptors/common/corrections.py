@@ -29,7 +29,8 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import ChannelStats, Observations
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import CORRECTIONS, RANGE_ALGORITHMS, OpConfig
+from neural_mp.core.precision import CORRECTIONS, OpConfig
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.errors import PlanError
 from neural_mp.space import TuningSpace
 

@@ -22,7 +22,7 @@ from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
 from neural_mp.adaptors.common.low_bit_weights import GroupedWeight, round_to_nearest
 from neural_mp.adaptors.common.optional import Gradients, needed
 from neural_mp.core.int8_accumulation import weight_qmax
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import TuningSpace
 from neural_mp.util.pytree import Array, batch_size_of, sample_of
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.core.enums import Granularity, KernelInputs, QuantDType, Scheme
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
 
 #: Group sizes in the order of preference: the first is the smallest and fastest, the last the most

@@ -19,7 +19,7 @@ from neural_mp.adaptors.common.fisher import rounded, specs_of
 from neural_mp.adaptors.common.integer_groups import round_in_groups, rounded_inputs
 from neural_mp.adaptors.common.optional import StoredLayer, needed
 from neural_mp.core.enums import KernelInputs
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import TuningSpace
 from neural_mp.util.pytree import Array
 

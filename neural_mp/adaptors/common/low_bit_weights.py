@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.core.enums import Granularity, QuantDType, Scheme
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
 
 #: Group sizes in the order tried: 128 is common to all kernels, 32 the most accurate.

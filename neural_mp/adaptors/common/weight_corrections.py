@@ -26,7 +26,7 @@ from neural_mp.adaptors.common.low_bit_weights import (
     to_bfloat16,
 )
 from neural_mp.core.enums import WeightCorrection
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
 
 #: Fraction of every input's power that is added to the diagonal of H, against noise.

@@ -30,7 +30,8 @@ from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.adaptors.onnxrt.subgraphs import bodies_of
 from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType, Scheme
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_quant_spec
-from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 
 _UNSIGNED = QuantSpec(QuantDType.UINT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL)
 _SCATTERS = ("ScatterElements", "ScatterND")

@@ -28,7 +28,8 @@ from neural_mp.adaptors.onnxrt.quant_params import store_weight
 from neural_mp.adaptors.onnxrt.subgraphs import in_order, sink_constants
 from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.observations import Range
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import ResolvedPlan
 
 #: ONNX Runtime's LSTM with INT8 products, in its `ContribOperators.md`.

@@ -19,7 +19,7 @@ from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.quant_params import store_weight
 from neural_mp.adaptors.onnxrt.tensor_variants import Variants
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 
 #: ONNX Runtime's INT8 matrix product with float output.
 PRODUCT = "MatMulIntegerToFloat"

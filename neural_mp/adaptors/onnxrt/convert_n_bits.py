@@ -10,7 +10,7 @@ from neural_mp.adaptors.onnxrt.convert_int8 import matrix_and_bias
 from neural_mp.adaptors.onnxrt.fusion import is_table
 from neural_mp.adaptors.onnxrt.graph_edit import known_array
 from neural_mp.adaptors.onnxrt.tensor_variants import Variants
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 
 
 def write_grouped(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:

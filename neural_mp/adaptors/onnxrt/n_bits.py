@@ -24,7 +24,7 @@ from neural_mp.adaptors.common.integer_groups import (
 )
 from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
 from neural_mp.core.enums import KernelInputs, Scheme
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
 
 PRODUCT, TABLE = "MatMulNBits", "GatherBlockQuantized"

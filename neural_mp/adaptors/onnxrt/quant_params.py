@@ -9,7 +9,7 @@ import numpy as np
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.core.int8_accumulation import weight_qmax
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 
 #: The zero point of unsigned weights.
 _MIDDLE = 128

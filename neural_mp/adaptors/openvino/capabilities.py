@@ -39,7 +39,8 @@ from neural_mp.core.int8_accumulation import (
     Int8Accumulation,
     weight_quant_spec,
 )
-from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.util.pytree import Array
 
 #: Ops that run a graph of their own or keep a state.

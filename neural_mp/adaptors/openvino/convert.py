@@ -51,7 +51,8 @@ from neural_mp.adaptors.openvino.recurrent import (
 from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import ChannelRange, Range
-from neural_mp.core.precision import Precision, QuantSpec
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import ResolvedPlan
 from neural_mp.util.pytree import Array
 

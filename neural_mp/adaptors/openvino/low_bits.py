@@ -32,7 +32,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
 )
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.enums import KernelInputs, Scheme
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
 
 PRODUCT, TABLE = "MatMul", "Gather"

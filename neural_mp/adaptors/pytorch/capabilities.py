@@ -29,7 +29,8 @@ from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.enums import CalibrationAlgorithm, QuantDType, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
-from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, weights_of
 from neural_mp.core.enums import Approach
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.space import ResolvedPlan
 

@@ -32,7 +32,8 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_quant_spec
-from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 
 _NO_FLOAT32 = "does not compute in float32"
 _BORDER = "passes values into or out of a loop or branch unchanged"

@@ -12,7 +12,7 @@ from torch import nn
 from neural_mp.adaptors.common import fisher
 from neural_mp.adaptors.common.fisher import direction, rounded, weight_noise
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConversionError
 from neural_mp.testing import machine
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.common.integer_groups import packed, round_in_groups, rounded_inputs
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 
 GENERATOR = np.random.default_rng(0)
 

@@ -14,7 +14,7 @@ from neural_mp.adaptors.common.low_bit_weights import (
     to_bfloat16,
 )
 from neural_mp.adaptors.pytorch.qdq_ops import codes_of
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 
 GENERATOR = np.random.default_rng(0)
 

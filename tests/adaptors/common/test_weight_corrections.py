@@ -17,7 +17,7 @@ from neural_mp.adaptors.common.weight_corrections import (
     corrected_weight,
     row_errors,
 )
-from neural_mp.core.precision import QuantSpec
+from neural_mp.core.quant_spec import QuantSpec
 
 CORRECTIONS = ("awq", "gptq", "awq gptq")
 

@@ -9,7 +9,8 @@ from onnx_nets import MACHINE, Converted, graph, op, run
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.int8_accumulation import KernelKind
-from neural_mp.core.precision import Precision, QuantSpec
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.testing import signal_to_noise
 
 INT8 = Precision.INT8

@@ -27,7 +27,8 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.onnxrt.profiler import own_times
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.testing import signal_to_noise
 
 BF16, FP32, INT8 = Precision.BF16, Precision.FP32, Precision.INT8

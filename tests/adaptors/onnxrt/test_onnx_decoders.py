@@ -11,7 +11,8 @@ from onnx_nets import session
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, convert_with_plan
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ModelLoadError
 
 MAKERS = {"genai": decoders.genai, "optimum": decoders.optimum}

@@ -13,7 +13,8 @@ from onnx_nets import Converted, graph, op, run
 from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation
-from neural_mp.core.precision import Precision, QuantSpec
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.testing import signal_to_noise
 
 BF16, FP16 = Precision.BF16, Precision.FP16

@@ -18,7 +18,8 @@ from neural_mp.adaptors.openvino import low_bits
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.runtime import Runner
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision, QuantSpec
+from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 
 #: The name of the Gemm's product without its bias.

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConfigurationError, ConversionError
 
 FIRST = "model.layers.0.self_attn.q_proj"

@@ -13,7 +13,8 @@ from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.pytorch import grouped_weights
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.enums import Capture
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 
 DENSE = ("hidden", "last")

@@ -12,7 +12,8 @@ import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.common.low_bit_weights import packed, round_to_nearest
 from neural_mp.adaptors.pytorch.qdq_ops import codes_of
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 
 

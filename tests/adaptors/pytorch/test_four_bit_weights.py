@@ -13,7 +13,8 @@ from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.common.low_bit_weights import round_to_nearest
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import detect
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 
 SPEC = QuantSpec.parse("uint4 asymmetric per_group 64")
