@@ -37,15 +37,15 @@ def _why_not(path: Path) -> str:
         words = "contains weights without a model; give the nn.Module"
         config = path.with_name(CONFIG)
         return f"{words}, or the folder with {CONFIG}" if config.exists() else words
-    if path.suffix not in _OF_TORCH:
-        return (
-            f"is not a file of PyTorch, which end in {', '.join(_OF_TORCH)}; leave out the "
-            f"framework to detect it from the file"
-        )
     if _is_torchscript(path):
         return (
             "is TorchScript, compiled code without a convertible graph; give the nn.Module of its "
             "source"
+        )
+    if path.suffix not in _OF_TORCH:
+        return (
+            f"is not a file of PyTorch, which end in {', '.join(_OF_TORCH)}; leave out the "
+            f"framework to detect it from the file"
         )
     return (
         "is a pickle, which runs code when read; give the module itself, or save the module "
