@@ -1,5 +1,10 @@
 """Some of a loader's batches, and what is read for them."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -74,7 +79,6 @@ SKIPPING = {
     "keras": KerasBatches,
     "torch": lambda samples: torch.utils.data.DataLoader(samples, SIZE),
     "torch by a sampler": drawn,
-    "torch in processes": lambda samples: torch.utils.data.DataLoader(samples, SIZE, num_workers=1),
 }
 WALKING = {
     "list": lambda samples: list(DataLoader(samples, SIZE)),
@@ -97,7 +101,18 @@ def test_parts_together_are_all_batches_in_their_order(make):
     assert labels(batches.pairs(PARTS[1])) == WHOLE[2:4]
 
 
-@pytest.mark.parametrize("name", [name for name in SKIPPING if "processes" not in name])
+@pytest.mark.slow
+def test_parts_together_are_all_batches_of_a_loader_with_processes():
+    """In a process of its own: a fork of one with all frameworks may crash."""
+    script = Path(__file__).with_name("loader_with_processes.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    whole, *parts = json.loads(done.stdout)
+    assert whole == WHOLE
+    assert [batch for part in parts for batch in part] == WHOLE
+    assert parts[1] == WHOLE[2:4]
+
+
+@pytest.mark.parametrize("name", SKIPPING)
 def test_batches_of_others_are_not_read(name):
     samples = Samples()
     batches = Batches(SKIPPING[name](samples), "eval_dataloader")
