@@ -132,7 +132,8 @@ def unbounded(graph: TensorGraph, outputs: frozenset[str]) -> dict[str, int | No
     computed = [name for name in waits if graph.nodes[name].op != CONSTANT]
     if not computed:
         return {}
-    sizes = _sizes(imported(_part(graph, waits).to_graph_def()), computed)
+    part = _part(graph, waits).pruned(computed)
+    sizes = _sizes(imported(part.to_graph_def()), computed)
     most = _most(graph)
     return {name: size for name, size in sizes.items() if size is None or size > most}
 
