@@ -7,7 +7,6 @@ from math import inf, sqrt
 
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import OpTimings
-from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig
 from neural_mp.search.cost_model import CostInputs
 from neural_mp.search.knapsack import Filling, Form, Knapsack
@@ -105,23 +104,8 @@ def _aim(
     return aim if aim > low else None
 
 
-def plan_within(problem: TuningProblem, limit: float) -> tuple[PrecisionPlan, float] | None:
-    """Return the plan with the least noise whose weights take at most `limit` bytes, and its bytes.
-
-    Counts the weights of ops with several forms; None if no plan is that small.
-    """
-    found = _by_bytes(problem).most_accurate(limit)
-    if found is None:
-        return None
-    return problem.space.fp32_plan().replacing(found.configs), found.cost
-
-
-def smallest_plan(problem: TuningProblem) -> PrecisionPlan:
-    """Return the plan with every weight in its fewest bits."""
-    return problem.space.fp32_plan().replacing(_by_bytes(problem).start.configs)
-
-
-def _by_bytes(problem: TuningProblem) -> Knapsack:
+def weights_by_bytes(problem: TuningProblem) -> Knapsack:
+    """Return the choices of all weights with several forms, by their noise and bytes."""
     graph = problem.space.graph
 
     def size(op: str, config: OpConfig) -> float:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.measurement_cache import RunCache
+from neural_mp.search.knapsack import Filling
 from neural_mp.space import ResolvedPlan
-from neural_mp.strategies.bit_allocation import plan_within, smallest_plan
+from neural_mp.strategies.bit_allocation import weights_by_bytes
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe, problem_of
@@ -46,20 +47,24 @@ def within_limit(
         )
     most = limit.bytes_of(model.size)
     others = model.size - _FLOAT_BYTES * sum(job.space.graph[op].weights for op in scored)
-    aim = float(most - others)
+    aim, knapsack = float(most - others), weights_by_bytes(problem)
     with log.phase("convert", "Converting"):
         for _ in range(_ATTEMPTS):
-            found = plan_within(problem, aim)
+            found = knapsack.most_accurate(aim)
             if found is None:
                 break
-            resolved = job.space.resolve(found[0])
-            converted = model.converted(resolved)
-            if converted.size <= most:
-                return SizedModel(resolved, converted)
-            aim = min(found[1], most - (converted.size - found[1])) - 1
-    least = model.converted(job.space.resolve(smallest_plan(problem))).size
+            sized = _converted(job, model, found)
+            if sized.model.size <= most:
+                return sized
+            aim = min(found.cost, most - (sized.model.size - found.cost)) - 1
+    least = _converted(job, model, knapsack.start).model.size
     raise ConfigurationError(
         f"{limit} must be at least the size of the smallest model in "
         f"{', '.join(job.settings.precisions)}, {least} bytes, got {most} bytes; raise the limit, "
         f"or add a lower precision"
     )
+
+
+def _converted(job: TuningJob, model: AnyTunableModel, filling: Filling) -> SizedModel:
+    plan = job.space.resolve(job.space.fp32_plan().replacing(filling.configs))
+    return SizedModel(plan, model.converted(plan))
