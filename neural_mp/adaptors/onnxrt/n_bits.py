@@ -68,11 +68,7 @@ def kernel_specs(op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
     if inputs < MIN_INPUTS:
         return f"{_TOO_FEW}, got {inputs}"
     wanted = KernelInputs.INT8 if op == PRODUCT else KernelInputs.FLOAT
-    found = tuple(
-        case.spec
-        for case in _working()
-        if case.op == op and case.spec.inputs is wanted and (case.spec.group_size or 0) <= inputs
-    )
+    found = _working_specs(op, inputs, wanted)
     if any(spec.dtype.bits == 4 for spec in found):
         return found
     return f"this build of ONNX Runtime has no {op} of 4 bits that is fast on this CPU"
@@ -80,19 +76,20 @@ def kernel_specs(op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
 
 def float_specs(inputs: int) -> tuple[QuantSpec, ...]:
     """Return the quantizations of products with float inputs, which a plan may request."""
-    return tuple(
-        case.spec
-        for case in _working()
-        if case.op == PRODUCT
-        and case.spec.inputs is KernelInputs.FLOAT
-        and (case.spec.group_size or 0) <= inputs
-    )
+    return _working_specs(PRODUCT, inputs, KernelInputs.FLOAT)
 
 
-def _working() -> list[Case]:
+def _working_specs(op: str, inputs: int, read: KernelInputs) -> tuple[QuantSpec, ...]:
+    """Return the quantizations that the probe found to work, with groups that the inputs fill."""
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
     found = probe_results(_PROBE, f"{_VERSION} {version}")
-    return [case for case in cases() if str(case) in found]
+    return tuple(
+        case.spec
+        for case in cases()
+        if (case.op, case.spec.inputs) == (op, read)
+        and (case.spec.group_size or 0) <= inputs
+        and str(case) in found
+    )
 
 
 @dataclass(frozen=True)
