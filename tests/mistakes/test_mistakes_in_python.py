@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is done, the error, and the words that the message must contain."""
+    """An action, its error, and the words that the message must contain."""
 
     name: str
     act: Callable[[Any], object]

@@ -134,7 +134,7 @@ def test_the_predicted_time_of_a_measured_plan_is_what_its_parts_took():
     st.lists(st.integers(1, 10**9), min_size=4, max_size=4),
 )
 def test_conversions_never_take_less_than_nothing(seconds, counts):
-    """Where their elements account for all the time, rounding leaves nothing below 0."""
+    """Rounding leaves nothing below 0 if the elements account for all the time."""
     low = {name: seconds * taken for name, taken in LOW.items()}
     models = {
         plan_in(Precision.FP32): Profiled(FLOAT, [1.0]),
