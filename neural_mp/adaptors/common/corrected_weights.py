@@ -13,7 +13,6 @@ from neural_mp.adaptors.common.weight_corrections import corrected_weight
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
-from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
 
@@ -88,7 +87,8 @@ class CorrectedWeights(Generic[M]):
         for op in missing.keys() - observed.keys():
             for spec in missing[op]:
                 self._made[op, spec] = corrected_weight(weights[op], spec)
-        for part in _portions(observed):
+        sizes = {op: 4 * weight.shape[1] ** 2 for op, weight in observed.items()}
+        for part in portions(sizes, _MOMENT_BYTES):
             assert self.batches is not None
             moments = offered.input_moments(self.model, self.batches(), part)
             for op in part:
@@ -102,16 +102,19 @@ class CorrectedWeights(Generic[M]):
                     self._made[op, spec] = corrected_weight(weights[op], spec, moments[op])
 
 
-def _portions(weights: Mapping[str, Array]) -> Iterator[list[str]]:
-    """Yield ops whose moments fit into memory together, in order."""
+def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
+    """Yield ops that take at most `most` bytes together, in order, without ops of no bytes.
+
+    A larger op is alone.
+    """
     part: list[str] = []
-    size = 0
-    for op, weight in weights.items():
-        needed_bytes = 4 * weight.shape[1] ** 2
-        if part and size + needed_bytes > _MOMENT_BYTES:
+    held = 0
+    for op, size in sizes.items():
+        if part and held + size > most:
             yield part
-            part, size = [], 0
-        part.append(op)
-        size += needed_bytes
+            part, held = [], 0
+        if size:
+            part.append(op)
+            held += size
     if part:
         yield part

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, portions
 from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
 from neural_mp.adaptors.common.low_bit_weights import GroupedWeight, round_to_nearest
 from neural_mp.adaptors.common.optional import Gradients, needed
@@ -57,7 +57,8 @@ def weight_noise(
     )
     samples = list(_samples(batches))
     scores: dict[str, dict[str, float]] = {}
-    for part in _portions({op: weights[op].nbytes * len(found) for op, found in specs.items()}):
+    sizes = {op: weights[op].nbytes * len(found) for op, found in specs.items()}
+    for part in portions(sizes, _CHANGE_BYTES):
         changes = {
             op: {
                 str(spec): rounded(weights[op], spec, made.get((op, spec))) - weights[op]
@@ -67,21 +68,6 @@ def weight_noise(
         }
         scores |= _scores(gradients, model, samples, changes)
     return scores
-
-
-def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield ops whose rounding errors fit into memory together, in order, without empty ones."""
-    part: list[str] = []
-    held = 0
-    for op, size in sizes.items():
-        if part and held + size > _CHANGE_BYTES:
-            yield part
-            part, held = [], 0
-        if size:
-            part.append(op)
-            held += size
-    if part:
-        yield part
 
 
 def _scores(
