@@ -28,7 +28,7 @@ from neural_mp.config.settings import (
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
 from neural_mp.core.enums import Dialect, QuantDType
-from neural_mp.core.precision import Precision, Precisions
+from neural_mp.core.precision import INTEGERS, Precision, Precisions
 from neural_mp.core.quant_spec import QUANT_CHOICES
 from neural_mp.errors import ConfigurationError, error_path
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
@@ -161,8 +161,7 @@ def _tensor(limits: Mapping[str, Any]) -> tuple[QuantConstraint, tuple[Precision
         return QuantConstraint(**allowed), None
     integers = tuple(word for word in limits["dtype"] if word in QUANT_CHOICES["dtype"])
     floats = [word for word in limits["dtype"] if word not in integers]
-    by_bits = {precision.bits: precision for precision in Precision if precision.is_integer}
-    named = {*floats, *(by_bits[QuantDType(word).bits] for word in integers)}
+    named = {*floats, *(INTEGERS[QuantDType(word).bits] for word in integers)}
     precisions = Precisions(p for p in Precision if p in named)
     return QuantConstraint(dtype=integers or None, **allowed), precisions
 

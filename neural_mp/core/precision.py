@@ -122,8 +122,10 @@ _DTYPES = {
     "qint4": "int4",
 }
 
-#: Bits of a weight below 8 → the precision of its op.
-LOW_BITS = {precision.bits: precision for precision in Precision if precision.is_low_bit}
+#: Bits of a weight → the precision of its op.
+INTEGERS = {precision.bits: precision for precision in Precision if precision.is_integer}
+#: Precisions of weights below 8 bits.
+LOW_BITS = tuple(precision for precision in Precision if precision.is_low_bit)
 #: Corrections of an INT8 layer, alternatives to its fallback; each changes weights before rounding
 #: and keeps the FP32 function.
 CORRECTIONS: Mapping[str, str] = {
@@ -242,4 +244,4 @@ FP32 = OpConfig(Precision.FP32)
 
 def weight_only(weight: QuantSpec) -> OpConfig:
     """Return the config of an op whose weight is stored in integers and whose inputs are float."""
-    return OpConfig(LOW_BITS.get(weight.dtype.bits, Precision.INT8), weight)
+    return OpConfig(INTEGERS[weight.dtype.bits], weight)

@@ -150,13 +150,13 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
     other_weights: tuple[QuantSpec, ...] = ()
     # Every CPU computes in INT8, so only 16-bit support depends on the hardware.
     if isinstance(kernels.int8, str):
-        reasons |= dict.fromkeys((Precision.INT8, *LOW_BITS.values()), kernels.int8)
+        reasons |= dict.fromkeys((Precision.INT8, *LOW_BITS), kernels.int8)
     else:
         configs += kernels.int8.configs()
         if not any(config.precision is Precision.INT8 for config in configs):
             reasons[Precision.INT8] = NO_INTEGER_KERNEL
         if isinstance(kernels.int8.low_bits, str):
-            reasons |= dict.fromkeys(LOW_BITS.values(), kernels.int8.low_bits)
+            reasons |= dict.fromkeys(LOW_BITS, kernels.int8.low_bits)
         other_weights = kernels.int8.other_weights
     for precision, support in supports.items():
         reason = kernels.missing.get(precision) if support.available else support.reason

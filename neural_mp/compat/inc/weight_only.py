@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neural_mp.core.enums import Scheme
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import INTEGERS, Precision
 from neural_mp.errors import ConfigurationError, error_path
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 from neural_mp.util.validators import is_integer
@@ -19,7 +19,6 @@ _ROUNDINGS = {"RTN": "rtn", "GPTQ": "gptq", "AWQ": "awq", "HQQ": "hqq"}
 _SCHEMES = {"sym": Scheme.SYMMETRIC, "asym": Scheme.ASYMMETRIC}
 #: INC's pattern for all op types.
 _ALL = ".*"
-_BITS = {precision.bits: precision for precision in Precision if precision.is_integer}
 _KEYS = ("bits", "group_size", "scheme", "algorithm", "dtype")
 _FLOATS = ("fp32", "bf16")
 
@@ -57,7 +56,7 @@ def _limit(option: str, name: str, limits: Mapping[str, Any]) -> OpConstraint:
                 f"types such as nf4 have no kernel here"
             )
         return OpConstraint(
-            tuple(_one_of("bits", bits, _BITS) for bits in _listed(weight, "bits")) or None,
+            tuple(_one_of("bits", bits, INTEGERS) for bits in _listed(weight, "bits")) or None,
             QuantConstraint(
                 scheme=_several(weight, "scheme", _SCHEMES),
                 group_size=_group_sizes(name, weight),
