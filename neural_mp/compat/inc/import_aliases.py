@@ -45,6 +45,26 @@ _MODULES: Mapping[str, Sequence[str]] = {
         *("model.nets_factory", "model.tensorflow_model", "compression", "compression.pruner"),
         *("conf.config", "conf.dotdict"),
     ),
+    "v3.torch_quantization": (
+        *("torch", "torch.quantization", "torch.quantization.quantize"),
+        *("torch.quantization.config", "torch.quantization.autotune"),
+        *("torch.quantization.save_load_entry",),
+    ),
+    "v3.torch_helpers": (
+        *("torch.utils", "torch.utils.utility", "torch.utils.auto_accelerator"),
+        *("torch.utils.block_wise", "torch.utils.llm_utility", "torch.utils.constants"),
+        *("torch.utils.environ", "torch.export", "torch.export.pt2e_export"),
+        *("torch.algorithms", "torch.algorithms.smooth_quant", "torch.algorithms.layer_wise"),
+        *("torch.algorithms.layer_wise.utils", "torch.algorithms.autoround"),
+        *("torch.algorithms.pt2e_quant", "torch.algorithms.weight_only"),
+        *("torch.algorithms.weight_only.autoround", "torch.algorithms.weight_only.utility"),
+        *("torch.algorithms.weight_only.modules", "torch.algorithms.weight_only.save_load"),
+    ),
+    "v3.common_names": (
+        *("common", "common.utils", "common.utils.logger", "common.utils.utility"),
+        *("common.utils.constants", "common.base_config"),
+    ),
+    "v3.base_tuning": ("common.base_tuning",),
 }
 #: INC module, without the package's name → module here.
 ALIASES: Mapping[str, str] = {
@@ -100,8 +120,30 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "QAT models of TensorFlow are read directly; pass the model to Quantization": (
         *("ModelConversion",),
     ),
+    "no CPU kernel computes in float8; use INT8StaticQuantConfig or MixedPrecisionConfig": (
+        *("FP8Config", "HybridGPTQConfig", "get_default_fp8_config", "get_default_fp8_config_set"),
+        *("get_default_qat_module_mappings",),
+    ),
+    "no CPU kernel computes in microscaling types; use INT8StaticQuantConfig, or RTNConfig and "
+    "GPTQConfig with groups of 32": ("MXQuantConfig", "get_default_mx_config"),
     "there is no adaptor for MXNet": ("check_mx_version", "get_backend_name"),
-    _INTERNAL: ("FRAMEWORKS", "Objective", "_parse_ckpt_bn_input"),
+    _INTERNAL: (
+        *("FRAMEWORKS", "Objective", "_parse_ckpt_bn_input", "modified_pickle", "get_path"),
+        *("recover_model_from_json", "CapturedDataloader", "MulLinear", "WOQModelLoader"),
+        *("pt2e_compat", "get_example_input", "WeightOnlyLinear", "INCWeightOnlyLinear"),
+        *("_AutoRoundModelReference", "_is_autoround_model_free_string_case"),
+        *("get_layer_names_in_block", "get_multimodal_block_names", "register_algo"),
+        *("Evaluator", "TuningMonitor", "ConfigLoader", "init_tuning", "ConfigRegistry"),
+        *("config_registry", "register_config", "TuningLogger", "log_process"),
+    ),
+    "calibration text is the user's: call the prepared model on it before convert": (
+        *("get_dataloader", "get_mllm_dataloader", "get_default_llm_dataloader"),
+        *("block_wise_calibration",),
+    ),
+    "load the model with transformers; layers are converted in place of its weights": (
+        *("initialize_model_and_tokenizer", "load_empty_model", "load_first_layer_only"),
+    ),
+    "measure with neural_mp.benchmark, or neural-mp benchmark": ("llm_benchmark",),
     "TensorFlow has removed estimators; export a SavedModel": ("get_estimator_graph",),
     "freeze the slim checkpoint into a .pb file first": ("TFSlimNetsFactory",),
 }
