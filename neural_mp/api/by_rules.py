@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def converted_by_rules(
     Args:
         source: the model: object, path or `module:attribute`.
         wanted: the rules, and options of loading.
-        batches: inputs for calibration; None if the rules need none.
+        batches: inputs for calibration, read several times; None if the rules need none.
         example: inputs of one batch to capture the model with; default: the first of `batches`.
 
     Raises:
@@ -63,16 +63,16 @@ def converted_by_rules(
         NeuralMPError: the model cannot be loaded or converted.
     """
     started = time.perf_counter()
-    data = None if batches is None else list(batches)
-    if example is None and data:
-        example = data[0]
+    data = list(batches) if isinstance(batches, Iterator) else batches
+    if example is None and data is not None:
+        example = next(iter(data), None)
     loaded = _loaded(source, wanted, example)
     space = loaded.adaptor.space(loaded.held, machine.detect())
     plan = wanted.rules.plan(space)
     _require_data(plan, data)
-    tunable = loaded.in_space(space, (lambda: iter(data)) if data else None)
+    tunable = loaded.in_space(space, None if data is None else lambda: iter(data))
     if any(config.approach is Approach.STATIC for config in plan.values()):
-        tunable = tunable.calibrated(data or ())
+        tunable = tunable.calibrated(() if data is None else data)
         space = space.reached_by(tunable.observations.ranges)
         plan = wanted.rules.plan(space)
         if wanted.corrects:
@@ -117,11 +117,11 @@ def _loaded(source: object, wanted: Conversion, example: object) -> AnyModel:
         return load(wanted.otherwise)
 
 
-def _require_data(plan: PrecisionPlan, data: list[Any] | None) -> None:
+def _require_data(plan: PrecisionPlan, data: Iterable[Any] | None) -> None:
     needing = [
         op for op, config in plan.items() if config.needs_data or config.approach is Approach.STATIC
     ]
-    if needing and not data:
+    if needing and data is None:
         raise DataError(
             f"{needing[0]} is quantized as {plan[needing[0]]}, which requires calibration inputs, "
             f"got none; run the model on calibration data before the conversion"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
@@ -65,6 +66,19 @@ _MODULES: Mapping[str, Sequence[str]] = {
         *("common.utils.constants", "common.base_config"),
     ),
     "v3.base_tuning": ("common.base_tuning",),
+    "v3.tensorflow_names": (
+        *("tensorflow", "tensorflow.keras", "tensorflow.quantization", "tensorflow.utils"),
+        *("tensorflow.quantization.config", "tensorflow.quantization.quantize"),
+        *("tensorflow.quantization.autotune", "tensorflow.quantization.utils"),
+        *("tensorflow.quantization.utils.utility", "tensorflow.utils.data"),
+        *("tensorflow.utils.model", "tensorflow.utils.model_wrappers", "tensorflow.utils.utility"),
+        *("tensorflow.utils.constants",),
+    ),
+    "v3.transformers_names": (
+        *("transformers", "transformers.quantization", "transformers.quantization.utils"),
+        *("transformers.generation", "transformers.utils", "transformers.models"),
+    ),
+    "v3.lm_eval": ("evaluation", "evaluation.lm_eval"),
 }
 #: INC module, without the package's name → module here.
 ALIASES: Mapping[str, str] = {
@@ -88,12 +102,39 @@ class _Alias(ModuleType):
         return part if part is not None and name != "conf" else getattr(self._target, name)
 
 
+#: Package of INC without counterpart → reason.
+_ABSENT_MODULES: Mapping[str, str] = {
+    "jax": "there is no adaptor for JAX; with the TensorFlow backend of Keras, use "
+    "neural_compressor.tensorflow",
+    "onnxrt": "ONNX models are quantized by neural_compressor.quantization.fit of version 2",
+}
+
+
+class _Hints(MetaPathFinder):
+    """The last finder: unknown modules of INC are reported with the nearest known ones."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Raise for a module of INC that no other finder knows.
+
+        Raises:
+            ModuleNotFoundError: the module belongs to INC.
+        """
+        package, _, name = fullname.partition(".")
+        if package != THEIRS or not name:
+            return
+        why = _ABSENT_MODULES.get(name.partition(".")[0])
+        hint = f": {why}" if why else did_you_mean(name, ALIASES)
+        raise ModuleNotFoundError(f"No module named {fullname!r}{hint}", name=fullname)
+
+
 def register(package: str) -> None:
     """Make `import package.x.y` work for the modules of INC.
 
     Args:
         package: `neural_compressor`, or this package.
     """
+    if package == THEIRS and not any(isinstance(finder, _Hints) for finder in sys.meta_path):
+        sys.meta_path.append(_Hints())
     here = importlib.import_module(HERE)
     if package != HERE:
         sys.modules.setdefault(package, _Alias(package, here))
@@ -142,6 +183,11 @@ _REASONS: Mapping[str, Sequence[str]] = {
     ),
     "load the model with transformers; layers are converted in place of its weights": (
         *("initialize_model_and_tokenizer", "load_empty_model", "load_first_layer_only"),
+    ),
+    "generate of the converted model is that of transformers": ("_beam_search", "_greedy_search"),
+    "pass a torch.dtype": ("convert_dtype_str2torch",),
+    "load the model with transformers, then call prepare and convert": (
+        *("Qwen2VLForConditionalGeneration",),
     ),
     "measure with neural_mp.benchmark, or neural-mp benchmark": ("llm_benchmark",),
     "TensorFlow has removed estimators; export a SavedModel": ("get_estimator_graph",),

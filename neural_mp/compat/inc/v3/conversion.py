@@ -18,14 +18,14 @@ from neural_mp.space import ConversionRules, OpConstraint
 ALGORITHMS: Mapping[str, type[BaseConfig]] = {**CONFIGS, AutoRoundConfig.name: AutoRoundConfig}
 
 
-def parsed_config(given: object) -> BaseConfig:
-    """Return a configuration; a dict holds one for each algorithm.
+def parsed_config(given: object, known: Mapping[str, type[BaseConfig]] = ALGORITHMS) -> BaseConfig:
+    """Return a configuration; a dict holds one for each algorithm, by the names in `known`.
 
     Raises:
         ConfigurationError: the value is neither.
     """
     if isinstance(given, Mapping):
-        return ComposableConfig.from_named(given, ALGORITHMS)
+        return ComposableConfig.from_named(given, known)
     if isinstance(given, BaseConfig):
         return given
     raise ConfigurationError(
