@@ -7,7 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Any
 
 import torch
@@ -265,7 +265,9 @@ def quiet_export() -> Iterator[None]:
 def inference_mode(module: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode; restore the flag of every submodule on exit."""
     flags = [(m, m.training) for m in module.modules()]
-    module.eval()
+    # A graph of torch.export keeps the mode in which it was captured, and refuses the call.
+    with suppress(NotImplementedError):
+        module.eval()
     try:
         yield
     finally:
