@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -21,6 +22,7 @@ from neural_mp.errors import PlanError
 from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
+logger = logging.getLogger(__name__)
 
 #: Maximum bytes of moments at a time; more layers are observed in further passes.
 _MOMENT_BYTES = 1 << 30
@@ -30,7 +32,9 @@ _MOMENT_BYTES = 1 << 30
 class CorrectedWeights(Generic[M]):
     """The corrected weights of one model; each is made once.
 
-    All weights are made from the float model, whatever the precisions of the layers before.
+    All weights are made from the float model, whatever the precisions of the layers before. Without
+    inputs, every rounding is as good as to nearest: that is the weight of a layer that calibration
+    does not reach, e.g. of an expert that no token is routed to.
 
     Attributes:
         adaptor: the adaptor of the framework.
@@ -108,17 +112,19 @@ class CorrectedWeights(Generic[M]):
         for part in portions(sizes, _MOMENT_BYTES):
             assert self.batches is not None
             moments = offered.input_moments(self.model, self.batches(), part)
+            unread = [op for op in part if op not in moments]
+            if unread:
+                logger.warning(
+                    "calibration did not reach %s; their weights are rounded to nearest, give "
+                    "data that reaches them",
+                    ", ".join(map(repr, unread)),
+                )
             for op in part:
-                if op not in moments:
-                    raise PlanError(
-                        f"the weight of op {op!r} cannot be corrected with data: calibration did "
-                        f"not reach the op, or it multiplies nothing by its weight; set the "
-                        f"correction hqq or rtn"
-                    )
                 weight = weights[op]
                 for spec in missing[op]:
                     quantizer = self.quantizer(spec)
-                    self._made[op, spec] = corrected_weight(weight, quantizer, moments[op])
+                    found = corrected_weight(weight, quantizer, moments.get(op))
+                    self._made[op, spec] = found
 
 
 def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
