@@ -5,16 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
-from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
+from neural_mp.adaptors.common.cross_layer_scaling import ScalingGroup, rounded_weight
+from neural_mp.adaptors.common.factor_folding import factor_groups
+from neural_mp.adaptors.common.grouped_weight import (
+    Floats,
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+)
 from neural_mp.adaptors.common.optional import GroupedWeights, needed
-from neural_mp.adaptors.common.weight_corrections import corrected_weight
+from neural_mp.adaptors.common.weight_corrections import (
+    InputMoments,
+    awq_factors,
+    corrected_weight,
+)
+from neural_mp.core.enums import WeightCorrection
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quant_spec import QuantSpec
@@ -46,6 +58,10 @@ class CorrectedWeights(Generic[M]):
     model: M
     batches: Callable[[], Iterable[Any]] | None = None
     _made: dict[tuple[str, QuantSpec], GroupedWeight] = field(default_factory=dict, repr=False)
+    #: Layers with one input, and the quantization → their common factors.
+    _factors: dict[tuple[tuple[str, ...], QuantSpec], Floats | None] = field(
+        default_factory=dict, repr=False
+    )
 
     def of_plan(self, plan: PrecisionPlan) -> dict[str, GroupedWeight]:
         """Return op → its corrected weight, for the ops of a plan that have corrections.
@@ -122,9 +138,34 @@ class CorrectedWeights(Generic[M]):
             for op in part:
                 weight = weights[op]
                 for spec in missing[op]:
-                    quantizer = self.quantizer(spec)
-                    found = corrected_weight(weight, quantizer, moments.get(op))
+                    quantizer, seen = self.quantizer(spec), moments.get(op)
+                    factors = self._common_factors(op, quantizer, seen, weights)
+                    found = corrected_weight(weight, quantizer, seen, factors)
                     self._made[op, spec] = found
+
+    @cached_property
+    def groups(self) -> tuple[ScalingGroup, ...]:
+        """The groups of layers whose factors of inputs may be folded into the op before."""
+        return factor_groups(self.adaptor, self.model)
+
+    def _common_factors(
+        self,
+        op: str,
+        quantizer: Quantizer,
+        moments: InputMoments | None,
+        weights: Mapping[str, Array],
+    ) -> Floats | None:
+        """Return the factors that a layer shares with the other readers of its input, if any."""
+        if WeightCorrection.AWQ not in quantizer.spec.corrections or moments is None:
+            return None
+        group = next((found for found in self.groups if op in found.consumers), None)
+        if group is None or any(reader not in weights for reader in group.consumers):
+            return None
+        key = group.consumers, quantizer.spec
+        if key not in self._factors:
+            readers = [weights[reader] for reader in group.consumers]
+            self._factors[key] = awq_factors(readers, quantizer, moments)
+        return self._factors[key]
 
 
 def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:

@@ -13,6 +13,7 @@ from ov_nets import read
 
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, PrecisionPlan, convert_with_plan
+from neural_mp.adaptors.common import conversion
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.openvino.runtime import ov
@@ -167,3 +168,35 @@ def test_a_search_corrects_weights(path, tmp_path):
     result.save(tmp_path / "saved")
     again = neural_mp.load(tmp_path / "saved")
     assert np.array_equal(again({"ids": rows[:2, :-1]}), result({"ids": rows[:2, :-1]}))
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_factors_of_inputs_are_folded_into_norms_and_layers(path, batches, runtime):
+    """Only attention has no constant that could hold the factors of the layer behind."""
+    plain, scaled = (
+        _products(_converted(path, batches, f"{SPEC} {words}", runtime).model)
+        for words in ("rtn", "awq gptq")
+    )
+    added = set(scaled) - set(plain)
+    assert len(added) == len(scaled) - len(plain) <= 2
+    assert all(name.startswith(("blocks.0.o", "blocks.1.o")) for name in added)
+
+
+def _products(model) -> list[str]:
+    """Return the names of the nodes that multiply elements."""
+    if isinstance(model, onnx.ModelProto):
+        return [node.name for node in model.graph.node if node.op_type == "Mul"]
+    ops = model.get_ops()
+    return [op.get_friendly_name() for op in ops if op.get_type_name() == "Multiply"]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_folded_factors_change_no_result(path, batches, runtime, monkeypatch):
+    spec = f"{SPEC} awq gptq"
+    folded = _converted(path, batches, spec, runtime)(batches[0])
+    monkeypatch.setattr(
+        conversion, "fold_factors", lambda adaptor, model, groups, weights, _: (model, weights)
+    )
+    multiplied = _converted(path, batches, spec, runtime)(batches[0])
+    # Inputs rounded to INT8 may fall on either side of the middle between two steps.
+    assert np.linalg.norm(folded - multiplied) < 0.01 * np.linalg.norm(multiplied)
