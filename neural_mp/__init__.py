@@ -14,6 +14,7 @@ from neural_mp.util.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from neural_mp import common
     from neural_mp.amp.options import AutoMixedPrecisionOptions
+    from neural_mp.api.calibration import calibration
     from neural_mp.api.compare import compare
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.api.optimized_model import OptimizedModel, load
@@ -39,6 +40,7 @@ _LAZY = {
     "Precision": "neural_mp.core.precision",
     "PrecisionPlan": "neural_mp.core.plan",
     "Comparison": "neural_mp.tuning.comparison",
+    "calibration": "neural_mp.api.calibration",
     "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",
@@ -60,6 +62,7 @@ __all__ = [
     "OptimizedModel",
     "Precision",
     "PrecisionPlan",
+    "calibration",
     "common",
     "compare",
     "convert_with_plan",

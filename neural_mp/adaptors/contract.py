@@ -79,6 +79,7 @@ class Adaptor(ABC, Generic[M]):
     single_file: optional.SingleFile[M] | None = None
     onnx_export: optional.OnnxExport[M] | None = None
     checkpoints: optional.Checkpoints[M] | None = None
+    call_recording: optional.CallRecording | None = None
     transfer: optional.Transfer[M] | None = None
     compiler: optional.Compiler[M] | None = None
     streams: optional.Streams[M] | None = None

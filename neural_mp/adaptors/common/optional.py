@@ -232,6 +232,19 @@ class Checkpoints(Generic[M]):
 
 
 @dataclass(frozen=True)
+class CallRecording:
+    """Recording of the inputs of calls that the user's own code makes to a model.
+
+    Attributes:
+        recording: the object that the user's code calls, function → context in which the inputs of
+            every call are passed to the function, as copies and in a form that `predict` accepts.
+            The model runs as before.
+    """
+
+    recording: Callable[[Any, Callable[[Any], None]], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
 class Transfer(Generic[M]):
     """Transfer of models to other runtimes by a file.
 

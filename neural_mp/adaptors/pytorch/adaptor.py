@@ -16,6 +16,7 @@ from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
+    call_recording,
     capabilities,
     checkpoints,
     float_kernels,
@@ -68,6 +69,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_reduced_weights
     )
+    call_recording = optional.CallRecording(call_recording.recording)
     checkpoints = optional.Checkpoints(checkpoints.export_checkpoint)
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
