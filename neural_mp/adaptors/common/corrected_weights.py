@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
-from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
+from neural_mp.adaptors.common.cross_layer_scaling import ScalingGroup, rounded_weight
+from neural_mp.adaptors.common.factor_folding import factor_groups
+from neural_mp.adaptors.common.grouped_weight import (
+    Floats,
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+)
 from neural_mp.adaptors.common.optional import GroupedWeights, needed
-from neural_mp.adaptors.common.weight_corrections import corrected_weight
+from neural_mp.adaptors.common.weight_corrections import (
+    InputMoments,
+    awq_factors,
+    corrected_weight,
+)
+from neural_mp.core.enums import WeightCorrection
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quant_spec import QuantSpec
@@ -21,6 +34,7 @@ from neural_mp.errors import PlanError
 from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
+logger = logging.getLogger(__name__)
 
 #: Maximum bytes of moments at a time; more layers are observed in further passes.
 _MOMENT_BYTES = 1 << 30
@@ -30,7 +44,9 @@ _MOMENT_BYTES = 1 << 30
 class CorrectedWeights(Generic[M]):
     """The corrected weights of one model; each is made once.
 
-    All weights are made from the float model, whatever the precisions of the layers before.
+    All weights are made from the float model, whatever the precisions of the layers before. Without
+    inputs, every rounding is as good as to nearest: that is the weight of a layer that calibration
+    does not reach, e.g. of an expert that no token is routed to.
 
     Attributes:
         adaptor: the adaptor of the framework.
@@ -42,6 +58,10 @@ class CorrectedWeights(Generic[M]):
     model: M
     batches: Callable[[], Iterable[Any]] | None = None
     _made: dict[tuple[str, QuantSpec], GroupedWeight] = field(default_factory=dict, repr=False)
+    #: Layers with one input, and the quantization → their common factors.
+    _factors: dict[tuple[tuple[str, ...], QuantSpec], Floats | None] = field(
+        default_factory=dict, repr=False
+    )
 
     def of_plan(self, plan: PrecisionPlan) -> dict[str, GroupedWeight]:
         """Return op → its corrected weight, for the ops of a plan that have corrections.
@@ -108,17 +128,44 @@ class CorrectedWeights(Generic[M]):
         for part in portions(sizes, _MOMENT_BYTES):
             assert self.batches is not None
             moments = offered.input_moments(self.model, self.batches(), part)
+            unread = [op for op in part if op not in moments]
+            if unread:
+                logger.warning(
+                    "calibration did not reach %s; their weights are rounded to nearest, give "
+                    "data that reaches them",
+                    ", ".join(map(repr, unread)),
+                )
             for op in part:
-                if op not in moments:
-                    raise PlanError(
-                        f"the weight of op {op!r} cannot be corrected with data: calibration did "
-                        f"not reach the op, or it multiplies nothing by its weight; set the "
-                        f"correction hqq or rtn"
-                    )
                 weight = weights[op]
                 for spec in missing[op]:
-                    quantizer = self.quantizer(spec)
-                    self._made[op, spec] = corrected_weight(weight, quantizer, moments[op])
+                    quantizer, seen = self.quantizer(spec), moments.get(op)
+                    factors = self._common_factors(op, quantizer, seen, weights)
+                    found = corrected_weight(weight, quantizer, seen, factors)
+                    self._made[op, spec] = found
+
+    @cached_property
+    def groups(self) -> tuple[ScalingGroup, ...]:
+        """The groups of layers whose factors of inputs may be folded into the op before."""
+        return factor_groups(self.adaptor, self.model)
+
+    def _common_factors(
+        self,
+        op: str,
+        quantizer: Quantizer,
+        moments: InputMoments | None,
+        weights: Mapping[str, Array],
+    ) -> Floats | None:
+        """Return the factors that a layer shares with the other readers of its input, if any."""
+        if WeightCorrection.AWQ not in quantizer.spec.corrections or moments is None:
+            return None
+        group = next((found for found in self.groups if op in found.consumers), None)
+        if group is None or any(reader not in weights for reader in group.consumers):
+            return None
+        key = group.consumers, quantizer.spec
+        if key not in self._factors:
+            readers = [weights[reader] for reader in group.consumers]
+            self._factors[key] = awq_factors(readers, quantizer, moments)
+        return self._factors[key]
 
 
 def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
