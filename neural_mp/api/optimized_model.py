@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api.checkpoints import is_checkpoint, load_checkpoint
 from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
 from neural_mp.api.saved_model import (
     MANIFEST,
@@ -324,7 +325,9 @@ class OptimizedModel:
 
 
 def load(path: str | Path) -> OptimizedModel:
-    """Load a model written by `OptimizedModel.save`; code in files is never executed.
+    """Load a model written by `save` or `save_pretrained`; code in files is never executed.
+
+    Checkpoints of other tools in the formats of `save_pretrained` are loaded, too.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, damaged or of a later version; or the
@@ -333,6 +336,9 @@ def load(path: str | Path) -> OptimizedModel:
     if not isinstance(path, str | Path):
         raise ModelLoadError(f"a saved model must be given by the path of its folder, got {path!r}")
     folder = validate_option("the folder of a saved model", file_path, path)
+    if not (folder / MANIFEST).is_file() and is_checkpoint(folder):
+        read = load_checkpoint(folder)
+        return OptimizedModel(read.model, read.plan, read.report, planned=read.planned)
     manifest = _read_manifest(folder)
     for name, expected in manifest["files"].items():
         file = folder / name
