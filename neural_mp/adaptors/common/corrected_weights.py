@@ -6,13 +6,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from neural_mp.adaptors.common.adaptor_protocol import Framework
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
+from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.common.optional import GroupedWeights, needed
 from neural_mp.adaptors.common.weight_corrections import corrected_weight
+from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
+from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
 
@@ -68,26 +74,37 @@ class CorrectedWeights(Generic[M]):
             self._make(offered, missing)
         return self._made
 
+    def quantizer(self, spec: QuantSpec) -> Quantizer:
+        """Return the quantizer of a weight in groups, for the kernels of the framework."""
+        offered = self.adaptor.grouped_weights
+        return Quantizer(spec, GroupParameters.BFLOAT16 if offered is None else offered.parameters)
+
+    def grouped(self, op: str, weight: Array, spec: QuantSpec) -> GroupedWeight:
+        """Return a weight in groups: the corrected one if made, or rounded to nearest."""
+        return self._made.get((op, spec)) or self.quantizer(spec).nearest(weight)
+
+    def rounded(self, op: str, weight: Array, spec: QuantSpec) -> NDArray[np.float32]:
+        """Return a weight [outputs, inputs] as its stored form, `grouped` or INT8, restores it."""
+        if spec.group_size is not None:
+            return self.grouped(op, weight, spec).floats()
+        return rounded_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
+
     def _make(
         self, offered: GroupedWeights[M], missing: Mapping[str, Collection[QuantSpec]]
     ) -> None:
         weights = offered.weights(self.model)
-        observed = {
-            op: weights[op]
-            for op, specs in missing.items()
-            if any(spec.needs_data for spec in specs)
-        }
+        observed = [op for op, specs in missing.items() if any(spec.needs_data for spec in specs)]
         if observed and self.batches is None:
-            op = next(iter(observed))
+            op = observed[0]
             spec = next(spec for spec in missing[op] if spec.needs_data)
             raise PlanError(
                 f"correction '{spec.corrections[0]}' of op {op!r} requires calibration data; give "
                 f"calibration data, or set the weight to {str(spec.uncorrected)!r}"
             )
-        for op in missing.keys() - observed.keys():
+        for op in missing.keys() - set(observed):
             for spec in missing[op]:
-                self._made[op, spec] = corrected_weight(weights[op], spec)
-        sizes = {op: 4 * weight.shape[1] ** 2 for op, weight in observed.items()}
+                self._made[op, spec] = corrected_weight(weights[op], self.quantizer(spec))
+        sizes = {op: 4 * weights[op].shape[1] ** 2 for op in observed}
         for part in portions(sizes, _MOMENT_BYTES):
             assert self.batches is not None
             moments = offered.input_moments(self.model, self.batches(), part)
@@ -98,8 +115,10 @@ class CorrectedWeights(Generic[M]):
                         f"not reach the op, or it multiplies nothing by its weight; set the "
                         f"correction hqq or rtn"
                     )
+                weight = weights[op]
                 for spec in missing[op]:
-                    self._made[op, spec] = corrected_weight(weights[op], spec, moments[op])
+                    quantizer = self.quantizer(spec)
+                    self._made[op, spec] = corrected_weight(weight, quantizer, moments[op])
 
 
 def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:

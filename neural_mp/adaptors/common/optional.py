@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat, IntegerLayer
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.trainable import TrainableModel
 from neural_mp.adaptors.common.weight_corrections import InputMoments
@@ -135,7 +135,7 @@ class Gradients(Generic[M]):
 
 @dataclass(frozen=True)
 class GroupedWeights(Generic[M]):
-    """Corrections of weights in 4 bits or less.
+    """Corrections of weights in groups.
 
     Attributes:
         weights: model → op → its weight, float32 [outputs, inputs], for dense layers and tables.
@@ -143,11 +143,13 @@ class GroupedWeights(Generic[M]):
             the batches reach.
         with_weights: model, op → weight → a model whose next conversion stores these weights
             instead of rounding its own.
+        parameters: the parameters of groups that the kernels read.
     """
 
     weights: Callable[[M], Mapping[str, Array]]
     input_moments: Callable[[M, Iterable[Any], Collection[str]], Mapping[str, InputMoments]]
     with_weights: Callable[[M, Mapping[str, GroupedWeight]], M]
+    parameters: GroupParameters = GroupParameters.BFLOAT16
 
 
 @dataclass(frozen=True)

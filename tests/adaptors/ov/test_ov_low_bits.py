@@ -11,7 +11,12 @@ from ov_nets import read
 
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, convert_with_plan
-from neural_mp.adaptors.common.integer_groups import round_in_groups, rounded_inputs
+from neural_mp.adaptors.common.grouped_weight import (
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+    rounded_inputs,
+)
 from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.openvino import low_bits
@@ -49,8 +54,12 @@ def converted(net):
     return convert_with_plan(net, plan_of(PLAN), inputs={"ids": IDS})
 
 
+def _nearest(weight: np.ndarray, spec: QuantSpec) -> GroupedWeight:
+    return Quantizer(spec, GroupParameters.ZERO_POINTS).nearest(weight)
+
+
 def _stored(weight: np.ndarray, op: str) -> np.ndarray:
-    return round_in_groups(weight, QuantSpec.parse(PLAN[op][1])).floats()
+    return _nearest(weight, QuantSpec.parse(PLAN[op][1])).floats()
 
 
 def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
