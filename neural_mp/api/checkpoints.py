@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neural_mp.adaptors.common.checkpoint_formats import IntegerLayer
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight, middle_code, to_bfloat16
+from neural_mp.adaptors.common.group_specs import group_spec
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code, to_bfloat16
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core import hardware as machine
-from neural_mp.core.enums import Approach, Capture, Granularity, QuantDType, Scheme
+from neural_mp.core.enums import Approach, Capture, Scheme
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import INTEGERS, OpConfig, weight_only
-from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import Capability, EffectiveOp, planned_ops
 from neural_mp.util.text import counted
@@ -94,20 +94,21 @@ def _config(layer: IntegerLayer, capability: Capability) -> OpConfig | None:
     if layer.bits == 8:
         integers = (c for c in capability.configs if c.approach is Approach.WEIGHT_ONLY)
         return next((c for c in integers if c.precision is INTEGERS[8]), None)
-    unsigned = QuantDType(f"uint{layer.bits}")
-    symmetric = QuantDType(f"int{layer.bits}"), Scheme.SYMMETRIC
-    size = layer.codes.shape[1] // layer.scales.shape[1]
     # A symmetric weight is also an asymmetric one, whose zero points are the middle code.
-    for dtype, scheme in ([symmetric] if layer.is_symmetric else []) + [
-        (unsigned, Scheme.ASYMMETRIC)
-    ]:
-        config = weight_only(QuantSpec(dtype, scheme, Granularity.PER_GROUP, group_size=size))
+    schemes = [Scheme.SYMMETRIC] if layer.is_symmetric else []
+    for scheme in (*schemes, Scheme.ASYMMETRIC):
+        config = weight_only(group_spec(layer.bits, _group_size(layer), scheme=scheme))
         if capability.takes(config):
             return config
     return None
 
 
+def _group_size(layer: IntegerLayer) -> int:
+    return int(layer.codes.shape[1] // layer.scales.shape[1])
+
+
 def _grouped(layer: IntegerLayer) -> GroupedWeight:
     scales = to_bfloat16(layer.scales)
     steps = middle_code(layer.bits) - layer.zero_points.astype("float32")
-    return GroupedWeight(layer.codes, scales, to_bfloat16(steps * scales), layer.bits)
+    offsets = to_bfloat16(steps * scales)
+    return GroupedWeight(layer.codes, scales, offsets, _group_size(layer), layer.bits)

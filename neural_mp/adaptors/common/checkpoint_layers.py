@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat, IntegerLayer, Tensors
-from neural_mp.adaptors.common.low_bit_weights import middle_code
+from neural_mp.adaptors.common.grouped_weight import middle_code
 from neural_mp.errors import ModelLoadError, did_you_mean
 
 #: Bits per code that whole words hold.
