@@ -56,6 +56,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     framework = "pytorch"
     packages = ("torch",)
     op_kinds = TYPES
+    replaceable_files = layer_storage.TOKENIZER_FILES
     op_timing = optional.OpTiming(profiler.time_ops)
     kernel_trace = optional.KernelTrace(profiler.trace)
     op_outputs = optional.OpOutputs(
