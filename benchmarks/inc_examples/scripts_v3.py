@@ -45,7 +45,8 @@ def _keras(model: str, size: int) -> Case:
 
 def _detector(model: str) -> Case:
     def make(folder: Path) -> None:
-        records.of_boxes(folder)
+        # Scripts of this version read either names or numbers.
+        records.of_boxes(folder, numbered=False)
         detection.frozen_detector(folder / "net.pb")
 
     common = ("--input-graph", "net.pb", "--dataset_location", "coco_val.record", "--batch_size=1")

@@ -8,6 +8,7 @@ from typing import Any
 
 from neural_mp.api.metric_direction import directed
 from neural_mp.api.user_metrics import MetricSet
+from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig, expanded
 from neural_mp.errors import ConfigurationError, MetricError
@@ -206,3 +207,6 @@ class OrderedTrials:
             closest,
         )
         return model
+
+
+__getattr__ = absent_names(globals())
