@@ -49,7 +49,7 @@ _MODULES: Mapping[str, Sequence[str]] = {
     "v3.torch_quantization": (
         *("torch", "torch.quantization", "torch.quantization.quantize"),
         *("torch.quantization.config", "torch.quantization.autotune"),
-        *("torch.quantization.save_load_entry",),
+        *("torch.quantization.save_load_entry", "torch.quantization.algorithm_entry"),
     ),
     "v3.torch_helpers": (
         *("torch.utils", "torch.utils.utility", "torch.utils.auto_accelerator"),
