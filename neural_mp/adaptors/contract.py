@@ -63,6 +63,8 @@ class Adaptor(ABC, Generic[M]):
     packages: ClassVar[tuple[str, ...]] = ()
     #: Whether `inputs` of `load` may be shapes, with None for dynamic axes.
     frees_axes: ClassVar[bool] = False
+    #: Names of files beside a saved model that it does not read, and that users may replace.
+    replaceable_files: ClassVar[Collection[str]] = ()
     #: Kind of op (see `neural_mp.amp.KINDS`) → op types of the framework.
     op_kinds: ClassVar[Mapping[str, Collection[str]]] = {}
 

@@ -175,6 +175,15 @@ def test_an_exported_graph_can_be_prepared(net, batches):
     assert converted(batches[1][:5]).shape == (5, 16)
 
 
+def test_a_graph_exported_for_one_sample_is_converted_for_one(net):
+    one = torch.randn(1, 64)
+    prepared = prepare(export(net, (one,)), StaticQuantConfig())
+    prepared(one)
+    converted = convert(prepared)
+    assert result_of(converted).plan.counts()["int8"] == 3
+    assert 0 < _error(converted, net, one) < 0.1
+
+
 @pytest.fixture(scope="module")
 def decoder() -> nn.Module:
     torch.manual_seed(0)

@@ -49,6 +49,14 @@ def test_a_name_is_found_where_scripts_import_it(module, name):
     assert getattr(importlib.import_module(f"{THEIRS}.{module}"), name) is not None
 
 
+@pytest.mark.parametrize(
+    "name", ["torch.quantization.quantize", "torch.quantization.autotune", "torch.export.export"]
+)
+def test_a_function_with_the_name_of_a_module_is_the_function(name):
+    package, _, function = name.rpartition(".")
+    exec(f"from {THEIRS}.{package} import {function}; assert callable({function})", {})
+
+
 def test_unknown_modules_and_names_give_a_hint():
     with pytest.raises(ModuleNotFoundError, match="no adaptor for JAX"):
         importlib.import_module("neural_compressor.jax")

@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
     config = LlamaConfig(vocab_size=128, num_hidden_layers=1, **sizes, **ends)
     path = tmp_path_factory.mktemp("decoder")
     LlamaForCausalLM(config).save_pretrained(path)
+    (path / "tokenizer_config.json").write_text('{"model_max_length": 64}', encoding="utf-8")
     return path
 
 
@@ -46,6 +47,8 @@ def test_a_folder_is_quantized_on_loading_and_saved_for_the_next_time(
     plan = result_of(model).plan
     assert {str(c.weight) for op, c in plan.items() if "proj" in op} == {weight}
     model.save_pretrained(tmp_path / "saved")
+    # As scripts do afterwards, with the tokenizer.
+    (tmp_path / "saved" / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert torch.equal(again(_TOKENS[0]).logits, model(_TOKENS[0]).logits)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from neural_mp.adaptors.common.boundary import Boundary
-from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
+from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat, IntegerLayer
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters
 from neural_mp.adaptors.common.op_outputs import OpOutput
@@ -226,9 +226,12 @@ class Checkpoints(Generic[M]):
 
     Attributes:
         export: model, folder, format → None; `ConversionError` if the format cannot hold the model.
+        read: folder → the model in float, as `load` accepts it, and the integer weights of its
+            layers, by name.
     """
 
     export: Callable[[M, Path, CheckpointFormat], None]
+    read: Callable[[Path], tuple[Any, Mapping[str, IntegerLayer]]]
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,9 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
         DataError: if the module does not run on these inputs.
         CaptureError: if the module runs but every export attempt fails.
     """
-    call = at_least_two(call)
     errors: list[Exception] = []
     with inference_mode(module):
-        _try_out(module, call)
+        call = _accepted(module, call)
         # An attribute of the module, e.g. `code`, may shadow one of `GraphModule`.
         names = {*module._modules, *module._parameters, *module._buffers}
         shown = Enclosed(module) if any(hasattr(GraphModule, name) for name in names) else module
@@ -101,6 +100,23 @@ def run_once(module: nn.Module, call: CallArgs) -> Any:
         with torch.no_grad():
             for value, before in kept:
                 value.copy_(before)
+
+
+def _accepted(module: nn.Module, call: CallArgs) -> CallArgs:
+    """Return a call with at least two samples; that of one, if the module accepts only one.
+
+    Raises:
+        DataError: if the module does not run on these inputs.
+    """
+    several = at_least_two(call)
+    try:
+        _try_out(module, several)
+    except DataError:
+        if several is call:
+            raise
+        run_once(module, call)
+        return call
+    return several
 
 
 def _try_out(module: nn.Module, call: CallArgs) -> None:

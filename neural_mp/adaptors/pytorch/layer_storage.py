@@ -34,7 +34,7 @@ LAYERS_FILE = "layers.json"
 _CONSTANTS_FILE = "layers.safetensors"
 _WEIGHTS_FILE = "model.safetensors"
 #: Files of a tokenizer, copied from the folder that a model was loaded from.
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja"),
 )
@@ -194,7 +194,7 @@ def _set_weights(shell: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the files of a tokenizer from the folder of a model, if there are any."""
-    for name in _TOKENIZER_FILES:
+    for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 

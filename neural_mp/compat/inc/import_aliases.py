@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from neural_mp.compat.inc.user_objects import conf
@@ -49,7 +49,7 @@ _MODULES: Mapping[str, Sequence[str]] = {
     "v3.torch_quantization": (
         *("torch", "torch.quantization", "torch.quantization.quantize"),
         *("torch.quantization.config", "torch.quantization.autotune"),
-        *("torch.quantization.save_load_entry",),
+        *("torch.quantization.save_load_entry", "torch.quantization.algorithm_entry"),
     ),
     "v3.torch_helpers": (
         *("torch.utils", "torch.utils.utility", "torch.utils.auto_accelerator"),
@@ -97,9 +97,12 @@ class _Alias(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in ("__file__", "__all__"):  # read by code that scans all modules
             raise AttributeError(name)
-        # `conf` is both a name and a submodule in INC; scripts import the name.
+        # A name that is also that of a submodule, such as `autotune` and `conf`, means the object.
         part = sys.modules.get(f"{self.__name__}.{name}")
-        return part if part is not None and name != "conf" else getattr(self._target, name)
+        own = vars(self._target).get(name) if isinstance(self._target, ModuleType) else None
+        if part is None or name == "conf" or isinstance(own, FunctionType):
+            return getattr(self._target, name)
+        return part
 
 
 #: Package of INC without counterpart → reason.

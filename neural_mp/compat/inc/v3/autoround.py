@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.v3.algorithm_config import WeightOnlyConfig
+from neural_mp.compat.inc.v3.torch_configs import is_client
 from neural_mp.core.precision import INTEGERS, Precision, parse_precisions
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import OpConstraint
@@ -149,5 +150,5 @@ class _Weights(WeightOnlyConfig):
 
 
 def get_default_AutoRound_config(processor_type: object = None) -> AutoRoundConfig:  # noqa: N802
-    """Return the default configuration."""
-    return AutoRoundConfig()
+    """Return the default configuration of a kind of processor, by default of a server."""
+    return AutoRoundConfig(use_layer_wise=is_client(processor_type))

@@ -8,9 +8,10 @@ from typing import Any
 
 from neural_mp.api.metric_direction import directed
 from neural_mp.api.user_metrics import MetricSet
+from neural_mp.compat.inc.import_aliases import NotHereError, absent_names
 from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig, expanded
-from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.errors import ConfigurationError, MetricError, NeuralMPError
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.util.validators import integer_between, validate_option
 
@@ -176,7 +177,11 @@ class OrderedTrials:
 
         Args:
             model: the FP32 model, as `eval_fn` accepts it.
-            convert: configuration → converted model.
+            convert: configuration → converted model. A configuration that is not supported is
+                skipped, with a warning.
+
+        Raises:
+            NeuralMPError: no configuration is supported.
         """
         most = validate_option("max_trials", integer_between(1), self.options.max_trials)
         criterion = self.options.criterion(self.evaluation.eval_fn)
@@ -184,10 +189,18 @@ class OrderedTrials:
         target = criterion.target(baseline)
         logger.info("accuracy in FP32 %.4g, target %.4g", baseline, target)
         best: tuple[float, BaseConfig] | None = None
+        refused: NeuralMPError | None = None
+        tried = 0
         for number, config in enumerate(self.options.configs(), 1):
             if number > most:
                 break
-            converted = convert(config)
+            try:
+                converted = convert(config)
+            except (NotHereError, ConfigurationError) as error:
+                logger.warning("trial %d, %s: skipped: %s", number, config.name, error)
+                refused = error
+                continue
+            tried += 1
             accuracy = self.evaluation.evaluate(converted)
             met = criterion.met(baseline, accuracy)
             logger.info(
@@ -198,6 +211,8 @@ class OrderedTrials:
                 return converted
             if best is None or criterion.loss(best[0], accuracy) < 0:
                 best = accuracy, config
+        if refused is not None and not tried:
+            raise refused
         closest = "" if best is None else f"; {best[1].name} came closest, with {best[0]:.4g}"
         logger.warning(
             "no configuration meets the target %.4g%s; the model in FP32 is returned; set "
@@ -206,3 +221,6 @@ class OrderedTrials:
             closest,
         )
         return model
+
+
+__getattr__ = absent_names(globals())

@@ -267,14 +267,26 @@ _DOUBLE_QUANT: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def is_client(processor_type: object) -> bool:
+    """Whether a kind of processor, by enumeration or name, is that of a client.
+
+    Raises:
+        ConfigurationError: the kind does not exist.
+    """
+    word = str(getattr(processor_type, "value", processor_type or "server")).lower()
+    if word not in ("client", "server"):
+        raise ConfigurationError(f"processor_type must be client or server, got {word!r}")
+    return word == "client"
+
+
 def get_default_rtn_config(processor_type: object = None) -> RTNConfig:
-    """Return the default configuration."""
-    return RTNConfig()
+    """Return the default configuration of a kind of processor, by default of a server."""
+    return RTNConfig(use_layer_wise=is_client(processor_type))
 
 
 def get_default_gptq_config(processor_type: object = None) -> GPTQConfig:
-    """Return the default configuration."""
-    return GPTQConfig()
+    """Return the default configuration of a kind of processor, by default of a server."""
+    return GPTQConfig(use_layer_wise=is_client(processor_type))
 
 
 def get_default_awq_config() -> AWQConfig:

@@ -28,6 +28,13 @@ class SaveLoadFormat(Enum):
     VLLM = "vllm"
 
 
+class ProcessorType(Enum):
+    """Kinds of processors, which configurations do not distinguish."""
+
+    Client = "Client"
+    Server = "Server"
+
+
 class CpuAccelerator:
     """The device that models run on: the CPU."""
 
@@ -183,9 +190,12 @@ def get_quantizer(model: Any, *others: object) -> Any:
     return None
 
 
-def get_processor_type_from_user_config(user_processor_type: object = None) -> str:
-    """Return `server`: configurations do not differ between kinds of processors."""
-    return "server"
+def get_processor_type_from_user_config(user_processor_type: object = None) -> ProcessorType:
+    """Return the kind of a server: configurations do not differ between kinds."""
+    return ProcessorType.Server
+
+
+detect_processor_type_based_on_hw = get_processor_type_from_user_config
 
 
 TorchBaseConfig = BaseConfig

@@ -42,6 +42,7 @@ from neural_mp.compat.inc.v3.torch_configs import (
     get_default_static_config,
     get_default_teq_config,
 )
+from neural_mp.compat.inc.v3.torch_helpers import is_ipex_imported
 
 __all__ = [
     "AWQConfig",
@@ -76,6 +77,7 @@ __all__ = [
     "get_default_teq_config",
     "get_rtn_double_quant_config_set",
     "get_woq_tuning_config",
+    "is_ipex_imported",
     "load",
     "prepare",
     "prepare_qat",

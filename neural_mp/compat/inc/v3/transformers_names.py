@@ -19,7 +19,7 @@ from neural_mp.errors import DataError
 __all__ = ["AutoRoundConfig"]
 
 #: Options of loading that name features of other devices.
-_IGNORED = ("use_neural_speed", "use_cpu", "device_map", "use_xpu", "torchscript")
+_IGNORED = ("use_neural_speed", "use_cpu", "use_xpu", "for_inference", "_commit_hash")
 
 
 class _LoadingConfig:
