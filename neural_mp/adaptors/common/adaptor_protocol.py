@@ -30,6 +30,9 @@ class Framework(Protocol[M]):
     grouped_weights: GroupedWeights[M] | None
     layer_inputs: LayerInputs[M] | None
 
+    def fingerprint(self, model: M) -> str:
+        """Return a digest of ops and weights."""
+
     def observe_tensors(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]
     ) -> Iterator[tuple[str, BatchStats]]:

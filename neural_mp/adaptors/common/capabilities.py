@@ -42,6 +42,10 @@ LAYER_CORRECTIONS = (
     (WeightCorrection.AWQ,),
     (),
     (WeightCorrection.HQQ,),
+    (WeightCorrection.AWQ, WeightCorrection.GPTQ, WeightCorrection.AUTOROUND),
+    (WeightCorrection.GPTQ, WeightCorrection.AUTOROUND),
+    (WeightCorrection.AWQ, WeightCorrection.AUTOROUND),
+    (WeightCorrection.AUTOROUND,),
 )
 TABLE_CORRECTIONS = ((), (WeightCorrection.HQQ,))
 #: The 16-bit precisions; frameworks give a reason for each missing kernel.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.trainable import TrainableModel
@@ -21,6 +22,7 @@ from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array
 
@@ -134,6 +136,39 @@ class Gradients(Generic[M]):
 
 
 @dataclass(frozen=True)
+class Blocks(Generic[M]):
+    """Passes over the blocks of a decoder, one after another: memory for one block at a time.
+
+    Ops outside of blocks, and models without, are left out. Batches are a function, as they may be
+    read several times.
+
+    Attributes:
+        moments: model, batches, ops, predicate → for each block with some of the ops, the moments
+            of their inputs in the float model. The predicate is called with the ops of a block; if
+            true, the block is left out.
+        learned: model, batches, op → quantization, options, recall → for each block with some of
+            the ops, op → weight, rounded for the results of the block after the rounded blocks
+            before. `recall` is called with the ops of each block in turn, and returns their weights
+            if they are known.
+    """
+
+    moments: Callable[
+        [M, Callable[[], Iterable[Any]], Collection[str], Callable[[Collection[str]], bool]],
+        Iterator[Mapping[str, InputMoments]],
+    ]
+    learned: Callable[
+        [
+            M,
+            Callable[[], Iterable[Any]],
+            Mapping[str, QuantSpec],
+            LearnOptions,
+            Callable[[Collection[str]], Mapping[str, GroupedWeight] | None],
+        ],
+        Iterator[Mapping[str, GroupedWeight]],
+    ]
+
+
+@dataclass(frozen=True)
 class GroupedWeights(Generic[M]):
     """Corrections of weights in 4 bits or less.
 
@@ -143,11 +178,13 @@ class GroupedWeights(Generic[M]):
             the batches reach.
         with_weights: model, op → weight → a model whose next conversion stores these weights
             instead of rounding its own.
+        blocks: passes block by block; None without.
     """
 
     weights: Callable[[M], Mapping[str, Array]]
     input_moments: Callable[[M, Iterable[Any], Collection[str]], Mapping[str, InputMoments]]
     with_weights: Callable[[M, Mapping[str, GroupedWeight]], M]
+    blocks: Blocks[M] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Corrections of weights in 4 bits or less: AWQ, GPTQ and HQQ.
+"""Corrections of weights in 4 bits or less: AWQ, GPTQ, HQQ, and learned rounding of one layer.
 
 For inputs with the mean products H = E[x xᵀ], the mean squared error of a layer's result is
 tr(Δ H Δᵀ), Δ the change of its weight. Every output row is rounded in several ways and keeps the
@@ -13,6 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neural_mp.adaptors.common.learned_rounding import (
+    DEFAULT_LEARNING,
+    LearnOptions,
+    learned_alone,
+)
 from neural_mp.adaptors.common.low_bit_weights import (
     Floats,
     GroupedWeight,
@@ -58,7 +63,10 @@ class InputMoments:
 
 
 def corrected_weight(
-    weight: Array, spec: QuantSpec, moments: InputMoments | None = None
+    weight: Array,
+    spec: QuantSpec,
+    moments: InputMoments | None = None,
+    options: LearnOptions = DEFAULT_LEARNING,
 ) -> GroupedWeight:
     """Round a weight [outputs, inputs] with the corrections of `spec`.
 
@@ -66,17 +74,19 @@ def corrected_weight(
         weight: the weight.
         spec: bits, scheme, group size and corrections.
         moments: moments of the inputs, for corrections that need data.
+        options: options of learned rounding.
     """
     weight = weight.astype(np.float32)
     if WeightCorrection.HQQ in spec.corrections:
         return _half_quadratic(weight, spec)
     if not spec.corrections or moments is None:
         return round_to_nearest(weight, spec)
+    if spec.is_learned:
+        start = corrected_weight(weight, spec.unlearned, moments)
+        return learned_alone(weight, spec, start, moments.products, options)
     compensates = WeightCorrection.GPTQ in spec.corrections
     factor = _Factor.of(moments) if compensates else None
-    factors: Floats | None = None
-    if WeightCorrection.AWQ in spec.corrections:
-        factors = _awq_factors(weight, spec, moments, factor)
+    factors = _awq_factors(weight, spec, moments, factor)
     scaled = _rounded(weight, spec, moments, factor, factors)
     plain = round_to_nearest(weight, spec)
     better = _error(weight, plain, moments) < _error(weight, scaled, moments)
@@ -128,11 +138,13 @@ class _Factor:
 def _awq_factors(
     weight: Floats, spec: QuantSpec, moments: InputMoments, factor: _Factor | None
 ) -> Floats | None:
-    """Return the factors of inputs that reduce the error most; None for no factors.
+    """Return the factors of inputs that reduce the error most; None for no factors, or without AWQ.
 
     Factors are a power of the inputs' mean magnitude (Lin et al., "AWQ", 2023, equation 5), and
     tried on some rows with the rounding that follows.
     """
+    if WeightCorrection.AWQ not in spec.corrections:
+        return None
     rows = weight[:: -(-len(weight) // _ROWS_TRIED)]
     size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
     best: Floats | None = None

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Node
 
 from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
 from neural_mp.adaptors.common.weight_corrections import InputMoments
 from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch.decoder_blocks import (
+    Block,
+    BlockCall,
+    advance,
+    block_calls,
+    decoder_blocks,
+)
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.quantizable_ops import LINEAR
@@ -25,6 +33,16 @@ class _Sums:
     products: torch.Tensor
     magnitudes: torch.Tensor
     rows: int = 0
+
+    @classmethod
+    def of(cls, inputs: int) -> _Sums:
+        """Return empty sums for a number of inputs."""
+        return cls(torch.zeros(inputs, inputs), torch.zeros(inputs))
+
+    def means(self) -> InputMoments:
+        """Return the means, in the memory of the sums."""
+        rows = max(self.rows, 1)
+        return InputMoments(self.products.div_(rows).numpy(), self.magnitudes.div_(rows).numpy())
 
     def add(self, rows: torch.Tensor) -> None:
         """Add rows [rows, inputs]."""
@@ -49,22 +67,81 @@ def input_moments(
         if node in readers:
             rows = result.detach().reshape(-1, result.shape[-1]).float()
             if node not in sums:
-                size = rows.shape[1]
-                sums[node] = _Sums(torch.zeros(size, size), torch.zeros(size))
+                sums[node] = _Sums.of(rows.shape[1])
             sums[node].add(rows)
         return result
 
     run = visited(model, visit, portable=True)
     for inputs in batches:
         run(model.call(inputs))
-    return {
-        name: InputMoments(
-            (found.products / max(found.rows, 1)).numpy(),
-            (found.magnitudes / max(found.rows, 1)).numpy(),
-        )
-        for node, found in sums.items()
-        for name in readers[node]
-    }
+    means = {node: found.means() for node, found in sums.items()}
+    return {name: found for node, found in means.items() for name in readers[node]}
+
+
+def block_moments(
+    model: TorchModel,
+    batches: Callable[[], Iterable[Any]],
+    ops: Collection[str],
+    is_kept: Callable[[Collection[str]], bool],
+) -> Iterator[dict[str, InputMoments]]:
+    """Yield the moments of the inputs of dense layers, block by block; see `Blocks.moments`."""
+    blocks = decoder_blocks(model)
+    wanted = {block.path: [op for op in block.layers if op in ops] for block in blocks}
+    wanted = {path: found for path, found in wanted.items() if found and not is_kept(found)}
+    calls = block_calls(model, blocks, batches()) if wanted else None
+    if calls is None:
+        return
+    assert model.shell is not None
+    for block, given in zip(blocks, calls.calls, strict=True):
+        module = model.shell.get_submodule(block.path)
+        found = wanted.pop(block.path, [])
+        if found:
+            yield moments_of_layers(module, block, found, calls.states, given)
+        if not wanted:
+            return
+        advance(module, calls.states, given)
+        given.clear()
+
+
+def moments_of_layers(
+    module: nn.Module,
+    block: Block,
+    ops: Collection[str],
+    states: Sequence[torch.Tensor],
+    calls: Sequence[BlockCall],
+) -> dict[str, InputMoments]:
+    """Return op → the moments of its inputs, for dense layers of a block that run.
+
+    Layers that read the same tensors share their moments.
+    """
+    seen: dict[str, torch.Tensor] = {}
+    sums: dict[str, _Sums] = {}
+    alike: dict[str, str] = {}
+
+    def hook_of(op: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        return lambda _, args: _note(op, args[0])
+
+    def _note(op: str, read: torch.Tensor) -> None:
+        first = next((other for other, value in seen.items() if value is read), op)
+        seen[op] = read
+        # The first run decides which layers share: experts read other rows in every run.
+        if alike.setdefault(op, first) == op:
+            rows = read.detach().reshape(-1, read.shape[-1]).float()
+            sums.setdefault(op, _Sums.of(rows.shape[1])).add(rows)
+
+    hooks = [
+        module.get_submodule(block.layers[op]).register_forward_pre_hook(hook_of(op)) for op in ops
+    ]
+    try:
+        for given, call in zip(states, calls, strict=True) if ops else ():
+            seen.clear()
+            with torch.no_grad():
+                call.run(module, given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    means = {op: found.means() for op, found in sums.items()}
+    return {op: means[first] for op, first in alike.items()}
 
 
 def with_weights(model: TorchModel, weights: Mapping[str, GroupedWeight]) -> TorchModel:
