@@ -302,7 +302,7 @@ class TunableModel(LoadedModel[M]):
         if self.adaptor.gradients is not None:
             return weight_noise(self.adaptor, self.held, given, self.space, self.corrected)
         if self.adaptor.layer_inputs is not None:
-            return layer_noise(self.adaptor, self.held, given, self.space)
+            return layer_noise(self.adaptor, self.held, given, self.space, self.corrected)
         return {}
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from neural_mp.adaptors.common.code_packing import packed_words
 from neural_mp.util.string_enum import StringEnum
 
 Tensors: TypeAlias = dict[str, NDArray[Any]]
@@ -139,15 +140,6 @@ FORMATS: Mapping[
     CheckpointFormat.COMPRESSED_TENSORS: compressed_tensors,
     CheckpointFormat.GPTQ: gptq,
 }
-
-
-def packed_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
-    """Return codes [rows, columns] as int32 words, the first column in the lowest bits."""
-    per_word = 32 // bits
-    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per_word)))
-    single = padded[..., None] >> np.arange(bits, dtype=np.uint8) & 1
-    packed = np.packbits(single.reshape(len(codes), -1), axis=1, bitorder="little")
-    return np.ascontiguousarray(packed).view(np.int32)
 
 
 def _exactly(name: str) -> str:

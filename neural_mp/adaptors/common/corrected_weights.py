@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,12 +11,28 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.cross_layer_scaling import ScalingGroup, rounded_weight
+from neural_mp.adaptors.common.factor_folding import factor_groups
+from neural_mp.adaptors.common.grouped_weight import (
+    Floats,
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+)
 from neural_mp.adaptors.common.learned_rounding import DEFAULT_LEARNING, LearnOptions
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
-from neural_mp.adaptors.common.weight_corrections import InputMoments, corrected_weight
+from neural_mp.adaptors.common.weight_corrections import (
+    InputMoments,
+    awq_factors,
+    corrected_weight,
+)
 from neural_mp.adaptors.common.weight_store import WeightStore
+from neural_mp.core.enums import WeightCorrection
+from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
@@ -23,6 +40,7 @@ from neural_mp.util.digest import DataDigest
 from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
+logger = logging.getLogger(__name__)
 
 #: Maximum bytes of moments at a time outside of blocks; more layers are observed in further passes.
 _MOMENT_BYTES = 1 << 30
@@ -50,6 +68,8 @@ class CorrectedWeights(Generic[M]):
 
     Weights corrected by themselves are made from the float model, whatever the precisions of the
     layers before. Learned ones depend on the roundings of the blocks before and of their own.
+    Without inputs, every rounding is as good as to nearest: that is the weight of a layer that
+    calibration does not reach, e.g. of an expert that no token is routed to.
 
     Attributes:
         adaptor: the adaptor of the framework.
@@ -63,6 +83,10 @@ class CorrectedWeights(Generic[M]):
     batches: Callable[[], Iterable[Any]] | None = None
     options: CorrectionOptions = CorrectionOptions()
     _made: dict[tuple[str, QuantSpec], GroupedWeight] = field(default_factory=dict, repr=False)
+    #: Layers with one input, and the quantization → their common factors.
+    _factors: dict[tuple[tuple[str, ...], QuantSpec], Floats | None] = field(
+        default_factory=dict, repr=False
+    )
     _learned: dict[frozenset[tuple[str, QuantSpec]], _Made] = field(
         default_factory=dict, repr=False
     )
@@ -105,6 +129,21 @@ class CorrectedWeights(Generic[M]):
                 self._made[op, together[op]] = made
         return self._made
 
+    def quantizer(self, spec: QuantSpec) -> Quantizer:
+        """Return the quantizer of a weight in groups, for the kernels of the framework."""
+        offered = self.adaptor.grouped_weights
+        return Quantizer(spec, GroupParameters.BFLOAT16 if offered is None else offered.parameters)
+
+    def grouped(self, op: str, weight: Array, spec: QuantSpec) -> GroupedWeight:
+        """Return a weight in groups: the corrected one if made, or rounded to nearest."""
+        return self._made.get((op, spec)) or self.quantizer(spec).nearest(weight)
+
+    def rounded(self, op: str, weight: Array, spec: QuantSpec) -> NDArray[np.float32]:
+        """Return a weight [outputs, inputs] as its stored form, `grouped` or INT8, restores it."""
+        if spec.group_size is not None:
+            return self.grouped(op, weight, spec).floats()
+        return rounded_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
+
     def _learned_in(self, specs: _Specs) -> _Made:
         """Return op → its weight, learned together."""
         key = frozenset(specs.items())
@@ -128,7 +167,12 @@ class CorrectedWeights(Generic[M]):
             part = {op: specs[op] for op in ops}
             return self._kept(part, "\n".join(before))
 
-        for made in blocks.learned(self.model, self.batches, specs, self.options.learning, earlier):
+        def start(op: str, moments: InputMoments | None) -> GroupedWeight:
+            return self._corrected(op, specs[op].unlearned, moments)
+
+        quantizers = {op: self.quantizer(spec) for op, spec in specs.items()}
+        given = quantizers, self.options.learning, earlier, start
+        for made in blocks.learned(self.model, self.batches, *given):
             found |= made
             self._keep(made, {op: specs[op] for op in made}, "\n".join(before))
         return found
@@ -159,26 +203,47 @@ class CorrectedWeights(Generic[M]):
         }
         for op in missing.keys() - observed.keys():
             for spec in missing[op]:
-                self._made[op, spec] = corrected_weight(self._weights[op], spec)
+                self._made[op, spec] = self._corrected(op, spec, None)
         for moments in self._moments(observed):
             for spec_of in _levels({op: observed[op] for op in moments}):
-                made = {
-                    op: corrected_weight(
-                        self._weights[op], spec, moments[op], self.options.learning
-                    )
-                    for op, spec in spec_of.items()
-                }
+                made = {op: self._corrected(op, s, moments[op]) for op, s in spec_of.items()}
                 self._made.update({(op, spec_of[op]): weight for op, weight in made.items()})
                 self._keep(made, spec_of)
 
+    def _corrected(self, op: str, spec: QuantSpec, moments: InputMoments | None) -> GroupedWeight:
+        quantizer = self.quantizer(spec)
+        factors = self._common_factors(op, quantizer, moments, self._weights)
+        learning = self.options.learning
+        return corrected_weight(self._weights[op], quantizer, moments, factors, learning)
+
+    @cached_property
+    def groups(self) -> tuple[ScalingGroup, ...]:
+        """The groups of layers whose factors of inputs may be folded into the op before."""
+        return factor_groups(self.adaptor, self.model)
+
+    def _common_factors(
+        self,
+        op: str,
+        quantizer: Quantizer,
+        moments: InputMoments | None,
+        weights: Mapping[str, Array],
+    ) -> Floats | None:
+        """Return the factors that a layer shares with the other readers of its input, if any."""
+        if WeightCorrection.AWQ not in quantizer.spec.corrections or moments is None:
+            return None
+        group = next((found for found in self.groups if op in found.consumers), None)
+        if group is None or any(reader not in weights for reader in group.consumers):
+            return None
+        key = group.consumers, quantizer.spec
+        if key not in self._factors:
+            readers = [weights[reader] for reader in group.consumers]
+            self._factors[key] = awq_factors(readers, quantizer, moments)
+        return self._factors[key]
+
     def _moments(
         self, observed: Mapping[str, Collection[QuantSpec]]
-    ) -> Iterator[Mapping[str, InputMoments]]:
-        """Yield the moments of ops that are not kept, of one block or portion at a time.
-
-        Raises:
-            PlanError: calibration does not reach an op.
-        """
+    ) -> Iterator[Mapping[str, InputMoments | None]]:
+        """Yield the moments of ops that are not kept, of one block or portion at a time."""
         left = list(observed)
         if left and self._offered.blocks is not None:
             assert self.batches is not None
@@ -194,14 +259,14 @@ class CorrectedWeights(Generic[M]):
                 continue
             assert self.batches is not None
             moments = self._offered.input_moments(self.model, self.batches(), part)
-            op = next((op for op in part if op not in moments), None)
-            if op is not None:
-                raise PlanError(
-                    f"the weight of op {op!r} cannot be corrected with data: calibration did not "
-                    f"reach the op, or it multiplies nothing by its weight; set the correction hqq "
-                    f"or rtn"
+            unread = [op for op in part if op not in moments]
+            if unread:
+                logger.warning(
+                    "calibration did not reach %s; their weights are rounded to nearest, give "
+                    "data that reaches them",
+                    ", ".join(map(repr, unread)),
                 )
-            yield {op: moments[op] for op in part}
+            yield {op: moments.get(op) for op in part}
 
     def _recall(self, observed: Mapping[str, Collection[QuantSpec]]) -> bool:
         """Take the weights of some ops from the kept ones; return whether all are kept."""

@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, portions
-from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight, round_to_nearest
 from neural_mp.adaptors.common.optional import Gradients, needed
-from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import TuningSpace
 from neural_mp.util.pytree import Array, batch_size_of, sample_of
@@ -52,16 +49,15 @@ def weight_noise(
     gradients = needed(adaptor.gradients, adaptor.framework, "gradients of weights")
     weights = gradients.weights(model)
     specs = {op: specs_of(space, op) for op in space.tunable_ops if op in weights}
-    made = (corrected or CorrectedWeights(adaptor, model)).of(
-        {op: [spec for spec in found if spec.corrections] for op, found in specs.items()}
-    )
+    corrected = corrected or CorrectedWeights(adaptor, model)
+    corrected.of({op: [s for s in found if s.corrections] for op, found in specs.items()})
     samples = list(_samples(batches))
     scores: dict[str, dict[str, float]] = {}
     sizes = {op: weights[op].nbytes * len(found) for op, found in specs.items()}
     for part in portions(sizes, _CHANGE_BYTES):
         changes = {
             op: {
-                str(spec): rounded(weights[op], spec, made.get((op, spec))) - weights[op]
+                str(spec): corrected.rounded(op, weights[op], spec) - weights[op]
                 for spec in specs[op]
             }
             for op in part
@@ -109,15 +105,6 @@ def specs_of(space: TuningSpace, op: str) -> tuple[QuantSpec, ...]:
         if config.weight is not None and config.activation is None:
             found.setdefault(config.weight.uncorrected, config.weight)
     return tuple(found.values())
-
-
-def rounded(
-    weight: Array, spec: QuantSpec, made: GroupedWeight | None = None
-) -> NDArray[np.float32]:
-    """Return a weight [outputs, inputs] as its stored form, `made` if given, restores it."""
-    if spec.dtype.bits < 8:
-        return (made or round_to_nearest(weight, spec)).floats()
-    return rounded_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
 
 
 def direction(

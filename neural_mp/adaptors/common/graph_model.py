@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight
 from neural_mp.adaptors.common.model_metadata import details_of
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Array, Signature
@@ -14,6 +15,7 @@ from neural_mp.adaptors.common.threads import allowed_threads, requested_threads
 from neural_mp.adaptors.contract import ConversionCounts
 
 P = TypeVar("P")
+G = TypeVar("G", bound="GraphModel[Any]")
 
 #: Function: tensor → array → the outputs, in the order of the signature.
 Run = Callable[[Mapping[str, Array]], list[Any]]
@@ -34,6 +36,7 @@ class GraphModel(ABC, Generic[P]):
             fused into others have none.
         warnings: notes to the user.
         counts: the inserted conversions.
+        grouped: op → weight in groups that the next conversion stores.
     """
 
     program: P
@@ -44,6 +47,7 @@ class GraphModel(ABC, Generic[P]):
     results: Mapping[str, OutputLocation] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     counts: ConversionCounts = ConversionCounts()
+    grouped: Mapping[str, GroupedWeight] = field(default_factory=dict, repr=False)
     #: Number of threads, None without a request → the compiled graph.
     _runners: dict[int | None, Run] = field(default_factory=dict)
 
@@ -66,6 +70,11 @@ class GraphModel(ABC, Generic[P]):
             run = self._runners.get(threads) or self.compiled()
             self._runners[threads] = self._runners[requested] = run
         return run(bound)
+
+
+def with_weights(model: G, weights: Mapping[str, GroupedWeight]) -> G:
+    """Return a model whose next conversion stores these weights, by op."""
+    return replace(model, grouped=weights, _runners={})
 
 
 def graph_details(model: GraphModel[Any]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
-from neural_mp.adaptors.common.fisher import rounded, specs_of
-from neural_mp.adaptors.common.integer_groups import round_in_groups, rounded_inputs
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
+from neural_mp.adaptors.common.fisher import specs_of
+from neural_mp.adaptors.common.grouped_weight import Floats, rounded_inputs
 from neural_mp.adaptors.common.optional import StoredLayer, needed
 from neural_mp.core.enums import KernelInputs
 from neural_mp.core.quant_spec import QuantSpec
@@ -30,30 +30,38 @@ _TINY = 1e-30
 
 
 def layer_noise(
-    adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
+    adaptor: Framework[M],
+    model: M,
+    batches: Iterable[Any],
+    space: TuningSpace,
+    corrected: CorrectedWeights[M] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Return op → text of the quantization of its weight → relative noise of its results.
 
     Covers the ops whose weight can be stored in integers while their inputs stay float; without
-    those whose inputs calibration does not reach.
+    those whose inputs calibration does not reach. `corrected` are the corrected weights of the
+    model.
 
     Raises:
         ConversionError: the framework does not return the inputs of layers.
     """
     offered = needed(adaptor.layer_inputs, adaptor.framework, "inputs of layers")
     layers = {op: layer for op, layer in offered.layers(model).items() if specs_of(space, op)}
+    specs = {op: specs_of(space, op) for op in layers}
+    corrected = corrected or CorrectedWeights(adaptor, model)
+    corrected.of({op: [s for s in found if s.corrections] for op, found in specs.items()})
     read = {layer.read for layer in layers.values() if layer.read is not None}
     rows = _sampled(offered.values(model, batches, read)) if read else {}
     return {
-        op: dict(_scores(layer, rows.get(layer.read or ""), specs_of(space, op)))
+        op: dict(_scores(op, layer, rows.get(layer.read or ""), specs[op], corrected))
         for op, layer in layers.items()
         if layer.read is None or layer.read in rows
     }
 
 
-def _sampled(values: Iterable[tuple[str, Array]]) -> dict[str, NDArray[np.float32]]:
+def _sampled(values: Iterable[tuple[str, Array]]) -> dict[str, Floats]:
     """Return tensor → evenly spread rows [rows, inputs] of its values."""
-    parts: dict[str, list[NDArray[np.float32]]] = {}
+    parts: dict[str, list[Floats]] = {}
     counts: dict[str, int] = {}
     for name, array in values:
         found = array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
@@ -69,26 +77,31 @@ def _sampled(values: Iterable[tuple[str, Array]]) -> dict[str, NDArray[np.float3
 
 
 def _scores(
-    layer: StoredLayer, rows: NDArray[np.float32] | None, specs: Iterable[QuantSpec]
+    op: str,
+    layer: StoredLayer,
+    rows: Floats | None,
+    specs: Iterable[QuantSpec],
+    corrected: CorrectedWeights[Any],
 ) -> Iterator[tuple[str, float]]:
     """Yield the text of each quantization and its noise; without rows, that of the weight."""
     weight = np.asarray(layer.weight(), np.float32)
     truth = weight if rows is None else rows @ weight.T
     signal = max(float(np.vdot(truth, truth)), _TINY)
     for spec in specs:
-        found = _restored(weight, spec)
-        if rows is not None:
-            found = _as_read(rows, spec) @ found.T
+        if rows is None:
+            found = corrected.rounded(op, weight, spec)
+        else:
+            found = _result(rows, op, weight, spec, corrected)
         error = found - truth
         yield str(spec), float(np.vdot(error, error)) / signal
 
 
-def _restored(weight: NDArray[np.float32], spec: QuantSpec) -> NDArray[np.float32]:
-    if spec.group_size is None:
-        return rounded(weight, spec)
-    return round_in_groups(weight, spec).floats()
-
-
-def _as_read(rows: NDArray[np.float32], spec: QuantSpec) -> NDArray[np.float32]:
-    is_rounded = spec.inputs is KernelInputs.INT8 and spec.group_size is not None
-    return rounded_inputs(rows, spec.group_size or 1) if is_rounded else rows
+def _result(
+    rows: Floats, op: str, weight: Floats, spec: QuantSpec, corrected: CorrectedWeights[Any]
+) -> Floats:
+    """Return the result of a product as its kernel computes it."""
+    if spec.group_size is None or spec.inputs is not KernelInputs.INT8:
+        return rows @ corrected.rounded(op, weight, spec).T
+    stored = corrected.grouped(op, weight, spec)
+    scaled = rows if stored.input_factors is None else rows * stored.input_factors
+    return rounded_inputs(scaled, spec.group_size) @ stored.stored().T

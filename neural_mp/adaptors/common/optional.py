@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.trainable import TrainableModel
 from neural_mp.adaptors.common.weight_corrections import InputMoments
@@ -22,7 +22,6 @@ from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
-from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array
 
@@ -146,10 +145,11 @@ class Blocks(Generic[M]):
         moments: model, batches, ops, predicate → for each block with some of the ops, the moments
             of their inputs in the float model. The predicate is called with the ops of a block; if
             true, the block is left out.
-        learned: model, batches, op → quantization, options, recall → for each block with some of
-            the ops, op → weight, rounded for the results of the block after the rounded blocks
+        learned: model, batches, op → quantizer, options, recall, start → for each block with some
+            of the ops, op → weight, rounded for the results of the block after the rounded blocks
             before. `recall` is called with the ops of each block in turn, and returns their weights
-            if they are known.
+            if they are known; else `start` returns the weight of an op that descent starts from,
+            given the moments of its inputs if they were needed.
     """
 
     moments: Callable[
@@ -160,9 +160,10 @@ class Blocks(Generic[M]):
         [
             M,
             Callable[[], Iterable[Any]],
-            Mapping[str, QuantSpec],
+            Mapping[str, Quantizer],
             LearnOptions,
             Callable[[Collection[str]], Mapping[str, GroupedWeight] | None],
+            Callable[[str, InputMoments | None], GroupedWeight],
         ],
         Iterator[Mapping[str, GroupedWeight]],
     ]
@@ -170,7 +171,7 @@ class Blocks(Generic[M]):
 
 @dataclass(frozen=True)
 class GroupedWeights(Generic[M]):
-    """Corrections of weights in 4 bits or less.
+    """Corrections of weights in groups.
 
     Attributes:
         weights: model → op → its weight, float32 [outputs, inputs], for dense layers and tables.
@@ -178,12 +179,14 @@ class GroupedWeights(Generic[M]):
             the batches reach.
         with_weights: model, op → weight → a model whose next conversion stores these weights
             instead of rounding its own.
+        parameters: the parameters of groups that the kernels read.
         blocks: passes block by block; None without.
     """
 
     weights: Callable[[M], Mapping[str, Array]]
     input_moments: Callable[[M, Iterable[Any], Collection[str]], Mapping[str, InputMoments]]
     with_weights: Callable[[M, Mapping[str, GroupedWeight]], M]
+    parameters: GroupParameters = GroupParameters.BFLOAT16
     blocks: Blocks[M] | None = None
 
 

@@ -1,4 +1,4 @@
-"""Corrections of weights in 4 bits or less: AWQ, GPTQ, HQQ, and learned rounding of one layer.
+"""Corrections of weights in groups: AWQ, GPTQ, HQQ, and learned rounding of one layer.
 
 For inputs with the mean products H = E[x xᵀ], the mean squared error of a layer's result is
 tr(Δ H Δᵀ), Δ the change of its weight. Every output row is rounded in several ways and keeps the
@@ -7,31 +7,29 @@ way with the least error, so that no row is worse than rounded to nearest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from neural_mp.adaptors.common.grouped_weight import (
+    Codes,
+    Floats,
+    GroupedWeight,
+    Quantizer,
+    in_groups,
+    max_code,
+    middle_code,
+    to_bfloat16,
+)
 from neural_mp.adaptors.common.learned_rounding import (
     DEFAULT_LEARNING,
+    LearnedRounding,
     LearnOptions,
     learned_alone,
 )
-from neural_mp.adaptors.common.low_bit_weights import (
-    Floats,
-    GroupedWeight,
-    group_parameters,
-    max_code,
-    middle_code,
-    nearest_codes,
-    parameters_of,
-    round_to_nearest,
-    rounded_to_grid,
-    to_bfloat16,
-)
 from neural_mp.core.enums import WeightCorrection
-from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
 
 #: Fraction of every input's power that is added to the diagonal of H, against noise.
@@ -64,31 +62,37 @@ class InputMoments:
 
 def corrected_weight(
     weight: Array,
-    spec: QuantSpec,
+    quantizer: Quantizer,
     moments: InputMoments | None = None,
+    factors: Floats | None = None,
     options: LearnOptions = DEFAULT_LEARNING,
 ) -> GroupedWeight:
-    """Round a weight [outputs, inputs] with the corrections of `spec`.
+    """Round a weight [outputs, inputs] with the corrections of the quantizer's `spec`.
 
     Args:
         weight: the weight.
-        spec: bits, scheme, group size and corrections.
+        quantizer: the grid and the corrections.
         moments: moments of the inputs, for corrections that need data.
+        factors: factors of the inputs, instead of those that suit this weight alone.
         options: options of learned rounding.
     """
     weight = weight.astype(np.float32)
-    if WeightCorrection.HQQ in spec.corrections:
-        return _half_quadratic(weight, spec)
-    if not spec.corrections or moments is None:
-        return round_to_nearest(weight, spec)
-    if spec.is_learned:
-        start = corrected_weight(weight, spec.unlearned, moments)
-        return learned_alone(weight, spec, start, moments.products, options)
-    compensates = WeightCorrection.GPTQ in spec.corrections
-    factor = _Factor.of(moments) if compensates else None
-    factors = _awq_factors(weight, spec, moments, factor)
-    scaled = _rounded(weight, spec, moments, factor, factors)
-    plain = round_to_nearest(weight, spec)
+    corrections = quantizer.spec.corrections
+    if WeightCorrection.HQQ in corrections:
+        return _half_quadratic(weight, quantizer)
+    if not corrections or moments is None:
+        return quantizer.nearest(weight)
+    if quantizer.spec.is_learned:
+        start = corrected_weight(weight, quantizer.unlearned, moments, factors)
+        learned = LearnedRounding(weight, quantizer, start)
+        return learned_alone(weight, learned, moments.products, options)
+    factor = _Factor.of(moments) if WeightCorrection.GPTQ in corrections else None
+    if factors is not None:
+        return _rounded(weight, quantizer, moments, factor, factors)
+    if WeightCorrection.AWQ in corrections:
+        factors = awq_factors([weight], quantizer, moments)
+    scaled = _rounded(weight, quantizer, moments, factor, factors)
+    plain = quantizer.nearest(weight)
     better = _error(weight, plain, moments) < _error(weight, scaled, moments)
     return plain if better else scaled
 
@@ -135,24 +139,29 @@ class _Factor:
         return self.upper if factors is None else self.upper / factors[self.order]
 
 
-def _awq_factors(
-    weight: Floats, spec: QuantSpec, moments: InputMoments, factor: _Factor | None
+def awq_factors(
+    weights: Sequence[Array], quantizer: Quantizer, moments: InputMoments
 ) -> Floats | None:
-    """Return the factors of inputs that reduce the error most; None for no factors, or without AWQ.
+    """Return the factors of inputs that reduce the error of all readers most; None for no factors.
 
     Factors are a power of the inputs' mean magnitude (Lin et al., "AWQ", 2023, equation 5), and
-    tried on some rows with the rounding that follows.
+    tried on some rows with the rounding that follows. Errors of several readers are relative to
+    their errors without factors.
     """
-    if WeightCorrection.AWQ not in spec.corrections:
-        return None
-    rows = weight[:: -(-len(weight) // _ROWS_TRIED)]
+    factor = _Factor.of(moments) if WeightCorrection.GPTQ in quantizer.spec.corrections else None
+    readers = [w[:: -(-len(w) // _ROWS_TRIED)].astype(np.float32) for w in weights]
     size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
     best: Floats | None = None
-    least = np.inf
+    before, least = np.ones(len(readers)), np.inf
     for exponent in _EXPONENTS:
         scale = size**exponent
         factors = to_bfloat16(np.sqrt(scale.max() * scale.min()) / scale)
-        found = _error(rows, _rounded(rows, spec, moments, factor, factors), moments)
+        errors = np.array(
+            [_error(w, _rounded(w, quantizer, moments, factor, factors), moments) for w in readers]
+        )
+        if not exponent:
+            before = np.maximum(errors, _LEAST * max(errors.max(), _LEAST))
+        found = float((errors / before).sum())
         if found < least:
             best, least = factors if exponent else None, found
     return best
@@ -160,14 +169,14 @@ def _awq_factors(
 
 def _rounded(
     weight: Floats,
-    spec: QuantSpec,
+    quantizer: Quantizer,
     moments: InputMoments,
     factor: _Factor | None,
     factors: Floats | None,
 ) -> GroupedWeight:
     """Round a weight for inputs multiplied by `factors`, each row in the best of several ways."""
     scaled = weight if factors is None else weight / factors
-    ways = _ways(scaled, spec, moments, factor, factors)
+    ways = _ways(scaled, quantizer, moments, factor, factors)
     kept = next(ways)
     least = row_errors(weight, kept, moments)
     for other in ways:
@@ -182,49 +191,48 @@ def _rounded(
                 (other.offsets, kept.offsets),
             )
         )
-        kept = GroupedWeight(codes, scales, offsets, kept.bits, factors)
+        kept = quantizer.weight(codes, scales, offsets, factors)
     return kept
 
 
 def _ways(
     scaled: Floats,
-    spec: QuantSpec,
+    quantizer: Quantizer,
     moments: InputMoments,
     factor: _Factor | None,
     factors: Floats | None,
 ) -> Iterator[GroupedWeight]:
     """Yield a weight rounded to nearest, then compensated, with full and with chosen ranges."""
-    bits = spec.dtype.bits
     power = np.diagonal(moments.products)
     power = power if factors is None else power * factors**2
-    full = group_parameters(scaled, spec)
-    nearest = rounded_to_grid(scaled, *full, bits)
-    yield GroupedWeight(nearest.codes, *full, bits, factors)
+    full = quantizer.grid(scaled)
+    yield quantizer.on_grid(scaled, *full, factors)
     if factor is None:
-        clipped = _best_ranges(scaled, spec, power)
-        codes = rounded_to_grid(scaled, *clipped, bits).codes
-        yield GroupedWeight(codes, *clipped, bits, factors)
+        clipped = _best_ranges(scaled, quantizer, power)
+        yield quantizer.on_grid(scaled, *clipped, factors)
         return
     upper = factor.scaled(factors)
     # An error that later inputs compensate for counts less: by the square of U's diagonal.
     remaining = np.empty_like(power)
     remaining[factor.order] = 1 / np.diagonal(upper) ** 2
-    for grid in (full, _best_ranges(scaled, spec, remaining)):
-        codes = _compensated(scaled, grid, factor.order, upper, bits)
-        yield GroupedWeight(codes, *grid, bits, factors)
+    for grid in (full, _best_ranges(scaled, quantizer, remaining)):
+        codes = _compensated(scaled, quantizer, grid, factor.order, upper)
+        yield quantizer.weight(codes, *grid, factors)
 
 
-def _best_ranges(weight: Floats, spec: QuantSpec, power: Floats) -> tuple[Floats, Floats]:
+def _best_ranges(weight: Floats, quantizer: Quantizer, power: Floats) -> tuple[Floats, Floats]:
     """Return the scales and offsets of every group with the least error of inputs with a power."""
-    grouped = weight.reshape(len(weight), -1, spec.group_size or 1)
+    grouped = in_groups(weight, quantizer.group_size)
     low, high = grouped.min(axis=2), grouped.max(axis=2)
-    weights = power.reshape(1, grouped.shape[1], -1)
+    weights = in_groups(power[None], quantizer.group_size)
     scales = offsets = least = np.zeros(0, np.float32)
-    count = _SHRINKS_OF_4_BITS if spec.dtype.bits >= 4 else len(_SHRINKS)
+    count = _SHRINKS_OF_4_BITS if quantizer.bits >= 4 else len(_SHRINKS)
     for shrink in _SHRINKS[:count]:
-        tried = parameters_of(low * shrink, high * shrink, spec)
-        change = rounded_to_grid(weight, *tried, spec.dtype.bits).stored() - weight
-        errors = (change.reshape(grouped.shape) ** 2 * weights).sum(axis=2)
+        tried = quantizer.grid_of(low * shrink, high * shrink)
+        change = in_groups(
+            quantizer.on_grid(weight, *tried).stored() - weight, quantizer.group_size
+        )
+        errors = (change**2 * weights).sum(axis=2)
         if shrink == _SHRINKS[0]:
             (scales, offsets), least = tried, errors
             continue
@@ -237,11 +245,11 @@ def _best_ranges(weight: Floats, spec: QuantSpec, power: Floats) -> tuple[Floats
 
 def _compensated(
     weight: Floats,
+    quantizer: Quantizer,
     grid: tuple[Floats, Floats],
     order: NDArray[np.intp],
     upper: Floats,
-    bits: int,
-) -> NDArray[np.uint8]:
+) -> Codes:
     """Return the codes of a weight whose rounding errors later columns compensate for.
 
     Frantar et al., "GPTQ", 2022, algorithm 1.
@@ -249,17 +257,18 @@ def _compensated(
     outputs, inputs = weight.shape
     columns = np.ascontiguousarray(weight.T[order])
     scales, offsets = (np.ascontiguousarray(values.T) for values in grid)
-    group = order // (inputs // len(scales))
+    group = order // quantizer.group_size
+    middle, most = middle_code(quantizer.bits), max_code(quantizer.bits)
     codes = np.empty((inputs, outputs), np.uint8)
     for first in range(0, inputs, _BLOCK):
         last = min(first + _BLOCK, inputs)
         errors = np.empty((last - first, outputs), np.float32)
         for place in range(first, last):
             column, scale, offset = columns[place], scales[group[place]], offsets[group[place]]
-            code = np.rint((column - offset) / scale) + middle_code(bits)
-            np.clip(code, 0, max_code(bits), out=code)
+            code = np.rint((column - offset) / scale) + middle
+            np.clip(code, 0, most, out=code)
             codes[order[place]] = code
-            error = column - ((code - middle_code(bits)) * scale + offset)
+            error = column - ((code - middle) * scale + offset)
             error /= upper[place, place]
             columns[place + 1 : last] -= upper[place, place + 1 : last, None] * error
             errors[place - first] = error
@@ -267,19 +276,18 @@ def _compensated(
     return np.ascontiguousarray(codes.T)
 
 
-def _half_quadratic(weight: Floats, spec: QuantSpec) -> GroupedWeight:
+def _half_quadratic(weight: Floats, quantizer: Quantizer) -> GroupedWeight:
     """Return a weight with the offsets that suit a norm of the error below 1.
 
     Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models", 2023.
     """
-    bits = spec.dtype.bits
-    scales, offsets = group_parameters(weight, spec)
-    grouped = weight.reshape(*scales.shape, -1)
+    scales, offsets = quantizer.grid(weight)
+    grouped = in_groups(weight, quantizer.group_size)
     best, least = offsets, np.full(scales.shape, np.inf)
     penalty = _HQQ_PENALTY
     for _ in range(_HQQ_STEPS):
-        codes = nearest_codes(grouped, scales[..., None], offsets[..., None], bits)
-        steps = (codes.astype(np.float32) - middle_code(bits)) * scales[..., None]
+        codes = quantizer.nearest_codes(grouped, scales[..., None], offsets[..., None])
+        steps = (codes.astype(np.float32) - middle_code(quantizer.bits)) * scales[..., None]
         change = grouped - (steps + offsets[..., None])
         size = np.abs(change)
         errors = (size**_HQQ_NORM).sum(axis=2)
@@ -287,6 +295,6 @@ def _half_quadratic(weight: Floats, spec: QuantSpec) -> GroupedWeight:
         least = np.minimum(errors, least)
         threshold = np.maximum(size, _LEAST) ** (_HQQ_NORM - 1) / penalty
         kept = np.sign(change) * np.maximum(size - threshold, 0)
-        offsets = to_bfloat16((grouped - kept - steps).mean(axis=2))
+        offsets = quantizer.exact((grouped - kept - steps).mean(axis=2))
         penalty *= _HQQ_GROWTH
-    return rounded_to_grid(weight, scales, best, bits)
+    return quantizer.on_grid(weight, scales, best)

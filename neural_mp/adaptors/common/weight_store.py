@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight, max_code
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.io.files import write_atomic
 from neural_mp.util.pytree import Array
@@ -102,7 +102,8 @@ def _checked(
         KeyError: a part is missing.
     """
     outputs, inputs = weight.shape
-    groups = outputs, inputs // (spec.group_size or 1)
+    size = spec.group_size or 1
+    groups = outputs, -(-inputs // size)
     codes, scales, offsets = (found[f"{place}/{name}"] for name in _PARTS[:3])
     factors = found.get(f"{place}/{_PARTS[3]}")
     shapes = [(codes, weight.shape, np.uint8), (scales, groups, np.float32)]
@@ -112,4 +113,4 @@ def _checked(
         raise ValueError("the file belongs to another weight")
     if codes.size and codes.max() > max_code(spec.dtype.bits):
         raise ValueError("a code is too large")
-    return GroupedWeight(codes, scales, offsets, spec.dtype.bits, factors)
+    return GroupedWeight(codes, scales, offsets, size, spec.dtype.bits, factors)

@@ -9,6 +9,8 @@ from pathlib import Path
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
+from neural_mp.adaptors.common.graph_model import with_weights
+from neural_mp.adaptors.common.input_moments import corrections_from
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.onnxrt import (
     layer_inputs,
@@ -53,6 +55,7 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     )
     corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
     layer_inputs = optional.LayerInputs(layer_inputs.layers, observe.values)
+    grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_unsigned_weights
     )

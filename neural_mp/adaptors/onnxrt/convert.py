@@ -107,6 +107,7 @@ def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> 
         ops=variants.owners,
         results=writer.results(),
         counts=variants.counts,
+        grouped={},
         _runners={},
     )
 
@@ -160,7 +161,7 @@ class _Writer:
         weight = self._grouped_weight(name)
         fusion_group = self.structure.fusion_groups.get(name)
         if weight is not None:
-            write_grouped(self.variants, node, weight)
+            write_grouped(self.variants, node, weight, self.model.grouped.get(name))
         elif precision is Precision.INT8 and name in self.structure.alone:
             config = self.plan.plan[name]
             (write_table if is_table(node) else write_recurrent)(self.variants, node, config)

@@ -5,28 +5,43 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.onnxrt import n_bits
 from neural_mp.adaptors.onnxrt.convert_int8 import matrix_and_bias
 from neural_mp.adaptors.onnxrt.fusion import is_table
 from neural_mp.adaptors.onnxrt.graph_edit import known_array
 from neural_mp.adaptors.onnxrt.tensor_variants import Variants
 from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.util.pytree import Array
 
 
-def write_grouped(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
-    """Convert an op whose weight is stored in groups; inputs and outputs stay float."""
+def write_grouped(
+    variants: Variants, node: ir.Node, spec: QuantSpec, made: GroupedWeight | None = None
+) -> None:
+    """Convert an op whose weight is stored in groups; inputs and outputs stay float.
+
+    Stores `made`, if given, instead of rounding the weight.
+    """
     if is_table(node):
-        _write_table(variants, node, spec)
+        _write_table(variants, node, spec, made)
     else:
-        _write_product(variants, node, spec)
+        _write_product(variants, node, spec, made)
 
 
-def _write_product(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
+def _write_product(
+    variants: Variants, node: ir.Node, spec: QuantSpec, made: GroupedWeight | None
+) -> None:
     matrix, bias = matrix_and_bias(node)
-    operator = n_bits.product(np.ascontiguousarray(matrix.T), spec)
+    stored = made or _nearest(np.ascontiguousarray(matrix.T), spec)
+    operator = n_bits.product(stored, spec)
     data = node.inputs[0]
     assert data is not None
-    inputs = [variants.real(data), *_constants(variants, node, operator)]
+    read = variants.real(data)
+    if stored.input_factors is not None:
+        factors = variants.names.constant(f"{node.name}.input_factors", stored.input_factors)
+        name = f"{node.name}/scaled_inputs"
+        read = variants.add("Mul", [read, factors], name, ir.DataType.FLOAT)
+    inputs = [read, *_constants(variants, node, operator)]
     if bias is not None:
         # Between are zero points, omitted if symmetric, and the order of the inputs.
         inputs += [None] * (n_bits.BIAS - len(inputs))
@@ -34,13 +49,19 @@ def _write_product(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
     variants.replace(node, n_bits.PRODUCT, inputs, node.outputs[0], operator.attributes)
 
 
-def _write_table(variants: Variants, node: ir.Node, spec: QuantSpec) -> None:
-    operator = n_bits.table(known_array(node.inputs[0]), spec)
+def _write_table(
+    variants: Variants, node: ir.Node, spec: QuantSpec, made: GroupedWeight | None
+) -> None:
+    operator = n_bits.table(made or _nearest(known_array(node.inputs[0]), spec), spec)
     codes, *others = _constants(variants, node, operator)
     rows = node.inputs[1]
     assert rows is not None
     inputs = [codes, variants.real(rows), *others]
     variants.replace(node, n_bits.TABLE, inputs, node.outputs[0], operator.attributes)
+
+
+def _nearest(weight: Array, spec: QuantSpec) -> GroupedWeight:
+    return Quantizer(spec, GroupParameters.ZERO_POINTS).nearest(weight)
 
 
 def _constants(

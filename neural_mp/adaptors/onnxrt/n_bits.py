@@ -14,14 +14,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.integer_groups import (
-    GROUP_SIZES,
-    IntegerGroups,
-    forms,
-    group_spec,
-    packed,
-    round_in_groups,
-)
+from neural_mp.adaptors.common.code_packing import BitOrder, packed
+from neural_mp.adaptors.common.group_specs import GROUP_SIZES, group_spec, product_specs
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight
 from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
 from neural_mp.core.enums import KernelInputs, Scheme
 from neural_mp.core.quant_spec import QuantSpec
@@ -34,6 +29,7 @@ BIAS = 5
 INT8_LEVEL, FLOAT_LEVEL = 4, 0
 #: Fewer inputs do not fill a group.
 MIN_INPUTS = min(GROUP_SIZES)
+_ORDER = BitOrder.LOWER_FIRST
 _TOO_FEW = f"weights in groups require at least {MIN_INPUTS} inputs"
 _PROBE = "neural_mp.adaptors.onnxrt.n_bits_probe"
 #: Must change with the probe.
@@ -53,7 +49,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield the kernels to probe, best first."""
-    for spec in forms(GROUP_SIZES, KernelInputs.INT8):
+    for spec in product_specs(KernelInputs.INT8):
         yield Case(PRODUCT, spec)
     for op in (TABLE, PRODUCT):
         for size in GROUP_SIZES:
@@ -103,32 +99,31 @@ class Operator:
     attributes: Mapping[str, int]
 
 
-def product(weight: Array, spec: QuantSpec) -> Operator:
-    """Return MatMulNBits for a weight [outputs, inputs]."""
-    stored = round_in_groups(weight, spec)
-    outputs, inputs = weight.shape
+def product(weight: GroupedWeight, spec: QuantSpec) -> Operator:
+    """Return MatMulNBits for a weight."""
     level = INT8_LEVEL if spec.inputs is KernelInputs.INT8 else FLOAT_LEVEL
-    attributes = {"K": inputs, "N": outputs, "accuracy_level": level, **_form(spec)}
-    codes = packed(stored.codes, spec.dtype.bits)
-    return Operator(_constants(stored, spec, codes), attributes)
+    outputs = len(weight.codes)
+    attributes = {"K": weight.inputs, "N": outputs, "accuracy_level": level, **_form(spec)}
+    return Operator(_constants(weight, spec, weight.full_groups()), attributes)
 
 
-def table(weight: Array, spec: QuantSpec) -> Operator:
-    """Return GatherBlockQuantized for a table [rows, values]."""
-    stored = round_in_groups(weight, spec)
-    codes = stored.codes.reshape(len(weight), -1)[:, : stored.inputs]
+def table(weight: GroupedWeight, spec: QuantSpec) -> Operator:
+    """Return GatherBlockQuantized for a table."""
     attributes = {"gather_axis": 0, "quantize_axis": 1, **_form(spec)}
-    return Operator(_constants(stored, spec, packed(codes, spec.dtype.bits)), attributes)
+    return Operator(_constants(weight, spec, weight.codes), attributes)
 
 
 def _form(spec: QuantSpec) -> dict[str, int]:
     return {"bits": spec.dtype.bits, "block_size": int(spec.group_size or 0)}
 
 
-def _constants(stored: IntegerGroups, spec: QuantSpec, codes: Array) -> dict[str, Array]:
-    found: dict[str, Array] = {str(spec.dtype): codes, "scale": stored.scales}
+def _constants(weight: GroupedWeight, spec: QuantSpec, codes: Array) -> dict[str, Array]:
+    found: dict[str, Array] = {
+        str(spec.dtype): packed(codes, weight.bits, _ORDER),
+        "scale": weight.scales,
+    }
     if spec.scheme is Scheme.ASYMMETRIC:
-        found["zero_point"] = packed(stored.zero_points, spec.dtype.bits)
+        found["zero_point"] = packed(weight.zero_points, weight.bits, _ORDER)
     return found
 
 

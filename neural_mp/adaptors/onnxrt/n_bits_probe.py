@@ -14,7 +14,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from neural_mp.adaptors.common.integer_groups import round_in_groups, rounded_inputs
+from neural_mp.adaptors.common.grouped_weight import GroupParameters, Quantizer, rounded_inputs
 from neural_mp.adaptors.common.runtime_probe import try_each
 from neural_mp.adaptors.onnxrt import n_bits
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
@@ -34,13 +34,14 @@ def _find(name: str) -> Iterator[str]:
     (case,) = (case for case in n_bits.cases() if str(case) == name)
     random = np.random.default_rng(0)
     weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
-    stored = round_in_groups(weight, case.spec).floats()
+    grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
+    stored = grouped.floats()
     if case.op == n_bits.TABLE:
         read: Array = np.arange(_ROWS)
-        found, expected = _run(n_bits.table(weight, case.spec), case.op, read), stored[read]
+        found, expected = _run(n_bits.table(grouped, case.spec), case.op, read), stored[read]
     else:
         read = random.standard_normal((_ROWS, _INPUTS), np.float32)
-        found = _run(n_bits.product(weight, case.spec), case.op, read)
+        found = _run(n_bits.product(grouped, case.spec), case.op, read)
         if case.spec.inputs is KernelInputs.INT8:
             read = rounded_inputs(read, case.spec.group_size or 1)
         expected = read @ stored.T + _BIASES

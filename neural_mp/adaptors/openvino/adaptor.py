@@ -10,6 +10,8 @@ import numpy as np
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
+from neural_mp.adaptors.common.graph_model import with_weights
+from neural_mp.adaptors.common.input_moments import corrections_from
 from neural_mp.adaptors.openvino import (
     layer_inputs,
     layer_params,
@@ -43,6 +45,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
     )
     corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
     layer_inputs = optional.LayerInputs(layer_inputs.layers, observe.values)
+    grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_reduced_range
     )

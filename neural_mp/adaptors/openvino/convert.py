@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.calibration import LEVELS
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
@@ -58,6 +59,7 @@ from neural_mp.util.pytree import Array
 
 #: Suffixes of the names of inserted nodes.
 QUANTIZED, WEIGHT, CAST, BOUNDED = "/quantize", "/weight", "/cast", "/bounded"
+SCALED = "/scaled_inputs"
 #: Near the largest finite float32.
 _FLOAT_BOUND = 3e38
 #: Suffix of the name of the integer constant of a weight.
@@ -88,7 +90,7 @@ def convert_graph(
     """
     program = model.program.clone()
     found = structure(program)
-    writer = _Writer(found, plan, ranges, _factors(found, plan))
+    writer = _Writer(found, plan, ranges, _factors(found, plan), model.grouped)
     writer.quantize_weights()
     set_input_group(program, writer.group_weights())
     writer.quantize_tensors()
@@ -103,6 +105,7 @@ def convert_graph(
         ops=writer.owners,
         results=writer.results(),
         counts=writer.counts,
+        grouped={},
         _runners={},
     )
 
@@ -161,6 +164,8 @@ class _Writer:
     #: Owners of the scales of first and of second factors of products of two computed matrices,
     #: which take no zero points, and int8 only as second factor.
     factors: tuple[frozenset[str], frozenset[str]]
+    #: Op → weight in groups to store as it is.
+    grouped: Mapping[str, GroupedWeight]
     #: Inserted node → the op that it was inserted for.
     owners: dict[str, str] = field(default_factory=dict)
     quantized: int = 0
@@ -197,11 +202,20 @@ class _Writer:
             if config is None or config.weight is None or config.weight.group_size is None:
                 continue
             stem = f"{name}{WEIGHT}"
-            weight = grouped_weight(stem, f"{stem}{STORED}", matrix_of(node), config.weight)
-            put_matrix(node, weight)
+            quantizer = Quantizer(config.weight, GroupParameters.ZERO_POINTS)
+            stored = self.grouped.get(name) or quantizer.nearest(matrix_of(node))
+            put_matrix(node, grouped_weight(stem, f"{stem}{STORED}", stored, config.weight))
+            if stored.input_factors is not None:
+                self._scale_inputs(name, node, stored.input_factors)
             self.owners[stem] = name
             found.append(config.weight)
         return found
+
+    def _scale_inputs(self, name: str, node: Any, factors: Array) -> None:
+        scaled = ops.multiply(node.input_value(0), ops.constant(factors))
+        scaled.set_friendly_name(f"{name}{SCALED}")
+        node.input(0).replace_source_output(scaled.output(0))
+        self.owners[f"{name}{SCALED}"] = name
 
     def quantize_tensors(self) -> None:
         """Insert a FakeQuantize for each quantized tensor and redirect its readers."""

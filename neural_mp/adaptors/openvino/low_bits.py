@@ -15,13 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.integer_groups import (
-    GROUP_SIZES,
-    forms,
-    group_spec,
-    packed,
-    round_in_groups,
-)
+from neural_mp.adaptors.common.code_packing import BitOrder, packed
+from neural_mp.adaptors.common.group_specs import GROUP_SIZES, group_spec, product_specs
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code
 from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
@@ -42,8 +38,6 @@ _PROBE = "neural_mp.adaptors.openvino.low_bits_probe"
 #: Must change with the probe.
 _VERSION = 3
 _MIN_OUTPUTS = 2
-#: Code of 0 in symmetric weights of 4 bits.
-_MIDDLE = 8
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield the kernels to probe; a model may have a smaller group of inputs than of weights."""
-    for spec in forms(GROUP_SIZES, KernelInputs.INT8):
+    for spec in product_specs(KernelInputs.INT8):
         for group in dict.fromkeys((spec.group_size or 0, min(GROUP_SIZES))):
             yield Case(PRODUCT, spec, group)
     # Tables of u8 are restored to floats in models with quantized inputs, those of u4 are not.
@@ -95,19 +89,18 @@ def set_input_group(program: Any, specs: Iterable[QuantSpec]) -> None:
         program.set_rt_info(str(min(sizes)), list(INPUT_GROUP))
 
 
-def grouped_weight(name: str, stored_name: str, weight: Array, spec: QuantSpec) -> Any:
+def grouped_weight(name: str, stored_name: str, weight: GroupedWeight, spec: QuantSpec) -> Any:
     """Return a constant with its decompression, in place of a weight [outputs, inputs]."""
-    stored = round_in_groups(weight, spec)
-    codes = _constant(stored.codes, spec)
+    codes = _constant(weight.full_groups(), spec)
     codes.set_friendly_name(stored_name)
     steps = ops.convert(codes, "f32")
     steps.set_friendly_name(f"{name}/float")
     if spec.scheme is Scheme.ASYMMETRIC:
-        zeros = _constant(stored.zero_points[..., None], spec)
+        zeros = _constant(weight.zero_points[..., None], spec)
         steps = ops.subtract(steps, ops.convert(zeros, "f32"))
         steps.set_friendly_name(f"{name}/steps")
-    found = ops.multiply(steps, ops.constant(stored.scales[..., None]))
-    shape = ops.constant(np.array(weight.shape, np.int64))
+    found = ops.multiply(steps, ops.constant(weight.scales[..., None]))
+    shape = ops.constant(np.array(weight.codes.shape, np.int64))
     result = ops.reshape(found, shape, False)
     found.set_friendly_name(f"{name}/grouped")
     result.set_friendly_name(name)
@@ -119,9 +112,11 @@ def _constant(codes: Array, spec: QuantSpec) -> Any:
         return ops.constant(np.ascontiguousarray(codes))
     kind = ov.Type.u4
     if spec.scheme is Scheme.SYMMETRIC:
-        # Code 8 stands for 0: without its upper bit, a code is the number in two's complement.
-        kind, codes = ov.Type.i4, codes ^ _MIDDLE
-    tensor = ov.Tensor(packed(codes.reshape(-1), 4), ov.Shape(list(codes.shape)), kind)
+        # The middle code is 0; without its upper bit, a code is in two's complement.
+        kind, codes = ov.Type.i4, codes ^ np.uint8(middle_code(4))
+    tensor = ov.Tensor(
+        packed(codes.reshape(-1), 4, BitOrder.LOWER_FIRST), ov.Shape(list(codes.shape)), kind
+    )
     # Shared memory would be that of a temporary.
     return ops.constant(tensor, shared_memory=False)
 

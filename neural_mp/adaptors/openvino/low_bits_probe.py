@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from neural_mp.adaptors.common.integer_groups import round_in_groups, rounded_inputs
+from neural_mp.adaptors.common.grouped_weight import GroupParameters, Quantizer, rounded_inputs
 from neural_mp.adaptors.common.runtime_probe import try_each
 from neural_mp.adaptors.openvino import low_bits
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
@@ -26,8 +26,9 @@ def _find(name: str) -> Iterator[str]:
     (case,) = (case for case in low_bits.cases() if str(case) == name)
     random = np.random.default_rng(0)
     weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
-    stored = round_in_groups(weight, case.spec).floats()
-    factor = low_bits.grouped_weight("w", "w/stored", weight, case.spec)
+    grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
+    stored = grouped.floats()
+    factor = low_bits.grouped_weight("w", "w/stored", grouped, case.spec)
     if case.op == low_bits.TABLE:
         read: Array = np.arange(_ROWS)
         given = ops.parameter([-1], np.int64, name="x")

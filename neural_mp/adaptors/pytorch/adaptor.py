@@ -66,7 +66,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         hessian.weights,
         grouped_weights.input_moments,
         grouped_weights.with_weights,
-        optional.Blocks(grouped_weights.block_moments, learned_blocks.learned_weights),
+        blocks=optional.Blocks(grouped_weights.block_moments, learned_blocks.learned_weights),
     )
     hessian = optional.Hessian(hessian.hessian_traces)
     portability = optional.Portability(

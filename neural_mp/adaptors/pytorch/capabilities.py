@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common import capabilities as reasons
 from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
+from neural_mp.adaptors.common.group_specs import GROUP_SIZES, fitting_specs
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
-from neural_mp.adaptors.common.low_bit_weights import GROUP_SIZES, grouped_specs
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
@@ -26,7 +26,7 @@ from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
-from neural_mp.core.enums import CalibrationAlgorithm, QuantDType, Scheme
+from neural_mp.core.enums import CalibrationAlgorithm, Scheme
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import Precision
@@ -38,8 +38,8 @@ _KERNELS = {
     **{layer: integer_convolution(axes).name() for layer, axes in layers.CONVOLUTIONS.items()},
     layers.LINEAR: "onednn::qlinear_pointwise",
 }
-#: Types of weights in groups, the only one with a kernel first.
-_LOW_BIT_DTYPES = (QuantDType.UINT4, QuantDType.UINT3, QuantDType.UINT2)
+#: Bits of weights in groups, those with a kernel first.
+_LOW_BITS = (4, 3, 2)
 #: Larger integers may overflow FP16; smaller integers are sizes and axes.
 _MAX_FP16_SAFE_INTEGER = 60_000
 _BEYOND_16_BITS = "its values exceed the range of 16 bits, e.g. in a mask"
@@ -187,7 +187,7 @@ def _integer_kernel(
     others: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
     if not isinstance(low_bits, str):
         inputs = fx.arguments(node)["weight"].meta["val"].shape[1]
-        symmetric = grouped_specs(inputs, dtypes=(QuantDType.INT4,), scheme=Scheme.SYMMETRIC)
+        symmetric = fitting_specs(inputs, scheme=Scheme.SYMMETRIC)
         others += tuple(replace(s, corrections=c) for c in corrections for s in symmetric)
     return IntegerKernel(own, algorithms, alone, others, low_bits, corrections)
 
@@ -200,7 +200,7 @@ def _low_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
             f"the kernel for 4-bit weights requires a multiple of {OUTPUT_BLOCK} outputs, got "
             f"{outputs}"
         )
-    return grouped_specs(inputs, dtypes=_LOW_BIT_DTYPES) or (
+    return fitting_specs(inputs, _LOW_BITS) or (
         f"4-bit weights require inputs that a group size divides "
         f"({', '.join(map(str, GROUP_SIZES))}), got {inputs}"
     )

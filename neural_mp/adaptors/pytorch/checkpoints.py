@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Node
 
 from neural_mp.adaptors.common.checkpoint_formats import FORMATS, CheckpointFormat, IntegerLayer
-from neural_mp.adaptors.common.low_bit_weights import middle_code
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
@@ -113,14 +113,14 @@ def _integer_layer(path: str, part: Part, weight: Node, form: CheckpointFormat) 
             f"out of the precisions"
         )
     scales, offsets = (value.float().numpy() for value in values[1:])
-    zero_points = middle_code(bits) - offsets / scales
-    if np.abs(zero_points - np.rint(zero_points)).max() > _MOST_REST:
+    codes = ops.codes_of(values[0], bits).numpy()
+    stored = GroupedWeight(codes, scales, offsets, codes.shape[1] // scales.shape[1], bits)
+    if np.abs(stored.steps - np.rint(stored.steps)).max() > _MOST_REST:
         raise ConversionError(
             f"layer {path!r} has offsets between the codes (hqq), {form} requires whole zero "
             f"points; set the rounding of its weight to 'gptq' or 'rtn'"
         )
-    codes = ops.codes_of(values[0], bits).numpy()
-    zeros = np.rint(zero_points).astype(np.uint8)
+    zeros = stored.zero_points
     return IntegerLayer(codes, scales, zeros, bits, bool((zeros == middle_code(bits)).all()))
 
 

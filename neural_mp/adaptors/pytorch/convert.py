@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight, round_to_nearest
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, Quantizer
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
@@ -163,7 +163,7 @@ def _rounded(
 ) -> dict[str, torch.Tensor]:
     """Return the stored parts of a weight by name; of `made`, if given, instead of rounding."""
     if spec is not None and spec.dtype.bits < 8:
-        parts = ops.stored_parts(made or round_to_nearest(weight.float().numpy(), spec))
+        parts = ops.stored_parts(made or Quantizer(spec).nearest(weight.float().numpy()))
         return dict(zip((f"int{spec.dtype.bits}", "scales", "offsets"), parts, strict=True))
     parts = ops.quantize_weight(weight, weight_qmax(spec))
     return dict(zip(("int8", "scales"), parts, strict=True))

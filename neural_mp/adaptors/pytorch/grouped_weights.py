@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Node
 
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight
+from neural_mp.adaptors.common.input_moments import MomentSums
 from neural_mp.adaptors.common.weight_corrections import InputMoments
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.decoder_blocks import (
@@ -26,31 +27,6 @@ from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.quantizable_ops import LINEAR
 
 
-@dataclass
-class _Sums:
-    """Sums over the rows that a layer read."""
-
-    products: torch.Tensor
-    magnitudes: torch.Tensor
-    rows: int = 0
-
-    @classmethod
-    def of(cls, inputs: int) -> _Sums:
-        """Return empty sums for a number of inputs."""
-        return cls(torch.zeros(inputs, inputs), torch.zeros(inputs))
-
-    def means(self) -> InputMoments:
-        """Return the means, in the memory of the sums."""
-        rows = max(self.rows, 1)
-        return InputMoments(self.products.div_(rows).numpy(), self.magnitudes.div_(rows).numpy())
-
-    def add(self, rows: torch.Tensor) -> None:
-        """Add rows [rows, inputs]."""
-        self.products.addmm_(rows.t(), rows)
-        self.magnitudes += rows.abs().sum(dim=0)
-        self.rows += len(rows)
-
-
 def input_moments(
     model: TorchModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, InputMoments]:
@@ -60,21 +36,21 @@ def input_moments(
         for name, node in fx.op_nodes(part.portable).items():
             if name in ops and node.target is LINEAR:
                 readers[node.args[0]].append(name)
-    sums: dict[Node, _Sums] = {}
+    sums: dict[Node, MomentSums] = {}
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
         result = run()
         if node in readers:
-            rows = result.detach().reshape(-1, result.shape[-1]).float()
+            rows = result.detach().float().numpy()
             if node not in sums:
-                sums[node] = _Sums.of(rows.shape[1])
+                sums[node] = MomentSums.of_size(rows.shape[-1])
             sums[node].add(rows)
         return result
 
     run = visited(model, visit, portable=True)
     for inputs in batches:
         run(model.call(inputs))
-    means = {node: found.means() for node, found in sums.items()}
+    means = {node: found.moments() for node, found in sums.items()}
     return {name: found for node, found in means.items() for name in readers[node]}
 
 
@@ -115,7 +91,7 @@ def moments_of_layers(
     Layers that read the same tensors share their moments.
     """
     seen: dict[str, torch.Tensor] = {}
-    sums: dict[str, _Sums] = {}
+    sums: dict[str, MomentSums] = {}
     alike: dict[str, str] = {}
 
     def hook_of(op: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
@@ -126,8 +102,8 @@ def moments_of_layers(
         seen[op] = read
         # The first run decides which layers share: experts read other rows in every run.
         if alike.setdefault(op, first) == op:
-            rows = read.detach().reshape(-1, read.shape[-1]).float()
-            sums.setdefault(op, _Sums.of(rows.shape[1])).add(rows)
+            rows = read.detach().float().numpy()
+            sums.setdefault(op, MomentSums.of_size(rows.shape[-1])).add(rows)
 
     hooks = [
         module.get_submodule(block.layers[op]).register_forward_pre_hook(hook_of(op)) for op in ops
@@ -140,7 +116,7 @@ def moments_of_layers(
     finally:
         for hook in hooks:
             hook.remove()
-    means = {op: found.means() for op, found in sums.items()}
+    means = {op: found.moments() for op, found in sums.items()}
     return {op: means[first] for op, first in alike.items()}
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, Quantizer
 from neural_mp.adaptors.common.learned_rounding import LearnedRounding, LearnOptions
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
-from neural_mp.adaptors.common.weight_corrections import corrected_weight
+from neural_mp.adaptors.common.weight_corrections import InputMoments
 from neural_mp.adaptors.pytorch import hessian
 from neural_mp.adaptors.pytorch.decoder_blocks import (
     Block,
@@ -23,7 +23,6 @@ from neural_mp.adaptors.pytorch.decoder_blocks import (
 )
 from neural_mp.adaptors.pytorch.grouped_weights import moments_of_layers
 from neural_mp.adaptors.pytorch.model import TorchModel, assembled
-from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
 
 #: Samples of a step, at least; batches are not divided.
@@ -47,9 +46,10 @@ class _RoundedLayer(nn.Module):
 def learned_weights(
     model: TorchModel,
     batches: Callable[[], Iterable[Any]],
-    specs: Mapping[str, QuantSpec],
+    quantizers: Mapping[str, Quantizer],
     options: LearnOptions,
     recall: Callable[[Collection[str]], Mapping[str, GroupedWeight] | None],
+    start: Callable[[str, InputMoments | None], GroupedWeight],
 ) -> Iterator[dict[str, GroupedWeight]]:
     """Yield op → learned weight, block by block; see `Blocks.learned`."""
     blocks = decoder_blocks(model)
@@ -61,20 +61,17 @@ def learned_weights(
     for place, block in enumerate(blocks):
         assert model.shell is not None
         module = model.shell.get_submodule(block.path)
-        ops = [op for op in block.layers if op in specs]
+        ops = [op for op in block.layers if op in quantizers]
         made = recall(ops) if ops else {}
-        start: dict[str, GroupedWeight] = {}
+        first: dict[str, GroupedWeight] = {}
         if made is None:
-            informed = [op for op in ops if specs[op].unlearned.needs_data]
+            informed = [op for op in ops if quantizers[op].unlearned.spec.needs_data]
             moments = moments_of_layers(module, block, informed, exact, calls.calls[place])
-            start = {
-                op: corrected_weight(weights[op], specs[op].unlearned, moments.pop(op, None))
-                for op in ops
-            }
+            first = {op: start(op, moments.pop(op, None)) for op in ops}
         advance(module, exact, calls.calls[place])
         student = _Student.of(module, block, {op: weights[op] for op in ops})
         if made is None:
-            learning = {op: LearnedRounding(weights[op], specs[op], start[op]) for op in ops}
+            learning = {op: LearnedRounding(weights[op], quantizers[op], first[op]) for op in ops}
             random = np.random.default_rng([options.seed, place])
             made = student.learned(learning, rounded, exact, calls.calls[place], options, random)
         student.set_weights(made)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.common.low_bit_weights import GroupedWeight
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, CallSignature

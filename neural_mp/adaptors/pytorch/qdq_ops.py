@@ -13,12 +13,8 @@ import numpy as np
 import torch
 
 from neural_mp.adaptors.common.calibration import affine_parameters
-from neural_mp.adaptors.common.low_bit_weights import (
-    GroupedWeight,
-    max_code,
-    middle_code,
-    packed,
-)
+from neural_mp.adaptors.common.code_packing import BitOrder, packed
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code, middle_code
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 
 #: Name of the custom op library.
@@ -107,7 +103,7 @@ dequantize_dynamic = _registered(
 
 
 #: Packed weights [outputs, inputs · bits / 8] to float32 [outputs, inputs]; scales and offsets
-#: [outputs, groups] (see `adaptors.common.low_bit_weights`).
+#: [outputs, groups] (see `adaptors.common.grouped_weight`).
 dequantize_grouped = _registered(
     "dequantize_grouped(Tensor q, Tensor scales, Tensor offsets, int bits=4) -> Tensor",
     _dequantize_grouped,
@@ -121,7 +117,11 @@ def stored_parts(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
     """Return packed codes of a weight, and its scales and offsets in bfloat16."""
     codes, *parameters = (
         torch.from_numpy(np.ascontiguousarray(part))
-        for part in (packed(weight.codes, weight.bits), weight.scales, weight.offsets)
+        for part in (
+            packed(weight.codes, weight.bits, BitOrder.UPPER_FIRST),
+            weight.scales,
+            weight.offsets,
+        )
     )
     return codes, *(part.to(torch.bfloat16) for part in parameters)
 

@@ -10,7 +10,8 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from neural_mp.adaptors.common import fisher
-from neural_mp.adaptors.common.fisher import direction, rounded, weight_noise
+from neural_mp.adaptors.common.fisher import direction, weight_noise
+from neural_mp.adaptors.common.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import ConversionError
@@ -49,13 +50,20 @@ def scored():
     return net, data, weight_noise(adaptor, model, data.split(12), space)
 
 
+def _rounded(weight: np.ndarray, spec: QuantSpec) -> np.ndarray:
+    if spec.group_size is not None:
+        return Quantizer(spec).nearest(weight).floats()
+    scales = np.abs(weight).max(axis=1, keepdims=True) / 127
+    return np.rint(weight / scales) * scales
+
+
 def _divergence(net: nn.Module, data: torch.Tensor, name: str, spec: QuantSpec) -> float:
     """Return the mean KL divergence with one weight rounded, in float64."""
     weight = net.get_submodule(name).weight
     before = weight.detach().clone()
     with torch.no_grad():
         truth = log_softmax(net(data)["logits"].double().numpy(), -1)
-        weight.copy_(torch.from_numpy(rounded(before.numpy(), spec)))
+        weight.copy_(torch.from_numpy(_rounded(before.numpy(), spec)))
         found = log_softmax(net(data)["logits"].double().numpy(), -1)
         weight.copy_(before)
     return float((np.exp(truth) * (truth - found)).sum(-1).mean())
@@ -112,7 +120,7 @@ def test_other_outputs_are_scored_by_the_noise_they_receive():
     ).items()
     text = "uint4 asymmetric per_group 64 minmax"
     weight = layer.weight.detach().numpy()
-    moved = (rounded(weight, QuantSpec.parse(text)) - weight) @ data.numpy().T
+    moved = (_rounded(weight, QuantSpec.parse(text)) - weight) @ data.numpy().T
     assert found[text] == pytest.approx(np.square(moved).sum(0).mean() / 2, rel=0.4)
 
 

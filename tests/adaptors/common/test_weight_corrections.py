@@ -7,16 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.low_bit_weights import (
-    group_parameters,
-    round_to_nearest,
+from neural_mp.adaptors.common.grouped_weight import (
+    GroupedWeight,
+    Quantizer,
     to_bfloat16,
 )
 from neural_mp.adaptors.common.weight_corrections import (
     InputMoments,
-    corrected_weight,
     row_errors,
 )
+from neural_mp.adaptors.common.weight_corrections import corrected_weight as corrected
 from neural_mp.core.quant_spec import QuantSpec
 
 CORRECTIONS = ("awq", "gptq", "awq gptq")
@@ -24,6 +24,16 @@ CORRECTIONS = ("awq", "gptq", "awq gptq")
 
 def _spec(corrections: str, size: int = 32, dtype: str = "uint4") -> QuantSpec:
     return QuantSpec.parse(f"{dtype} asymmetric per_group {size} {corrections}")
+
+
+def round_to_nearest(weight: np.ndarray, spec: QuantSpec) -> GroupedWeight:
+    return Quantizer(spec).nearest(weight)
+
+
+def corrected_weight(
+    weight: np.ndarray, spec: QuantSpec, moments: InputMoments | None = None
+) -> GroupedWeight:
+    return corrected(weight, Quantizer(spec), moments)
 
 
 def _inputs(seed: int, inputs: int, outliers: int = 0) -> np.ndarray:
@@ -73,7 +83,7 @@ def test_compensated_codes_come_close_to_the_best_of_all_roundings():
     for seed in range(12):
         rows, weight = _inputs(seed, 8), _weight(seed, 1, 8)
         moments, spec = _moments(rows), _spec("gptq", 8)
-        (scale,), (offset,) = (values[0] for values in group_parameters(weight, spec))
+        (scale,), (offset,) = (values[0] for values in Quantizer(spec).grid(weight))
         below = np.clip(np.floor((weight[0] - offset) / scale), -8, 7)
         errors = []
         for up in itertools.product((0, 1), repeat=8):

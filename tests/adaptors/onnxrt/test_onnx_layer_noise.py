@@ -22,7 +22,7 @@ from neural_mp.errors import ConversionError
 def scored():
     adaptor = OnnxRuntimeAdaptor()
     model = adaptor.load(words(), example={"ids": IDS})
-    space = adaptor.space(model, MACHINE)
+    space = adaptor.space(model, MACHINE).without_data()
     return adaptor, model, space, layer_noise(adaptor, model, [{"ids": IDS}], space)
 
 
@@ -74,7 +74,8 @@ def test_rounded_inputs_add_their_noise(scored):
     noisy[0] *= 1e-3  # an input that hardly matters, but dominates the scale of its group
     loud = words(w_head=noisy, b_down=np.eye(1, 40, dtype=np.float32)[0] * 1e3)
     loaded = adaptor.load(loud, example={"ids": IDS})
-    found = layer_noise(adaptor, loaded, [{"ids": IDS}], adaptor.space(loaded, MACHINE))
+    own = adaptor.space(loaded, MACHINE).without_data()
+    found = layer_noise(adaptor, loaded, [{"ids": IDS}], own)
     spec = next(s for s in specs_of(space, "head") if s.dtype.bits == 8)
     assert spec.inputs is KernelInputs.INT8
     assert found["head"][str(spec)] > 0.1

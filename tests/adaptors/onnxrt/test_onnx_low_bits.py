@@ -123,9 +123,11 @@ def test_candidates_are_the_groups_that_the_inputs_fill_beside_int8():
     space = adaptor.space(model, MACHINE)
     texts = [str(c.weight) for c in space.capabilities["up"].configs if c.approach == "weight_only"]
     assert texts == [
-        f"{form} per_group {size} minmax int8_inputs"
+        f"{form} per_group {size} minmax {words}int8_inputs"
+        for words in ("awq gptq ", "gptq ", "awq ", "")
         for form in ("int4 symmetric", "uint4 asymmetric", "uint8 asymmetric")
         for size in (64, 32)
+        if not words or "int4" in form
     ]
     assert {"static", "dynamic", "weight_only"} == set(space.capabilities["up"].approaches)
     (rows,) = {c.weight.dtype for c in space.capabilities["embed"].configs if c.weight} - {"int8"}

@@ -10,7 +10,8 @@ from torch import nn
 
 import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.adaptors.common.low_bit_weights import packed, round_to_nearest
+from neural_mp.adaptors.common.code_packing import BitOrder, packed
+from neural_mp.adaptors.common.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.qdq_ops import codes_of
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
@@ -41,7 +42,7 @@ def converted(net, bits, spec):
 
 def test_all_codes_cover_the_range_of_a_group(bits, spec):
     weight = np.random.default_rng(0).normal(0.2, 1, (5, 64)).astype(np.float32)
-    found = round_to_nearest(weight, spec)
+    found = Quantizer(spec).nearest(weight)
     assert set(np.unique(found.codes)) == set(range(2**bits))
     steps = np.repeat(found.scales, 32, axis=1)
     assert (np.abs(found.floats() - weight) <= steps * (0.5 + 2**bits / 256)).all()
@@ -49,14 +50,14 @@ def test_all_codes_cover_the_range_of_a_group(bits, spec):
 
 def test_packed_codes_are_read_back(bits):
     codes = np.random.default_rng(0).integers(2**bits, size=(3, 16)).astype(np.uint8)
-    stored = packed(codes, bits)
+    stored = packed(codes, bits, BitOrder.UPPER_FIRST)
     assert stored.shape == (3, 2 * bits)
     assert (codes_of(torch.from_numpy(stored), bits).numpy() == codes).all()
 
 
 def test_results_are_those_of_the_rounded_weights(net, converted, spec):
     def rounded(layer):
-        return torch.from_numpy(round_to_nearest(layer.weight.detach().numpy(), spec).floats())
+        return torch.from_numpy(Quantizer(spec).nearest(layer.weight.detach().numpy()).floats())
 
     x = torch.randint(0, 50, (20, 1))
     with torch.no_grad():

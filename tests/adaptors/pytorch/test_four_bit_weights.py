@@ -10,7 +10,7 @@ from torch import nn
 
 import neural_mp
 from neural_mp import PrecisionPlan, convert_with_plan
-from neural_mp.adaptors.common.low_bit_weights import round_to_nearest
+from neural_mp.adaptors.common.grouped_weight import Quantizer
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import OpConfig, Precision
@@ -47,7 +47,7 @@ def converted(net):
 
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(round_to_nearest(weight.detach().numpy(), SPEC).floats())
+    return torch.from_numpy(Quantizer(SPEC).nearest(weight.detach().numpy()).floats())
 
 
 @pytest.mark.parametrize("rows", [1, 60, 200])

@@ -17,8 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
+from neural_mp.adaptors.common.grouped_weight import Quantizer
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
-from neural_mp.adaptors.common.low_bit_weights import round_to_nearest
 from neural_mp.adaptors.pytorch import grouped_weights, learned_blocks
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.enums import Capture
@@ -85,7 +85,7 @@ def test_the_results_of_a_block_are_closer_than_with_weights_rounded_to_nearest(
     found = _made(model, bits=bits)
     spec = QuantSpec.parse(f"uint{bits} asymmetric per_group 64")
     weights = ADAPTOR.grouped_weights.weights(model)
-    nearest = {op: round_to_nearest(weights[op], spec) for op in found}
+    nearest = {op: Quantizer(spec).nearest(weights[op]) for op in found}
     assert _block_error(_rounded(found)) < 0.9 * _block_error(_rounded(nearest))
 
 

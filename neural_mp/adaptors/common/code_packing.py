@@ -1,0 +1,51 @@
+"""Packing of codes of 2 to 8 bits into bytes and words, in the orders that kernels read."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class BitOrder(Enum):
+    """Place of the first code: the upper bits of a byte, or the lower bits."""
+
+    UPPER_FIRST = "upper_first"
+    LOWER_FIRST = "lower_first"
+
+
+def packed(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
+    """Return the codes of the last axis as bytes, filled up with zeros.
+
+    Codes of 3 bits are a sequence of bits, eight codes in three bytes.
+    """
+    if bits == 8:
+        return codes
+    if 8 % bits:
+        return _packed_bits(codes, bits, order)
+    per_byte = 8 // bits
+    filled = -codes.shape[-1] % per_byte
+    if filled:
+        codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, filled)])
+    shifts = range(0, 8, bits)
+    upper = order is BitOrder.UPPER_FIRST
+    found = np.zeros((*codes.shape[:-1], codes.shape[-1] // per_byte), np.uint8)
+    for place, shift in enumerate(reversed(shifts) if upper else shifts):
+        found |= codes[..., place::per_byte] << np.uint8(shift)
+    return found
+
+
+def _packed_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
+    upper = order is BitOrder.UPPER_FIRST
+    shifts = np.arange(bits, dtype=np.uint8)
+    single = codes[..., None] >> (shifts[::-1] if upper else shifts) & 1
+    flat = single.reshape(*codes.shape[:-1], -1)
+    return np.packbits(flat, axis=-1, bitorder="big" if upper else "little")
+
+
+def packed_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Return codes [rows, columns] as int32 words, the first column in the lowest bits."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % (32 // bits))))
+    stored = packed(padded, bits, BitOrder.LOWER_FIRST)
+    return np.ascontiguousarray(stored).view("<i4")

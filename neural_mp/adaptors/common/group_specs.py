@@ -1,0 +1,45 @@
+"""Quantizations of weights in groups that adaptors offer, in the order of preference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from neural_mp.core.enums import Granularity, KernelInputs, QuantDType, Scheme
+from neural_mp.core.quant_spec import QuantSpec
+
+#: Group sizes in the order of preference: the first is common to all kernels, the smallest and
+#: fastest, the last the most accurate.
+GROUP_SIZES = (128, 64, 32)
+
+
+def group_spec(
+    bits: int,
+    size: int,
+    inputs: KernelInputs = KernelInputs.FLOAT,
+    scheme: Scheme = Scheme.ASYMMETRIC,
+) -> QuantSpec:
+    """Return the quantization of a weight in groups of a size; symmetric weights are signed."""
+    sign = "" if scheme is Scheme.SYMMETRIC else "u"
+    dtype = QuantDType(f"{sign}int{bits}")
+    return QuantSpec(dtype, scheme, Granularity.PER_GROUP, group_size=size, inputs=inputs)
+
+
+def fitting_specs(
+    inputs: int, bits: Iterable[int] = (4,), scheme: Scheme = Scheme.ASYMMETRIC
+) -> tuple[QuantSpec, ...]:
+    """Return the quantizations whose group size divides the inputs, best first."""
+    return tuple(
+        group_spec(width, size, scheme=scheme)
+        for width in bits
+        for size in GROUP_SIZES
+        if inputs % size == 0
+    )
+
+
+def product_specs(inputs: KernelInputs) -> Iterator[QuantSpec]:
+    """Yield the quantizations of products: 4 bits, the fastest scheme first, then 8 bits."""
+    for scheme in (Scheme.SYMMETRIC, Scheme.ASYMMETRIC):
+        for size in GROUP_SIZES:
+            yield group_spec(4, size, inputs, scheme)
+    for size in GROUP_SIZES:
+        yield group_spec(8, size, inputs)

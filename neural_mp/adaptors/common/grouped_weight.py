@@ -1,0 +1,225 @@
+"""Weights in groups of consecutive inputs with a scale and an offset each, and their rounding.
+
+A weight [outputs, inputs] has one scale and one offset per output and group of inputs:
+weight ≈ (code - middle) · scale + offset, codes 0 to 15 and middle 8 for 4 bits. An offset of whole
+steps, (middle - zero point) · scale, is the form with integer zero points:
+weight ≈ (code - zero point) · scale. The last group is shorter if the group size does not divide
+the inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.core.enums import Scheme
+from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.util.pytree import Array
+
+_MIN_SCALE = 1e-12
+#: From this number of bits on, a code stands for 0.
+_LEAST_BITS_WITH_ZERO = 3
+#: Largest magnitude of an input rounded to INT8.
+_INPUT_LIMIT = 127
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+
+
+class GroupParameters(Enum):
+    """Parameters of a group, as kernels read them.
+
+    `BFLOAT16`: scales and offsets exact in bfloat16. `ZERO_POINTS`: scales in float32 and zero
+    points that are codes.
+    """
+
+    BFLOAT16 = "bfloat16"
+    ZERO_POINTS = "zero_points"
+
+
+@dataclass(frozen=True)
+class GroupedWeight:
+    """A weight in groups along its last axis.
+
+    Attributes:
+        codes: uint8 [outputs, inputs], 0 to 2^bits - 1.
+        scales, offsets: float32 [outputs, groups].
+        group_size: number of consecutive inputs per scale.
+        bits: bits per code.
+        input_factors: float32 [inputs], exact in bfloat16, which the layer multiplies its inputs
+            by; None for 1.
+    """
+
+    codes: Codes
+    scales: Floats
+    offsets: Floats
+    group_size: int
+    bits: int = 4
+    input_factors: Floats | None = None
+
+    @property
+    def inputs(self) -> int:
+        """Number of inputs."""
+        return int(self.codes.shape[1])
+
+    @property
+    def steps(self) -> Floats:
+        """The zero points of the groups, as fractions of steps."""
+        return middle_code(self.bits) - self.offsets / self.scales
+
+    @property
+    def zero_points(self) -> Codes:
+        """The zero points nearest to the offsets, uint8 [outputs, groups]."""
+        return np.clip(np.rint(self.steps), 0, max_code(self.bits)).astype(np.uint8)
+
+    def full_groups(self) -> Codes:
+        """Return the codes as [outputs, groups, group size], filled up with zero points."""
+        found = in_groups(self.codes, self.group_size)
+        filled = -self.inputs % self.group_size
+        if filled:
+            found[:, -1, -filled:] = self.zero_points[:, -1:]
+        return found
+
+    def stored(self) -> Floats:
+        """Return the weight that multiplies the scaled inputs, float32 [outputs, inputs]."""
+        scales, offsets = (
+            np.repeat(values, self.group_size, axis=1)[:, : self.inputs]
+            for values in (self.scales, self.offsets)
+        )
+        return (self.codes.astype(np.float32) - middle_code(self.bits)) * scales + offsets
+
+    def floats(self) -> Floats:
+        """Return the weight with the factors of its inputs, float32 [outputs, inputs]."""
+        factors = self.input_factors
+        return self.stored() if factors is None else self.stored() * factors
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """Rounding of weights [outputs, inputs] to a grid.
+
+    Attributes:
+        spec: bits, scheme and group size.
+        parameters: the parameters that the kernel reads.
+    """
+
+    spec: QuantSpec
+    parameters: GroupParameters = GroupParameters.BFLOAT16
+
+    @property
+    def bits(self) -> int:
+        """Bits per code."""
+        return self.spec.dtype.bits
+
+    @property
+    def group_size(self) -> int:
+        """Number of consecutive inputs per scale."""
+        assert self.spec.group_size is not None
+        return self.spec.group_size
+
+    @property
+    def unlearned(self) -> Quantizer:
+        """The quantizer without learned rounding."""
+        return replace(self, spec=self.spec.unlearned)
+
+    def nearest(self, weight: Array) -> GroupedWeight:
+        """Round a weight to nearest."""
+        return self.on_grid(weight, *self.grid(weight))
+
+    def on_grid(
+        self, weight: Array, scales: Floats, offsets: Floats, factors: Floats | None = None
+    ) -> GroupedWeight:
+        """Round a weight to the nearest codes of given groups; `factors` are of its inputs."""
+        grouped = in_groups(np.asarray(weight, np.float32), self.group_size)
+        codes = self.nearest_codes(grouped, scales[..., None], offsets[..., None])
+        codes = codes.reshape(len(weight), -1)[:, : weight.shape[1]]
+        return self.weight(np.ascontiguousarray(codes), scales, offsets, factors)
+
+    def weight(
+        self, codes: Codes, scales: Floats, offsets: Floats, factors: Floats | None = None
+    ) -> GroupedWeight:
+        """Return a weight of codes [outputs, inputs] on a grid of this kind."""
+        return GroupedWeight(codes, scales, offsets, self.group_size, self.bits, factors)
+
+    def nearest_codes(self, values: Floats, scales: Floats, offsets: Floats) -> Codes:
+        """Return the codes nearest to values; the arrays broadcast against each other."""
+        steps = np.rint((values - offsets) / scales) + middle_code(self.bits)
+        return np.clip(steps, 0, max_code(self.bits), out=steps).astype(np.uint8)
+
+    def grid(self, weight: Array) -> tuple[Floats, Floats]:
+        """Return scales and offsets [outputs, groups] that cover the range of each group."""
+        grouped = in_groups(np.asarray(weight, np.float32), self.group_size)
+        return self.grid_of(grouped.min(axis=2), grouped.max(axis=2))
+
+    def grid_of(self, low: Floats, high: Floats) -> tuple[Floats, Floats]:
+        """Return scales and offsets of ranges.
+
+        Asymmetric offsets are whole numbers of steps, as formats with integer zero points store
+        them, and such ranges are extended to hold 0. With 4 codes and free offsets, half a step
+        would cost too much: offsets are any numbers.
+        """
+        asymmetric = self.spec.scheme is Scheme.ASYMMETRIC
+        most = max_code(self.bits)
+        if asymmetric and not self._has_zero:
+            scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
+            # Around the middle of the range, so that both ends share the rounding of the scale.
+            return scales, self.exact((low + high) / 2 + scales / 2)
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        if not asymmetric:
+            limit = middle_code(self.bits) - 1
+            scales = np.maximum(np.maximum(high, -low) / limit, _MIN_SCALE)
+            return self.exact(scales), np.zeros_like(scales)
+        scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
+        return scales, self._whole_steps(low / scales + middle_code(self.bits), scales)
+
+    def exact(self, values: Array) -> Floats:
+        """Round scales or free offsets to the type of the parameters."""
+        if self.parameters is GroupParameters.BFLOAT16:
+            return to_bfloat16(values)
+        return np.asarray(values, np.float32)
+
+    @property
+    def _has_zero(self) -> bool:
+        whole = self.parameters is GroupParameters.ZERO_POINTS
+        return whole or self.bits >= _LEAST_BITS_WITH_ZERO
+
+    def _whole_steps(self, steps: Array, scales: Floats) -> Floats:
+        """Return the offsets of the zero points nearest to middle - steps."""
+        middle = middle_code(self.bits)
+        whole = np.clip(np.rint(steps), middle - max_code(self.bits), middle)
+        return self.exact(whole * scales)
+
+
+def middle_code(bits: int) -> int:
+    """Return the code whose value is the offset."""
+    return int(1 << (bits - 1))
+
+
+def max_code(bits: int) -> int:
+    """Return the largest code."""
+    return int((1 << bits) - 1)
+
+
+def to_bfloat16(values: Array) -> Floats:
+    """Round float32 values to the nearest bfloat16, ties to even, as float32."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def in_groups(values: Array, size: int) -> Array:
+    """Return values [rows, inputs] as [rows, groups, size], filled up with zeros."""
+    filled = -values.shape[1] % size
+    padded = np.pad(values, ((0, 0), (0, filled))) if filled else values
+    return padded.reshape(len(values), -1, size)
+
+
+def rounded_inputs(rows: Array, size: int) -> Floats:
+    """Return rows [rows, inputs] as a kernel with INT8 inputs reads them: rounded per group."""
+    grouped = in_groups(np.asarray(rows, np.float32), size)
+    scales = np.abs(grouped).max(axis=2, keepdims=True) / _INPUT_LIMIT
+    steps = np.rint(grouped / np.where(scales > 0, scales, 1))
+    return (steps * scales).reshape(len(rows), -1)[:, : rows.shape[1]]

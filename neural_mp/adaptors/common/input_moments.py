@@ -1,0 +1,84 @@
+"""Moments of inputs of layers, and corrections of weights from these moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from neural_mp.adaptors.common.grouped_weight import Floats, GroupedWeight, GroupParameters
+from neural_mp.adaptors.common.optional import GroupedWeights, LayerInputs
+from neural_mp.adaptors.common.weight_corrections import InputMoments
+from neural_mp.util.pytree import Array
+
+M = TypeVar("M")
+
+
+@dataclass
+class MomentSums:
+    """Sums over the rows that a layer read."""
+
+    products: Floats
+    magnitudes: Floats
+    rows: int = 0
+
+    @classmethod
+    def of_size(cls, inputs: int) -> MomentSums:
+        """Return the sums of no rows."""
+        return cls(np.zeros((inputs, inputs), np.float32), np.zeros(inputs, np.float32))
+
+    def add(self, values: Array) -> None:
+        """Add values whose last axis is that of the inputs."""
+        rows = np.asarray(values, np.float32).reshape(-1, len(self.magnitudes))
+        self.products += rows.T @ rows
+        self.magnitudes += np.abs(rows).sum(axis=0)
+        self.rows += len(rows)
+
+    def moments(self) -> InputMoments:
+        """Return the mean over the rows."""
+        rows = np.float32(max(self.rows, 1))
+        return InputMoments(self.products / rows, self.magnitudes / rows)
+
+
+def corrections_from(
+    inputs: LayerInputs[M], with_weights: Callable[[M, Mapping[str, GroupedWeight]], M]
+) -> GroupedWeights[M]:
+    """Return the corrections of weights for kernels that read integer zero points.
+
+    `with_weights` is as in `GroupedWeights`.
+    """
+
+    def weights(model: M) -> Mapping[str, Array]:
+        layers = inputs.layers(model)
+        return _Read({op: layer.weight for op, layer in layers.items()})
+
+    def moments(model: M, batches: Iterable[Any], ops: Collection[str]) -> dict[str, InputMoments]:
+        layers = inputs.layers(model)
+        read = {op: layers[op].read for op in ops}
+        tensors = {tensor for tensor in read.values() if tensor is not None}
+        sums: dict[str, MomentSums] = {}
+        for tensor, values in inputs.values(model, batches, tensors):
+            if tensor not in sums:
+                sums[tensor] = MomentSums.of_size(values.shape[-1])
+            sums[tensor].add(values)
+        return {op: sums[tensor].moments() for op, tensor in read.items() if tensor in sums}
+
+    return GroupedWeights(weights, moments, with_weights, GroupParameters.ZERO_POINTS)
+
+
+@dataclass(frozen=True)
+class _Read(Mapping[str, Array]):
+    """Weights that are read when accessed, so that only one is held."""
+
+    readers: Mapping[str, Callable[[], Array]]
+
+    def __getitem__(self, op: str) -> Array:
+        return np.asarray(self.readers[op](), np.float32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readers)
+
+    def __len__(self) -> int:
+        return len(self.readers)

@@ -1,0 +1,56 @@
+"""Packing of codes in the bit orders of kernels and checkpoints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from neural_mp.adaptors.common.code_packing import BitOrder, packed, packed_words
+from neural_mp.adaptors.pytorch.qdq_ops import codes_of
+
+GENERATOR = np.random.default_rng(0)
+UPPER, LOWER = BitOrder
+
+
+def _as_text(codes: np.ndarray, bits: int, order: BitOrder) -> str:
+    """Return the bits of a row of codes, in the order of bits within a byte from the upper one."""
+    fields = [f"{code:0{bits}b}" for code in codes]
+    if order is UPPER:
+        return "".join(fields)
+    text = "".join(reversed(fields))
+    parts = [text[start : start + 8] for start in range(0, len(text), 8)]
+    return "".join(reversed(parts))
+
+
+@pytest.mark.parametrize("order", BitOrder)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_bits_follow_each_other_from_the_upper_or_the_lower_end(bits, order):
+    codes = GENERATOR.integers(2**bits, size=(3, 24)).astype(np.uint8)
+    for row, stored in zip(codes, packed(codes, bits, order), strict=True):
+        assert "".join(f"{byte:08b}" for byte in stored) == _as_text(row, bits, order)
+
+
+def test_a_byte_that_is_not_full_is_filled_up_with_zeros():
+    codes = np.array([[1, 2, 15], [4, 5, 6]], np.uint8)
+    assert packed(codes, 4, LOWER).tolist() == [[0x21, 0x0F], [0x54, 0x06]]
+    assert packed(codes, 4, UPPER).tolist() == [[0x12, 0xF0], [0x45, 0x60]]
+    assert packed(codes, 8, LOWER) is codes
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_codes_packed_for_pytorch_are_read_back(bits):
+    codes = GENERATOR.integers(2**bits, size=(3, 16)).astype(np.uint8)
+    stored = packed(codes, bits, UPPER)
+    assert (codes_of(torch.from_numpy(stored), bits).numpy() == codes).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_words_hold_the_first_code_in_the_lowest_bits(bits):
+    codes = GENERATOR.integers(2**bits, size=(2, 9)).astype(np.uint8)
+    words = packed_words(codes, bits).view(np.uint32).astype(np.uint64)
+    per_word = 32 // bits
+    assert words.shape == (2, -(-9 // per_word))
+    for place in range(9):
+        field = words[:, place // per_word] >> np.uint64(bits * (place % per_word))
+        assert (field % 2**bits == codes[:, place]).all()
