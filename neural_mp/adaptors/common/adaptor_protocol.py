@@ -31,6 +31,9 @@ class Framework(Protocol[M]):
     grouped_weights: GroupedWeights[M] | None
     layer_inputs: LayerInputs[M] | None
 
+    def fingerprint(self, model: M) -> str:
+        """Return a digest of ops and weights."""
+
     def graph(self, model: M) -> OpGraph:
         """Return all ops with their types and data edges."""
 

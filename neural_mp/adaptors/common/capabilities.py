@@ -42,11 +42,17 @@ LAYER_CORRECTIONS = (
     (WeightCorrection.AWQ,),
     (),
     (WeightCorrection.HQQ,),
+    (WeightCorrection.AWQ, WeightCorrection.GPTQ, WeightCorrection.AUTOROUND),
+    (WeightCorrection.GPTQ, WeightCorrection.AUTOROUND),
+    (WeightCorrection.AWQ, WeightCorrection.AUTOROUND),
+    (WeightCorrection.AUTOROUND,),
 )
 #: The same for kernels with integer zero points, which the steps of HQQ never reach: they stay
-#: below half a step.
+#: below half a step. Learned rounding requires gradients, which their frameworks lack.
 ZERO_POINT_CORRECTIONS = tuple(
-    given for given in LAYER_CORRECTIONS if WeightCorrection.HQQ not in given
+    given
+    for given in LAYER_CORRECTIONS
+    if not {WeightCorrection.HQQ, WeightCorrection.AUTOROUND}.intersection(given)
 )
 TABLE_CORRECTIONS = ((), (WeightCorrection.HQQ,))
 #: Weights with more bits are as good rounded to nearest.

@@ -9,7 +9,7 @@ the inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -119,6 +119,11 @@ class Quantizer:
         """Number of consecutive inputs per scale."""
         assert self.spec.group_size is not None
         return self.spec.group_size
+
+    @property
+    def unlearned(self) -> Quantizer:
+        """The quantizer without learned rounding."""
+        return replace(self, spec=self.spec.unlearned)
 
     def nearest(self, weight: Array) -> GroupedWeight:
         """Round a weight to nearest."""

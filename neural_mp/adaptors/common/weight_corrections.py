@@ -1,4 +1,4 @@
-"""Corrections of weights in groups: AWQ, GPTQ and HQQ.
+"""Corrections of weights in groups: AWQ, GPTQ, HQQ, and learned rounding of one layer.
 
 For inputs with the mean products H = E[x xᵀ], the mean squared error of a layer's result is
 tr(Δ H Δᵀ), Δ the change of its weight. Every output row is rounded in several ways and keeps the
@@ -22,6 +22,12 @@ from neural_mp.adaptors.common.grouped_weight import (
     max_code,
     middle_code,
     to_bfloat16,
+)
+from neural_mp.adaptors.common.learned_rounding import (
+    DEFAULT_LEARNING,
+    LearnedRounding,
+    LearnOptions,
+    learned_alone,
 )
 from neural_mp.core.enums import WeightCorrection
 from neural_mp.util.pytree import Array
@@ -59,6 +65,7 @@ def corrected_weight(
     quantizer: Quantizer,
     moments: InputMoments | None = None,
     factors: Floats | None = None,
+    options: LearnOptions = DEFAULT_LEARNING,
 ) -> GroupedWeight:
     """Round a weight [outputs, inputs] with the corrections of the quantizer's `spec`.
 
@@ -67,6 +74,7 @@ def corrected_weight(
         quantizer: the grid and the corrections.
         moments: moments of the inputs, for corrections that need data.
         factors: factors of the inputs, instead of those that suit this weight alone.
+        options: options of learned rounding.
     """
     weight = weight.astype(np.float32)
     corrections = quantizer.spec.corrections
@@ -74,6 +82,10 @@ def corrected_weight(
         return _half_quadratic(weight, quantizer)
     if not corrections or moments is None:
         return quantizer.nearest(weight)
+    if quantizer.spec.is_learned:
+        start = corrected_weight(weight, quantizer.unlearned, moments, factors)
+        learned = LearnedRounding(weight, quantizer, start)
+        return learned_alone(weight, learned, moments.products, options)
     factor = _Factor.of(moments) if WeightCorrection.GPTQ in corrections else None
     if factors is not None:
         return _rounded(weight, quantizer, moments, factor, factors)
