@@ -7,5 +7,5 @@ nothing is left to be used: what is frozen is out of them.
 import atexit
 import gc
 
-gc.set_threshold(50_000, 20, 100)
+gc.set_threshold(400_000, 10, 100)
 atexit.register(gc.freeze)

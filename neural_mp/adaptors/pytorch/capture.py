@@ -20,7 +20,7 @@ from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has
 from neural_mp.adaptors.pytorch.dynamic_shapes import sizes_of, watch_sizes
 from neural_mp.adaptors.pytorch.functionalize import make_functional
 from neural_mp.adaptors.pytorch.recurrent import free_lengths
-from neural_mp.adaptors.pytorch.versions import unguarded_module, with_code
+from neural_mp.adaptors.pytorch.versions import no_stack_traces, unguarded_module, with_code
 from neural_mp.errors import CaptureError, DataError
 
 logger = logging.getLogger(__name__)
@@ -244,12 +244,16 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Hide torch's logs of failed attempts and warnings about its deprecated classes."""
+    """Hide torch's logs of failed attempts and warnings about its deprecated classes.
+
+    Source lines of ops are not looked up: nothing here reads them, and saved files need not contain
+    paths of the user's code.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         # torch.export also prints the graph on failure.
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), no_stack_traces():
             warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
             warnings.filterwarnings("ignore", message=".*were assigned during export")
             yield

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -86,3 +88,21 @@ def _has_autocast(device: str) -> bool:
 _MAY_HAVE_AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "privateuseone")
 #: Devices that torch's autocast may be on for; torch 2.6 does not support `mtia`.
 AUTOCAST_DEVICES = tuple(filter(_has_autocast, _MAY_HAVE_AUTOCAST))
+
+
+@contextmanager
+def no_stack_traces() -> Iterator[None]:
+    """Trace graphs without looking up the source line of every op.
+
+    Older PyTorch versions always look up the lines.
+    """
+    config = getattr(fx, "config", None)
+    before = getattr(config, "do_not_emit_stack_traces", None)
+    if config is None or before is None:
+        yield
+        return
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before
