@@ -11,7 +11,7 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import LazyLoader
 
-gc.set_threshold(50_000, 20, 100)
+gc.set_threshold(400_000, 10, 100)
 atexit.register(gc.freeze)
 
 
