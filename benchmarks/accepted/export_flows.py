@@ -51,6 +51,22 @@ def loops() -> Call:
 
 
 @_flow
+def layered() -> Call:
+    """Layers in branches within a branch, and in a loop."""
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def normalized(m: Any, x: Any) -> Any:
+        return torch.cond(x.sum() > 1, lambda y: m.n(y), lambda y: torch.fft.rfft(y, 6).abs(), (x,))
+
+    def run(m: Any, x: Any) -> Any:
+        y = torch.cond(x.sum() > 0, lambda y: normalized(m, y), lambda y: m.l(y), (x,))
+        first = (torch.tensor(0), y)
+        return while_loop(lambda i, _: i < 3, lambda i, z: (i + 1, m.n(z)), first)[1]
+
+    return Call(linear(run, n=nn.BatchNorm1d(4).eval()), (torch.randn(2, 4),))
+
+
+@_flow
 def mapped() -> Call:
     """A function over a batch."""
 

@@ -31,7 +31,7 @@ _ACCEPTED = Path(__file__).resolve().parent.parent / "accepted"
 #: Programs of `accepted/exports.py` that are changed, as exported and in core ATen.
 _PROGRAMS = (
     *("resnet", "unet", "lstm", "bags", "weight_norm", "encoder", "indexed", "written", "spectra"),
-    *("branches", "loops", "checked", "divided", "sampled", "pools"),
+    *("branches", "loops", "layered", "checked", "divided", "sampled", "pools"),
 )
 #: Programs whose calls of ops are changed.
 _SOURCES = (
