@@ -35,8 +35,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--without", nargs="*", default=[], help="names of families to leave out")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the long form")
     parser.add_argument("--whole", nargs="*", default=[], help="families that --scale leaves whole")
+    parser.add_argument(
+        "--count", nargs="*", default=[], help="KIND=N: attacks on files of a kind, not scaled"
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
+
+
+def _counts(words: list[str]) -> dict[str, int]:
+    """Return the number of attacks on each kind of file that is given one."""
+    from mutations import GROUPS
+
+    parts = [word.partition("=") for word in words]
+    if wrong := [kind for kind, _, number in parts if kind not in GROUPS or not number.isdigit()]:
+        sys.exit(f"--count must be kinds of files with numbers, got {', '.join(wrong)}")
+    return {kind: int(number) for kind, _, number in parts}
 
 
 def _attacked(family: Family, given: argparse.Namespace, progress: Progress) -> Iterator[Finding]:
@@ -60,6 +73,7 @@ def main() -> None:
     """Attack, and print the counts."""
     # Every run in a process of its own imports this file; the families import all frameworks.
     from families import FAMILIES, PARTS
+    from mutations import MUTATIONS, mutations
 
     given, console = _arguments(), Console()
     check()
@@ -67,6 +81,8 @@ def main() -> None:
     if unknown := set(given.only) - {f.name for f in named}:
         sys.exit(f"--only must name families or kinds of files, got {', '.join(unknown)}")
     chosen = [f for f in named or FAMILIES if f.name not in given.without]
+    counted = mutations(_counts(given.count))
+    chosen = [counted if f is MUTATIONS else f for f in chosen]
     findings, table = [], Table("family", "attacks", "right", "refused", "harmful", "seconds")
     with Progress(console=console) as progress:
         for family in chosen:

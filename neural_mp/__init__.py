@@ -14,10 +14,12 @@ from neural_mp.util.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from neural_mp import common
     from neural_mp.amp.options import AutoMixedPrecisionOptions
+    from neural_mp.api.calibration import calibration
     from neural_mp.api.compare import compare
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.api.optimized_model import OptimizedModel, load
     from neural_mp.api.replay import convert_with_plan
+    from neural_mp.api.torchao_configs import quantize_
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
     from neural_mp.errors import NeuralMPError
@@ -39,9 +41,11 @@ _LAZY = {
     "Precision": "neural_mp.core.precision",
     "PrecisionPlan": "neural_mp.core.plan",
     "Comparison": "neural_mp.tuning.comparison",
+    "calibration": "neural_mp.api.calibration",
     "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",
+    "quantize_": "neural_mp.api.torchao_configs",
     "trusting": "neural_mp.io.trust",
     "tune_many": "neural_mp.jobs",
 }
@@ -60,10 +64,12 @@ __all__ = [
     "OptimizedModel",
     "Precision",
     "PrecisionPlan",
+    "calibration",
     "common",
     "compare",
     "convert_with_plan",
     "load",
+    "quantize_",
     "trusting",
     "tune_many",
 ]

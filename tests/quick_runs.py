@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,27 @@ def load_once(source: Any, framework: Any, inputs: Any, **options: Any) -> AnyMo
         model = loading.load_source(source, framework, inputs, **options)
         _loaded[key] = source, inputs, model
     return _loaded[key][2]
+
+
+#: Content and names of a graph → the ONNX file that it was exported to.
+_exported: dict[Any, bytes] = {}
+
+
+def export_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export a PyTorch graph for other runtimes once, whatever was captured how often."""
+    from neural_mp.adaptors.pytorch import graph_edit, onnx_export, transfer
+    from neural_mp.adaptors.pytorch.model import fingerprint
+
+    def exported(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
+        names = [node.meta.get(graph_edit.OP_NAME) for node in model.portable.graph.nodes]
+        shapes = [getattr(leaf, "shape", leaf) for leaf in model.example.leaves()]
+        key = (fingerprint(model), str((names, shapes, metadata)), onnx_export.name_nodes)
+        if model.shell is not None or key not in _exported:
+            onnx_export.export_onnx(model, path, metadata)
+            _exported[key] = path.read_bytes()
+        path.write_bytes(_exported[key])
+
+    monkeypatch.setattr(transfer, "export_onnx", exported)
 
 
 _measured_rounds, _measured_decides = Measurement.rounds, Measurement._decides
@@ -117,6 +138,12 @@ def search_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(refinement, "_NEIGHBOURS", 2)
     monkeypatch.setattr(refinement, "_MAX_ROUNDS", 1)
+
+
+def decide_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End comparisons of latencies after a tenth of a second, decided or not."""
+    monkeypatch.setattr(sys.modules[__name__], "_MOST_ROUNDS", 20)
+    monkeypatch.setattr(sys.modules[__name__], "_SECONDS", 0.1)
 
 
 def trace_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import yaml
 from machine import has_rewrite_pass
-from quick_runs import make_quick, search_briefly, trace_once
+from quick_runs import decide_early, export_once, make_quick, search_briefly, trace_once
 
 from neural_mp.config import load_settings
 from neural_mp.core import hardware
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.testing import Split
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,9 @@ def reader(tmp_path, monkeypatch, net, digits):
     And a machine without 16 bits, which a page that needs them has to force itself.
     """
     make_quick(monkeypatch)
+    export_once(monkeypatch)
     search_briefly(monkeypatch)
+    decide_early(monkeypatch)
     trace_once(monkeypatch)
     lesser = replace(hardware.detect({}), flags=hardware.detect({}).flags - SIXTEEN_BITS)
     monkeypatch.setattr(hardware, "_machine", lambda: lesser)
@@ -90,14 +93,15 @@ def reader(tmp_path, monkeypatch, net, digits):
         monkeypatch.setenv(variable, "0")  # and back to what it was, whatever a page sets
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     modules = set(sys.modules)
-    for name, split in zip(("train", "test"), digits, strict=True):
+    train, test = (Split(split.images[:300], split.labels[:300]) for split in digits)
+    for name, split in (("train", train), ("test", test)):
         np.savez(tmp_path / f"{name}.npz", inputs=split.images, labels=split.labels)
     yield {
         "__name__": "reader",
         "model": net,
-        "dataset": digits[1],
-        "images": digits[1].images[:50].transpose(0, 2, 3, 1),
-        "calib_dataset": digits[0],
+        "dataset": test,
+        "images": test.images[:50].transpose(0, 2, 3, 1),
+        "calib_dataset": train,
         "Metric": Metric,
     }
     for name in set(sys.modules) - modules:
@@ -221,8 +225,8 @@ def test_the_python_of_the_readme_runs(reader):
     net = keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(hidden))
     net.compile("adam", "sparse_categorical_crossentropy")
     split = reader["calib_dataset"]
-    images, labels = split.images[:320].transpose(0, 2, 3, 1), split.labels[:320]
-    batches = [(images[i : i + 64], labels[i : i + 64]) for i in range(0, 320, 64)]
+    images, labels = split.images.transpose(0, 2, 3, 1), split.labels
+    batches = [(images[i : i + 60], labels[i : i + 60]) for i in range(0, 300, 60)]
     names = {"model": net, "images": images, "labels": labels, "batches": batches}
     exec(compile(training[1], "README.md, training", "exec"), names)
     assert names["advice"].plan

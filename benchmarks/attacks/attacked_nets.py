@@ -49,9 +49,7 @@ def as_onnx(net: nn.Module) -> Any:
             str(path),
             input_names=["image"],
             output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
+            dynamic_axes={"image": {0: "batch"}},
+            dynamo=False,  # the newer exporter takes seconds to import
         )
         return onnx.load(path)

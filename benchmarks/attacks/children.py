@@ -16,14 +16,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from own_time import OwnClock
 from verdicts import REPOSITORY, Finding, Verdict, paths_with
 
 _CHILD = Path(__file__).resolve().parent / "mutation_child.py"
 #: How many processes go at once.
 _AT_ONCE = 2
-#: Seconds without a word of a process after which it is taken for hanging: its own limit is lower,
-#: but is not seen within a library.
-_PATIENCE = 300
+#: Own seconds without a word of a process after which it hangs: its own limit is lower, but is not
+#: seen within a library.
+_PATIENCE = 120
+#: Seconds between two looks at a silent process.
+_LOOK = 2.0
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,7 @@ def _prepare(group: str, folder: Path) -> None:
     """
     folder.mkdir()
     command = [sys.executable, str(_CHILD), "prepare", group, str(folder)]
-    done = subprocess.run(
-        command, env=_environment(), capture_output=True, text=True, check=False, timeout=600
-    )
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{group} cannot be prepared: {done.stderr[-2000:]}")
 
@@ -175,14 +176,17 @@ def _said(process: subprocess.Popen[str]) -> Iterator[dict[str, Any] | None]:
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
+    clock = OwnClock(process.pid)
     while True:
         try:
-            line = lines.get(timeout=_PATIENCE)
+            line = lines.get(timeout=_LOOK)
         except queue.Empty:
-            yield None
+            if clock.seconds() > _PATIENCE:
+                yield None
             continue
         if line is None:
             return
+        clock = OwnClock(process.pid)
         if line.startswith("{"):
             yield json.loads(line)
 

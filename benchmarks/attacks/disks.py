@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from own_time import ends_within
 from short_runs import Noting, Setting, Trouble, outcome, passes, started, write_nets
 from verdicts import Family, Finding, Verdict
 
@@ -255,13 +256,12 @@ def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
             home = folder / f"undisturbed {workers}"
             home.mkdir()
             process = started(nets, home, setting, resume=False)
-            process.join(_HANG)
+            ends_within(process, _HANG)
             expected[workers] = outcome(process, home) or {}
         home = folder / f"disk {place}"
         home.mkdir()
         process = started(nets, home, setting, resume=False, trouble=trouble)
-        process.join(_HANG)
-        if process.is_alive():
+        if not ends_within(process, _HANG):
             process.kill()
             process.join()
             yield Finding(NAME, words, Verdict.HANG)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verdicts import Finding, judged, judged_command
+
+from neural_mp.errors import NeuralMPError
 
 FAMILY = "hostile files"
 
@@ -62,6 +67,29 @@ class Attacks(list[Attack]):
             return arguments
 
         return add
+
+
+def command_here(*arguments: str) -> None:
+    """Run `neural-mp` in this process, which has imported the framework of the file.
+
+    Raises:
+        NeuralMPError: the command failed, with the message that it printed.
+        RuntimeError: the command printed a traceback.
+    """
+    from neural_mp.cli import app
+
+    printed, before = io.StringIO(), sys.argv
+    sys.argv = ["neural-mp", *arguments]
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            app.main()
+    except SystemExit as ended:
+        if "Traceback (most recent call last)" in printed.getvalue():
+            raise RuntimeError(printed.getvalue()[-2000:]) from ended
+        if ended.code:
+            raise NeuralMPError(printed.getvalue().strip()[-2000:]) from ended
+    finally:
+        sys.argv = before
 
 
 def _played(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hostile import Attacks
+from hostile import Attacks, command_here
 
 from neural_mp.api.benchmark import benchmark_models
 from neural_mp.api.loading import load_source
@@ -320,8 +320,8 @@ def _is_nested(folder: Path, canary: Path, depth: int) -> None:
         sys.setrecursionlimit(before)
 
 
-@TENSORFLOW.command("the command, with a graph that writes a file")
-def _is_benchmarked(folder: Path, canary: Path) -> list[str]:
+@TENSORFLOW.here("the command, with a graph that writes a file")
+def _is_benchmarked(folder: Path, canary: Path) -> None:
     path = folder / "net.pb"
     path.write_bytes(_frozen(_with("WriteFile", canary)).SerializeToString())
-    return ["benchmark", str(path), "--input-shape", "2,8,8,1", "--iterations", "1"]
+    command_here("benchmark", str(path), "--input-shape", "2,8,8,1", "--iterations", "1")

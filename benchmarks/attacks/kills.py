@@ -14,13 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from own_time import ends_within
 from short_runs import Kept, Setting, as_text, kept, left, outcome, passes, started, write_nets
 from verdicts import Family, Finding, Verdict
 
 from neural_mp.strategies import strategy_classes
 
 NAME = "kills"
-#: Seconds after which a run that should have ended hangs.
+#: Own seconds after which a run that should have ended hangs.
 _HANG = 120.0
 #: One run in so many is one of PyTorch.
 _PYTORCH = 8
@@ -33,7 +34,7 @@ class _Killed:
     Attributes:
         kept: what its database held then.
         passes: passes over the data that had begun, in this run and those before.
-        left: processes and semaphores that were still there after five seconds.
+        left: processes and semaphores that were still there after 15 seconds.
         after: seconds after its start.
     """
 
@@ -59,7 +60,7 @@ def _undisturbed(nets: Path, setting: Setting) -> tuple[dict[str, Any], float]:
     folder.mkdir()
     begun = time.monotonic()
     process = started(nets, folder, setting, resume=False)
-    process.join(_HANG)
+    ends_within(process, _HANG)
     found = outcome(process, folder)
     assert found is not None, f"{setting} does not end by itself"
     assert found["end"] == "right", found["words"]
@@ -117,8 +118,7 @@ def _end(
 ) -> tuple[Verdict, str]:
     """Have the run go on until it is finished, and compare it with one that nobody killed."""
     process = started(nets, home, setting, resume=True)
-    process.join(_HANG)
-    if process.is_alive():
+    if not ends_within(process, _HANG):
         process.kill()
         process.join()
         return Verdict.HANG, f"it did not end in {_HANG:g} s"

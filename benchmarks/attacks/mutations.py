@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import mutated_models as models
 import mutated_plans
@@ -63,13 +64,16 @@ _ALL = (
 GROUPS = {group.name: group for group in _ALL}
 
 
-def _family(name: str, groups: Sequence[Group]) -> Family:
+def _family(
+    name: str, groups: Sequence[Group], counts: Mapping[str, int] = MappingProxyType({})
+) -> Family:
+    """Return attacks on files of some kinds; `counts` holds other numbers than their shares."""
     full = sum(group.share for group in groups)
 
     def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
         # Groups that are made alike share what is made.
         places = {group.prepare: folder / group.name for group in groups}
-        parts = {group: round(count * group.share / full) for group in groups}
+        parts = {g: counts.get(g.name, round(count * g.share / full)) for g in groups}
         yield from judged_in_children(
             [Attacked(g.name, places[g.prepare], part, g.a_process) for g, part in parts.items()],
             seed,
@@ -78,6 +82,11 @@ def _family(name: str, groups: Sequence[Group]) -> Family:
     return Family(name, full, findings)
 
 
-MUTATIONS = _family("mutations", _ALL)
+def mutations(counts: Mapping[str, int]) -> Family:
+    """Return attacks on files of all kinds, of some of them in given numbers."""
+    return _family("mutations", _ALL, counts)
+
+
+MUTATIONS = mutations({})
 #: One family of each kind of file, to attack it alone.
 KINDS_OF_FILES = tuple(_family(group.name, [group]) for group in _ALL)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from own_time import OwnClock, ends_within
 from short_runs import Setting, as_text, kept, outcome, run_count, started, write_nets
 from verdicts import Family, Finding, Verdict
 
@@ -40,18 +41,18 @@ class _Pair:
     def wait(self, most: float) -> None:
         time.sleep(self._dice.uniform(0, most))
 
-    def wait_for_a_run(self) -> None:
-        until = time.monotonic() + _HANG
+    def wait_for_a_run(self, process: Process) -> None:
+        assert process.pid is not None
+        clock = OwnClock(process.pid)
         while not run_count(self.home):
-            assert time.monotonic() < until, "no run was begun"
+            assert clock.seconds() < _HANG, "no run was begun"
             time.sleep(0.02)
 
     def ends(self, *processes: Process) -> list[dict[str, Any]]:
         """What came of processes that end by themselves."""
         found = []
         for process in processes:
-            process.join(_HANG)
-            assert not process.is_alive(), "it hangs"
+            assert ends_within(process, _HANG), "it hangs"
             told = outcome(process, self.home)
             assert told is not None, f"it ended without words, by {process.exitcode}"
             found.append(told)
@@ -68,7 +69,7 @@ def _two_new_runs(pair: _Pair) -> None:
 
 def _resumed_while_it_goes_on(pair: _Pair) -> None:
     first = pair.start(resume=False)
-    pair.wait_for_a_run()
+    pair.wait_for_a_run(first)
     one, other = pair.ends(first, pair.start(resume=True))
     _right(pair, one)
     if other["end"] == "right":  # the first one had ended before
@@ -79,7 +80,7 @@ def _resumed_while_it_goes_on(pair: _Pair) -> None:
 
 def _two_go_on(pair: _Pair) -> None:
     first = pair.start(resume=False)
-    pair.wait_for_a_run()
+    pair.wait_for_a_run(first)
     pair.wait(0.5)
     first.kill()
     first.join()
@@ -92,7 +93,7 @@ def _two_go_on(pair: _Pair) -> None:
 
 def _gone_on_with_while_it_is_stopped(pair: _Pair) -> None:
     first = pair.start(resume=False)
-    pair.wait_for_a_run()
+    pair.wait_for_a_run(first)
     assert first.pid is not None
     os.kill(first.pid, signal.SIGSTOP)
     try:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from own_time import limited
 from users_functions import FUNCTIONS
 from users_loaders import LOADERS
 from users_metrics import METRICS
 from users_models import MODELS
 from users_ways import Comes, Given, Own, Refused, Right
-from verdicts import Family, Finding, Verdict, limited
+from verdicts import Family, Finding, Verdict
 
 from neural_mp import MixedPrecision, NeuralMPError
 from neural_mp.errors import is_users_own

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from own_time import TooLongError, communicated, limited
 
 from neural_mp.errors import DataError, NeuralMPError, is_users_own, mark_user_error
 
@@ -76,27 +75,6 @@ class Family:
     findings: Callable[[int, Path, int], Iterator[Finding]]
 
 
-class TooLongError(BaseException):
-    """The time is up; no `except Exception` on the way may swallow it."""
-
-
-@contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise `TooLongError` inside after this many seconds; in the main thread only."""
-    assert threading.current_thread() is threading.main_thread()
-
-    def stop(*_: Any) -> None:
-        raise TooLongError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def judged(
     family: str,
     case: str,
@@ -112,7 +90,7 @@ def judged(
         case: see `Finding`.
         call: the attack; it raises `AssertionError` where a result is wrong.
         canary: a file that only code of the attacker's makes.
-        seconds: it must end before.
+        seconds: own seconds within which it must end.
     """
     words = ""
     try:
@@ -161,28 +139,28 @@ def judged_command(
         arguments: of the command.
         canary: a file that only code of the attacker's makes.
         folder: the working directory.
-        seconds: it must end before.
+        seconds: own seconds within which it must end.
     """
     environment = {**os.environ, "PYTHONPATH": paths_with(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command(*arguments),
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
     try:
-        done = subprocess.run(
-            command(*arguments),
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        output, errors = communicated(process, seconds)
+    except TooLongError:
         verdict, words = Verdict.HANG, ""
     else:
-        words = (done.stderr.strip() or done.stdout.strip())[-2000:]
-        if "Traceback (most recent call last)" in done.stderr or done.returncode < 0:
+        words = (errors.strip() or output.strip())[-2000:]
+        if "Traceback (most recent call last)" in errors or process.returncode < 0:
             verdict = Verdict.TRACEBACK
         else:
-            verdict = Verdict.RIGHT if done.returncode == 0 else Verdict.REFUSED
+            verdict = Verdict.RIGHT if process.returncode == 0 else Verdict.REFUSED
     if canary is not None and canary.exists():
         verdict = Verdict.EXECUTED
     return Finding(family, case, verdict, words)
@@ -194,6 +172,10 @@ def check() -> None:
     def fails(error: Exception) -> Any:
         raise error
 
+    def loops() -> None:
+        while True:
+            pass
+
     with tempfile.TemporaryDirectory() as folder:
         canary = Path(folder) / "ran"
         found = [
@@ -203,11 +185,12 @@ def check() -> None:
             judged("", "", lambda: fails(KeyError("x"))),
             judged("", "", lambda: fails(AssertionError("1 is not 2"))),
             judged("", "", lambda: time.sleep(5), seconds=0.1),
+            judged("", "", loops, seconds=0.1),
             judged("", "", canary.touch, canary=canary),
         ]
     harmless = [Verdict.RIGHT, Verdict.REFUSED, Verdict.RIGHT]
-    others = [Verdict.TRACEBACK, Verdict.WRONG, Verdict.HANG, Verdict.EXECUTED]
-    assert [finding.verdict for finding in found] == harmless + others
+    others = [Verdict.TRACEBACK, Verdict.WRONG, Verdict.HANG, Verdict.HANG]
+    assert [finding.verdict for finding in found] == [*harmless, *others, Verdict.EXECUTED]
     assert harmful(found) == found[len(harmless) :]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-V1, V2 = "v1.14", "v2.2"
+V1, V2, V3 = "v1.14", "v2.2", "v3.9"
 #: Lines that a script's user expects, by mode; scripts of version 2 print the accuracy themselves.
 ACCURACY = (r"Accuracy is [\d.]+", r"Batch size = \d+")
 ACCURACY_V2 = (r"Accuracy: [\d.]+", r"Batch size = \d+")

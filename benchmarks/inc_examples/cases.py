@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from inc_examples import classifiers_v1, classifiers_v2, detection, others, text
+from inc_examples import (
+    classifiers_v1,
+    classifiers_v2,
+    decoders_v3,
+    detection,
+    others,
+    scripts_v3,
+    text,
+)
 from inc_examples.case import Case
 
 CASES: tuple[Case, ...] = (
@@ -11,4 +19,6 @@ CASES: tuple[Case, ...] = (
     *detection.CASES,
     *text.CASES,
     *others.CASES,
+    *scripts_v3.CASES,
+    *decoders_v3.CASES,
 )

@@ -63,6 +63,8 @@ class Adaptor(ABC, Generic[M]):
     packages: ClassVar[tuple[str, ...]] = ()
     #: Whether `inputs` of `load` may be shapes, with None for dynamic axes.
     frees_axes: ClassVar[bool] = False
+    #: Names of files beside a saved model that it does not read, and that users may replace.
+    replaceable_files: ClassVar[Collection[str]] = ()
     #: Kind of op (see `neural_mp.amp.KINDS`) → op types of the framework.
     op_kinds: ClassVar[Mapping[str, Collection[str]]] = {}
 
@@ -79,6 +81,7 @@ class Adaptor(ABC, Generic[M]):
     single_file: optional.SingleFile[M] | None = None
     onnx_export: optional.OnnxExport[M] | None = None
     checkpoints: optional.Checkpoints[M] | None = None
+    call_recording: optional.CallRecording | None = None
     transfer: optional.Transfer[M] | None = None
     compiler: optional.Compiler[M] | None = None
     streams: optional.Streams[M] | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from neural_mp.adaptors.common.naming import source_op
+from neural_mp.api.torchao_configs import constraint_of
 from neural_mp.config import Settings, settings_from
 from neural_mp.config.source import Source
 from neural_mp.core.enums import Dialect
@@ -171,13 +172,15 @@ def _parts(
 
 def _of_python(given: Limits) -> Constraints:
     """Parse the constraints set in Python by the rules of a tuning file."""
+    whole = constraint_of(given.model_wise)
     by_name = {
         word: {name: _written(limit) for name, limit in _mapping(word, getattr(given, word))}
         for word in ("op_wise", "optype_wise")
     }
-    if given.model_wise is not None:
+    if given.model_wise is not None and whole is None:
         by_name["model_wise"] = _written(given.model_wise)
-    return settings_from({"quantization": by_name}, "MixedPrecision", Dialect.OWN).constraints
+    found = settings_from({"quantization": by_name}, "MixedPrecision", Dialect.OWN).constraints
+    return found if whole is None else replace(found, model_wise=whole)
 
 
 def _mapping(word: str, limits: object) -> Iterable[tuple[str, Any]]:

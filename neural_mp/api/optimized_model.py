@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api.checkpoints import is_checkpoint, load_checkpoint
 from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
 from neural_mp.api.saved_model import (
     MANIFEST,
@@ -324,7 +325,9 @@ class OptimizedModel:
 
 
 def load(path: str | Path) -> OptimizedModel:
-    """Load a model written by `OptimizedModel.save`; code in files is never executed.
+    """Load a model written by `save` or `save_pretrained`; code in files is never executed.
+
+    Checkpoints of other tools in the formats of `save_pretrained` are loaded, too.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, damaged or of a later version; or the
@@ -333,16 +336,19 @@ def load(path: str | Path) -> OptimizedModel:
     if not isinstance(path, str | Path):
         raise ModelLoadError(f"a saved model must be given by the path of its folder, got {path!r}")
     folder = validate_option("the folder of a saved model", file_path, path)
+    if not (folder / MANIFEST).is_file() and is_checkpoint(folder):
+        read = load_checkpoint(folder)
+        return OptimizedModel(read.model, read.plan, read.report, planned=read.planned)
     manifest = _read_manifest(folder)
+    adaptor = adaptor_for(folder, manifest["framework"])
     for name, expected in manifest["files"].items():
         file = folder / name
         if not file.is_file():
             raise ModelLoadError(f"the saved model {str(folder)!r} lacks its file {name!r}")
-        if digest_of_file(file) != expected:
+        if digest_of_file(file) != expected and name not in adaptor.replaceable_files:
             raise ModelLoadError(
                 f"the file {name!r} of the saved model {str(folder)!r} was changed or damaged"
             )
-    adaptor = adaptor_for(folder, manifest["framework"])
     plan, observations = load_plan_file(folder / PLAN_FILE)
     record = None
     if RECORD_FILE in manifest["files"]:

@@ -5,11 +5,13 @@ from neural_mp.space.capability import Capability, Constraints, OpConstraint, Qu
 from neural_mp.space.effective_ops import EffectiveOp, planned_by_name, planned_ops
 from neural_mp.space.explanations import Reason, counted_reasons, why_int8
 from neural_mp.space.resolution import ResolvedPlan
+from neural_mp.space.rules import ConversionRules
 from neural_mp.space.space import TuningSpace
 
 __all__ = [
     "Capability",
     "Constraints",
+    "ConversionRules",
     "EffectiveOp",
     "OpConstraint",
     "QuantConstraint",

@@ -81,6 +81,12 @@ class Capability:
         asked = tuple(config for config in others if _allowed(config, limits))
         return replace(self, configs=(*self.configs[:-1], *asked, self.configs[-1]))
 
+    @property
+    def offered(self) -> tuple[OpConfig, ...]:
+        """The configs, and those with a weight in groups that a plan may request besides."""
+        groups = (weight_only(spec) for spec in self.weights if spec.group_size)
+        return (*self.configs, *groups)
+
     def with_exact_weight(self, config: OpConfig) -> OpConfig:
         """Return the config with a weight range that is exact here; unchanged if already exact."""
         if config.precision is not Precision.INT8 or config.weight is None or self.takes(config):
@@ -144,12 +150,14 @@ class OpConstraint:
     Attributes:
         precisions: the allowed precisions; None allows all.
         weight, activation: further limits on INT8 configs.
+        approaches: the allowed approaches to quantization; None allows all.
         is_lenient: whether limits that no config of an op meets are ignored for this op, as in INC.
     """
 
     precisions: tuple[Precision, ...] | None = None
     weight: QuantConstraint = QuantConstraint()
     activation: QuantConstraint = QuantConstraint()
+    approaches: tuple[Approach, ...] | None = None
     is_lenient: bool = False
 
     @property
@@ -161,6 +169,8 @@ class OpConstraint:
     def allows(self, config: OpConfig) -> bool:
         """Whether a config is allowed."""
         if self.precisions is not None and config.precision not in self.precisions:
+            return False
+        if self.approaches is not None and config.approach not in (*self.approaches, None):
             return False
         return self.weight.allows(config.weight) and self.activation.allows(config.activation)
 
@@ -176,7 +186,8 @@ class OpConstraint:
         """Return the constraint for an op with these configs; see `is_lenient`."""
         if not self.is_lenient:
             return self
-        names = self.unoffered(configs)
+        bare = replace(self, weight=QuantConstraint(), activation=QuantConstraint())
+        names = self.unoffered(filter(bare.allows, configs))
         return replace(
             self,
             weight=self.weight.without(names["weight"]),

@@ -254,7 +254,7 @@ class TuningSpace:
         """Return the space reduced by constraints per op; FP32 is always kept."""
         given = {name: tuple(limits) for name, limits in by_op.items()}
         requested = {
-            name: item.with_requested(given.get(name, ()))
+            name: item.with_requested([limit.fitted(item.offered) for limit in given.get(name, ())])
             for name, item in self.capabilities.items()
         }
         by_op = {

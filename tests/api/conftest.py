@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from command_here import run_main
-from quick_runs import measure_briefly
+from quick_runs import export_once, measure_briefly
 
 from neural_mp.cli import app
 
@@ -27,6 +27,14 @@ evaluation:
     metric: accuracy
     dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _exported_once():
+    """Several tests ask for one net in another runtime."""
+    with pytest.MonkeyPatch.context() as patch:
+        export_once(patch)
+        yield
 
 
 @pytest.fixture

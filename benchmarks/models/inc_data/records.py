@@ -39,8 +39,11 @@ def of_classes(folder: Path) -> Mapping[str, Any]:
     return {"root": folder}
 
 
-def of_boxes(folder: Path) -> Mapping[str, Any]:
-    """Images with boxes, in the form of COCO; the root is the file itself."""
+def of_boxes(folder: Path, *, numbered: bool = True) -> Mapping[str, Any]:
+    """Images with boxes, in the form of COCO; the root is the file itself.
+
+    Classes have a name, and with `numbered` also a number.
+    """
     file = folder / "coco_val.record"
     write(
         file,
@@ -52,7 +55,7 @@ def of_boxes(folder: Path) -> Mapping[str, Any]:
                 "image/height": [SIZE[0]],
                 "image/width": [SIZE[1]],
                 "image/object/class/text": [_NAMES[index % CLASSES]],
-                "image/object/class/label": [index % CLASSES + 1],
+                **({"image/object/class/label": [index % CLASSES + 1]} if numbered else {}),
                 "image/object/bbox/xmin": [0.1],
                 "image/object/bbox/ymin": [0.1],
                 "image/object/bbox/xmax": [0.6],

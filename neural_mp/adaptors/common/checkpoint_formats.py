@@ -48,6 +48,15 @@ class IntegerLayer:
         groups = self.scales.shape[1]
         return None if groups == 1 and self.bits == 8 else int(self.codes.shape[1] // groups)
 
+    def floats(self) -> NDArray[np.float32]:
+        """Return the weight [outputs, inputs]."""
+        size = self.codes.shape[1] // self.scales.shape[1]
+        scales, zeros = (
+            np.repeat(values.astype(np.float32), size, axis=1)
+            for values in (self.scales, self.zero_points)
+        )
+        return (self.codes.astype(np.float32) - zeros) * scales
+
     @property
     def form(self) -> tuple[int, int | None, bool]:
         """The properties that a configuration names."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from neural_mp.adaptors.common.boundary import Boundary
-from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
+from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat, IntegerLayer
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
@@ -264,9 +264,25 @@ class Checkpoints(Generic[M]):
 
     Attributes:
         export: model, folder, format → None; `ConversionError` if the format cannot hold the model.
+        read: folder → the model in float, as `load` accepts it, and the integer weights of its
+            layers, by name.
     """
 
     export: Callable[[M, Path, CheckpointFormat], None]
+    read: Callable[[Path], tuple[Any, Mapping[str, IntegerLayer]]]
+
+
+@dataclass(frozen=True)
+class CallRecording:
+    """Recording of the inputs of calls that the user's own code makes to a model.
+
+    Attributes:
+        recording: the object that the user's code calls, function → context in which the inputs of
+            every call are passed to the function, as copies and in a form that `predict` accepts.
+            The model runs as before.
+    """
+
+    recording: Callable[[Any, Callable[[Any], None]], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
+    call_recording,
     capabilities,
+    checkpoint_reading,
     checkpoints,
     float_kernels,
     grouped_weights,
@@ -55,6 +57,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     framework = "pytorch"
     packages = ("torch",)
     op_kinds = TYPES
+    replaceable_files = layer_storage.TOKENIZER_FILES
     op_timing = optional.OpTiming(profiler.time_ops)
     kernel_trace = optional.KernelTrace(profiler.trace)
     op_outputs = optional.OpOutputs(
@@ -72,7 +75,10 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     portability = optional.Portability(
         reduce_range.full_range_kernels, reduce_range.with_reduced_weights
     )
-    checkpoints = optional.Checkpoints(checkpoints.export_checkpoint)
+    call_recording = optional.CallRecording(call_recording.recording)
+    checkpoints = optional.Checkpoints(
+        checkpoints.export_checkpoint, checkpoint_reading.read_checkpoint
+    )
     onnx_export = optional.OnnxExport(onnx_export.export_onnx)
     compiler = optional.Compiler(compiled, COMPILED_RUNTIME, missing_compiler, compiling)
     float_kernels = optional.FloatKernels(float_kernels.faster)

@@ -7,7 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Any
 
 import torch
@@ -20,7 +20,11 @@ from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has
 from neural_mp.adaptors.pytorch.dynamic_shapes import sizes_of, watch_sizes
 from neural_mp.adaptors.pytorch.functionalize import make_functional
 from neural_mp.adaptors.pytorch.recurrent import free_lengths
-from neural_mp.adaptors.pytorch.versions import unguarded_module, with_code
+from neural_mp.adaptors.pytorch.versions import (
+    unguarded_module,
+    with_code,
+    without_stack_traces,
+)
 from neural_mp.errors import CaptureError, DataError
 
 logger = logging.getLogger(__name__)
@@ -47,10 +51,9 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
         DataError: if the module does not run on these inputs.
         CaptureError: if the module runs but every export attempt fails.
     """
-    call = at_least_two(call)
     errors: list[Exception] = []
     with inference_mode(module):
-        _try_out(module, call)
+        call = _accepted(module, call)
         # An attribute of the module, e.g. `code`, may shadow one of `GraphModule`.
         names = {*module._modules, *module._parameters, *module._buffers}
         shown = Enclosed(module) if any(hasattr(GraphModule, name) for name in names) else module
@@ -97,6 +100,23 @@ def run_once(module: nn.Module, call: CallArgs) -> Any:
         with torch.no_grad():
             for value, before in kept:
                 value.copy_(before)
+
+
+def _accepted(module: nn.Module, call: CallArgs) -> CallArgs:
+    """Return a call with at least two samples; that of one, if the module accepts only one.
+
+    Raises:
+        DataError: if the module does not run on these inputs.
+    """
+    several = at_least_two(call)
+    try:
+        _try_out(module, several)
+    except DataError:
+        if several is call:
+            raise
+        run_once(module, call)
+        return call
+    return several
 
 
 def _try_out(module: nn.Module, call: CallArgs) -> None:
@@ -244,12 +264,12 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Hide torch's logs of failed attempts and warnings about its deprecated classes."""
+    """Hide torch's logs of failed attempts and warnings; leave out the stack trace of each op."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         # torch.export also prints the graph on failure.
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), without_stack_traces():
             warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
             warnings.filterwarnings("ignore", message=".*were assigned during export")
             yield
@@ -261,7 +281,9 @@ def quiet_export() -> Iterator[None]:
 def inference_mode(module: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode; restore the flag of every submodule on exit."""
     flags = [(m, m.training) for m in module.modules()]
-    module.eval()
+    # A graph of torch.export keeps the mode in which it was captured, and refuses the call.
+    with suppress(NotImplementedError):
+        module.eval()
     try:
         yield
     finally:

@@ -66,13 +66,18 @@ def is_known_class(module: nn.Module | None) -> bool:
     return transformers is not None and getattr(transformers, kind.__name__, None) is kind
 
 
-def read_folder(folder: Path, quantized_elements: int = 0) -> nn.Module:
+def read_folder(
+    folder: Path,
+    quantized_elements: int = 0,
+    state: Mapping[str, torch.Tensor] | None = None,
+) -> nn.Module:
     """Return a `transformers` model, in the class that its configuration names.
 
     Args:
         folder: the folder.
         quantized_elements: upper bound of the weights that the files hold in fewer bits, which
             `transformers` does not read.
+        state: name → weight, in place of the weights in the files, which are quantized.
 
     Raises:
         ModelLoadError: if the folder has no weights, requires code from outside the package, or
@@ -93,13 +98,10 @@ def read_folder(folder: Path, quantized_elements: int = 0) -> nn.Module:
     try:
         config = read_json(folder / CONFIG, anything, ModelLoadError)
         stored = _stored(folder) + _Stored(elements=quantized_elements)
-        for fault in _faults(folder, config, stored):
+        for fault in _faults(folder, config, stored, may_be_quantized=state is not None):
             raise ModelLoadError(f"the folder {str(folder)!r} is refused: {fault}")
         with _offline(), _at_most(stored), _quiet() if quantized_elements else nullcontext():
-            # trust_remote_code: code referenced by the folder (auto_map) never runs.
-            loaded: nn.Module = _class(transformers, config).from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, weights_only=True
-            )
+            loaded: nn.Module = _loaded(_class(transformers, config), folder, state)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -108,6 +110,16 @@ def read_folder(folder: Path, quantized_elements: int = 0) -> nn.Module:
             f"transformers cannot load the folder {str(folder)!r}: {one_line(error)}"
         ) from error
     return loaded.eval()
+
+
+def _loaded(kind: Any, folder: Path, state: Mapping[str, torch.Tensor] | None) -> Any:
+    # trust_remote_code: code referenced by the folder (auto_map) never runs.
+    safe = {"local_files_only": True, "trust_remote_code": False}
+    if state is None:
+        return kind.from_pretrained(folder, weights_only=True, **safe)
+    config = kind.config_class.from_pretrained(folder, **safe)
+    del config.quantization_config
+    return kind.from_pretrained(None, config=config, state_dict=dict(state), **safe)
 
 
 def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
@@ -125,11 +137,13 @@ def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
     return found
 
 
-def _faults(folder: Path, config: Any, stored: _Stored) -> Iterator[str]:
+def _faults(
+    folder: Path, config: Any, stored: _Stored, *, may_be_quantized: bool = False
+) -> Iterator[str]:
     """Yield a message for each part of a folder that would run foreign code or never end."""
     if not isinstance(config, dict) or not isinstance(config.get("architectures", []), list | None):
         yield f"{CONFIG} is not the configuration of a model"
-    if "quantization_config" in config:
+    if "quantization_config" in config and not may_be_quantized:
         yield f"{CONFIG} describes a quantized model; give the float model"
     for key, value in _items(config, 0):
         if _NAMES_KERNEL in key and "/" in str(value):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from importlib.abc import MetaPathFinder
+from types import FunctionType, ModuleType
 from typing import Any
 
 from neural_mp.compat.inc.user_objects import conf
@@ -45,6 +46,39 @@ _MODULES: Mapping[str, Sequence[str]] = {
         *("model.nets_factory", "model.tensorflow_model", "compression", "compression.pruner"),
         *("conf.config", "conf.dotdict"),
     ),
+    "v3.torch_quantization": (
+        *("torch", "torch.quantization", "torch.quantization.quantize"),
+        *("torch.quantization.config", "torch.quantization.autotune"),
+        *("torch.quantization.save_load_entry", "torch.quantization.algorithm_entry"),
+    ),
+    "v3.torch_helpers": (
+        *("torch.utils", "torch.utils.utility", "torch.utils.auto_accelerator"),
+        *("torch.utils.block_wise", "torch.utils.llm_utility", "torch.utils.constants"),
+        *("torch.utils.environ", "torch.export", "torch.export.pt2e_export"),
+        *("torch.algorithms", "torch.algorithms.smooth_quant", "torch.algorithms.layer_wise"),
+        *("torch.algorithms.layer_wise.utils", "torch.algorithms.autoround"),
+        *("torch.algorithms.pt2e_quant", "torch.algorithms.weight_only"),
+        *("torch.algorithms.weight_only.autoround", "torch.algorithms.weight_only.utility"),
+        *("torch.algorithms.weight_only.modules", "torch.algorithms.weight_only.save_load"),
+    ),
+    "v3.common_names": (
+        *("common", "common.utils", "common.utils.logger", "common.utils.utility"),
+        *("common.utils.constants", "common.base_config"),
+    ),
+    "v3.base_tuning": ("common.base_tuning",),
+    "v3.tensorflow_names": (
+        *("tensorflow", "tensorflow.keras", "tensorflow.quantization", "tensorflow.utils"),
+        *("tensorflow.quantization.config", "tensorflow.quantization.quantize"),
+        *("tensorflow.quantization.autotune", "tensorflow.quantization.utils"),
+        *("tensorflow.quantization.utils.utility", "tensorflow.utils.data"),
+        *("tensorflow.utils.model", "tensorflow.utils.model_wrappers", "tensorflow.utils.utility"),
+        *("tensorflow.utils.constants",),
+    ),
+    "v3.transformers_names": (
+        *("transformers", "transformers.quantization", "transformers.quantization.utils"),
+        *("transformers.generation", "transformers.utils", "transformers.models"),
+    ),
+    "v3.lm_eval": ("evaluation", "evaluation.lm_eval"),
 }
 #: INC module, without the package's name → module here.
 ALIASES: Mapping[str, str] = {
@@ -63,9 +97,37 @@ class _Alias(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in ("__file__", "__all__"):  # read by code that scans all modules
             raise AttributeError(name)
-        # `conf` is both a name and a submodule in INC; scripts import the name.
+        # A name that is also that of a submodule, such as `autotune` and `conf`, means the object.
         part = sys.modules.get(f"{self.__name__}.{name}")
-        return part if part is not None and name != "conf" else getattr(self._target, name)
+        own = vars(self._target).get(name) if isinstance(self._target, ModuleType) else None
+        if part is None or name == "conf" or isinstance(own, FunctionType):
+            return getattr(self._target, name)
+        return part
+
+
+#: Package of INC without counterpart → reason.
+_ABSENT_MODULES: Mapping[str, str] = {
+    "jax": "there is no adaptor for JAX; with the TensorFlow backend of Keras, use "
+    "neural_compressor.tensorflow",
+    "onnxrt": "ONNX models are quantized by neural_compressor.quantization.fit of version 2",
+}
+
+
+class _Hints(MetaPathFinder):
+    """The last finder: unknown modules of INC are reported with the nearest known ones."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Raise for a module of INC that no other finder knows.
+
+        Raises:
+            ModuleNotFoundError: the module belongs to INC.
+        """
+        package, _, name = fullname.partition(".")
+        if package != THEIRS or not name:
+            return
+        why = _ABSENT_MODULES.get(name.partition(".")[0])
+        hint = f": {why}" if why else did_you_mean(name, ALIASES)
+        raise ModuleNotFoundError(f"No module named {fullname!r}{hint}", name=fullname)
 
 
 def register(package: str) -> None:
@@ -74,6 +136,8 @@ def register(package: str) -> None:
     Args:
         package: `neural_compressor`, or this package.
     """
+    if package == THEIRS and not any(isinstance(finder, _Hints) for finder in sys.meta_path):
+        sys.meta_path.append(_Hints())
     here = importlib.import_module(HERE)
     if package != HERE:
         sys.modules.setdefault(package, _Alias(package, here))
@@ -100,8 +164,35 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "QAT models of TensorFlow are read directly; pass the model to Quantization": (
         *("ModelConversion",),
     ),
+    "no CPU kernel computes in float8; use INT8StaticQuantConfig or MixedPrecisionConfig": (
+        *("FP8Config", "HybridGPTQConfig", "get_default_fp8_config", "get_default_fp8_config_set"),
+        *("get_default_qat_module_mappings",),
+    ),
+    "no CPU kernel computes in microscaling types; use INT8StaticQuantConfig, or RTNConfig and "
+    "GPTQConfig with groups of 32": ("MXQuantConfig", "get_default_mx_config"),
     "there is no adaptor for MXNet": ("check_mx_version", "get_backend_name"),
-    _INTERNAL: ("FRAMEWORKS", "Objective", "_parse_ckpt_bn_input"),
+    _INTERNAL: (
+        *("FRAMEWORKS", "Objective", "_parse_ckpt_bn_input", "modified_pickle", "get_path"),
+        *("recover_model_from_json", "CapturedDataloader", "MulLinear", "WOQModelLoader"),
+        *("pt2e_compat", "get_example_input", "WeightOnlyLinear", "INCWeightOnlyLinear"),
+        *("_AutoRoundModelReference", "_is_autoround_model_free_string_case"),
+        *("get_layer_names_in_block", "get_multimodal_block_names", "register_algo"),
+        *("Evaluator", "TuningMonitor", "ConfigLoader", "init_tuning", "ConfigRegistry"),
+        *("config_registry", "register_config", "TuningLogger", "log_process"),
+    ),
+    "calibration text is the user's: call the prepared model on it before convert": (
+        *("get_dataloader", "get_mllm_dataloader", "get_default_llm_dataloader"),
+        *("block_wise_calibration",),
+    ),
+    "load the model with transformers; layers are converted in place of its weights": (
+        *("initialize_model_and_tokenizer", "load_empty_model", "load_first_layer_only"),
+    ),
+    "generate of the converted model is that of transformers": ("_beam_search", "_greedy_search"),
+    "pass a torch.dtype": ("convert_dtype_str2torch",),
+    "load the model with transformers, then call prepare and convert": (
+        *("Qwen2VLForConditionalGeneration",),
+    ),
+    "measure with neural_mp.benchmark, or neural-mp benchmark": ("llm_benchmark",),
     "TensorFlow has removed estimators; export a SavedModel": ("get_estimator_graph",),
     "freeze the slim checkpoint into a .pb file first": ("TFSlimNetsFactory",),
 }

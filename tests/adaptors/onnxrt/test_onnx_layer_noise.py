@@ -31,10 +31,11 @@ def test_every_weight_has_a_score_for_each_form_and_more_bits_have_less_noise(sc
     assert list(scores) == ["embed", "up", "down", "head"]
     for op, found in scores.items():
         assert list(found) == [str(spec) for spec in specs_of(space, op)]
-        bits = {8: [], 4: []}
+        bits = {8: [], 4: [], 2: []}
         for spec in specs_of(space, op):
             bits[spec.dtype.bits].append(found[str(spec)])
         assert 0 < max(bits[8]) < min(bits[4]) / 20 < 0.001
+        assert not bits[2] or max(bits[4]) < min(bits[2]) / 5
 
 
 @pytest.mark.parametrize("size", [64, 32])

@@ -1,0 +1,119 @@
+"""Example scripts of version 3.9, with the data and the models of the earlier versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from inc_data import images, records
+
+from inc_examples import data, detection, models, others
+from inc_examples.case import ACCURACY_V2, PERFORMANCE, V3, Case, Step, steps
+
+_TENSORFLOW = "examples/tensorflow"
+
+
+def _classifier(model: str, **shape: object) -> Case:
+    def make(folder: Path) -> None:
+        data.image_records(folder)
+        models.frozen_graph(folder / "net.pb", **shape)  # type: ignore[arg-type]
+
+    common = ("--input-graph", "net.pb", "--dataset_location", "records", "--batch_size", "4")
+    return Case(
+        f"{_TENSORFLOW}/image_recognition/{model}/quantization/ptq",
+        make,
+        steps(common, ("--output-graph", "int8.pb"), ACCURACY_V2),
+        result="int8.pb",
+        tag=V3,
+    )
+
+
+def _keras(model: str, size: int) -> Case:
+    def make(folder: Path) -> None:
+        data.image_records(folder)
+        models.keras_net(size).save(folder / "net.keras")
+
+    common = ("--input_model", "net.keras", "--eval_data", "records", "--batch_size", "4")
+    return Case(
+        f"{_TENSORFLOW}/keras/image_recognition/{model}/quantization/ptq",
+        make,
+        steps(common, ("--output_model", "int8", "--calib_data", "records"), ACCURACY_V2),
+        result="int8",
+        tag=V3,
+    )
+
+
+def _detector(model: str) -> Case:
+    def make(folder: Path) -> None:
+        # Scripts of this version read either names or numbers.
+        records.of_boxes(folder, numbered=False)
+        detection.frozen_detector(folder / "net.pb")
+
+    common = ("--input-graph", "net.pb", "--dataset_location", "coco_val.record", "--batch_size=1")
+    return Case(
+        f"{_TENSORFLOW}/object_detection/{model}/quantization/ptq",
+        make,
+        steps(common, ("--output_model", "int8.pb"), ACCURACY_V2),
+        result="int8.pb",
+        tag=V3,
+    )
+
+
+def _style() -> Case:
+    def make(folder: Path) -> None:
+        images.contents_and_styles(folder)
+        others.stylizer(folder / "net.pb")
+
+    pictures = ("--style_images_paths=style/", "--content_images_paths=content/")
+    common = ("--input_model=net.pb", *pictures)
+    return Case(
+        f"{_TENSORFLOW}/style_transfer/arbitrary_style_transfer/quantization/ptq",
+        make,
+        {
+            "tune": Step((*common, "--tune", "--output_model=int8.pb"), PERFORMANCE),
+            "performance": Step(common, PERFORMANCE),
+        },
+        result="int8.pb",
+        tag=V3,
+    )
+
+
+def _recommendation() -> Case:
+    def make(folder: Path) -> None:
+        rng = np.random.default_rng(0)
+        samples = []
+        for label in np.arange(400) % 2:
+            numbers = rng.uniform(0, 0.1, 13)
+            numbers[0] = label
+            numeric = [float(number) for number in numbers]
+            words = [int(word) for word in rng.integers(0, 100, 2)]
+            samples.append({"numeric_1": numeric, "string_1": words, "label": [int(label)]})
+        records.write(folder / "eval.tfrecords", samples)
+        others.wide_and_deep(folder / "net.pb")
+
+    common = ("--evaluation_data_location", "eval.tfrecords", "--batch_size", "20")
+    tuned = ("--calibration_data_location", "eval.tfrecords", "--tune", "--output_graph", "int8.pb")
+    # The script's performance mode ends in an error of its own, after its lines.
+    graph = ("--input_graph", "net.pb")
+    return Case(
+        f"{_TENSORFLOW}/recommendation/wide_deep_large_ds/quantization/ptq",
+        make,
+        {
+            "tune": Step((*common, *graph, *tuned)),
+            "accuracy": Step((*common, *graph, "--accuracy"), (r"Accuracy: [\d.]+",)),
+        },
+        result="int8.pb",
+        tag=V3,
+    )
+
+
+CASES: tuple[Case, ...] = (
+    _classifier("inception_v3", has_background=True, size=299),
+    _classifier("mobilenet_v2", has_background=True),
+    _classifier("resnet_v2_50", has_background=True),
+    _classifier("vgg16"),
+    *(_keras(model, size) for model, size in (("inception_v3", 299), ("resnet_v2_50", 224))),
+    *map(_detector, ("faster_rcnn_resnet50", "mask_rcnn_inception_v2", "ssd_mobilenet_v1")),
+    _style(),
+    _recommendation(),
+)

@@ -1,0 +1,1 @@
+"""The API of Intel Neural Compressor 3.x."""

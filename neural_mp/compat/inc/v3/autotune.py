@@ -1,0 +1,134 @@
+"""`autotune` of `neural_compressor.torch.quantization`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from neural_mp.api.calibration import CalibrationInputs, calibration
+from neural_mp.api.mixed_precision import MixedPrecision
+from neural_mp.compat.inc.v3.algorithm_config import AlgorithmConfig
+from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
+from neural_mp.compat.inc.v3.base_config import BaseConfig, expanded
+from neural_mp.compat.inc.v3.base_tuning import EvaluationFuncWrapper, OrderedTrials, TuningConfig
+from neural_mp.compat.inc.v3.conversion import ALGORITHMS, algorithms_of
+from neural_mp.compat.inc.v3.flow import own_module, quantize
+from neural_mp.compat.inc.v3.torch_configs import (
+    AWQConfig,
+    GPTQConfig,
+    RTNConfig,
+    get_default_double_quant_config,
+)
+from neural_mp.core.enums import Capture
+from neural_mp.core.precision import Precision
+from neural_mp.tuning.criterion import ExitPolicy
+
+
+def autotune(
+    model: Any,
+    tune_config: TuningConfig,
+    eval_fn: Callable[..., Any],
+    eval_args: Any = None,
+    run_fn: Callable[..., Any] | None = None,
+    run_args: Any = None,
+    example_inputs: Any = None,
+) -> Any:
+    """Return a converted module that meets the target; the given one, in FP32, if none does.
+
+    Args:
+        model: a module, which stays unchanged.
+        tune_config: configurations to try, or a tolerance alone; see `TuningConfig`.
+        eval_fn: model, `*eval_args` → accuracy.
+        eval_args: further arguments of `eval_fn`.
+        run_fn: model, `*run_args` → None; runs the model on calibration data.
+        run_args: further arguments of `run_fn`.
+        example_inputs: inputs of one call, if there is no `run_fn`.
+
+    Raises:
+        ConfigurationError: the direction of `eval_fn` is unclear.
+        NeuralMPError: a configuration is invalid, or the model cannot be converted.
+    """
+    evaluation = EvaluationFuncWrapper(eval_fn, eval_args)
+    if tune_config.searches:
+        data = _recorded(model, run_fn, run_args)
+        return _searched(model, tune_config, evaluation, data, example_inputs)
+
+    def converted(config: BaseConfig) -> Any:
+        return quantize(
+            *(model, copy.deepcopy(config), run_fn, run_args), example_inputs=example_inputs
+        )
+
+    return OrderedTrials(tune_config, evaluation).chosen(model, converted)
+
+
+def _recorded(
+    model: Any, run_fn: Callable[..., Any] | None, run_args: Any
+) -> CalibrationInputs | None:
+    if run_fn is None:
+        return None
+    with calibration(model) as found:
+        run_fn(model, *(run_args or ()))
+    return found
+
+
+def _searched(
+    model: Any,
+    options: TuningConfig,
+    evaluation: EvaluationFuncWrapper,
+    data: CalibrationInputs | None,
+    example_inputs: Any,
+) -> Any:
+    """Search with the default strategy, in the precisions of the set if there is one."""
+    tuning = MixedPrecision()
+    tuning.model = model
+    tuning.accuracy_criterion = options.criterion(evaluation.eval_fn)
+    tuning.exit_policy = ExitPolicy(max_trials=options.max_trials)
+    tuning.eval_func = evaluation.evaluate
+    tuning.calib_dataloader = data
+    if data is None:
+        tuning.inputs = example_inputs
+    wanted = _precisions(options.config_set, model)
+    if wanted:
+        tuning.precisions = wanted
+    if hasattr(model, "generate"):
+        tuning.capture = Capture.LAYERS
+    if any(precision.is_low_bit for precision in wanted):
+        tuning.objective = "footprint"
+    result = tuning.fit()
+    return model if result.model is model else own_module(result)
+
+
+def _precisions(config_set: Any, model: Any) -> tuple[Precision, ...]:
+    """Return the precisions that a set names; those of decoders, or none, without a set."""
+    if config_set is None:
+        return (Precision.INT4, Precision.INT8) if hasattr(model, "generate") else ()
+    found: set[Precision] = set()
+    for config in expanded(config_set):
+        for algorithm in algorithms_of(config):
+            found.update(algorithm.constraint().precisions or ())
+    return tuple(precision for precision in Precision if precision in found)
+
+
+def get_all_config_set() -> list[BaseConfig]:
+    """Return the configurations to try of every algorithm."""
+    found: list[BaseConfig] = []
+    for kind in ALGORITHMS.values():
+        assert issubclass(kind, AlgorithmConfig)
+        found.append(kind.get_config_set_for_tuning())
+    return found
+
+
+def get_rtn_double_quant_config_set() -> list[RTNConfig]:
+    """Return the configurations with quantized scales."""
+    return [get_default_double_quant_config(name) for name in ("BNB_NF4", "GGML_TYPE_Q4_K")]
+
+
+def get_woq_tuning_config() -> list[BaseConfig]:
+    """Return four configurations of weights in 4 bits and groups of 32."""
+    return [
+        RTNConfig(use_sym=False, group_size=32),
+        AutoRoundConfig(use_sym=False, group_size=32, seqlen=512),
+        GPTQConfig(use_sym=False, group_size=32),
+        AWQConfig(use_sym=False, group_size=32),
+    ]

@@ -1,0 +1,276 @@
+"""Behavior that all configurations of INC 3.x share: local settings, sets of values, JSON."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, cast
+
+from neural_mp.compat.inc.log import logger
+from neural_mp.errors import ConfigurationError, did_you_mean
+
+#: Keys in the dict of a configuration with settings of single ops.
+GLOBAL, LOCAL = "global", "local"
+#: `white_list` for all ops, and for none besides those with local settings.
+EVERY_OP, NO_OP = "*", None
+
+C = TypeVar("C", bound="BaseConfig")
+
+
+class BaseConfig:
+    """Options of one algorithm, and other configurations for single ops or types of ops.
+
+    Options that are not known are kept, without effect, and a warning is logged.
+
+    Args:
+        *values: values of the options, in their order.
+        white_list: ops that the options hold for: `"*"` for all, names or types, or None.
+        **options: values of options by name. A list stands for several configurations: see
+            `expand`.
+
+    Raises:
+        ConfigurationError: there are more values than options.
+    """
+
+    name: ClassVar[str] = "base_config"
+    #: Option → default, in the order of positional arguments.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    #: Options whose values are lists themselves.
+    lists: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(
+        self, *values: Any, white_list: str | Sequence[Any] | None = EVERY_OP, **options: Any
+    ) -> None:
+        if len(values) > len(self.defaults):
+            raise ConfigurationError(
+                f"{type(self).__name__} takes {len(self.defaults)} options, got {len(values)}"
+            )
+        given = {**dict(zip(self.defaults, values, strict=False)), **options}
+        for name in given.keys() - self.defaults.keys():
+            logger.warning(
+                "%s has no option %r, which has no effect%s",
+                type(self).__name__,
+                name,
+                did_you_mean(name, self.defaults),
+            )
+        self.options: dict[str, Any] = {**self.defaults, **given}
+        self.white_list = white_list
+        self.local_config: dict[Any, BaseConfig] = {}
+        if isinstance(white_list, list | tuple):
+            self.set_local(list(white_list), type(self)(**self.options, white_list=NO_OP))
+
+    def __getattr__(self, name: str) -> Any:
+        options = self.__dict__.get("options", {})
+        if name in options:
+            return options[name]
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}{did_you_mean(name, options)}"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        options = self.__dict__.get("options", {})
+        if name not in options:
+            super().__setattr__(name, value)
+            return
+        options[name] = value
+        if isinstance(self.white_list, list | tuple):
+            for key in self.white_list:
+                self.local_config[key].options[name] = value
+
+    @property
+    def global_config(self) -> BaseConfig | None:
+        """The options for all ops without settings of their own; None if there are none."""
+        if self.white_list != EVERY_OP:
+            return None
+        return type(self)(**self.options, white_list=NO_OP)
+
+    @property
+    def params_list(self) -> list[str]:
+        """The names of the options."""
+        return [*self.defaults, "white_list"]
+
+    def set_local(self: C, operator_name_or_list: Any, config: BaseConfig) -> C:
+        """Set the configuration of ops: a name, a pattern, a type, or a list of them."""
+        keys = operator_name_or_list
+        for key in keys if isinstance(keys, list | tuple) else [keys]:
+            if key in self.local_config:
+                logger.warning("the configuration of %s is replaced", key)
+            self.local_config[key] = config
+        return self
+
+    def get_params_dict(self) -> dict[str, Any]:
+        """Return option → value."""
+        return dict(self.options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options; with local settings, under the keys `global` and `local`."""
+        if not self.local_config:
+            return self.get_params_dict()
+        found: dict[str, Any] = {LOCAL: {k: c.to_dict() for k, c in self.local_config.items()}}
+        if self.white_list == EVERY_OP:
+            found[GLOBAL] = self.get_params_dict()
+        return found
+
+    @classmethod
+    def from_dict(cls: type[C], config_dict: Mapping[str, Any]) -> C:
+        """Reverse `to_dict`."""
+        if GLOBAL not in config_dict and LOCAL not in config_dict:
+            return cls(**config_dict)
+        white_list = EVERY_OP if GLOBAL in config_dict else NO_OP
+        config = cls(**{"white_list": white_list, **config_dict.get(GLOBAL, {})})
+        for key, options in config_dict.get(LOCAL, {}).items():
+            config.set_local(key, cls(**options))
+        return config
+
+    def to_json_string(self, use_diff: bool = False) -> str:
+        """Return the dict as JSON; with `use_diff`, without the options at their defaults."""
+        content = self._changed() if use_diff else self.to_dict()
+        return json.dumps(_plain(content), indent=2, default=str) + "\n"
+
+    def _changed(self) -> dict[str, Any]:
+        return {
+            k: v for k, v in self.options.items() if k not in self.defaults or v != self.defaults[k]
+        }
+
+    def to_json_file(self, filename: str | Path) -> None:
+        """Write `to_json_string` to a file."""
+        Path(filename).write_text(self.to_json_string(), encoding="utf-8")
+
+    @classmethod
+    def from_json_string(cls: type[C], text: str) -> C:
+        """Reverse `to_json_string`.
+
+        Raises:
+            ConfigurationError: the text is not the JSON of a dict.
+        """
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"the configuration must be JSON, got {text[:40]!r}: {error}"
+            ) from error
+        if not isinstance(content, dict):
+            raise ConfigurationError(f"the configuration must be a dict, got {text[:40]!r}")
+        return cls.from_dict(content)
+
+    @classmethod
+    def from_json_file(cls: type[C], filename: str | Path) -> C:
+        """Read a file written by `to_json_file`."""
+        return cls.from_json_string(Path(filename).read_text(encoding="utf-8"))
+
+    def expand(self: C) -> list[C]:
+        """Return one configuration for each combination of the values of options with a list."""
+        several = {name: value for name, value in self.options.items() if self._stands_for(name)}
+        found = []
+        for values in itertools.product(*several.values()):
+            chosen = dict(zip(several, values, strict=True))
+            config = type(self)(**{**self.options, **chosen, "white_list": self.white_list})
+            config.local_config.update(copy.copy(self.local_config))
+            found.append(config)
+        return found
+
+    def _stands_for(self, name: str) -> bool:
+        """Whether the value of an option is a list of values to try."""
+        value = self.options[name]
+        if name in self.lists:
+            return (
+                isinstance(value, list)
+                and all(isinstance(item, list) for item in value)
+                and bool(value)
+            )
+        return isinstance(value, list) and bool(value)
+
+    def __add__(self, other: BaseConfig) -> BaseConfig:
+        if isinstance(other, type(self)):
+            self.local_config.update(other.local_config)
+            return self
+        return ComposableConfig([self, other])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} {self.to_json_string()}"
+
+    def members(self) -> tuple[BaseConfig, ...]:
+        """Return the configurations that this one consists of: itself."""
+        return (self,)
+
+
+class ComposableConfig(BaseConfig):
+    """Several configurations of different algorithms: of two for one op, the later one counts.
+
+    Args:
+        configs: the configurations.
+    """
+
+    name: ClassVar[str] = "composable_config"
+
+    def __init__(self, configs: Iterable[BaseConfig]) -> None:
+        super().__init__()
+        self.config_list = list(configs)
+
+    def __add__(self, other: BaseConfig) -> BaseConfig:
+        self.config_list += other.members()
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return name of the algorithm → the dict of its configuration."""
+        return {config.name: config.to_dict() for config in self.config_list}
+
+    @classmethod
+    def from_named(
+        cls, config_dict: Mapping[str, Any], known: Mapping[str, type[BaseConfig]]
+    ) -> BaseConfig:
+        """Read a dict of algorithms; the only configuration if there is one.
+
+        Raises:
+            ConfigurationError: an algorithm is unknown.
+        """
+        configs = []
+        for name, options in config_dict.items():
+            if name not in known:
+                raise ConfigurationError(
+                    f"the configuration names the algorithm {name!r}, which does not exist"
+                    f"{did_you_mean(name, known)}"
+                )
+            configs.append(known[name].from_dict(options))
+        return configs[0] if len(configs) == 1 else cls(configs)
+
+    def expand(self) -> list[ComposableConfig]:
+        """Return one configuration for each combination of its members' configurations."""
+        combinations = itertools.product(*(config.expand() for config in self.config_list))
+        return [ComposableConfig(configs) for configs in combinations]
+
+    def members(self) -> tuple[BaseConfig, ...]:
+        """Return the configurations that this one consists of."""
+        return tuple(self.config_list)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ComposableConfig) and self.config_list == other.config_list
+
+    __hash__ = None
+
+
+def expanded(configs: BaseConfig | Iterable[BaseConfig]) -> Iterator[BaseConfig]:
+    """Yield the configurations that one or several stand for, in their order."""
+    if isinstance(configs, BaseConfig):
+        yield from configs.expand()
+        return
+    for config in cast("Iterable[BaseConfig]", configs):
+        yield from config.expand()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with types as keys replaced by their names."""
+    if isinstance(value, Mapping):
+        return {
+            key if isinstance(key, str) else getattr(key, "__name__", str(key)): _plain(item)
+            for key, item in value.items()
+        }
+    return value

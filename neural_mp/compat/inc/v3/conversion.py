@@ -1,0 +1,82 @@
+"""Rules of conversion that a configuration of INC 3.x means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from neural_mp.api.by_rules import Conversion
+from neural_mp.compat.inc.v3.algorithm_config import AlgorithmConfig
+from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
+from neural_mp.compat.inc.v3.base_config import EVERY_OP, BaseConfig, ComposableConfig
+from neural_mp.compat.inc.v3.torch_configs import CONFIGS
+from neural_mp.core.enums import Capture
+from neural_mp.errors import ConfigurationError
+from neural_mp.space import ConversionRules, OpConstraint
+
+#: Name of an algorithm → its configuration, with AutoRound.
+ALGORITHMS: Mapping[str, type[BaseConfig]] = {**CONFIGS, AutoRoundConfig.name: AutoRoundConfig}
+
+
+def parsed_config(given: object, known: Mapping[str, type[BaseConfig]] = ALGORITHMS) -> BaseConfig:
+    """Return a configuration; a dict holds one for each algorithm, by the names in `known`.
+
+    Raises:
+        ConfigurationError: the value is neither.
+    """
+    if isinstance(given, Mapping):
+        return ComposableConfig.from_named(given, known)
+    if isinstance(given, BaseConfig):
+        return given
+    raise ConfigurationError(
+        f"quant_config must be a configuration or a dict, got {type(given).__name__}; give e.g. "
+        f"RTNConfig()"
+    )
+
+
+def algorithms_of(config: BaseConfig) -> tuple[AlgorithmConfig, ...]:
+    """Return the configurations of algorithms that a configuration consists of."""
+    found = tuple(member for member in config.members() if isinstance(member, AlgorithmConfig))
+    if not found:
+        raise ConfigurationError(
+            f"quant_config must be of an algorithm, got {type(config).__name__}"
+        )
+    return found
+
+
+def conversion_of(config: BaseConfig, model: Any) -> Conversion:
+    """Return rules and capture for a configuration and a model.
+
+    Decoders of `transformers` keep their class, with `generate`; so does a module whose graph
+    cannot be captured, if only weights are quantized.
+    """
+    algorithms = algorithms_of(config)
+    for algorithm in algorithms:
+        algorithm.warn_without_effect()
+    is_decoder = hasattr(model, "generate")
+    in_layers = all(algorithm.in_layers for algorithm in algorithms)
+    return Conversion(
+        rules_of(algorithms),
+        capture=Capture.LAYERS if is_decoder else Capture.WHOLE,
+        otherwise=Capture.LAYERS if in_layers else Capture.MODULES,
+        corrects=any(algorithm.corrects for algorithm in algorithms),
+    )
+
+
+def rules_of(algorithms: tuple[AlgorithmConfig, ...]) -> ConversionRules:
+    """Return the rules of several algorithms: of two for one op, the later one counts."""
+    defaults: list[tuple[frozenset[str], OpConstraint]] = []
+    kept: list[str] = []
+    by_type: dict[str, OpConstraint] = {}
+    by_name: dict[str, OpConstraint] = {}
+    for algorithm in algorithms:
+        if algorithm.white_list == EVERY_OP:
+            defaults.append((algorithm.types, algorithm.constraint()))
+            kept += algorithm.kept()
+        for key, local in algorithm.local_config.items():
+            (single,) = algorithms_of(local)
+            if isinstance(key, str):
+                by_name[key] = single.constraint()
+            else:
+                by_type[getattr(key, "__name__", str(key))] = single.constraint()
+    return ConversionRules(tuple(defaults), tuple(kept), by_type, by_name)

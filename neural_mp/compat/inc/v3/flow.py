@@ -1,0 +1,266 @@
+"""`neural_compressor.torch.quantization`: prepare, calibrate, convert, save and load."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from neural_mp.api.by_rules import converted_by_rules
+from neural_mp.api.calibration import CalibrationInputs, calibration
+from neural_mp.api.mixed_precision import MixedPrecision
+from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.api.optimized_model import load as load_saved
+from neural_mp.compat.inc.import_aliases import NotHereError
+from neural_mp.compat.inc.log import logger
+from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
+from neural_mp.compat.inc.v3.base_config import BaseConfig
+from neural_mp.compat.inc.v3.conversion import algorithms_of, conversion_of, parsed_config
+from neural_mp.core.enums import Capture
+from neural_mp.errors import ConfigurationError
+
+#: Attributes of a module: its calibration, and the result that it belongs to.
+_PREPARED, _RESULT = "_neural_mp_prepared", "_neural_mp_result"
+_FORMATS = ("default", "huggingface")
+
+
+class Prepared:
+    """Calibration of a model in the user's own loop.
+
+    Args:
+        model: the model that the loop calls.
+        config: the configuration to convert by.
+        example_inputs: inputs of one call, or None.
+    """
+
+    def __init__(self, model: Any, config: BaseConfig, example_inputs: Any) -> None:
+        self.config = config
+        self.example_inputs = example_inputs
+        self._open = ExitStack()
+        self.inputs: CalibrationInputs = self._open.enter_context(calibration(model))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def close(self) -> None:
+        """End the recording of inputs."""
+        self._open.close()
+
+
+def prepare(model: Any, quant_config: Any, inplace: bool = True, example_inputs: Any = None) -> Any:
+    """Return the model, whose calls from now on are calibration.
+
+    Args:
+        model: a module.
+        quant_config: a configuration, several joined by `+`, or a dict.
+        inplace: whether the given model, and not a copy, is observed and returned.
+        example_inputs: inputs of one call, if the model is not called before `convert`.
+    """
+    config = parsed_config(quant_config)
+    algorithms_of(config)
+    model = model if inplace else copy.deepcopy(model)
+    previous = _attribute(model, _PREPARED)
+    if previous is not None:
+        previous.close()
+    setattr(model, _PREPARED, Prepared(model, config, example_inputs))
+    model.is_prepared, model.quant_config = True, config
+    return model
+
+
+def finalize_calibration(model: Any) -> None:
+    """End the calibration of a prepared model."""
+    prepared = _attribute(model, _PREPARED)
+    if prepared is not None:
+        prepared.close()
+
+
+def convert(model: Any, quant_config: Any = None, inplace: bool = True, **ignored: Any) -> Any:
+    """Return the converted module; the given one stays as it was.
+
+    Args:
+        model: a module, prepared or not.
+        quant_config: the configuration, for a model that is not prepared.
+        inplace: ignored: the result is a new module.
+        **ignored: ignored.
+
+    Raises:
+        ConfigurationError: the model is not prepared, and no configuration is given.
+        DataError: the configuration needs calibration, and the prepared model was not called.
+    """
+    prepared = _attribute(model, _PREPARED)
+    if prepared is None and quant_config is None:
+        raise ConfigurationError(
+            "quant_config must be given for a model that was not prepared, got None; give a "
+            "configuration, or call prepare first"
+        )
+    config = parsed_config(quant_config) if prepared is None else prepared.config
+    if prepared is None:
+        return own_module(_converted(model, config, None, None), config)
+    if quant_config is not None:
+        logger.warning("quant_config is ignored: the model was prepared with another one")
+    prepared.close()
+    for name in (_PREPARED, "is_prepared", "quant_config"):
+        delattr(model, name)
+    data = prepared.inputs if len(prepared.inputs) else None
+    return own_module(_converted(model, config, data, prepared.example_inputs), config)
+
+
+def quantize(
+    model: Any,
+    quant_config: Any,
+    run_fn: Callable[..., Any] | None = None,
+    run_args: Any = None,
+    inplace: bool = True,
+    example_inputs: Any = None,
+) -> Any:
+    """Prepare, calibrate by `run_fn(model, *run_args)`, and convert.
+
+    Args:
+        model: a module.
+        quant_config: as in `prepare`.
+        run_fn: runs the model on calibration data; None if the configuration needs none.
+        run_args: further arguments of `run_fn`.
+        inplace: as in `prepare`.
+        example_inputs: as in `prepare`.
+    """
+    model = prepare(model, quant_config, inplace, example_inputs)
+    if run_fn is not None:
+        run_fn(model, *(run_args or ()))
+    return convert(model)
+
+
+def prepare_qat(model: Any, mapping: Any = None, inplace: bool = True) -> Any:
+    """Raise NotHereError: nothing is trained in INT8.
+
+    Raises:
+        NotHereError: always.
+    """
+    raise NotHereError(
+        "prepare_qat of Intel Neural Compressor is not supported: no model is trained in low "
+        "precision; train in FP32 and quantize afterwards, with prepare and convert"
+    )
+
+
+def save(
+    model: Any,
+    checkpoint_dir: str | Path = "saved_results",
+    format: Any = "default",
+) -> None:
+    """Save a converted model.
+
+    Args:
+        model: the module that `convert` returned.
+        checkpoint_dir: the folder to write.
+        format: `default` for a folder of neural-mp; `huggingface` for a checkpoint of
+            `transformers` with compressed weights.
+
+    Raises:
+        ConfigurationError: the module is not converted, or the format does not exist.
+    """
+    result = result_of(model)
+    if _format(format) == "huggingface":
+        result.save_pretrained(checkpoint_dir)
+    else:
+        result.save(checkpoint_dir)
+
+
+def load(
+    model_name_or_path: str | Path,
+    original_model: Any = None,
+    format: Any = "default",
+    device: str = "cpu",
+    **ignored: Any,
+) -> Any:
+    """Load a saved model: the module itself.
+
+    Args:
+        model_name_or_path: the folder.
+        original_model: ignored: the folder holds the whole model.
+        format: ignored: the folder names its format.
+        device: ignored: models run on the CPU.
+        **ignored: ignored.
+
+    Raises:
+        ModelLoadError: the folder holds no saved model, or is damaged.
+    """
+    _format(format)
+    result = load_saved(model_name_or_path)
+    return own_module(result)
+
+
+def result_of(model: Any) -> OptimizedModel:
+    """Return the result that a converted module belongs to: its plan and its report.
+
+    Raises:
+        ConfigurationError: the module is not converted.
+    """
+    found = _attribute(model, _RESULT)
+    if found is None:
+        raise ConfigurationError(
+            f"model must be a module that convert returned, got {type(model).__name__}"
+        )
+    result: OptimizedModel = found
+    return result
+
+
+def _converted(
+    model: Any, config: BaseConfig, data: CalibrationInputs | None, example: Any
+) -> OptimizedModel:
+    for member in config.members():
+        if isinstance(member, AutoRoundConfig) and member.target_bits is not None:
+            return _with_bits(model, member, data)
+    conversion = conversion_of(config, model)
+    result = converted_by_rules(model, conversion, data, _as_batch(example))
+    for line in result.report.warnings:
+        logger.warning("%s", line)
+    return result
+
+
+def _with_bits(
+    model: Any, config: AutoRoundConfig, data: CalibrationInputs | None
+) -> OptimizedModel:
+    """Search the most accurate model with a mean number of bits."""
+    tuning = MixedPrecision()
+    tuning.model, tuning.capture = model, Capture.LAYERS
+    tuning.precisions = config.searched
+    tuning.objective = "modelsize"
+    tuning.max_bits = config.target_bits
+    tuning.calib_dataloader = data
+    return tuning.fit()
+
+
+def _as_batch(example: Any) -> Any:
+    """Return example inputs as a batch: a single input is not in a tuple."""
+    return example[0] if isinstance(example, tuple) and len(example) == 1 else example
+
+
+def own_module(result: OptimizedModel, config: BaseConfig | None = None) -> Any:
+    """Return the module of a result, with the attributes that scripts read."""
+    module = result.model
+    setattr(module, _RESULT, result)
+    module.is_quantized, module.qconfig = True, config
+
+    def save_module(*folder: str | Path, **options: Any) -> None:
+        named = (options.get(name) for name in ("checkpoint_dir", "output_dir", "save_directory"))
+        chosen = next((path for path in (*folder, *named) if path is not None), "saved_results")
+        save(module, chosen, options.get("format", "default"))
+
+    module.save = save_module
+    return module
+
+
+def _attribute(model: Any, name: str) -> Any:
+    return getattr(model, name, None)
+
+
+def _format(given: Any) -> str:
+    """Return the name of a format, which may be an enumeration's member."""
+    word = str(getattr(given, "value", given))
+    if word not in _FORMATS:
+        raise ConfigurationError(f"format must be {' or '.join(_FORMATS)}, got {word!r}")
+    return word

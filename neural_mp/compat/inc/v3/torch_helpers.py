@@ -1,0 +1,217 @@
+"""Names that scripts import from `neural_compressor.torch.utils`, `.export` and `.algorithms`."""
+
+from __future__ import annotations
+
+import importlib
+import resource
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from neural_mp.compat.inc.import_aliases import absent_names
+from neural_mp.compat.inc.log import logger
+from neural_mp.compat.inc.utils import get_torch_version
+from neural_mp.compat.inc.v3.base_config import BaseConfig
+from neural_mp.compat.inc.v3.torch_configs import get_default_double_quant_config
+from neural_mp.errors import CaptureError
+
+__all__ = ["get_torch_version", "logger"]
+
+LWQ_WORKSPACE = "nc_workspace/layer_wise"
+
+
+class SaveLoadFormat(Enum):
+    """Formats of `save` and `load`."""
+
+    DEFAULT = "default"
+    HUGGINGFACE = "huggingface"
+    VLLM = "vllm"
+
+
+class ProcessorType(Enum):
+    """Kinds of processors, which configurations do not distinguish."""
+
+    Client = "Client"
+    Server = "Server"
+
+
+class CpuAccelerator:
+    """The device that models run on: the CPU."""
+
+    def name(self) -> str:
+        """Return the name of the device."""
+        return "cpu"
+
+    def device_name(self, index: int | None = None) -> str:
+        """Return the name of a device."""
+        return self.name()
+
+    current_device = current_device_name = name
+
+    def is_available(self) -> bool:
+        """Return True."""
+        return True
+
+    def synchronize(self) -> None:
+        """Do nothing: a call returns when it is finished."""
+
+    empty_cache = mark_step = synchronize
+
+
+accelerator = CpuAccelerator()
+
+
+def get_accelerator(device_name: str = "auto") -> CpuAccelerator:
+    """Return the CPU."""
+    return accelerator
+
+
+auto_detect_accelerator = get_accelerator
+
+
+def detect_device() -> str:
+    """Return the name of the device."""
+    return accelerator.name()
+
+
+def is_hpex_available() -> bool:
+    """Whether models run on Gaudi: never here."""
+    return False
+
+
+is_hpu_available = is_ipex_available = is_ipex_imported = is_habana_framework_installed = (
+    is_hpex_available
+)
+
+
+def get_ipex_version() -> None:
+    """Return None: its kernels are not used."""
+    return
+
+
+def get_used_cpu_mem_MB() -> float:  # noqa: N802
+    """Return the peak memory of this process in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def get_used_hpu_mem_MB() -> float:  # noqa: N802
+    """Return 0: models do not run on Gaudi."""
+    return 0.0
+
+
+def get_model_device(model: Any) -> Any:
+    """Return the device of the first weight of a module; that of the CPU without weights."""
+    for value in model.parameters():
+        return value.device
+    return importlib.import_module("torch").device("cpu")
+
+
+def get_double_quant_config_dict(double_quant_type: str = "BNB_NF4") -> dict[str, Any]:
+    """Return the options of a configuration with quantized scales."""
+    return get_default_double_quant_config(double_quant_type).to_dict()
+
+
+def move_input_to_device(input: Any, device: Any = None) -> Any:
+    """Return the input: models run on the CPU, where data are."""
+    return input
+
+
+move_input_device = move_input_to_device
+
+
+def forward_wrapper(model: Any, input: Any) -> Any:
+    """Return the outputs of a module for a batch: a dict, a list of inputs, or one input."""
+    if isinstance(input, Mapping):
+        return model(**input)
+    if isinstance(input, tuple | list):
+        return model(*input)
+    return model(input)
+
+
+def model_forward(model: Any, dataloader: Any, iters: int = 100, device: Any = None) -> None:
+    """Run a module on the first batches of a loader."""
+    for count, batch in enumerate(dataloader):
+        if count >= iters:
+            return
+        forward_wrapper(model, batch)
+
+
+def export(model: Any, example_inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> Any:
+    """Return the graph of a module, captured by `torch.export`.
+
+    The graph can be prepared and converted like the module itself, which needs no export.
+
+    Args:
+        model: the module.
+        example_inputs: inputs of one call.
+        dynamic_shapes: see `torch.export.export`.
+
+    Raises:
+        CaptureError: the graph cannot be captured.
+    """
+    torch: Any = importlib.import_module("torch")
+    try:
+        with torch.no_grad():
+            program = torch.export.export(
+                model.eval(), args=tuple(example_inputs), dynamic_shapes=dynamic_shapes
+            )
+    except Exception as error:
+        # The exception type depends on the code of the module.
+        raise CaptureError(
+            f"the graph of {type(model).__name__} cannot be captured: {error}; prepare the module "
+            f"itself, which is then converted module by module"
+        ) from error
+    return program.module()
+
+
+def set_module(model: Any, op_name: str, new_module: Any) -> None:
+    """Replace a module by its path."""
+    parent, _, name = op_name.rpartition(".")
+    setattr(model.get_submodule(parent), name, new_module)
+
+
+def fetch_module(model: Any, op_name: str) -> Any:
+    """Return a module by its path; None if there is none."""
+    found = dict(model.named_modules())
+    return found.get(op_name)
+
+
+def get_model_info(model: Any, white_module_list: tuple[type, ...]) -> list[tuple[str, str]]:
+    """Return name and class of the modules of some types."""
+    return [
+        (name, type(module).__name__)
+        for name, module in model.named_modules()
+        if isinstance(module, tuple(white_module_list))
+    ]
+
+
+def get_quantizer(model: Any, *others: object) -> Any:
+    """Return None: an observed model has no quantizer of its own."""
+    return None
+
+
+def get_processor_type_from_user_config(user_processor_type: object = None) -> ProcessorType:
+    """Return the kind of a server: configurations do not differ between kinds."""
+    return ProcessorType.Server
+
+
+detect_processor_type_based_on_hw = get_processor_type_from_user_config
+
+
+TorchBaseConfig = BaseConfig
+
+_absent = absent_names(globals())
+
+
+def __getattr__(name: str) -> Any:
+    """Return a bound of torch's versions, such as `TORCH_VERSION_2_7_0`, or a placeholder."""
+    prefix, at_least = "TORCH_VERSION_", "GT_OR_EQUAL_TORCH_VERSION_"
+    if name.startswith(at_least):
+        return get_torch_version() >= _version(name.removeprefix(at_least))
+    return _version(name.removeprefix(prefix)) if name.startswith(prefix) else _absent(name)
+
+
+def _version(digits: str) -> Any:
+    from packaging.version import Version
+
+    return Version(digits.replace("_", "."))
