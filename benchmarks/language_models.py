@@ -51,7 +51,15 @@ _CORRECTIONS: dict[str, tuple[WeightCorrection, ...]] = {
     "awq": (WeightCorrection.AWQ,),
     "gptq": (WeightCorrection.GPTQ,),
     "awq gptq": (WeightCorrection.AWQ, WeightCorrection.GPTQ),
+    "autoround": (WeightCorrection.AUTOROUND,),
+    "awq gptq autoround": (
+        WeightCorrection.AWQ,
+        WeightCorrection.GPTQ,
+        WeightCorrection.AUTOROUND,
+    ),
 }
+#: Those of 3 and 2 bits.
+_OF_FEWER_BITS = ("awq gptq", "autoround", "awq gptq autoround")
 #: Samples on which divergences of single layers are measured.
 _DIVERGENCE_BATCHES = 4
 
@@ -147,8 +155,9 @@ def rows_of(name: str, net: nn.Module, data: Sequence[Sequence[Any]]) -> list[tu
             )
         )
     for bits in (3, 2):
-        plan = uniform(bits, _CORRECTIONS["awq gptq"])
-        rows.append(row(f"{bits} bits, awq gptq", converted(net, plan, tuning, calibration), ""))
+        for words in _OF_FEWER_BITS:
+            plan = uniform(bits, _CORRECTIONS[words])
+            rows.append(row(f"{bits} bits, {words}", converted(net, plan, tuning, calibration), ""))
     runs: dict[str, dict[str, Any]] = {
         "1 %, 4 and 8 bits": {"precisions": "int4,int8"},
         "1 %, 2, 4 and 8 bits": {"precisions": "int2,int4,int8"},

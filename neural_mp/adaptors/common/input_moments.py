@@ -37,9 +37,11 @@ class MomentSums:
         self.rows += len(rows)
 
     def moments(self) -> InputMoments:
-        """Return the mean over the rows."""
+        """Return the mean over the rows, in the memory of the sums; to be called once."""
         rows = np.float32(max(self.rows, 1))
-        return InputMoments(self.products / rows, self.magnitudes / rows)
+        self.products /= rows
+        self.magnitudes /= rows
+        return InputMoments(self.products, self.magnitudes)
 
 
 def corrections_from(
@@ -63,7 +65,8 @@ def corrections_from(
             if tensor not in sums:
                 sums[tensor] = MomentSums.of_size(values.shape[-1])
             sums[tensor].add(values)
-        return {op: sums[tensor].moments() for op, tensor in read.items() if tensor in sums}
+        found = {tensor: each.moments() for tensor, each in sums.items()}
+        return {op: found[tensor] for op, tensor in read.items() if tensor in found}
 
     return GroupedWeights(weights, moments, with_weights, GroupParameters.ZERO_POINTS)
 

@@ -91,7 +91,6 @@ class LearnedRounding:
         away = np.sign(codes - np.rint(positions))
         shifted = codes - np.float32(_PAST_THRESHOLD) * away - positions
         self.shift = np.where(away == 0, np.float32(0), shifted)
-        self._bounds = self.shift - 0.5, self.shift + 0.5
 
     def rounded(self) -> GroupedWeight:
         """Return the weight as rounded now."""
@@ -113,8 +112,9 @@ class LearnedRounding:
         error = np.clip(codes, 0, most) - (positions - self.shift)
         by_scale = np.einsum("ogi,ogi->og", inside, error)
         self._narrow(by_scale, (along * above).sum(axis=2), (along * below).sum(axis=2), rate)
-        self.shift -= np.float32(rate) * np.sign(inside)
-        np.clip(self.shift, *self._bounds, out=self.shift)
+        np.sign(inside, out=inside)
+        inside *= np.float32(rate)
+        self.shift -= inside
         self._grid = self.quantizer.grid_of(
             self._low * self.low_factor, self._high * self.high_factor
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import lapack
 
 from neural_mp.adaptors.common.grouped_weight import (
     Codes,
@@ -122,17 +123,23 @@ class _Factor:
 
     @classmethod
     def of(cls, moments: InputMoments) -> _Factor:
-        products = moments.products.astype(np.float64)
-        power = np.diagonal(products).copy()
+        power = np.diagonal(moments.products).astype(np.float64)
         # The damping is relative to each input's own power, so that outliers leave others alone.
         power[power <= 0] = 1.0
         size = np.sqrt(power)
-        alike = products / size[:, None] / size
-        np.fill_diagonal(alike, 1 + _DAMPING)
         order = np.argsort(-power, kind="stable")
-        inverse = np.linalg.inv(alike[np.ix_(order, order)])
-        upper = np.linalg.cholesky((inverse + inverse.T) / 2).T / size[order]
-        return cls(order, np.ascontiguousarray(upper, np.float32))
+        # One array throughout: it is the largest of all in wide layers.
+        matrix = np.asfortranarray(moments.products[np.ix_(order, order)], np.float64)
+        matrix /= size[order]
+        matrix /= size[order, None]
+        np.fill_diagonal(matrix, 1 + _DAMPING)
+        matrix, _ = lapack.dpotrf(matrix, overwrite_a=1)
+        matrix, _ = lapack.dpotri(matrix, overwrite_c=1)
+        matrix, failed = lapack.dpotrf(matrix, overwrite_a=1)
+        if failed:
+            raise np.linalg.LinAlgError("the moments of inputs are not positive definite")
+        matrix /= size[order]
+        return cls(order, np.ascontiguousarray(matrix, np.float32))
 
     def scaled(self, factors: Floats | None) -> Floats:
         """Return the factor for inputs multiplied by `factors`."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from neural_mp import PrecisionPlan, convert_with_plan
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
@@ -227,6 +227,35 @@ def test_layers_outside_of_blocks_are_learned_for_their_own_results():
             return sum(float((found(x) - net(x)).square().sum()) for x in batches)
 
     assert error("autoround") < 0.8 * error("rtn")
+
+
+@pytest.mark.slow
+def test_experts_of_a_block_are_learned_with_it():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    experts = {"num_local_experts": 4, "num_key_value_heads": 4, "num_hidden_layers": 1}
+    net = MixtralForCausalLM(MixtralConfig(vocab_size=128, **sizes, **experts)).eval()
+    x = samples()[0]
+    with torch.no_grad():
+        exact = net(**x).logits
+    loaded = ADAPTOR.load(net, example=x, capture=Capture.LAYERS)
+    weights = ADAPTOR.grouped_weights.weights(loaded)
+    dense = [op for op in weights if "embed" not in op and weights[op].shape[0] % 16 == 0]
+    assert sum("experts" in op for op in dense) == 2 * 4
+
+    def error(words: str) -> float:
+        spec = weight_only(QuantSpec.parse(f"uint4 asymmetric per_group 64 {words}"))
+        found = convert_with_plan(
+            net,
+            PrecisionPlan(dict.fromkeys(dense, spec)),
+            inputs=x,
+            calibration=samples(),
+            capture=Capture.LAYERS,
+            rounding_steps=STEPS,
+        )
+        return float((found.model(**x).logits - exact).square().sum())
+
+    assert error("autoround") < 0.9 * error("rtn")
 
 
 def test_learned_rounding_excludes_hqq():
