@@ -19,6 +19,7 @@ sys.path[0] = str(Path(__file__).resolve().parent / "accepted")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import argparse
+import gc
 import tempfile
 import warnings
 from collections import Counter
@@ -49,6 +50,7 @@ def _results(kind: str, chosen: argparse.Namespace, folder: Path) -> Iterator[Re
         from onnx_models import CASES, results
     else:
         from saved_models import CASES, results
+    gc.freeze()  # Keras collects garbage for every file, and need not look through the frameworks
     cases: list[Case] = CASES.all[:: chosen.every]
     if chosen.names:
         cases = [case for case in cases if case.name in chosen.names]

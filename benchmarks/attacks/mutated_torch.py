@@ -9,6 +9,7 @@ import random
 import resource
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,10 @@ _SOURCES = (
 _MOST_CALLS, _MOST_ELEMENTS = 4, 40_000
 #: Ops whose arguments are checked where nodes are known, rather than calls.
 _OF_NODES = frozenset({"embedding_bag", "_embedding_bag"})
-#: Bytes that a process of attacks on ops may allocate.
-_MEMORY = 12 * 2**30
+#: Bytes that a process of attacks on ops may allocate: few enough that no op computes for minutes.
+_MEMORY = 4 * 2**30
+#: Part of the changes in a file that are in its program rather than in its lists of tensors.
+_OF_PROGRAM = 0.85
 #: Values that stand where others are expected.
 ODD = (0, -1, 2**31, 2**63, -(2**64), None, True, "", "x", "s0", [], {}, 1.5, math.inf)
 _INTEGERS = (0, -1, 1, 2, 3, -2, 5, 100, 10**6, -(10**6), 2**31 - 1, -(2**31), -(2**63), 2**63 - 1)
@@ -99,14 +102,24 @@ def run_file(path: Path) -> None:
 
 
 def flipped(source: Path, target: Path, chance: random.Random) -> None:
-    """Write a file with bytes changed, or cut short."""
-    content = bytearray(source.read_bytes())
+    """Write a file with bytes changed or cut short, or a sound archive with such a member."""
+    if chance.random() < 0.5:
+        target.write_bytes(_damaged(source.read_bytes(), chance))
+        return
+    with zipfile.ZipFile(source) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist() if info.file_size}
+    (damaged,) = chance.choices(list(sizes), list(sizes.values()))
+    rewritten(source, target, lambda n, old: _damaged(old, chance) if n == damaged else old)
+
+
+def _damaged(whole: bytes, chance: random.Random) -> bytes:
+    content = bytearray(whole)
     if chance.random() < 0.25:
         del content[chance.randrange(len(content)) :]
     else:
         for _ in range(chance.choice((1, 1, 2, 8))):
             content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    target.write_bytes(content)
+    return bytes(content)
 
 
 def altered(source: Path, target: Path, chance: random.Random) -> None:
@@ -119,7 +132,7 @@ def altered(source: Path, target: Path, chance: random.Random) -> None:
                 (within, key), (other, its) = chance.choices(places, k=2)
                 within[key] = copy.deepcopy(chance.choice([*ODD, other[its], other[its]]))
 
-    _edited(source, target, change)
+    _edited(source, target, change, chance)
 
 
 def retyped(source: Path, target: Path, chance: random.Random) -> None:
@@ -141,12 +154,15 @@ def retyped(source: Path, target: Path, chance: random.Random) -> None:
                 else:
                     within[key] = found if key == "as_int" else chance.randrange(14)
 
-    _edited(source, target, change)
+    _edited(source, target, change, chance)
 
 
-def _edited(source: Path, target: Path, edit: Callable[[Any], None]) -> None:
+def _edited(source: Path, target: Path, edit: Callable[[Any], None], chance: random.Random) -> None:
+    # A fault in the lists of tensors would hide one in the program.
+    edited = "models/model.json" if chance.random() < _OF_PROGRAM else "_config.json"
+
     def change(name: str, content: bytes) -> bytes:
-        if not name.endswith(("models/model.json", "_config.json")):
+        if not name.endswith(edited):
             return content
         text = json.loads(content)
         edit(text)

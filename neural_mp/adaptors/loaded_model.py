@@ -11,7 +11,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.conversion import profile
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.fisher import weight_noise
 from neural_mp.adaptors.common.hessian import weight_sensitivity
@@ -173,14 +173,20 @@ class LoadedModel(Generic[M]):
         return replace(self, held=offered.with_streams(self.held, count))
 
     def in_space(
-        self, space: TuningSpace, data: Callable[[], Iterable[Any]] | None = None
+        self,
+        space: TuningSpace,
+        data: Callable[[], Iterable[Any]] | None = None,
+        corrections: CorrectionOptions | None = None,
     ) -> TunableModel[M]:
-        """Return the model with a tuning space, and with calibration inputs.
+        """Return the model with a tuning space, calibration inputs and options of corrections.
 
         Without inputs, the space is reduced to weights that are rounded without data.
         """
         space = space.without_data() if data is None else space
-        return TunableModel(self.adaptor, self.held, space, data=data, boundary=self.boundary)
+        options = corrections or CorrectionOptions()
+        return TunableModel(
+            self.adaptor, self.held, space, data=data, options=options, boundary=self.boundary
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,24 +222,30 @@ class TunableModel(LoadedModel[M]):
         space: the capabilities of every op.
         observations: the calibration results; empty before `calibrated`.
         data: → calibration inputs for corrected weights; None without data.
+        options: options of the corrections of weights.
     """
 
     space: TuningSpace
     observations: Observations = field(default_factory=Observations)
     data: Callable[[], Iterable[Any]] | None = None
+    options: CorrectionOptions = field(default_factory=CorrectionOptions)
 
     @cached_property
     def corrected(self) -> CorrectedWeights[M]:
         """The corrected weights, made as they are needed."""
         data = self.data
         batches = None if data is None else lambda: map(self._given, data())
-        return CorrectedWeights(self.adaptor, self.held, batches)
+        return CorrectedWeights(self.adaptor, self.held, batches, self.options)
 
     def in_space(
-        self, space: TuningSpace, data: Callable[[], Iterable[Any]] | None = None
+        self,
+        space: TuningSpace,
+        data: Callable[[], Iterable[Any]] | None = None,
+        corrections: CorrectionOptions | None = None,
     ) -> TunableModel[M]:
         """Return the model with another tuning space, not calibrated."""
-        return replace(self, space=space, observations=Observations(), data=data or self.data)
+        data, options = data or self.data, corrections or self.options
+        return replace(self, space=space, observations=Observations(), data=data, options=options)
 
     def calibrated(self, batches: Iterable[Any]) -> TunableModel[M]:
         """Return the model with observations of one calibration pass and scored corrections.

@@ -23,14 +23,15 @@ from neural_mp.api.runtime_hint import HintSearch
 from neural_mp.api.runtime_options import RuntimeOptions
 from neural_mp.api.runtimes import check_runtime
 from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words
+from neural_mp.api.workspace import cache_of, correction_options
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
 from neural_mp.core.precision import Precision, Precisions
+from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
-from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, FileCache
-from neural_mp.runs.fingerprint import in_detail, machine_key
+from neural_mp.runs.fingerprint import in_detail
 from neural_mp.runs.history import History, compared_runtimes, storage_url
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
@@ -73,6 +74,7 @@ _OPTIONS: Mapping[str, Validator[Any]] = {
     "strategy": string,
     "framework": optional(string),
     "random_seed": seed_number,
+    "rounding_steps": integer_between(1, MAX_ROUNDING_STEPS),
     "sampling_size": integer_between(1),
     "max_batches": optional(integer_between(1)),
     "label_key": optional(string),
@@ -88,8 +90,7 @@ _OPTIONS: Mapping[str, Validator[Any]] = {
         matching("a function (predictions, labels) → (predictions, labels)", callable)
     ),
 }
-#: Defaults: the folder of the run history, and the precisions to search.
-DEFAULT_WORKSPACE = "neural_mp_workspace"
+#: Default precisions to search.
 DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
 
@@ -154,7 +155,9 @@ class JobBuilder:
             log.warnings += told
         space, precisions = self._space(runtime, loaded, hardware, precisions, amp)
         job = TuningJob(
-            model=loaded.in_space(space, None if sampled is None else sampled.inputs),
+            model=loaded.in_space(
+                space, None if sampled is None else sampled.inputs, correction_options(given)
+            ),
             load=load,
             strategy=strategy,
             evaluator=evaluator,
@@ -174,7 +177,7 @@ class JobBuilder:
                 size_limit=SizeLimit(given.max_bytes, given.max_bits),
             ),
             amp=amp.words(),
-            cache=self._cache(loaded),
+            cache=cache_of(given, loaded),
             description=RunDescription(model_name(given.model), describe_settings(given), hardware),
             runtimes=chosen.figures,
             alternatives=chosen.alternatives,
@@ -318,15 +321,6 @@ class JobBuilder:
         painted = self.options.strategy == AutoMixedPrecision.name
         return is_latency_only(parse_objectives(self.options.objective)) and not (alone or painted)
 
-    def _cache(self, model: AnyModel) -> FileCache:
-        """Return the workspace's cache of measurements of this model on this machine."""
-        workspace = self.options.workspace
-        elsewhere = self.options.storage is not None and workspace == DEFAULT_WORKSPACE
-        if not self.options.cache or elsewhere or not isinstance(workspace, str | Path):
-            return NO_CACHE  # opening the history reports an invalid workspace
-        scope = {"model": model.fingerprint, **machine_key(model.adaptor.packages)}
-        return FileCache(Path(workspace) / CACHE_FOLDER, scope)
-
     def _hint(
         self, source: AnyModel, measured: Callable[[AnyModel], Measurement]
     ) -> HintSearch | None:
@@ -335,7 +329,7 @@ class JobBuilder:
         wanted = given.runtime == SOURCE_RUNTIME and self.log.listener.wants_hints
         if not wanted or read_workers(given.workers).several:
             return None
-        return HintSearch(source, measured(source), self._cache(source))
+        return HintSearch(source, measured(source), cache_of(given, source))
 
     def _fingerprint(
         self,

@@ -11,14 +11,10 @@ from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.api.explain import write_log
-from neural_mp.api.job_builder import (
-    DEFAULT_PRECISIONS,
-    DEFAULT_WORKSPACE,
-    JobBuilder,
-    check_option,
-)
+from neural_mp.api.job_builder import DEFAULT_PRECISIONS, JobBuilder, check_option
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.options import exit_policy_of, parse_criterion
+from neural_mp.api.workspace import DEFAULT_WORKSPACE
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import SOURCE_RUNTIME, Capture, Objective
@@ -100,7 +96,8 @@ class MixedPrecision:
             the most accurate model within the limit, without evaluation.
         workspace: folder of the run history; `storage`: an Optuna storage URL instead.
         resume: continue the workspace's latest run of the same model.
-        random_seed: seed of randomized strategies.
+        random_seed: seed of randomized strategies and of learned rounding.
+        rounding_steps: steps per decoder block of learned rounding (`autoround`).
         early_stopping: whether to stop an evaluation as soon as it will miss the target.
         cache: whether FP32 accuracy, calibration and op times are shared with other runs in the
             workspace that have the same model, data, metric, machine and versions.
@@ -162,6 +159,7 @@ class MixedPrecision:
         self.storage: str | None = tuning.storage
         self.resume: bool = tuning.resume
         self.random_seed: int = tuning.random_seed
+        self.rounding_steps: int = tuning.rounding_steps
         self.early_stopping: bool = tuning.early_stopping
         self.cache: bool = tuning.cache
         self.workers: int | str | Mapping[str, Any] = tuning.workers

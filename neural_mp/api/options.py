@@ -20,7 +20,7 @@ _SHOWN = (
     *("max_bytes", "max_bits", "exit_policy", "approach"),
     *("sampling_size", "max_batches", "target", "runtime", "capture"),
     *("exclude", "op_wise", "optype_wise", "model_wise"),
-    *("random_seed", "early_stopping", "workers", "resume"),
+    *("random_seed", "rounding_steps", "early_stopping", "workers", "resume"),
 )
 
 

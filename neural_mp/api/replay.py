@@ -7,19 +7,25 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from neural_mp.adaptors.common.corrected_weights import CorrectionOptions
+from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.portability import hardware_for
+from neural_mp.api.workspace import WEIGHTS_FOLDER
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import Approach, Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS, ROUNDING_STEPS
 from neural_mp.errors import PlanError
+from neural_mp.io.measurement_cache import CACHE_FOLDER
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import planned_ops
 from neural_mp.tuning.final_selection import compare_latency
 from neural_mp.tuning.objectives import Footprints, Measurement
+from neural_mp.util.validators import integer_between, seed_number, validate_option
 
 
 def convert_with_plan(
@@ -33,6 +39,9 @@ def convert_with_plan(
     hardware: Hardware | None = None,
     target: str = machine.HOST_TARGET,
     capture: Capture = Capture.WHOLE,
+    rounding_steps: int = ROUNDING_STEPS,
+    random_seed: int = 0,
+    workspace: str | Path | None = None,
 ) -> OptimizedModel:
     """Replay a plan on a model.
 
@@ -42,10 +51,15 @@ def convert_with_plan(
         observations: calibration results, if `plan` is not a file.
         framework: framework of the model; default: detected.
         inputs: example inputs, if the model requires them.
-        calibration: batches of inputs, for weights corrected with data (`awq`, `gptq`).
+        calibration: batches of inputs, for weights corrected with data (`awq`, `gptq`,
+            `autoround`).
         hardware: hardware of this machine; default: detected.
         target: CPU to convert for, a name in `neural_mp.core.hardware.TARGETS`.
         capture: see `MixedPrecision`.
+        rounding_steps: steps per decoder block of `autoround`.
+        random_seed: seed of these steps.
+        workspace: folder in which finished blocks of corrected weights are kept, so that an
+            interrupted call continues after them; None to keep none.
 
     Raises:
         PlanError: the plan is malformed or does not fit the model or the hardware.
@@ -57,6 +71,8 @@ def convert_with_plan(
             f"plan must be a PrecisionPlan or the path of a plan file, got a "
             f"{type(plan).__name__}; make a plan from op → configuration with PrecisionPlan({{…}})"
         )
+    validate_option("rounding_steps", integer_between(1, MAX_ROUNDING_STEPS), rounding_steps)
+    validate_option("random_seed", seed_number, random_seed)
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
     loaded = load_source(source, framework, inputs, capture=capture)
@@ -80,7 +96,9 @@ def convert_with_plan(
         observations = Observations()
     data = None if calibration is None else list(calibration)
     given = None if data is None else lambda: iter(data)
-    tunable = loaded.in_space(space, given).observed(observations)
+    folder = None if workspace is None else Path(workspace) / CACHE_FOLDER / WEIGHTS_FOLDER
+    options = CorrectionOptions(LearnOptions(rounding_steps, random_seed), folder)
+    tunable = loaded.in_space(space, given, options).observed(observations)
     converted = tunable.converted(resolved)
     measurement = Measurement(loaded.example_inputs())
     footprints = Footprints(tunable, measurement.inputs)

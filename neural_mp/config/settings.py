@@ -12,6 +12,7 @@ from neural_mp.config.source import Source
 from neural_mp.core.enums import Dialect
 from neural_mp.core.hardware import HOST_TARGET
 from neural_mp.core.precision import Precision
+from neural_mp.core.quant_spec import ROUNDING_STEPS
 from neural_mp.space.capability import Constraints
 from neural_mp.tuning.criterion import MIN_SPEEDUP, AccuracyCriterion, ExitPolicy
 
@@ -62,6 +63,7 @@ class TuningSettings:
             `modelsize`; or several with weights.
         exit_policy: limits of the search, whether or not the target is met.
         random_seed: seed of all random numbers.
+        rounding_steps: steps per decoder block of learned rounding.
         workspace: folder of the history; None uses the default.
         resume: whether to continue the run in the workspace.
         storage: an Optuna storage URL instead of the file in the workspace.
@@ -87,6 +89,7 @@ class TuningSettings:
     min_speedup: float = MIN_SPEEDUP
     max_bytes: int | None = None
     max_bits: float | None = None
+    rounding_steps: int = ROUNDING_STEPS
 
 
 @dataclass(frozen=True)

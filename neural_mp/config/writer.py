@@ -134,6 +134,7 @@ def _tuning(tuning: TuningSettings, dialect: Dialect) -> dict[str, Any]:
             "max_bits": tuning.max_bits,
             "exit_policy": dict(vars(tuning.exit_policy)),
             "random_seed": tuning.random_seed,
+            "rounding_steps": tuning.rounding_steps,
             "workspace": _given({"path": tuning.workspace, "resume": tuning.resume}),
             "storage": tuning.storage,
             "early_stopping": tuning.early_stopping,

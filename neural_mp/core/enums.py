@@ -58,12 +58,14 @@ class WeightCorrection(StringEnum):
     """Correction of a weight in 4 bits or less, in the order of application.
 
     `awq` scales inputs by their magnitudes, `gptq` compensates each rounding error in the weights
-    not rounded yet, `hqq` moves the offsets, without data.
+    not rounded yet, `hqq` moves the offsets, without data, `autoround` learns the roundings from
+    the outputs of decoder blocks.
     """
 
     AWQ = "awq"
     GPTQ = "gptq"
     HQQ = "hqq"
+    AUTOROUND = "autoround"
 
     @property
     def needs_data(self) -> bool:

@@ -42,7 +42,12 @@ QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
 #: The word for a weight without corrections: rounded to nearest.
 ROUND_TO_NEAREST = "rtn"
 #: All roundings of a weight in groups, as texts.
-ROUNDINGS = (ROUND_TO_NEAREST, "hqq", "awq", "gptq", "awq gptq")
+ROUNDINGS = (
+    *(ROUND_TO_NEAREST, "hqq", "awq", "gptq", "awq gptq"),
+    *("autoround", "awq autoround", "gptq autoround", "awq gptq autoround"),
+)
+#: Default number of steps per block of learned rounding, and the largest number.
+ROUNDING_STEPS, MAX_ROUNDING_STEPS = 200, 100_000
 #: Upper bound of a group size; larger than the inputs of any layer in use.
 MAX_GROUP_SIZE = 1 << 20
 
@@ -62,7 +67,7 @@ class QuantSpec:
             saturating accumulation.
         group_size: for `per_group`, the number of consecutive inputs that share a scale.
         corrections: for `per_group`, the corrections of the weight: none (`rtn`), `awq`, `gptq`,
-            both, or `hqq`.
+            both, or `hqq`; all but `hqq` also with `autoround`.
         inputs: for `per_group`, `float_inputs`, or `int8_inputs` if the kernel rounds its inputs.
     """
 
@@ -114,9 +119,9 @@ class QuantSpec:
                 f"corrections {' '.join(sorted(given))!r} require granularity per_group; remove "
                 f"the corrections"
             )
+        ordered = tuple(name for name in WeightCorrection if name in given)
         if WeightCorrection.HQQ in given and len(given) > 1:
             raise PlanError("correction hqq excludes other corrections; remove the others")
-        ordered = tuple(name for name in WeightCorrection if name in given)
         object.__setattr__(self, "corrections", ordered)
 
     @property
@@ -128,6 +133,17 @@ class QuantSpec:
     def rounding(self) -> str:
         """The corrections as one text; `rtn` for none."""
         return " ".join(self.corrections) or ROUND_TO_NEAREST
+
+    @property
+    def unlearned(self) -> QuantSpec:
+        """The same quantization without learned rounding, which starts from its result."""
+        left = (word for word in self.corrections if word is not WeightCorrection.AUTOROUND)
+        return replace(self, corrections=tuple(left))
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the rounding is learned."""
+        return WeightCorrection.AUTOROUND in self.corrections
 
     @property
     def needs_data(self) -> bool:

@@ -1,4 +1,4 @@
-"""Plans between two neighbouring corners of the Pareto front.
+"""Plans near a plan that missed the target, and between neighbouring corners of the Pareto front.
 
 A minimum cut finds the corners of the front's convex hull only. Tensors of similar noise per saved
 time move together from one corner to the next, which may be most of the model.
@@ -6,7 +6,8 @@ time move together from one corner to the next, which may be most of the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -14,7 +15,55 @@ from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
 from neural_mp.search.cost_model import CostModel, without_tensors
 from neural_mp.space import TuningSpace
+from neural_mp.strategies.base import TuningProblem
 from neural_mp.strategies.refinement import low_ops
+
+#: A tensor with a higher NSR is among the first to leave INT8.
+_NSR_FALLBACK_THRESHOLD = 0.05
+#: Losses up to this multiple of the tolerance are taken as proportional to the noise.
+_MAX_LOSS_RATIO = 2.0
+#: Predicted noise that a plan may keep, as a fraction of what the tolerance allows.
+_NOISE_MARGIN = 0.95
+
+
+def first_fallbacks(
+    problem: TuningProblem,
+    model: CostModel,
+    missed: Trial,
+    tensors: Sequence[QuantizedTensor],
+    noise: Mapping[str, float],
+) -> list[PrecisionPlan]:
+    """Return the plans to try first after a miss, the one with more INT8 first.
+
+    After a narrow miss, the loss is taken as proportional to the noise at the outputs, and as few
+    tensors leave INT8 as that requires. In the other plan, all tensors with an NSR above 5 % do.
+
+    Args:
+        problem: has the space and the tolerated loss.
+        model: predicts time and noise of plans.
+        missed: the trial.
+        tensors: all tensors, first to fall back first.
+        noise: tensor → NSR.
+    """
+    noisy = [t for t in tensors if noise.get(t.name, 0.0) > _NSR_FALLBACK_THRESHOLD]
+    counts = {len(noisy)} | _fewest(problem, model, missed, tensors)
+    return [without_tensors(problem.space, missed.plan, tensors[:n]) for n in sorted(counts)]
+
+
+def _fewest(
+    problem: TuningProblem, model: CostModel, missed: Trial, tensors: Sequence[QuantizedTensor]
+) -> set[int]:
+    """Return the least number of tensors whose fallback is predicted to suffice, if known."""
+    tolerance, loss = problem.tolerance, missed.loss
+    if not tolerance or loss is None or loss > _MAX_LOSS_RATIO * tolerance:
+        return set()
+    most = model.cost(missed.plan)[1] * tolerance / loss * _NOISE_MARGIN
+
+    def suffices(count: int) -> bool:
+        return model.cost(without_tensors(problem.space, missed.plan, tensors[:count]))[1] <= most
+
+    count = bisect_left(range(len(tensors)), True, key=suffices)
+    return {count} if count < len(tensors) else set()
 
 
 def halfway(

@@ -32,7 +32,7 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.bit_allocation import BitAllocation
-from neural_mp.strategies.front_gap import halfway
+from neural_mp.strategies.front_gap import first_fallbacks, halfway
 from neural_mp.strategies.low_bits import has_met, without, without_slow_low_bits
 from neural_mp.strategies.refinement import (
     fastest_nearby,
@@ -43,8 +43,6 @@ from neural_mp.strategies.refinement import (
     without_a_type,
 )
 
-#: A tensor with a higher NSR is the first to leave INT8.
-_NSR_FALLBACK_THRESHOLD = 0.05
 #: Maximum number of trials, and its value if none of them has met the target.
 _TRIALS, _TRIALS_AT_MOST = 4, 8
 #: Maximum number of trials between the last plan that missed the target and the one that met it.
@@ -78,7 +76,7 @@ class MinimumCut(Strategy):
        scaling. Most models meet the target here.
     2. If the target is missed, embedding tables quantized only for their size leave INT8.
     3. Another calibration algorithm, or bias correction, if a few samples show less noise.
-    4. Tensors with an NSR above 5 % leave INT8.
+    4. As few tensors leave INT8 as a narrow miss requires, or else all with an NSR above 5 %.
     5. Bisection of the front between the slowest plan that missed the target and the fastest that
        met it, until no plan lies between or after four trials. If no plan has met the target, the
        noisiest tensors fall back in doubling steps (1, 2, 4, …), for at most eight trials in total.
@@ -343,19 +341,21 @@ class _Run:
 
     def _bisect(self, fastest: PrecisionPlan) -> Steps:
         self.model = self._cost_model(rescale_estimates(self.noise, self._measured_noise(fastest)))
-        missed = self.model.cost(fastest)
-        met = self.model.assignment.cost(self.model.cut.best(inf))
-        noisy = [t for t in self._noisiest() if self._nsr(t) > _NSR_FALLBACK_THRESHOLD]
-        plan: PrecisionPlan | None = without_tensors(self.problem.space, fastest, noisy)
-        if plan is not None and self._resolved(plan) in self.tried:
-            plan = self._between(missed, met)
-        while plan is not None and self._may_go_on():
-            trial = None if self._resolved(plan) in self.tried else (yield from self._try(plan))
+        missed, met = self.model.cost(fastest), self.model.assignment.cost(self.model.cut.best(inf))
+        first, tensors = self.tried[self._resolved(fastest)], self._noisiest()
+        guesses = first_fallbacks(self.problem, self.model, first, tensors, self.noise)
+        guesses = [plan for plan in guesses if self._resolved(plan) not in self.tried]
+        while self._may_go_on():
+            plan = guesses.pop(0) if guesses else self._between(missed, met)
+            if plan is None or self._resolved(plan) in self.tried:
+                break
+            trial = yield from self._try(plan)
             if trial is None:
                 break
-            cost = self.model.cost(plan)
-            missed, met = (missed, cost) if trial.meets_accuracy else (cost, met)
-            plan = self._between(missed, met)
+            if trial.meets_accuracy:
+                met, guesses = self.model.cost(plan), []
+            else:
+                missed = self.model.cost(plan)
         if not any(trial.meets_accuracy for trial in self.tried.values()):
             yield from self._fall_back_by_noise(fastest)
         for _ in range(_GAP_TRIALS):

@@ -29,8 +29,9 @@ Convert = Callable[[PrecisionPlan], Any]
 
 
 def mixed(space: TuningSpace, seed: int) -> PrecisionPlan:
-    """Return a plan with a random supported configuration for each op."""
+    """Return a plan with a random configuration for each op that needs no data to round weights."""
     draw = np.random.default_rng(seed)
+    space = space.without_data()
     forms = {op: space.capabilities[op].configs for op in space.tunable_ops}
     return PrecisionPlan({op: found[draw.integers(len(found))] for op, found in forms.items()})
 

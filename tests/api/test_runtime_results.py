@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from nets import Branch
+from onnx_nets import convolutions
 from rich.console import Console
 
 from neural_mp import MixedPrecision, load
@@ -359,11 +360,11 @@ def test_no_hint_for_a_model_that_cannot_be_transferred(net, batches, times):
 
 
 @pytest.mark.slow
-def test_workers_load_the_model_in_its_runtime(net, digits, tmp_path):
+def test_workers_load_the_model_in_its_runtime(deep, digits):
     images, labels = digits[1].images, digits[1].labels
     data = [(images[i : i + 50], labels[i : i + 50]) for i in (0, 50, 100)]
     found = MixedPrecision(
-        model=net,
+        model=convolutions(deep),  # workers would import PyTorch for seconds, and export anew
         runtime="openvino",
         metric="accuracy",
         eval_dataloader=data,

@@ -47,6 +47,10 @@ def _fit(net, batches, weight, name="Linear"):
             "int4 symmetric per_group 32 minmax awq",
         ),
         (
+            {"bits": 4, "group_size": 32, "scheme": "asym", "algorithm": "AUTOROUND"},
+            "uint4 asymmetric per_group 32 minmax autoround",
+        ),
+        (
             {"bits": [3], "group_size": [64], "scheme": ["asym"], "algorithm": ["RTN"]},
             "uint3 asymmetric per_group 64 minmax",
         ),
@@ -77,7 +81,7 @@ def test_layers_that_are_named_differ_from_the_others(net, batches):
     ("weight", "message"),
     [
         ({"bits": 5}, "bits .*one of 2, 3, 4, 8, got 5"),
-        ({"algorithm": "TEQ"}, "algorithm .*one of RTN, GPTQ, AWQ, HQQ, got 'TEQ'"),
+        ({"algorithm": "TEQ"}, "algorithm .*one of RTN, GPTQ, AWQ, HQQ, AUTOROUND, got 'TEQ'"),
         ({"group_size": 0}, "group_size .*got 0"),
         ({"dtype": "nf4"}, "dtype .*got 'nf4'"),
         ({"bit": 4}, "keys of a weight .*got 'bit'"),

@@ -13,6 +13,7 @@ from neural_mp.adaptors.common.optional import (
     Hessian,
     LayerInputs,
 )
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Range
 from neural_mp.space import ResolvedPlan
 
@@ -29,6 +30,12 @@ class Framework(Protocol[M]):
     gradients: Gradients[M] | None
     grouped_weights: GroupedWeights[M] | None
     layer_inputs: LayerInputs[M] | None
+
+    def fingerprint(self, model: M) -> str:
+        """Return a digest of ops and weights."""
+
+    def graph(self, model: M) -> OpGraph:
+        """Return all ops with their types and data edges."""
 
     def observe_tensors(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]

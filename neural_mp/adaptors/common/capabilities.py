@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -42,8 +42,21 @@ LAYER_CORRECTIONS = (
     (WeightCorrection.AWQ,),
     (),
     (WeightCorrection.HQQ,),
+    (WeightCorrection.AWQ, WeightCorrection.GPTQ, WeightCorrection.AUTOROUND),
+    (WeightCorrection.GPTQ, WeightCorrection.AUTOROUND),
+    (WeightCorrection.AWQ, WeightCorrection.AUTOROUND),
+    (WeightCorrection.AUTOROUND,),
+)
+#: The same for kernels with integer zero points, which the steps of HQQ never reach: they stay
+#: below half a step. Learned rounding requires gradients, which their frameworks lack.
+ZERO_POINT_CORRECTIONS = tuple(
+    given
+    for given in LAYER_CORRECTIONS
+    if not {WeightCorrection.HQQ, WeightCorrection.AUTOROUND}.intersection(given)
 )
 TABLE_CORRECTIONS = ((), (WeightCorrection.HQQ,))
+#: Weights with more bits are as good rounded to nearest.
+_MOST_BITS_CORRECTED = 4
 #: The 16-bit precisions; frameworks give a reason for each missing kernel.
 SIXTEEN_BITS = tuple(precision for precision in Precision if precision.is_16_bit)
 
@@ -100,12 +113,24 @@ class IntegerKernel:
         if self.weight_alone is not None:
             found.append(OpConfig(Precision.INT8, self.weight_alone))
         if not isinstance(self.low_bits, str):
-            found += [
-                weight_only(replace(weight, corrections=corrections))
-                for corrections in self.low_bit_corrections
-                for weight in self.low_bits
-            ]
+            found += map(weight_only, corrected_specs(self.low_bits, self.low_bit_corrections))
         return found
+
+
+def corrected_specs(
+    specs: Iterable[QuantSpec],
+    corrections: Iterable[tuple[WeightCorrection, ...]],
+    most_bits: int = _MOST_BITS_CORRECTED,
+) -> Iterator[QuantSpec]:
+    """Yield quantizations in groups with each of several corrections, in their order.
+
+    With more than `most_bits`, only those without corrections.
+    """
+    specs = tuple(specs)
+    for given in corrections:
+        for spec in specs:
+            if not given or spec.dtype.bits <= most_bits:
+                yield replace(spec, corrections=given)
 
 
 def table_in_bytes() -> IntegerKernel:

@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import Observer, summarize
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.corrections import apply_corrections
+from neural_mp.adaptors.common.factor_folding import fold_factors
 from neural_mp.adaptors.common.optional import OpTiming, needed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
@@ -140,7 +141,11 @@ def convert(
         return model
     rescaled, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, seen)
-    weights = (corrected or CorrectedWeights(adaptor, model)).of_plan(plan.plan)
+    corrected = corrected or CorrectedWeights(adaptor, model)
+    weights = corrected.of_plan(plan.plan)
+    if any(weight.input_factors is not None for weight in weights.values()):
+        quantized = plan.flow.scale_owner.keys()
+        rescaled, weights = fold_factors(adaptor, rescaled, corrected.groups, weights, quantized)
     if weights:
         offered = needed(adaptor.grouped_weights, adaptor.framework, "corrections of weights")
         rescaled = offered.with_weights(rescaled, weights)

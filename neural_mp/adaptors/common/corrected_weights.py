@@ -1,47 +1,95 @@
-"""Corrected weights of a model, made from the moments of inputs in calibration."""
+"""Corrected weights of a model, made from calibration data, block by block."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
-from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
-from neural_mp.adaptors.common.optional import GroupedWeights, needed
-from neural_mp.adaptors.common.weight_corrections import corrected_weight
+from neural_mp.adaptors.common.cross_layer_scaling import ScalingGroup, rounded_weight
+from neural_mp.adaptors.common.factor_folding import factor_groups
+from neural_mp.adaptors.common.grouped_weight import (
+    Floats,
+    GroupedWeight,
+    GroupParameters,
+    Quantizer,
+)
+from neural_mp.adaptors.common.learned_rounding import DEFAULT_LEARNING, LearnOptions
+from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
+from neural_mp.adaptors.common.weight_corrections import (
+    InputMoments,
+    awq_factors,
+    corrected_weight,
+)
+from neural_mp.adaptors.common.weight_store import WeightStore
+from neural_mp.core.enums import WeightCorrection
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
+from neural_mp.util.digest import DataDigest
 from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
+logger = logging.getLogger(__name__)
 
-#: Maximum bytes of moments at a time; more layers are observed in further passes.
+#: Maximum bytes of moments at a time outside of blocks; more layers are observed in further passes.
 _MOMENT_BYTES = 1 << 30
+
+_Specs = dict[str, QuantSpec]
+_Made = dict[str, GroupedWeight]
+
+
+@dataclass(frozen=True)
+class CorrectionOptions:
+    """Options of corrections of weights.
+
+    Attributes:
+        learning: options of learned rounding.
+        folder: where finished blocks are kept for a resumed run; None to keep none.
+    """
+
+    learning: LearnOptions = DEFAULT_LEARNING
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class CorrectedWeights(Generic[M]):
     """The corrected weights of one model; each is made once.
 
-    All weights are made from the float model, whatever the precisions of the layers before.
+    Weights corrected by themselves are made from the float model, whatever the precisions of the
+    layers before. Learned ones depend on the roundings of the blocks before and of their own.
+    Without inputs, every rounding is as good as to nearest: that is the weight of a layer that
+    calibration does not reach, e.g. of an expert that no token is routed to.
 
     Attributes:
         adaptor: the adaptor of the framework.
         model: the float model.
         batches: → calibration inputs; None without data.
+        options: options of the corrections.
     """
 
     adaptor: Framework[M]
     model: M
     batches: Callable[[], Iterable[Any]] | None = None
+    options: CorrectionOptions = CorrectionOptions()
     _made: dict[tuple[str, QuantSpec], GroupedWeight] = field(default_factory=dict, repr=False)
+    #: Layers with one input, and the quantization → their common factors.
+    _factors: dict[tuple[tuple[str, ...], QuantSpec], Floats | None] = field(
+        default_factory=dict, repr=False
+    )
+    _learned: dict[frozenset[tuple[str, QuantSpec]], _Made] = field(
+        default_factory=dict, repr=False
+    )
 
     def of_plan(self, plan: PrecisionPlan) -> dict[str, GroupedWeight]:
         """Return op → its corrected weight, for the ops of a plan that have corrections.
@@ -55,23 +103,30 @@ class CorrectedWeights(Generic[M]):
             for op, config in plan.items()
             if config.weight is not None and config.weight.corrections
         }
-        made = self.of({op: [spec] for op, spec in specs.items()})
-        return {op: made[op, spec] for op, spec in specs.items()}
+        learned = {op: spec for op, spec in specs.items() if spec.is_learned}
+        alone = {op: [spec] for op, spec in specs.items() if not spec.is_learned}
+        made = self.of(alone)
+        return {op: made[op, spec] for op, (spec,) in alone.items()} | self._learned_in(learned)
 
     def of(
         self, wanted: Mapping[str, Collection[QuantSpec]]
     ) -> Mapping[tuple[str, QuantSpec], GroupedWeight]:
-        """Return (op, quantization) → corrected weight; errors as for `of_plan`."""
+        """Return (op, quantization) → corrected weight; errors as for `of_plan`.
+
+        The first learned quantizations of all ops are learned together, likewise the second ones.
+        """
         missing = {
             op: [spec for spec in specs if (op, spec) not in self._made]
             for op, specs in wanted.items()
         }
         missing = {op: specs for op, specs in missing.items() if specs}
-        if missing:
-            offered = needed(
-                self.adaptor.grouped_weights, self.adaptor.framework, "corrections of weights"
-            )
-            self._make(offered, missing)
+        alone = {op: [s for s in specs if not s.is_learned] for op, specs in missing.items()}
+        self._make({op: specs for op, specs in alone.items() if specs})
+        for together in _levels(
+            {op: [s for s in specs if s.is_learned] for op, specs in missing.items()}
+        ):
+            for op, made in self._learned_in(together).items():
+                self._made[op, together[op]] = made
         return self._made
 
     def quantizer(self, spec: QuantSpec) -> Quantizer:
@@ -89,36 +144,170 @@ class CorrectedWeights(Generic[M]):
             return self.grouped(op, weight, spec).floats()
         return rounded_weight(weight, weight_qmax(spec), (1,)).astype(np.float32)
 
-    def _make(
-        self, offered: GroupedWeights[M], missing: Mapping[str, Collection[QuantSpec]]
-    ) -> None:
-        weights = offered.weights(self.model)
-        observed = [op for op, specs in missing.items() if any(spec.needs_data for spec in specs)]
-        if observed and self.batches is None:
-            op = observed[0]
-            spec = next(spec for spec in missing[op] if spec.needs_data)
-            raise PlanError(
-                f"correction '{spec.corrections[0]}' of op {op!r} requires calibration data; give "
-                f"calibration data, or set the weight to {str(spec.uncorrected)!r}"
-            )
-        for op in missing.keys() - set(observed):
+    def _learned_in(self, specs: _Specs) -> _Made:
+        """Return op → its weight, learned together."""
+        key = frozenset(specs.items())
+        if specs and key not in self._learned:
+            self._check_data({op: [spec] for op, spec in specs.items()})
+            found: _Made = {}
+            if self._offered.blocks is not None:
+                found = self._learned_blocks(self._offered.blocks, specs)
+            self._make({op: [spec] for op, spec in specs.items() if op not in found})
+            others = {op: self._made.pop((op, specs[op])) for op in specs if op not in found}
+            self._learned[key] = found | others
+        return self._learned.get(key, {})
+
+    def _learned_blocks(self, blocks: Blocks[M], specs: _Specs) -> _Made:
+        assert self.batches is not None
+        found: _Made = {}
+        before: list[str] = []
+
+        def earlier(ops: Collection[str]) -> _Made | None:
+            before.extend(f"{op} {specs[op]}" for op in ops)
+            part = {op: specs[op] for op in ops}
+            return self._kept(part, "\n".join(before))
+
+        def start(op: str, moments: InputMoments | None) -> GroupedWeight:
+            return self._corrected(op, specs[op].unlearned, moments)
+
+        quantizers = {op: self.quantizer(spec) for op, spec in specs.items()}
+        given = quantizers, self.options.learning, earlier, start
+        for made in blocks.learned(self.model, self.batches, *given):
+            found |= made
+            self._keep(made, {op: specs[op] for op in made}, "\n".join(before))
+        return found
+
+    @property
+    def _offered(self) -> GroupedWeights[M]:
+        offered = self.adaptor.grouped_weights
+        return needed(offered, self.adaptor.framework, "corrections of weights")
+
+    @cached_property
+    def _weights(self) -> Mapping[str, Array]:
+        return self._offered.weights(self.model)
+
+    def _check_data(self, wanted: Mapping[str, Collection[QuantSpec]]) -> None:
+        for op, specs in wanted.items():
+            spec = next((spec for spec in specs if spec.needs_data), None)
+            if spec is not None and self.batches is None:
+                raise PlanError(
+                    f"correction '{spec.corrections[0]}' of op {op!r} requires calibration data; "
+                    f"give calibration data, or set the weight to {str(spec.uncorrected)!r}"
+                )
+
+    def _make(self, missing: Mapping[str, Collection[QuantSpec]]) -> None:
+        """Make weights that are corrected by themselves."""
+        self._check_data(missing)
+        observed = {
+            op: specs for op, specs in missing.items() if any(spec.needs_data for spec in specs)
+        }
+        for op in missing.keys() - observed.keys():
             for spec in missing[op]:
-                self._made[op, spec] = corrected_weight(weights[op], self.quantizer(spec))
-        sizes = {op: 4 * weights[op].shape[1] ** 2 for op in observed}
-        for part in portions(sizes, _MOMENT_BYTES):
+                self._made[op, spec] = self._corrected(op, spec, None)
+        for moments in self._moments(observed):
+            for spec_of in _levels({op: observed[op] for op in moments}):
+                made = {op: self._corrected(op, s, moments[op]) for op, s in spec_of.items()}
+                self._made.update({(op, spec_of[op]): weight for op, weight in made.items()})
+                self._keep(made, spec_of)
+
+    def _corrected(self, op: str, spec: QuantSpec, moments: InputMoments | None) -> GroupedWeight:
+        quantizer = self.quantizer(spec)
+        factors = self._common_factors(op, quantizer, moments, self._weights)
+        learning = self.options.learning
+        return corrected_weight(self._weights[op], quantizer, moments, factors, learning)
+
+    @cached_property
+    def groups(self) -> tuple[ScalingGroup, ...]:
+        """The groups of layers whose factors of inputs may be folded into the op before."""
+        return factor_groups(self.adaptor, self.model)
+
+    def _common_factors(
+        self,
+        op: str,
+        quantizer: Quantizer,
+        moments: InputMoments | None,
+        weights: Mapping[str, Array],
+    ) -> Floats | None:
+        """Return the factors that a layer shares with the other readers of its input, if any."""
+        if WeightCorrection.AWQ not in quantizer.spec.corrections or moments is None:
+            return None
+        group = next((found for found in self.groups if op in found.consumers), None)
+        if group is None or any(reader not in weights for reader in group.consumers):
+            return None
+        key = group.consumers, quantizer.spec
+        if key not in self._factors:
+            readers = [weights[reader] for reader in group.consumers]
+            self._factors[key] = awq_factors(readers, quantizer, moments)
+        return self._factors[key]
+
+    def _moments(
+        self, observed: Mapping[str, Collection[QuantSpec]]
+    ) -> Iterator[Mapping[str, InputMoments | None]]:
+        """Yield the moments of ops that are not kept, of one block or portion at a time."""
+        left = list(observed)
+        if left and self._offered.blocks is not None:
             assert self.batches is not None
-            moments = offered.input_moments(self.model, self.batches(), part)
-            for op in part:
-                if op not in moments:
-                    raise PlanError(
-                        f"the weight of op {op!r} cannot be corrected with data: calibration did "
-                        f"not reach the op, or it multiplies nothing by its weight; set the "
-                        f"correction hqq or rtn"
-                    )
-                weight = weights[op]
-                for spec in missing[op]:
-                    quantizer = self.quantizer(spec)
-                    self._made[op, spec] = corrected_weight(weight, quantizer, moments[op])
+
+            def is_kept(ops: Collection[str]) -> bool:
+                return self._recall({op: observed[op] for op in ops})
+
+            yield from self._offered.blocks.moments(self.model, self.batches, left, is_kept)
+            left = [op for op in left if any((op, spec) not in self._made for spec in observed[op])]
+        sizes = {op: 4 * self._weights[op].shape[1] ** 2 for op in left}
+        for part in portions(sizes, _MOMENT_BYTES):
+            if self._recall({op: observed[op] for op in part}):
+                continue
+            assert self.batches is not None
+            moments = self._offered.input_moments(self.model, self.batches(), part)
+            unread = [op for op in part if op not in moments]
+            if unread:
+                logger.warning(
+                    "calibration did not reach %s; their weights are rounded to nearest, give "
+                    "data that reaches them",
+                    ", ".join(map(repr, unread)),
+                )
+            yield {op: moments.get(op) for op in part}
+
+    def _recall(self, observed: Mapping[str, Collection[QuantSpec]]) -> bool:
+        """Take the weights of some ops from the kept ones; return whether all are kept."""
+        found: dict[tuple[str, QuantSpec], GroupedWeight] = {}
+        for specs in _levels(observed):
+            kept = self._kept(specs)
+            if kept is None:
+                return False
+            found |= {(op, specs[op]): weight for op, weight in kept.items()}
+        self._made.update(found)
+        return True
+
+    def _kept(self, specs: _Specs, context: str = "") -> _Made | None:
+        if self._store is None:
+            return None
+        weights = {op: self._weights[op] for op in specs}
+        return self._store.get(weights, specs, context)
+
+    def _keep(self, made: Mapping[str, GroupedWeight], specs: _Specs, context: str = "") -> None:
+        if self._store is not None:
+            self._store.put(made, specs, context)
+
+    @cached_property
+    def _store(self) -> WeightStore | None:
+        """The kept weights of this model and data; None if none are kept."""
+        if self.options.folder is None or self.batches is None:
+            return None
+        digest = DataDigest()
+        for batch in self.batches():
+            digest.feed(batch)
+        if not digest.complete:
+            return None
+        model = self.adaptor.fingerprint(self.model)
+        said = f"{model} {digest.hexdigest()} {self.options.learning}"
+        return WeightStore(self.options.folder, hashlib.sha256(said.encode()).hexdigest())
+
+
+def _levels(wanted: Mapping[str, Collection[QuantSpec]]) -> Iterator[_Specs]:
+    """Yield op → its first quantization, its second one, and so on."""
+    for level in zip_longest(*wanted.values()):
+        yield {op: spec for op, spec in zip(wanted, level, strict=True) if spec is not None}
 
 
 def portions(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:

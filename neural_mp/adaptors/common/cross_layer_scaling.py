@@ -150,8 +150,12 @@ def find_scaling_groups(
     kinds: Mapping[str, str],
     layers: Mapping[str, LayerParams],
     preserving: Collection[str] = (),
+    through_products: bool = False,
 ) -> Iterator[ScalingGroup]:
-    """Yield every scaling group of a graph; `preserving` leave every channel in place."""
+    """Yield every scaling group of a graph; `preserving` leave every channel in place.
+
+    With `through_products`, factors also pass an op that multiplies two computed tensors.
+    """
     outputs = set(graph.outputs)
     for producer, layer in layers.items():
         tensors: dict[str, None] = {}
@@ -167,6 +171,8 @@ def find_scaling_groups(
             for op in consumers:
                 if _undoes(layers.get(op.name), layer) and op.inputs == (tensor,):
                     found[op.name] = None
+                elif through_products and _multiplies(op, kinds.get(op.type), tensor):
+                    waiting.append(op.name)
                 elif op.name in preserving or is_homogeneous(op, kinds.get(op.type), layer.pooled):
                     waiting.append(op.name)
                     fits = fits and op.inputs == (tensor,)
@@ -179,6 +185,11 @@ def find_scaling_groups(
 def _undoes(consumer: LayerParams | None, producer: LayerParams) -> bool:
     """Whether the input channels of one layer are the output channels of another."""
     return consumer is not None and consumer.inputs is not None and consumer.axis == producer.axis
+
+
+def _multiplies(op: Op, kind: str | None, tensor: str) -> bool:
+    """Whether an op multiplies a tensor by another computed one."""
+    return kind == "mul" and len(op.inputs) == 2 and op.inputs.count(tensor) == 1
 
 
 def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:

@@ -36,10 +36,11 @@ def fitting_specs(
     )
 
 
-def product_specs(inputs: KernelInputs) -> Iterator[QuantSpec]:
-    """Yield the quantizations of products: 4 bits, the fastest scheme first, then 8 bits."""
+def product_specs(inputs: KernelInputs, fewer_bits: Iterable[int] = ()) -> Iterator[QuantSpec]:
+    """Yield the quantizations of products: 4 bits, the fastest scheme first, 8 bits, fewer bits."""
     for scheme in (Scheme.SYMMETRIC, Scheme.ASYMMETRIC):
         for size in GROUP_SIZES:
             yield group_spec(4, size, inputs, scheme)
-    for size in GROUP_SIZES:
-        yield group_spec(8, size, inputs)
+    for bits in (8, *fewer_bits):
+        for size in GROUP_SIZES:
+            yield group_spec(bits, size, inputs)

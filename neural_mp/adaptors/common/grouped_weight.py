@@ -9,7 +9,7 @@ the inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -120,6 +120,11 @@ class Quantizer:
         assert self.spec.group_size is not None
         return self.spec.group_size
 
+    @property
+    def unlearned(self) -> Quantizer:
+        """The quantizer without learned rounding."""
+        return replace(self, spec=self.spec.unlearned)
+
     def nearest(self, weight: Array) -> GroupedWeight:
         """Round a weight to nearest."""
         return self.on_grid(weight, *self.grid(weight))
@@ -159,22 +164,22 @@ class Quantizer:
         asymmetric = self.spec.scheme is Scheme.ASYMMETRIC
         most = max_code(self.bits)
         if asymmetric and not self._has_zero:
-            scales = self._exact(np.maximum((high - low) / most, _MIN_SCALE))
+            scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
             # Around the middle of the range, so that both ends share the rounding of the scale.
-            return scales, self._exact((low + high) / 2 + scales / 2)
+            return scales, self.exact((low + high) / 2 + scales / 2)
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         if not asymmetric:
             limit = middle_code(self.bits) - 1
             scales = np.maximum(np.maximum(high, -low) / limit, _MIN_SCALE)
-            return self._exact(scales), np.zeros_like(scales)
-        scales = self._exact(np.maximum((high - low) / most, _MIN_SCALE))
+            return self.exact(scales), np.zeros_like(scales)
+        scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
         return scales, self._whole_steps(low / scales + middle_code(self.bits), scales)
 
-    def nearest_offsets(self, offsets: Array, scales: Floats) -> Floats:
-        """Return the offsets nearest to any numbers that the parameters of groups can hold."""
+    def exact(self, values: Array) -> Floats:
+        """Round scales or free offsets to the type of the parameters."""
         if self.parameters is GroupParameters.BFLOAT16:
-            return to_bfloat16(offsets)
-        return self._whole_steps(offsets / scales, scales)
+            return to_bfloat16(values)
+        return np.asarray(values, np.float32)
 
     @property
     def _has_zero(self) -> bool:
@@ -185,12 +190,7 @@ class Quantizer:
         """Return the offsets of the zero points nearest to middle - steps."""
         middle = middle_code(self.bits)
         whole = np.clip(np.rint(steps), middle - max_code(self.bits), middle)
-        return self._exact(whole * scales)
-
-    def _exact(self, values: Array) -> Floats:
-        if self.parameters is GroupParameters.BFLOAT16:
-            return to_bfloat16(values)
-        return np.asarray(values, np.float32)
+        return self.exact(whole * scales)
 
 
 def middle_code(bits: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat, IntegerLayer
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
+from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.trainable import TrainableModel
 from neural_mp.adaptors.common.weight_corrections import InputMoments
@@ -134,6 +135,41 @@ class Gradients(Generic[M]):
 
 
 @dataclass(frozen=True)
+class Blocks(Generic[M]):
+    """Passes over the blocks of a decoder, one after another: memory for one block at a time.
+
+    Ops outside of blocks, and models without, are left out. Batches are a function, as they may be
+    read several times.
+
+    Attributes:
+        moments: model, batches, ops, predicate → for each block with some of the ops, the moments
+            of their inputs in the float model. The predicate is called with the ops of a block; if
+            true, the block is left out.
+        learned: model, batches, op → quantizer, options, recall, start → for each block with some
+            of the ops, op → weight, rounded for the results of the block after the rounded blocks
+            before. `recall` is called with the ops of each block in turn, and returns their weights
+            if they are known; else `start` returns the weight of an op that descent starts from,
+            given the moments of its inputs if they were needed.
+    """
+
+    moments: Callable[
+        [M, Callable[[], Iterable[Any]], Collection[str], Callable[[Collection[str]], bool]],
+        Iterator[Mapping[str, InputMoments]],
+    ]
+    learned: Callable[
+        [
+            M,
+            Callable[[], Iterable[Any]],
+            Mapping[str, Quantizer],
+            LearnOptions,
+            Callable[[Collection[str]], Mapping[str, GroupedWeight] | None],
+            Callable[[str, InputMoments | None], GroupedWeight],
+        ],
+        Iterator[Mapping[str, GroupedWeight]],
+    ]
+
+
+@dataclass(frozen=True)
 class GroupedWeights(Generic[M]):
     """Corrections of weights in groups.
 
@@ -144,12 +180,14 @@ class GroupedWeights(Generic[M]):
         with_weights: model, op → weight → a model whose next conversion stores these weights
             instead of rounding its own.
         parameters: the parameters of groups that the kernels read.
+        blocks: passes block by block; None without.
     """
 
     weights: Callable[[M], Mapping[str, Array]]
     input_moments: Callable[[M, Iterable[Any], Collection[str]], Mapping[str, InputMoments]]
     with_weights: Callable[[M, Mapping[str, GroupedWeight]], M]
     parameters: GroupParameters = GroupParameters.BFLOAT16
+    blocks: Blocks[M] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Corrections of weights in groups: AWQ, GPTQ and HQQ.
+"""Corrections of weights in groups: AWQ, GPTQ, HQQ, and learned rounding of one layer.
 
 For inputs with the mean products H = E[x xᵀ], the mean squared error of a layer's result is
 tr(Δ H Δᵀ), Δ the change of its weight. Every output row is rounded in several ways and keeps the
@@ -7,7 +7,7 @@ way with the least error, so that no row is worse than rounded to nearest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,12 @@ from neural_mp.adaptors.common.grouped_weight import (
     max_code,
     middle_code,
     to_bfloat16,
+)
+from neural_mp.adaptors.common.learned_rounding import (
+    DEFAULT_LEARNING,
+    LearnedRounding,
+    LearnOptions,
+    learned_alone,
 )
 from neural_mp.core.enums import WeightCorrection
 from neural_mp.util.pytree import Array
@@ -55,7 +61,11 @@ class InputMoments:
 
 
 def corrected_weight(
-    weight: Array, quantizer: Quantizer, moments: InputMoments | None = None
+    weight: Array,
+    quantizer: Quantizer,
+    moments: InputMoments | None = None,
+    factors: Floats | None = None,
+    options: LearnOptions = DEFAULT_LEARNING,
 ) -> GroupedWeight:
     """Round a weight [outputs, inputs] with the corrections of the quantizer's `spec`.
 
@@ -63,6 +73,8 @@ def corrected_weight(
         weight: the weight.
         quantizer: the grid and the corrections.
         moments: moments of the inputs, for corrections that need data.
+        factors: factors of the inputs, instead of those that suit this weight alone.
+        options: options of learned rounding.
     """
     weight = weight.astype(np.float32)
     corrections = quantizer.spec.corrections
@@ -70,10 +82,15 @@ def corrected_weight(
         return _half_quadratic(weight, quantizer)
     if not corrections or moments is None:
         return quantizer.nearest(weight)
+    if quantizer.spec.is_learned:
+        start = corrected_weight(weight, quantizer.unlearned, moments, factors)
+        learned = LearnedRounding(weight, quantizer, start)
+        return learned_alone(weight, learned, moments.products, options)
     factor = _Factor.of(moments) if WeightCorrection.GPTQ in corrections else None
-    factors: Floats | None = None
+    if factors is not None:
+        return _rounded(weight, quantizer, moments, factor, factors)
     if WeightCorrection.AWQ in corrections:
-        factors = _awq_factors(weight, quantizer, moments, factor)
+        factors = awq_factors([weight], quantizer, moments)
     scaled = _rounded(weight, quantizer, moments, factor, factors)
     plain = quantizer.nearest(weight)
     better = _error(weight, plain, moments) < _error(weight, scaled, moments)
@@ -122,22 +139,29 @@ class _Factor:
         return self.upper if factors is None else self.upper / factors[self.order]
 
 
-def _awq_factors(
-    weight: Floats, quantizer: Quantizer, moments: InputMoments, factor: _Factor | None
+def awq_factors(
+    weights: Sequence[Array], quantizer: Quantizer, moments: InputMoments
 ) -> Floats | None:
-    """Return the factors of inputs that reduce the error most; None for no factors.
+    """Return the factors of inputs that reduce the error of all readers most; None for no factors.
 
     Factors are a power of the inputs' mean magnitude (Lin et al., "AWQ", 2023, equation 5), and
-    tried on some rows with the rounding that follows.
+    tried on some rows with the rounding that follows. Errors of several readers are relative to
+    their errors without factors.
     """
-    rows = weight[:: -(-len(weight) // _ROWS_TRIED)]
+    factor = _Factor.of(moments) if WeightCorrection.GPTQ in quantizer.spec.corrections else None
+    readers = [w[:: -(-len(w) // _ROWS_TRIED)].astype(np.float32) for w in weights]
     size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
     best: Floats | None = None
-    least = np.inf
+    before, least = np.ones(len(readers)), np.inf
     for exponent in _EXPONENTS:
         scale = size**exponent
         factors = to_bfloat16(np.sqrt(scale.max() * scale.min()) / scale)
-        found = _error(rows, _rounded(rows, quantizer, moments, factor, factors), moments)
+        errors = np.array(
+            [_error(w, _rounded(w, quantizer, moments, factor, factors), moments) for w in readers]
+        )
+        if not exponent:
+            before = np.maximum(errors, _LEAST * max(errors.max(), _LEAST))
+        found = float((errors / before).sum())
         if found < least:
             best, least = factors if exponent else None, found
     return best
@@ -271,6 +295,6 @@ def _half_quadratic(weight: Floats, quantizer: Quantizer) -> GroupedWeight:
         least = np.minimum(errors, least)
         threshold = np.maximum(size, _LEAST) ** (_HQQ_NORM - 1) / penalty
         kept = np.sign(change) * np.maximum(size - threshold, 0)
-        offsets = quantizer.nearest_offsets((grouped - kept - steps).mean(axis=2), scales)
+        offsets = quantizer.exact((grouped - kept - steps).mean(axis=2))
         penalty *= _HQQ_GROWTH
     return quantizer.on_grid(weight, scales, best)

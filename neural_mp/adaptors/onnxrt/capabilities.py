@@ -99,9 +99,17 @@ class _KernelFinder:
             return IntegerKernel(weight, ways, other_weights=others)
         inputs = edit.known_array(node.inputs[1]).shape[node.attributes.get_int("transB", 0)]
         low_bits = self.grouped_specs(n_bits.PRODUCT, inputs)
+        corrections = reasons.ZERO_POINT_CORRECTIONS
         if not isinstance(low_bits, str):
-            others += n_bits.float_specs(inputs)
-        return IntegerKernel(weight, ways, other_weights=others, low_bits=low_bits)
+            others += (*reasons.corrected_specs(n_bits.float_specs(inputs), corrections),)
+            others += (*reasons.corrected_specs(low_bits, corrections, most_bits=8),)
+        return IntegerKernel(
+            weight,
+            ways,
+            other_weights=others,
+            low_bits=low_bits,
+            low_bit_corrections=corrections,
+        )
 
     def grouped_specs(self, op: str, inputs: int) -> tuple[QuantSpec, ...] | str:
         """Return the quantizations of a weight in groups, or the reason for their absence."""

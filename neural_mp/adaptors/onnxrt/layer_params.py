@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,10 @@ def _layers(found: GraphStructure) -> dict[str, LayerParams]:
 
 
 def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | None:
+    scales = _scales_position(node)
+    if scales is not None:
+        value = edit.input_of(node, scales)
+        return LayerParams(name, lambda: edit.known_array(value).reshape(-1))
     value, numbers = edit.input_of(node, 1), node.attributes
     if node.domain or node.op_type not in (*LAYERS, _NORM) or value is None:
         return None
@@ -52,6 +57,22 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
         return None
     result = str(group.tail.name) if group.bias is not None else name
     return LayerParams(result, weight, outputs=1, inputs=0)
+
+
+def _scales_position(node: ir.Node) -> int | None:
+    """Return the position of a constant by which a Mul scales the last axis, as RMS norms do."""
+    if node.domain or node.op_type != "Mul" or len(node.inputs) != 2:
+        return None
+    constant = [value is not None and value.const_value is not None for value in node.inputs]
+    if sum(constant) != 1:
+        return None
+    place = constant.index(True)
+    value = node.inputs[place]
+    shape = None if value is None else value.shape
+    sizes = () if shape is None else shape.numpy()
+    rank = None if node.outputs[0].shape is None else len(node.outputs[0].shape)
+    fits = sizes and math.prod(sizes) == sizes[-1] > 1 and (rank is None or rank >= len(sizes))
+    return place if fits and edit.is_float32(node.outputs[0]) else None
 
 
 def _has_plain_bias(node: ir.Node, channels: object) -> bool:
@@ -81,6 +102,11 @@ def _change(
     names: edit.GraphNames,
 ) -> None:
     node, weight = found.nodes[name], change.weight(layer)
+    scales = _scales_position(node)
+    if scales is not None:
+        weight = weight.reshape(edit.known_array(node.inputs[scales]).shape)
+        edit.put_input(node, scales, names.constant(f"{name}/corrected/weight", weight))
+        return
     edit.put_input(node, 1, names.constant(f"{name}/corrected/weight", weight))
     addition, place = _bias_place(found, name, node)
     before = edit.array_of(edit.input_of(addition, place)) if addition is not None else None

@@ -1,10 +1,10 @@
-"""Kernels of ONNX Runtime for weights of 4 and 8 bits in groups, and their operators.
+"""Kernels of ONNX Runtime for weights of 2, 4 and 8 bits in groups, and their operators.
 
 `com.microsoft.MatMulNBits` multiplies, `com.microsoft.GatherBlockQuantized` reads rows of tables
 (ONNX Runtime's `ContribOperators.md`). At accuracy level 4, MatMulNBits rounds its inputs to INT8
-and multiplies integers; every other level restores floats first, which with 8 bits is slower than
-FP32 by orders of magnitude. The runtime falls back to floats without a message if it has no integer
-kernel for the CPU, so a probe compares results.
+and multiplies integers; every other level restores floats first, which with 2 and 8 bits is slower
+than FP32 by orders of magnitude. The runtime falls back to floats without a message if it has no
+integer kernel for the CPU, so a probe compares results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ORDER = BitOrder.LOWER_FIRST
 _TOO_FEW = f"weights in groups require at least {MIN_INPUTS} inputs"
 _PROBE = "neural_mp.adaptors.onnxrt.n_bits_probe"
 #: Must change with the probe.
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield the kernels to probe, best first."""
-    for spec in product_specs(KernelInputs.INT8):
+    for spec in product_specs(KernelInputs.INT8, fewer_bits=(2,)):
         yield Case(PRODUCT, spec)
     for op in (TABLE, PRODUCT):
         for size in GROUP_SIZES:

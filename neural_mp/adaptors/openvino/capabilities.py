@@ -15,8 +15,10 @@ from neural_mp.adaptors.common.capabilities import (
     SIXTEEN_BITS,
     TRANSPOSED_INPUT,
     UNUSABLE_WEIGHT,
+    ZERO_POINT_CORRECTIONS,
     IntegerKernel,
     OpKernels,
+    corrected_specs,
     is_usable,
 )
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
@@ -40,7 +42,7 @@ from neural_mp.core.int8_accumulation import (
     weight_quant_spec,
 )
 from neural_mp.core.precision import Precision
-from neural_mp.core.quant_spec import RANGE_ALGORITHMS
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 from neural_mp.util.pytree import Array
 
 #: Ops that run a graph of their own or keep a state.
@@ -108,8 +110,15 @@ def _integer_kernel(
             if _is_scaled(node)
             else low_bit_specs(PRODUCT, *_sizes(node, weight))
         )
+        others: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
+        if not isinstance(low_bits, str):
+            others += (*corrected_specs(low_bits, ZERO_POINT_CORRECTIONS, most_bits=8),)
         return IntegerKernel(
-            spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,), low_bits=low_bits
+            spec,
+            RANGE_ALGORITHMS,
+            other_weights=others,
+            low_bits=low_bits,
+            low_bit_corrections=ZERO_POINT_CORRECTIONS,
         )
     return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
 

@@ -25,6 +25,7 @@ from neural_mp.adaptors.openvino.fusion import (
     GraphStructure,
     has_weight,
     is_product,
+    quantized_sums,
     structure,
 )
 from neural_mp.adaptors.openvino.graph_edit import (
@@ -318,6 +319,9 @@ class _Writer:
             name: _TYPES[self.plan.effective.get(name, Precision.FP32)]
             for name in self.structure.nodes
         }
+        layers = [name for name, kind in wanted.items() if kind == ov.Type.bf16]
+        sums = quantized_sums(self.structure, layers, self._stored)
+        wanted |= {name: ov.Type.bf16 for name in sums if wanted[name] == _F32}
         if set(wanted.values()) == {_F32}:
             return
         for name, node in self.structure.nodes.items():

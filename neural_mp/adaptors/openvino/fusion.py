@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,30 @@ def _follows_convolution(output: Any) -> bool:
         computed = [layer for layer in layers if not is_constant(layer)]
         return len(computed) == 1 and _follows_convolution(computed[0])
     return type_of(node) in CONVOLUTIONS and has_weight(node)
+
+
+def quantized_sums(
+    structure: GraphStructure, layers: Iterable[str], quantized: Container[str]
+) -> list[str]:
+    """Return the residual sums that end in a quantization and that a BF16 convolution may compute.
+
+    The plugin merges convolution, sum and quantization into one kernel, and has none for a sum of
+    float32: the run fails or returns no rows (OpenVINO 2026.4). It may choose either convolution
+    of a sum of two.
+
+    Args:
+        structure: the graph.
+        layers: the ops in BF16.
+        quantized: the tensors that are quantized.
+    """
+    found, rules = list[str](), _Kernels(structure.nodes)
+    for name in layers:
+        if type_of(structure.nodes[name]) not in CONVOLUTIONS:
+            continue
+        group = find_fusion_groups([name], rules)[name]
+        if group.residual_sum and any(member in quantized for member in group.members):
+            found += group.residual_sum.ops
+    return found
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS, GraphStructure, has
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
+    is_float,
     name_of,
     rank_of,
     source_of,
@@ -36,7 +37,7 @@ def _layers(found: GraphStructure) -> dict[str, LayerParams]:
 
 def _layer(found: GraphStructure, name: str, node: Any) -> LayerParams | None:
     axes = rank_of(node.output(0)) or 0
-    if _scales_norm(node):
+    if _scales_channels(node):
         addition = _addition(found, name)
         result = name if addition is None else name_of(addition)
         return LayerParams(result, lambda: _constant(node).reshape(-1))
@@ -57,12 +58,16 @@ def _layer(found: GraphStructure, name: str, node: Any) -> LayerParams | None:
     return LayerParams(result, weight, 0, 1, groups, axis=1 - axes, pooled=True)
 
 
-def _scales_norm(node: Any) -> bool:
-    """Whether an op multiplies a layer norm over the last axis by its scales."""
-    if type_of(node) != "Multiply" or type_of(source_of(node, 0).get_node()) != "MVN":
+def _scales_channels(node: Any) -> bool:
+    """Whether an op multiplies the last axis by a constant, as the scales of norms do."""
+    if type_of(node) != "Multiply":
         return False
-    scales, axes = array_of(source_of(node, 1)), rank_of(node.output(0))
-    return scales is not None and axes is not None and scales.size == scales.shape[-1] > 1
+    arrays = [array_of(source_of(node, place)) for place in range(2)]
+    given = [array for array in arrays if array is not None]
+    if len(given) != 1 or rank_of(node.output(0)) is None or not is_float(node.output(0)):
+        return False
+    (scales,) = given
+    return bool(scales.ndim and scales.size == scales.shape[-1] > 1)
 
 
 def _addition(found: GraphStructure, name: str) -> Any | None:
@@ -104,9 +109,10 @@ def with_layer_params(model: OpenVinoModel, changes: Mapping[str, LayerRescale])
 
 def _change(found: GraphStructure, name: str, layer: LayerParams, change: LayerRescale) -> None:
     node = found.nodes[name]
-    shape = list(source_of(node, 1).get_shape())
+    place = _constant_position(node) if _scales_channels(node) else 1
+    shape = list(source_of(node, place).get_shape())
     weight = change.weight(layer)
-    _put(node, 1, weight.reshape(shape), f"{name}/corrected/weight")
+    _put(node, place, weight.reshape(shape), f"{name}/corrected/weight")
     channels = weight.shape[layer.outputs]
     if layer.result == name:
         if change.shift is not None:

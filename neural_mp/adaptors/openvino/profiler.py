@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from neural_mp.adaptors.openvino.convert import QUANTIZED, STORED
+from neural_mp.adaptors.openvino.convert import QUANTIZED, SCALED, STORED
 from neural_mp.adaptors.openvino.fusion import has_weight, is_product
 from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
@@ -70,7 +71,9 @@ def trace(model: OpenVinoModel, inputs: Any) -> dict[str, OpTrace]:
     for kernel in runner.kernels():
         if kernel.microseconds is None or kernel.type in _CONVERSIONS:
             continue
-        ran = list(dict.fromkeys(_ops_of(model, kernel)))
+        # Scaling of the inputs is not the product itself.
+        own = tuple(name for name in kernel.ops if not name.endswith(SCALED))
+        ran = list(dict.fromkeys(_ops_of(model, replace(kernel, ops=own))))
         if _is_integer(kernel) and ran:
             ran = [(_layer_behind if kernel.type in _LAYERS else _joining)(model, ran)]
         for op in ran:

@@ -25,6 +25,7 @@ from neural_mp.adaptors.pytorch import (
     hessian,
     layer_params,
     layer_storage,
+    learned_blocks,
     loading,
     observe,
     onnx_export,
@@ -65,7 +66,10 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
     gradients = optional.Gradients(hessian.weights, hessian.weight_gradients)
     grouped_weights = optional.GroupedWeights(
-        hessian.weights, grouped_weights.input_moments, grouped_weights.with_weights
+        hessian.weights,
+        grouped_weights.input_moments,
+        grouped_weights.with_weights,
+        blocks=optional.Blocks(grouped_weights.block_moments, learned_blocks.learned_weights),
     )
     hessian = optional.Hessian(hessian.hessian_traces)
     portability = optional.Portability(

@@ -16,6 +16,7 @@ from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
+from neural_mp.adaptors.pytorch.experts import SplitExperts
 from neural_mp.adaptors.pytorch.layer_storage import copy_tokenizer, write_weights
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.transformers_folder import is_known_class
@@ -41,6 +42,10 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
         raise ConversionError(
             "a checkpoint requires a model of transformers that was converted layer by layer; set "
             "capture = 'layers'"
+        )
+    if any(isinstance(module, SplitExperts) for module in shell.modules()):
+        raise ConversionError(
+            f"a checkpoint of {form} of a mixture of experts is not supported; use save"
         )
     integer: dict[str, IntegerLayer] = {}
     state = {name: value.detach() for name, value in shell.state_dict().items()}

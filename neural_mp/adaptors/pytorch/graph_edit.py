@@ -146,14 +146,43 @@ def shallow_copy(module: GraphModule) -> GraphModule:
 def finish(module: GraphModule) -> GraphModule:
     """Remove unused nodes, parameters and submodules, then check the graph."""
     module.graph.eliminate_dead_code()
-    used = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
+    used = set(_read_attributes(module))
     for name, _ in [*module.named_parameters(), *module.named_buffers()]:
         if name not in used:
             owner, _, leaf = name.rpartition(".")
             holder = module.get_submodule(owner)
             holder._parameters.pop(leaf, None)
             holder._buffers.pop(leaf, None)
-    module.delete_all_unused_submodules()
+    _delete_unused(module, used)
     module.graph.lint()
     module.recompile()
     return module
+
+
+def _read_attributes(module: GraphModule, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of the attributes that a graph and those within it read."""
+    for node in module.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        path = f"{prefix}{node.target}"
+        yield path
+        inner = attribute(module, str(node.target))
+        if isinstance(inner, GraphModule):
+            yield from _read_attributes(inner, f"{path}.")
+
+
+def _delete_unused(module: GraphModule, read: set[str]) -> None:
+    """Delete submodules without anything that a graph reads or calls.
+
+    `GraphModule.delete_all_unused_submodules` deletes those of nested graphs, too.
+    """
+    called = [str(n.target) for n in module.graph.nodes if n.op == "call_module"]
+    kept = {
+        path.rsplit(".", parts)[0]
+        for path in [*read, *called]
+        for parts in range(path.count(".") + 1)
+    }
+    below = tuple(f"{path}." for path in called)
+    for path, _ in [*module.named_modules()]:
+        if path and path not in kept and not path.startswith(below):
+            module.delete_submodule(path)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import nn
 from torch.fx import Node
 
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight
 from neural_mp.adaptors.common.input_moments import MomentSums
 from neural_mp.adaptors.common.weight_corrections import InputMoments
 from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch.decoder_blocks import (
+    Block,
+    BlockCall,
+    advance,
+    block_calls,
+    decoder_blocks,
+)
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.quantizable_ops import LINEAR
@@ -41,11 +50,74 @@ def input_moments(
     run = visited(model, visit, portable=True)
     for inputs in batches:
         run(model.call(inputs))
-    return {
-        name: moments
-        for node, moments in ((node, found.moments()) for node, found in sums.items())
-        for name in readers[node]
-    }
+    means = {node: found.moments() for node, found in sums.items()}
+    return {name: found for node, found in means.items() for name in readers[node]}
+
+
+def block_moments(
+    model: TorchModel,
+    batches: Callable[[], Iterable[Any]],
+    ops: Collection[str],
+    is_kept: Callable[[Collection[str]], bool],
+) -> Iterator[dict[str, InputMoments]]:
+    """Yield the moments of the inputs of dense layers, block by block; see `Blocks.moments`."""
+    blocks = decoder_blocks(model)
+    wanted = {block.path: [op for op in block.layers if op in ops] for block in blocks}
+    wanted = {path: found for path, found in wanted.items() if found and not is_kept(found)}
+    calls = block_calls(model, blocks, batches()) if wanted else None
+    if calls is None:
+        return
+    assert model.shell is not None
+    for block, given in zip(blocks, calls.calls, strict=True):
+        module = model.shell.get_submodule(block.path)
+        found = wanted.pop(block.path, [])
+        if found:
+            yield moments_of_layers(module, block, found, calls.states, given)
+        if not wanted:
+            return
+        advance(module, calls.states, given)
+        given.clear()
+
+
+def moments_of_layers(
+    module: nn.Module,
+    block: Block,
+    ops: Collection[str],
+    states: Sequence[torch.Tensor],
+    calls: Sequence[BlockCall],
+) -> dict[str, InputMoments]:
+    """Return op → the moments of its inputs, for dense layers of a block that run.
+
+    Layers that read the same tensors share their moments.
+    """
+    seen: dict[str, torch.Tensor] = {}
+    sums: dict[str, MomentSums] = {}
+    alike: dict[str, str] = {}
+
+    def hook_of(op: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        return lambda _, args: _note(op, args[0])
+
+    def _note(op: str, read: torch.Tensor) -> None:
+        first = next((other for other, value in seen.items() if value is read), op)
+        seen[op] = read
+        # The first run decides which layers share: experts read other rows in every run.
+        if alike.setdefault(op, first) == op:
+            rows = read.detach().float().numpy()
+            sums.setdefault(op, MomentSums.of_size(rows.shape[-1])).add(rows)
+
+    hooks = [
+        module.get_submodule(block.layers[op]).register_forward_pre_hook(hook_of(op)) for op in ops
+    ]
+    try:
+        for given, call in zip(states, calls, strict=True) if ops else ():
+            seen.clear()
+            with torch.no_grad():
+                call.run(module, given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    means = {op: found.moments() for op, found in sums.items()}
+    return {op: means[first] for op, first in alike.items()}
 
 
 def with_weights(model: TorchModel, weights: Mapping[str, GroupedWeight]) -> TorchModel:

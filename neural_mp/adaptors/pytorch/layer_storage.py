@@ -21,6 +21,7 @@ from neural_mp.adaptors.common.model_metadata import read_details, write_details
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import storage
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, call_signature
+from neural_mp.adaptors.pytorch.experts import split_experts
 from neural_mp.adaptors.pytorch.float_kernels import marked_kernels
 from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
@@ -92,6 +93,7 @@ def restore(folder: Path) -> TorchModel:
     details = read_details(folder / LAYERS_FILE, _DETAILS)
     sizes = (file.stat().st_size for file in folder.rglob("*") if file.is_file())
     shell = private(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes)))
+    split_experts(shell)
     _set_weights(shell, _read_weights(folder / _WEIGHTS_FILE))
     constants = _read_weights(folder / _CONSTANTS_FILE)
     programs: dict[int, Part] = {}
@@ -147,7 +149,10 @@ def _program_folder(folder: Path, number: int) -> Path:
 
 def _form(module: GraphModule) -> object:
     shapes = ((name, v.shape, v.dtype) for name, v in sorted(_constants(module).items()))
-    return module.code, tuple(marked_kernels(module).values()), *shapes
+    # Programs check the number of axes of their inputs.
+    inputs = (n.meta["val"] for n in module.graph.nodes if n.op == "placeholder")
+    axes = tuple(getattr(value, "ndim", None) for value in inputs)
+    return module.code, axes, tuple(marked_kernels(module).values()), *shapes
 
 
 def _constants(module: GraphModule) -> dict[str, torch.Tensor]:

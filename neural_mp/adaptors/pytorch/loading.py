@@ -24,6 +24,7 @@ from neural_mp.adaptors.pytorch.call_signature import (
 from neural_mp.adaptors.pytorch.canonicalize import drop_updates, prepare
 from neural_mp.adaptors.pytorch.capture import other_ways, result_of
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
+from neural_mp.adaptors.pytorch.experts import running_all, split_experts, whole_experts
 from neural_mp.adaptors.pytorch.layer_capture import capture_layers
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
@@ -127,7 +128,11 @@ def _in_parts(
 ) -> TorchModel:
     call = capture.at_least_two(call)
     shell, parts, warnings = private(source), {}, []
-    for path, (graph, example) in capture_parts(shell, call).items():
+    if kind == "layer":
+        split_experts(shell)
+    with running_all(shell):
+        captured = capture_parts(shell, call)
+    for path, (graph, example) in captured.items():
         module, dropped = _prepared(graph, path)
         parts[path] = Part(module, module, example)
         warnings += dropped
@@ -136,6 +141,12 @@ def _in_parts(
         f"{type(source).__name__} is converted {kind} by {kind} ({shown}); ops between "
         f"these {kind}s are not converted"
     )
+    whole = whole_experts(shell)
+    if whole:
+        shown = (
+            ", ".join(whole) if len(whole) <= _MAX_NAMED_PARTS else counted(len(whole), "weight")
+        )
+        warnings.append(f"the weights of experts in a form of their own stay as they are: {shown}")
     return TorchModel(parts, call, signature, shell, source, tuple(warnings))
 
 

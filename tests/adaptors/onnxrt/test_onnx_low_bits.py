@@ -92,6 +92,27 @@ def test_symmetric_weights_have_steps_around_zero_and_no_zero_points():
     assert converted.audit().holds
 
 
+@pytest.mark.parametrize("size", [32, 64])
+def test_two_bits_are_multiplied_as_stored(size):
+    spec = f"uint2 asymmetric per_group {size} int8_inputs"
+    converted = convert_with_plan(words(), plan_of({"up": ("int2", spec)}), inputs={"ids": IDS})
+    weight = np.pad(WEIGHTS["w_up"].T, ((0, 0), (0, -WIDTH % size)))
+    grouped = weight.reshape(HIDDEN, -1, size)
+    low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
+    step = (high - low) / 3
+    zero = np.rint(-low / step)
+    rounded = (np.clip(np.rint(grouped / step) + zero, 0, 3) - zero) * step
+    rounded = rounded.reshape(HIDDEN, -1)[:, :WIDTH]
+    rows = in_steps(WEIGHTS["table"][IDS.reshape(-1)], size)
+    up = np.maximum(rows @ rounded.T + WEIGHTS["b_up"], 0)
+    down = up @ WEIGHTS["w_down"].T * 0.5 + 2 * WEIGHTS["b_down"]
+    expected = down @ WEIGHTS["w_head"]
+    assert np.linalg.norm(converted(IDS) - expected) < 5e-3 * np.linalg.norm(expected)
+    assert converted.audit().holds
+    node = next(node for node in converted.model.graph.node if node.name == "up")
+    assert {a.name: a.i for a in node.attribute}["bits"] == 2
+
+
 def test_the_kernels_are_those_of_the_plan(converted):
     audit = converted.audit()
     assert audit.holds
@@ -123,9 +144,16 @@ def test_candidates_are_the_groups_that_the_inputs_fill_beside_int8():
     space = adaptor.space(model, MACHINE)
     texts = [str(c.weight) for c in space.capabilities["up"].configs if c.approach == "weight_only"]
     assert texts == [
-        f"{form} per_group {size} minmax int8_inputs"
-        for form in ("int4 symmetric", "uint4 asymmetric", "uint8 asymmetric")
+        f"{form} per_group {size} minmax {words}int8_inputs"
+        for words in ("awq gptq ", "gptq ", "awq ", "")
+        for form in (
+            "int4 symmetric",
+            "uint4 asymmetric",
+            "uint8 asymmetric",
+            "uint2 asymmetric",
+        )
         for size in (64, 32)
+        if not words or "8" not in form
     ]
     assert {"static", "dynamic", "weight_only"} == set(space.capabilities["up"].approaches)
     (rows,) = {c.weight.dtype for c in space.capabilities["embed"].configs if c.weight} - {"int8"}

@@ -147,3 +147,29 @@ def test_a_plan_names_its_corrections():
     assert QuantSpec.parse(str(spec)) == spec
     assert QuantSpec.parse("uint4 asymmetric per_group 128 rtn").corrections == ()
     assert str(OpConfig(Precision.INT4, spec)) == "int4 (weight only, awq, gptq)"
+
+
+class Normed(nn.Module):
+    """Two dense layers that read one normalization with channels of outliers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.first, self.second = nn.Linear(64, 32), nn.Linear(64, 32)
+        with torch.no_grad():
+            self.norm.weight[:3] *= 30
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        read = self.norm(x)
+        return self.first(read) + self.second(read)
+
+
+def test_a_normalization_holds_the_factors_of_the_layers_behind():
+    torch.manual_seed(0)
+    net, data = Normed().eval(), [torch.randn(32, 64) for _ in range(4)]
+    plan = _plan("awq", ("first", "second"))
+    nearest = convert_with_plan(net, _plan("rtn", ("first", "second")), inputs=data[0])
+    converted = convert_with_plan(net, plan, inputs=data[0], calibration=data)
+    targets = [str(node.target) for node in converted.loaded.held.parts[""].portable.graph.nodes]
+    assert "aten.mul.Tensor" not in targets
+    assert _noise(net, converted, data) < 0.5 * _noise(net, nearest, data)

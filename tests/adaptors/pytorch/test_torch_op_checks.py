@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from program_files import Net, changed, saved
 from torch.export import export
 
 import neural_mp
@@ -23,38 +19,6 @@ from neural_mp.errors import ModelLoadError
 
 aten = torch.ops.aten
 FLOATS, INDICES = torch.ones(2, 4), torch.zeros(2, dtype=torch.long)
-
-
-class Net(nn.Module):
-    """A layer, and a function of its output and of a buffer."""
-
-    def __init__(self, run: Callable[..., Any], buffer: torch.Tensor | None = None) -> None:
-        super().__init__()
-        self.layer, self.run = nn.Linear(4, 4), run
-        self.register_buffer("buffer", torch.ones(4) if buffer is None else buffer)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.run(self.layer(x), self.buffer)
-
-
-def _saved(folder: Path, run: Callable[..., Any], buffer: torch.Tensor | None = None) -> Path:
-    path = folder / "net.pt2"
-    torch.export.save(export(Net(run, buffer).eval(), (torch.ones(2, 4),)), path)
-    return path
-
-
-def _changed(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Change the graph of a program in its file."""
-    target = path.with_name("changed.pt2")
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w") as new:
-        for name in old.namelist():
-            content = old.read(name)
-            if name.endswith("models/model.json"):
-                program = json.loads(content)
-                change(program["graph_module"]["graph"])
-                content = json.dumps(program).encode()
-            new.writestr(name, content)
-    return target
 
 
 INTERNALS = (
@@ -101,13 +65,13 @@ def test_listed_ops_exist_except_those_of_other_versions():
 
 
 def test_a_view_beyond_its_tensor_is_refused(tmp_path):
-    path = _saved(tmp_path, lambda y, b: (y, aten._reshape_alias(b, [4], [1]) * 1.0))
+    path = saved(tmp_path, lambda y, b: (y, aten._reshape_alias(b, [4], [1]) * 1.0))
     with pytest.raises(ModelLoadError, match="is refused: .*_reshape_alias"):
         load_source(str(path), None, None)
 
 
 def test_views_are_checked_against_their_storage_by_the_op(tmp_path):
-    path = _saved(tmp_path, lambda y, b: (y, torch.as_strided(b, (2,), (2,))))
+    path = saved(tmp_path, lambda y, b: (y, torch.as_strided(b, (2,), (2,))))
     assert load_source(str(path), None, None) is not None
 
     def enlarge(graph: dict[str, Any]) -> None:
@@ -115,7 +79,7 @@ def test_views_are_checked_against_their_storage_by_the_op(tmp_path):
         node["inputs"][1]["arg"]["as_ints"] = [3000]
 
     # Shapes in the file are claims, so that the op itself refuses.
-    model = read_program(_changed(path, enlarge)).module()
+    model = read_program(changed(path, enlarge)).module()
     with pytest.raises(RuntimeError, match="out of bounds"):
         model(torch.ones(2, 4))
 
@@ -131,7 +95,7 @@ def custom():
 
 
 def test_a_custom_op_is_refused_unless_it_is_trusted(custom, tmp_path):
-    path = str(_saved(tmp_path, lambda y, b: custom(y)))
+    path = str(saved(tmp_path, lambda y, b: custom(y)))
     with pytest.raises(ModelLoadError, match=r"is refused.*a custom op.*--trust ours\.twice"):
         load_source(path, None, None)
     with pytest.raises(ModelLoadError, match="custom op"):
@@ -151,14 +115,14 @@ def test_a_trusted_op_must_be_registered(tmp_path):
 
 
 def test_a_weight_must_be_as_the_graph_says(tmp_path):
-    path = _saved(tmp_path, lambda y, b: y + b)
+    path = saved(tmp_path, lambda y, b: y + b)
 
     def enlarge(graph: dict[str, Any]) -> None:
         sizes = next(v for k, v in graph["tensor_values"].items() if "weight" in k)["sizes"]
         sizes[0]["as_int"] = 4000
 
     with pytest.raises(ModelLoadError, match=r"'layer.weight' must have the shape \(4000, 4\)"):
-        load_source(str(_changed(path, enlarge)), None, None)
+        load_source(str(changed(path, enlarge)), None, None)
 
 
 def _norm(y, b):
@@ -172,12 +136,12 @@ def _shrink(graph: dict[str, Any]) -> None:
 
 
 def test_shapes_are_derived_from_weights_rather_than_taken_from_the_file(tmp_path):
-    path = _saved(tmp_path, lambda y, b: _norm(y, b[0:4]), torch.ones(8))
+    path = saved(tmp_path, lambda y, b: _norm(y, b[0:4]), torch.ones(8))
     assert load_source(str(path), None, None) is not None
     with pytest.raises(
         ModelLoadError, match=r"weight must have a value per channel \(4\), got \(1,"
     ):
-        load_source(str(_changed(path, _shrink)), None, None)
+        load_source(str(changed(path, _shrink)), None, None)
 
 
 def test_bags_of_embeddings_must_begin_in_ascending_order(tmp_path):
@@ -186,9 +150,9 @@ def test_bags_of_embeddings_must_begin_in_ascending_order(tmp_path):
     def run(y, b):
         return y, F.embedding_bag(ids.clone(), weight.clone(), b, mode="sum")
 
-    path = _saved(tmp_path, run, torch.tensor([0, 2, 3]))
+    path = saved(tmp_path, run, torch.tensor([0, 2, 3]))
     assert load_source(str(path), None, None) is not None
-    hostile = _saved(tmp_path, run, torch.tensor([0, -(10**9), 3]))
+    hostile = saved(tmp_path, run, torch.tensor([0, -(10**9), 3]))
     with pytest.raises(ModelLoadError, match="offsets must be numbers in ascending order"):
         load_source(str(hostile), None, None)
 
@@ -258,4 +222,4 @@ def test_powers_of_sizes_are_small(tmp_path):
                 node["inputs"][1]["arg"] = {"as_int": 10**9}
 
     with pytest.raises(ModelLoadError, match="exponent"):
-        load_source(str(_changed(path, grow)), None, None)
+        load_source(str(changed(path, grow)), None, None)

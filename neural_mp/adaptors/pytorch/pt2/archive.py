@@ -20,8 +20,8 @@ from torch._export.serde.serialize import SerializedArtifact, deserialize
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.pt2.argument_checks import check_arguments
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import ForbiddenOpError
+from neural_mp.adaptors.pytorch.pt2.program_checks import check_arguments
 from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads, checked_program
 from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
 from neural_mp.adaptors.pytorch.pt2.tensors import placed, read_values, view_of, viewed

@@ -1,0 +1,116 @@
+"""Rounded weights in files, so that an interrupted run continues at the next block."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code
+from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.io.files import write_atomic
+from neural_mp.util.pytree import Array
+
+logger = logging.getLogger(__name__)
+
+#: Maximum number of files in a folder; the oldest are removed.
+_MAX_FILES = 1000
+_SUFFIX = ".weights.npz"
+_PARTS = ("codes", "scales", "offsets", "input_factors")
+#: Bytes of a file besides its arrays, per array.
+_HEADERS = 1 << 12
+
+
+@dataclass(frozen=True)
+class WeightStore:
+    """Rounded weights of one model and one set of data, a file per group of ops.
+
+    Attributes:
+        folder: the folder of the files.
+        scope: digest of all that the weights depend on besides ops and quantizations.
+    """
+
+    folder: Path
+    scope: str
+
+    def get(
+        self, weights: Mapping[str, Array], specs: Mapping[str, QuantSpec], context: str = ""
+    ) -> dict[str, GroupedWeight] | None:
+        """Return op → its rounded weight; None if they are not kept, or the file is damaged.
+
+        Args:
+            weights: op → its weight, float.
+            specs: op → its quantization.
+            context: further conditions of the result.
+        """
+        path = self._path(specs, context)
+        try:
+            # Each part is stored as it is, so that the size of the file bounds the memory.
+            if path.stat().st_size > sum(w.nbytes + 5 * _HEADERS for w in weights.values()):
+                raise ValueError("the file is too large")
+            with np.load(path, allow_pickle=False) as found:
+                return {
+                    op: _checked(found, str(place), weights[op], spec)
+                    for place, (op, spec) in enumerate(specs.items())
+                }
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            logger.debug("%s cannot be read: %s", path, error)
+            return None
+
+    def put(
+        self, found: Mapping[str, GroupedWeight], specs: Mapping[str, QuantSpec], context: str = ""
+    ) -> None:
+        """Keep op → its rounded weight; a folder that cannot be written to costs time only."""
+        parts = {
+            f"{place}/{name}": value
+            for place, op in enumerate(specs)
+            for name in _PARTS
+            if (value := getattr(found[op], name)) is not None
+        }
+        content = io.BytesIO()
+        np.savez(content, allow_pickle=False, **parts)
+        try:
+            write_atomic(self._path(specs, context), content.getvalue())
+            files = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
+            for file in files[:-_MAX_FILES]:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("Rounded weights cannot be kept for a resumed run: %s", error)
+
+    def _path(self, specs: Mapping[str, QuantSpec], context: str) -> Path:
+        words = [[op, str(spec)] for op, spec in specs.items()]
+        said = json.dumps([self.scope, context, words])
+        return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}{_SUFFIX}"
+
+
+def _checked(
+    found: Mapping[str, Array], place: str, weight: Array, spec: QuantSpec
+) -> GroupedWeight:
+    """Return one weight of a file.
+
+    Raises:
+        ValueError: a part has other sizes or types than the weight.
+        KeyError: a part is missing.
+    """
+    outputs, inputs = weight.shape
+    size = spec.group_size or 1
+    groups = outputs, -(-inputs // size)
+    codes, scales, offsets = (found[f"{place}/{name}"] for name in _PARTS[:3])
+    factors = found.get(f"{place}/{_PARTS[3]}")
+    shapes = [(codes, weight.shape, np.uint8), (scales, groups, np.float32)]
+    shapes += [(offsets, groups, np.float32)]
+    shapes += [] if factors is None else [(factors, (inputs,), np.float32)]
+    if any(part.shape != shape or part.dtype != dtype for part, shape, dtype in shapes):
+        raise ValueError("the file belongs to another weight")
+    if codes.size and codes.max() > max_code(spec.dtype.bits):
+        raise ValueError("a code is too large")
+    return GroupedWeight(codes, scales, offsets, size, spec.dtype.bits, factors)

@@ -1,0 +1,128 @@
+"""Graphs within a program: branches, bodies of loops and wrapped parts, and the values they get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule, Node
+
+
+class Role(Enum):
+    """Relation of an input of a nested graph to an argument of the op that calls the graph."""
+
+    #: The argument itself, at every call.
+    SAME = "same"
+    #: The argument at the first call, then a result of the call before.
+    CARRIED = "carried"
+    #: A row of the argument.
+    ROW = "row"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Input of a nested graph.
+
+    Attributes:
+        value: the argument: a node, or its value, as given to `nested_calls`.
+        role: see `Role`.
+    """
+
+    value: Any
+    role: Role
+
+
+@dataclass(frozen=True)
+class NestedCall:
+    """Call of a nested graph by an op.
+
+    Attributes:
+        graph: the graph, as given to `nested_calls`.
+        operands: its inputs.
+        carries: whether its first outputs are the carried inputs of the next call.
+    """
+
+    graph: Any
+    operands: tuple[Operand, ...]
+    carries: bool = False
+
+
+def nested_calls(op: HigherOrderOperator, args: Sequence[Any]) -> list[NestedCall]:
+    """Return the calls of graphs that an op makes.
+
+    Args:
+        op: the op.
+        args: its arguments: nodes, or their values.
+
+    Raises:
+        ValueError: the calls of this op are not known.
+    """
+    calls = _CALLS.get(op.name())
+    if calls is None:
+        raise ValueError(f"the graphs of the op {op} are called with unknown sizes")
+    try:
+        return list(calls(*args))
+    except TypeError as error:
+        raise ValueError(f"the op {op} has other arguments, got {len(args)}") from error
+
+
+def graphs_of(node: Node) -> list[GraphModule]:
+    """Return the graphs among the arguments of a node."""
+    owner = node.graph.owning_module
+    found = [
+        getattr(owner, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr"
+    ]
+    return [graph for graph in found if isinstance(graph, GraphModule)]
+
+
+def _operands(role: Role, values: Sequence[Any]) -> tuple[Operand, ...]:
+    return tuple(Operand(value, role) for value in values)
+
+
+def _cond(_: Any, first: Any, second: Any, values: Sequence[Any]) -> Iterator[NestedCall]:
+    for branch in (first, second):
+        yield NestedCall(branch, _operands(Role.SAME, values))
+
+
+def _while(
+    test: Any, body: Any, carried: Sequence[Any], others: Sequence[Any]
+) -> Iterator[NestedCall]:
+    operands = _operands(Role.CARRIED, carried) + _operands(Role.SAME, others)
+    yield NestedCall(test, operands)
+    yield NestedCall(body, operands, carries=True)
+
+
+def _scan(
+    body: Any, first: Sequence[Any], rows: Sequence[Any], others: Sequence[Any]
+) -> Iterator[NestedCall]:
+    carried = _operands(Role.CARRIED, first)
+    operands = carried + _operands(Role.ROW, rows) + _operands(Role.SAME, others)
+    yield NestedCall(body, operands, carries=True)
+
+
+def _map(body: Any, rows: Sequence[Any], others: Sequence[Any]) -> Iterator[NestedCall]:
+    yield NestedCall(body, _operands(Role.ROW, rows) + _operands(Role.SAME, others))
+
+
+def _wrapped(settings: int) -> Callable[..., Iterator[NestedCall]]:
+    """Return the call of an op with so many arguments before its graph."""
+
+    def calls(*args: Any) -> Iterator[NestedCall]:
+        yield NestedCall(args[settings], _operands(Role.SAME, args[settings + 1 :]))
+
+    return calls
+
+
+#: Ops → the calls of their graphs. `associative_scan` is none of them: it calls its graph with
+#: several rows at once.
+_CALLS: dict[str, Callable[..., Iterator[NestedCall]]] = {
+    "cond": _cond,
+    "map_impl": _map,
+    "scan": _scan,
+    "while_loop": _while,
+    "wrap_with_autocast": _wrapped(4),
+    "wrap_with_set_grad_enabled": _wrapped(1),
+}
