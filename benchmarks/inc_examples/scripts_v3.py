@@ -43,6 +43,79 @@ def _keras(model: str, size: int) -> Case:
     )
 
 
+def _transformer(path: Path) -> None:
+    """Write a SavedModel of one frozen graph: images with channels first, two dense layers."""
+    import tensorflow as tf
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    rng = np.random.default_rng(0)
+    first, second = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((48, 64), (64, 10)))
+    with tf.Graph().as_default() as graph:
+        image = tf.compat.v1.placeholder(tf.float32, (None, 3, 224, 224), "input")
+        x = tf.nn.avg_pool2d(tf.transpose(image, (0, 2, 3, 1)), 56, 56, "VALID")
+        name = "StatefulPartitionedCall/vit/encoder/layer_._9/output/dense/Tensordot/MatMul"
+        x = tf.matmul(tf.reshape(x, (-1, 48)), first, name=name)
+        tf.matmul(tf.nn.relu(x), second, name="scores")
+    model = saved_model_pb2.SavedModel()
+    model.meta_graphs.add().graph_def.CopyFrom(graph.as_graph_def())
+    path.write_bytes(model.SerializeToString())
+
+
+def _vision_transformer() -> Case:
+    def make(folder: Path) -> None:
+        data.image_records(folder)
+        _transformer(folder / "net.pb")
+
+    common = ("--input-graph", "net.pb", "--dataset_location", "records", "--batch_size", "4")
+    return Case(
+        f"{_TENSORFLOW}/image_recognition/vision_transformer/quantization/ptq",
+        make,
+        steps(common, ("--output-graph", "int8.pb"), ACCURACY_V2),
+        result="int8.pb",
+        tag=V3,
+    )
+
+
+def _translator(folder: Path) -> None:
+    """Write a frozen graph that repeats the words of a text, and texts with their vocabulary."""
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    parts = ["<pad>", "<EOS>", *(f"{letter}_" for letter in letters), *letters, *"_\\u;0123456789"]
+    (folder / "vocab.txt").write_text("".join(f"'{part}'\n" for part in parts), encoding="utf-8")
+    lines = (" ".join(rng.choice(list(letters), 8)) for _ in range(80))
+    text = "\n".join(lines) + "\n"
+    for name in ("inputs.txt", "reference.txt"):
+        (folder / name).write_text(text, encoding="utf-8")
+    table = rng.uniform(-1, 1, (len(parts), 64)).astype(np.float32)
+    with tf.Graph().as_default() as graph:
+        words = tf.compat.v1.placeholder(tf.int32, (None, None), "input_tensor")
+        rows = tf.reshape(tf.gather(table, words), (-1, 64))
+        mixed = tf.matmul(rows, np.eye(64, dtype=np.float32))
+        found = tf.argmax(tf.matmul(mixed, table.T), -1, output_type=tf.int32)
+        tf.reshape(found, tf.shape(words), name="model/Transformer/strided_slice_19")
+    (folder / "net.pb").write_bytes(graph.as_graph_def().SerializeToString())
+
+
+def _translation() -> Case:
+    texts = ("--inputs_file=inputs.txt", "--reference_file=reference.txt", "--vocab_file=vocab.txt")
+    common = ("--input_graph=net.pb", *texts, "--batch_size=4")
+    speed = ("--benchmark", "--mode=performance", "--iters=15")
+    accuracy = ("--benchmark", "--mode=accuracy")
+    return Case(
+        f"{_TENSORFLOW}/nlp/transformer_lt/quantization/ptq",
+        _translator,
+        {
+            "tune": Step((*common, "--tune", "--output_model=int8.pb")),
+            "accuracy": Step((*common, *accuracy), (r"Accuracy is [\d.]+",)),
+            "performance": Step((*common, *speed), PERFORMANCE),
+        },
+        result="int8.pb",
+        tag=V3,
+    )
+
+
 def _detector(model: str) -> Case:
     def make(folder: Path) -> None:
         # Scripts of this version read either names or numbers.
@@ -112,6 +185,8 @@ CASES: tuple[Case, ...] = (
     _classifier("mobilenet_v2", has_background=True),
     _classifier("resnet_v2_50", has_background=True),
     _classifier("vgg16"),
+    _vision_transformer(),
+    _translation(),
     *(_keras(model, size) for model, size in (("inception_v3", 299), ("resnet_v2_50", 224))),
     *map(_detector, ("faster_rcnn_resnet50", "mask_rcnn_inception_v2", "ssd_mobilenet_v1")),
     _style(),

@@ -77,7 +77,7 @@ def _error(model: nn.Module, other: nn.Module, x: torch.Tensor) -> float:
         (AWQConfig(group_size=64), "int4 symmetric per_group 64 minmax awq", "fp32"),
         (TEQConfig(), "int4 symmetric per_group 32 minmax awq", "fp32"),
         (HQQConfig(), "uint4 asymmetric per_group 64 minmax hqq", "fp32"),
-        (AutoRoundConfig(), "int4 symmetric per_group 64 minmax awq gptq", "fp32"),
+        (AutoRoundConfig(), "int4 symmetric per_group 64 minmax autoround", "fp32"),
         (StaticQuantConfig(), "int8 symmetric per_channel minmax", "int8"),
         (SmoothQuantConfig(), "int8 symmetric per_channel minmax", "int8"),
         (DynamicQuantConfig(), "int8 symmetric per_channel minmax", "int8"),

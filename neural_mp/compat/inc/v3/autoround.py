@@ -27,7 +27,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     """
 
     name: ClassVar[str] = "autoround"
-    roundings: ClassVar[tuple[str, ...]] = ("autoround", "awq gptq")
+    roundings: ClassVar[tuple[str, ...]] = ("autoround",)
     lists: ClassVar[frozenset[str]] = frozenset(
         {"options", "shared_layers", "to_quant_block_names"}
     )
