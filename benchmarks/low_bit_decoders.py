@@ -91,6 +91,7 @@ class Stack:
 
 def forms(space: TuningSpace) -> Iterator[tuple[str, PrecisionPlan]]:
     """Yield the names and plans of the forms that all products support."""
+    space = space.without_data()  # corrections cost no time in a run
     products = [op.name for op in space.graph if op.type == "MatMul"]
 
     def plan(wanted: Callable[[OpConfig], bool]) -> PrecisionPlan:

@@ -94,7 +94,7 @@ def run_once(module: nn.Module, call: CallArgs) -> Any:
         # User code may raise any exception type.
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
-            f"{type(error).__name__}: {error}{_given_whole(module, call)}{_exceeded(module, call)}"
+            f"{type(error).__name__}: {error}{_given_whole(module, call)}{_limits(module, call)}"
         ) from error
     finally:
         with torch.no_grad():
@@ -149,8 +149,8 @@ def _given_whole(module: nn.Module, call: CallArgs) -> str:
     )
 
 
-def _exceeded(module: nn.Module, call: CallArgs) -> str:
-    """Return the limits of a language model that token ids exceed: vocabulary and context."""
+def exceeded_limits(module: nn.Module, call: CallArgs) -> str:
+    """Return the limits of a language model that token ids exceed, vocabulary and context."""
     config = getattr(module, "config", None)
     ids = next(
         (leaf for leaf in call.leaves() if getattr(leaf, "dtype", None) is torch.int64), None
@@ -165,7 +165,12 @@ def _exceeded(module: nn.Module, call: CallArgs) -> str:
         found.append(f"the vocabulary has {words} words, got token id {int(ids.max())}")
     if isinstance(context, int) and ids.shape[1] > context:
         found.append(f"the context has {context} tokens, got {ids.shape[1]}")
-    return f"; {'; '.join(found)}" if found else ""
+    return "; ".join(found)
+
+
+def _limits(module: nn.Module, call: CallArgs) -> str:
+    exceeded = exceeded_limits(module, call)
+    return f"; {exceeded}" if exceeded else ""
 
 
 def _state(module: nn.Module) -> Iterator[torch.Tensor]:

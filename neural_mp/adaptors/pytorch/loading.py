@@ -141,6 +141,9 @@ def _in_parts(
         f"{type(source).__name__} is converted {kind} by {kind} ({shown}); ops between "
         f"these {kind}s are not converted"
     )
+    exceeded = capture.exceeded_limits(shell, call)
+    if exceeded:  # and yet the model runs, as with rotary positions
+        warnings.append(f"the model was not trained for inputs of this length: {exceeded}")
     whole = whole_experts(shell)
     if whole:
         shown = (

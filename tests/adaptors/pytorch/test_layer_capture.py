@@ -8,6 +8,8 @@ from torch import nn
 
 import neural_mp
 from neural_mp import MixedPrecision
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.enums import Capture
 from neural_mp.errors import CaptureError, ConversionError, DataError
 from neural_mp.tuning.criterion import AccuracyCriterion
 
@@ -126,3 +128,12 @@ def test_token_ids_beyond_the_limits_of_a_decoder_name_the_limit(ids, words):
     converter.metric, converter.eval_dataloader = "perplexity", [({"input_ids": ids}, ids)]
     with pytest.raises(DataError, match=words):
         converter()
+
+
+def test_a_context_that_a_decoder_can_exceed_is_a_warning():
+    adaptor = PyTorchAdaptor()
+    for length in (64, 70):
+        ids = torch.ones(2, length, dtype=torch.long)
+        model = adaptor.load(_decoder("llama"), example={"input_ids": ids}, capture=Capture.LAYERS)
+        found = [line for line in model.warnings if "the context has 64 tokens, got 70" in line]
+        assert len(found) == (length > 64)
