@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
@@ -19,6 +18,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredMo
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
 from neural_mp.api.saved_model import (
+    FORMAT_VERSION,
     MANIFEST,
     ONNX_SUFFIX,
     PAGE_FILE,
@@ -27,15 +27,14 @@ from neural_mp.api.saved_model import (
     check_destination,
     check_suffix,
     digest_of_file,
-    digests_of_files,
     put_in_place,
+    read_manifest,
     writing,
 )
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial, Trials
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError, did_you_mean
-from neural_mp.io.readers import read_json
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.reporting.page import cell_of, report_cell
 from neural_mp.reporting.tables import verdict
@@ -44,22 +43,14 @@ from neural_mp.runs.record_schema import read_record_file, write_record
 from neural_mp.runs.report import Report
 from neural_mp.space import EffectiveOp, planned_by_name
 from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
+from neural_mp.util.labels import without_key
 from neural_mp.util.validators import (
-    InvalidValueError,
-    boolean,
     file_path,
-    mapping_of,
-    non_negative_integer,
-    optional,
-    preview,
-    record,
-    string,
     validate_option,
 )
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
 #: Attributes of models of `transformers` that a result passes on.
 _OF_PIPELINES = frozenset(
     {"can_generate", "config", "device", "forward", "generate", "generation_config"}
@@ -77,6 +68,7 @@ class OptimizedModel:
         report: results of the run.
         observations: calibration results.
         planned: op → effective configuration; empty for a model saved by an earlier version.
+        label_key: key of the labels in batches that are dicts, as in the run; None if unset.
     """
 
     def __init__(
@@ -88,6 +80,7 @@ class OptimizedModel:
         trials: tuple[Trial, ...] = (),
         observations: Observations | None = None,
         planned: Mapping[str, EffectiveOp] = MappingProxyType({}),
+        label_key: str | None = None,
     ) -> None:
         self.loaded = loaded
         self.plan = plan
@@ -96,6 +89,7 @@ class OptimizedModel:
         self.trials = Trials(trials)
         self.observations = observations or Observations()
         self.planned = planned
+        self.label_key = label_key
 
     @property
     def adaptor(self) -> Adaptor[Any]:
@@ -135,6 +129,8 @@ class OptimizedModel:
     def __call__(self, *inputs: object, **named: object) -> Any:
         """Run one batch: inputs as separate arguments, or all in one object.
 
+        Labels in a dict are left out: those under reserved names, and those under `label_key`.
+
         Returns:
             The outputs, as numpy arrays if the inputs are numpy arrays.
 
@@ -144,8 +140,9 @@ class OptimizedModel:
         if not named and not inputs:
             raise DataError("a call must hold the inputs of one batch, got none")
         if named or len(inputs) != 1:
-            return TransferredModel(self.loaded)(*inputs, **named)
-        return self.loaded(inputs[0])
+            fed = without_key(self.label_key, named)
+            return TransferredModel(self.loaded)(*inputs, **fed)
+        return self.loaded(without_key(self.label_key, inputs[0]))
 
     def __getattr__(self, name: str) -> Any:
         """Return what a pipeline of `transformers` asks a model for, if the model has it."""
@@ -310,6 +307,7 @@ class OptimizedModel:
             "neural_mp": FORMAT_VERSION,
             "framework": self.framework,
             "met": self.met,
+            "label_key": self.label_key,
             "exact_on": self.exact_on,
             "boundary": None if self.loaded.boundary is None else self.loaded.boundary.to_dict(),
             "report": self.report.to_dict(),
@@ -333,7 +331,7 @@ def load(path: str | Path) -> OptimizedModel:
     if not isinstance(path, str | Path):
         raise ModelLoadError(f"a saved model must be given by the path of its folder, got {path!r}")
     folder = validate_option("the folder of a saved model", file_path, path)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     for name, expected in manifest["files"].items():
         file = folder / name
         if not file.is_file():
@@ -357,34 +355,5 @@ def load(path: str | Path) -> OptimizedModel:
         manifest["met"],
         observations=observations,
         planned=manifest["ops"],
+        label_key=manifest["label_key"],
     )
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    file = folder / MANIFEST
-    if not file.is_file():
-        raise ModelLoadError(
-            f"{str(folder)!r} is not a saved model: {MANIFEST} is missing; give a folder written "
-            f"by OptimizedModel.save"
-        )
-    return read_json(file, _manifest, ModelLoadError)
-
-
-def _manifest(value: object) -> dict[str, Any]:
-    version = value.get("neural_mp") if isinstance(value, Mapping) else None
-    if version is not None and version != FORMAT_VERSION:
-        raise InvalidValueError(f"the format must be {FORMAT_VERSION}, got {preview(version)}")
-    return {"ops": {}, "boundary": None, **_MANIFEST(value)}
-
-
-_MANIFEST = record(
-    {
-        "neural_mp": non_negative_integer,
-        "framework": string,
-        "met": optional(boolean),
-        "report": Report.from_dict,
-        "files": digests_of_files,
-    },
-    # Missing in files of earlier versions.
-    {"ops": mapping_of(EffectiveOp.from_dict), "boundary": optional(Boundary.from_dict)},
-)
