@@ -22,7 +22,7 @@ from neural_mp.api.portability import hardware_for, idle_precisions, not_native,
 from neural_mp.api.runtime_hint import HintSearch
 from neural_mp.api.runtime_options import RuntimeOptions
 from neural_mp.api.runtimes import check_runtime
-from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words
+from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words, replaced_metric
 from neural_mp.api.workspace import cache_of, correction_options
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
@@ -123,7 +123,7 @@ class JobBuilder:
         metrics = gather_metrics(given.metric, self.settings, evaluation, given.eval_func)
         criterion = self._criterion(metrics)
         load, loaded = self._loaded(calibration, labelled=calibration is evaluation)
-        noted = loaded.warnings
+        noted = (*loaded.warnings, *replaced_metric(given.metric, given.eval_func))
         loaded = loaded.for_streams(streams_of(self.settings, given.objective))
 
         def measured(model: AnyModel) -> Measurement:

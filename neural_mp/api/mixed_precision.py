@@ -283,9 +283,8 @@ class MixedPrecision:
             report = replace(report, warnings=(*report.warnings, *missing))
         log.listener.result(report, found.met)
         planned = planned_ops(found.fp32.space, found.plan)
-        return OptimizedModel(
-            found.model, plan, report, found.met, found.trials, found.observations, planned
-        )
+        searched = (found.met, found.trials, found.observations)
+        return OptimizedModel(found.model, plan, report, *searched, planned, self.label_key)
 
 
 def _settings_of(conf: object) -> Settings:

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat
 from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
@@ -20,6 +19,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.checkpoints import is_checkpoint, load_checkpoint
 from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
 from neural_mp.api.saved_model import (
+    FORMAT_VERSION,
     MANIFEST,
     ONNX_SUFFIX,
     PAGE_FILE,
@@ -28,15 +28,14 @@ from neural_mp.api.saved_model import (
     check_destination,
     check_suffix,
     digest_of_file,
-    digests_of_files,
     put_in_place,
+    read_manifest,
     writing,
 )
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial, Trials
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError, did_you_mean
-from neural_mp.io.readers import read_json
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.reporting.page import cell_of, report_cell
 from neural_mp.reporting.tables import verdict
@@ -45,22 +44,14 @@ from neural_mp.runs.record_schema import read_record_file, write_record
 from neural_mp.runs.report import Report
 from neural_mp.space import EffectiveOp, planned_by_name
 from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
+from neural_mp.util.labels import without_key
 from neural_mp.util.validators import (
-    InvalidValueError,
-    boolean,
     file_path,
-    mapping_of,
-    non_negative_integer,
-    optional,
-    preview,
-    record,
-    string,
     validate_option,
 )
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
 #: Attributes of models of `transformers` that a result passes on.
 _OF_PIPELINES = frozenset(
     {"can_generate", "config", "device", "forward", "generate", "generation_config"}
@@ -78,6 +69,7 @@ class OptimizedModel:
         report: results of the run.
         observations: calibration results.
         planned: op → effective configuration; empty for a model saved by an earlier version.
+        label_key: key of the labels in batches that are dicts, as in the run; None if unset.
     """
 
     def __init__(
@@ -89,6 +81,7 @@ class OptimizedModel:
         trials: tuple[Trial, ...] = (),
         observations: Observations | None = None,
         planned: Mapping[str, EffectiveOp] = MappingProxyType({}),
+        label_key: str | None = None,
     ) -> None:
         self.loaded = loaded
         self.plan = plan
@@ -97,6 +90,7 @@ class OptimizedModel:
         self.trials = Trials(trials)
         self.observations = observations or Observations()
         self.planned = planned
+        self.label_key = label_key
 
     @property
     def adaptor(self) -> Adaptor[Any]:
@@ -136,6 +130,8 @@ class OptimizedModel:
     def __call__(self, *inputs: object, **named: object) -> Any:
         """Run one batch: inputs as separate arguments, or all in one object.
 
+        Labels in a dict are left out: those under reserved names, and those under `label_key`.
+
         Returns:
             The outputs, as numpy arrays if the inputs are numpy arrays.
 
@@ -145,8 +141,9 @@ class OptimizedModel:
         if not named and not inputs:
             raise DataError("a call must hold the inputs of one batch, got none")
         if named or len(inputs) != 1:
-            return TransferredModel(self.loaded)(*inputs, **named)
-        return self.loaded(inputs[0])
+            fed = without_key(self.label_key, named)
+            return TransferredModel(self.loaded)(*inputs, **fed)
+        return self.loaded(without_key(self.label_key, inputs[0]))
 
     def __getattr__(self, name: str) -> Any:
         """Return what a pipeline of `transformers` asks a model for, if the model has it."""
@@ -311,6 +308,7 @@ class OptimizedModel:
             "neural_mp": FORMAT_VERSION,
             "framework": self.framework,
             "met": self.met,
+            "label_key": self.label_key,
             "exact_on": self.exact_on,
             "boundary": None if self.loaded.boundary is None else self.loaded.boundary.to_dict(),
             "report": self.report.to_dict(),
@@ -339,7 +337,7 @@ def load(path: str | Path) -> OptimizedModel:
     if not (folder / MANIFEST).is_file() and is_checkpoint(folder):
         read = load_checkpoint(folder)
         return OptimizedModel(read.model, read.plan, read.report, planned=read.planned)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     adaptor = adaptor_for(folder, manifest["framework"])
     for name, expected in manifest["files"].items():
         file = folder / name
@@ -363,34 +361,5 @@ def load(path: str | Path) -> OptimizedModel:
         manifest["met"],
         observations=observations,
         planned=manifest["ops"],
+        label_key=manifest["label_key"],
     )
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    file = folder / MANIFEST
-    if not file.is_file():
-        raise ModelLoadError(
-            f"{str(folder)!r} is not a saved model: {MANIFEST} is missing; give a folder written "
-            f"by OptimizedModel.save"
-        )
-    return read_json(file, _manifest, ModelLoadError)
-
-
-def _manifest(value: object) -> dict[str, Any]:
-    version = value.get("neural_mp") if isinstance(value, Mapping) else None
-    if version is not None and version != FORMAT_VERSION:
-        raise InvalidValueError(f"the format must be {FORMAT_VERSION}, got {preview(version)}")
-    return {"ops": {}, "boundary": None, **_MANIFEST(value)}
-
-
-_MANIFEST = record(
-    {
-        "neural_mp": non_negative_integer,
-        "framework": string,
-        "met": optional(boolean),
-        "report": Report.from_dict,
-        "files": digests_of_files,
-    },
-    # Missing in files of earlier versions.
-    {"ops": mapping_of(EffectiveOp.from_dict), "boundary": optional(Boundary.from_dict)},
-)

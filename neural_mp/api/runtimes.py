@@ -347,7 +347,8 @@ def _report(
         name = candidate.framework
         if candidate is winner:
             package = FRAMEWORKS[name].package if name in FRAMEWORKS else name
-            return ", ".join(filter(None, (reasons.get(name), f"requires the package {package}")))
+            needed = f"the result requires the package {package} where it is loaded"
+            return ", ".join(filter(None, (reasons.get(name), needed)))
         return reasons.get(name, "") or "not faster than the chosen runtime"
 
     return tuple(c.figures(c is winner, reason_of(c)) for c in found)

@@ -7,19 +7,26 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError
 from neural_mp.io.readers import read_json
+from neural_mp.runs.report import Report
+from neural_mp.space import EffectiveOp
 from neural_mp.util.validators import (
     InvalidValueError,
+    boolean,
     file_path,
     mapping_of,
     matching,
+    non_negative_integer,
+    optional,
+    preview,
     record,
     string,
     validate_option,
@@ -28,6 +35,7 @@ from neural_mp.util.validators import (
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1 << 20
+FORMAT_VERSION = 2
 MANIFEST = "neural_mp.json"
 PLAN_FILE = "plan.yaml"
 RECORD_FILE = "run.json.gz"
@@ -214,3 +222,42 @@ def _is_within(name: str) -> bool:
 #: Validator of the file names (all inside the folder) and digests of a saved model.
 digests_of_files = mapping_of(string, matching("names of files in the folder", _is_within))
 _FILES = record({"files": mapping_of(string)})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a saved model.
+
+    Raises:
+        ModelLoadError: the manifest is missing, damaged, or of a later version.
+    """
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ModelLoadError(
+            f"{str(folder)!r} is not a saved model: {MANIFEST} is missing; give a folder written "
+            f"by OptimizedModel.save"
+        )
+    return read_json(file, _manifest, ModelLoadError)
+
+
+def _manifest(value: object) -> dict[str, Any]:
+    version = value.get("neural_mp") if isinstance(value, Mapping) else None
+    if version is not None and version != FORMAT_VERSION:
+        raise InvalidValueError(f"the format must be {FORMAT_VERSION}, got {preview(version)}")
+    return {"ops": {}, "boundary": None, "label_key": None, **_MANIFEST(value)}
+
+
+_MANIFEST = record(
+    {
+        "neural_mp": non_negative_integer,
+        "framework": string,
+        "met": optional(boolean),
+        "report": Report.from_dict,
+        "files": digests_of_files,
+    },
+    # Missing in files of earlier versions.
+    {
+        "ops": mapping_of(EffectiveOp.from_dict),
+        "boundary": optional(Boundary.from_dict),
+        "label_key": optional(string),
+    },
+)

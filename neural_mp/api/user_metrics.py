@@ -79,6 +79,13 @@ def gather_metrics(
     return metrics
 
 
+def replaced_metric(given: object, eval_func: EvalFunc | None) -> tuple[str, ...]:
+    """Warn if Python sets both a metric and the evaluation function that replaces the metric."""
+    if given is None or eval_func is None:
+        return ()
+    return ("metric is not used, as eval_func replaces the metric; set one of the two to None",)
+
+
 def given_metrics(given: Any) -> MetricSet:
     """Parse `metric`: a metric, a list (the mean counts), or a dict (each metric counts).
 

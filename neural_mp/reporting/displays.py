@@ -16,7 +16,13 @@ from neural_mp.errors import NeuralMPError
 from neural_mp.profiling.audit import Audit
 from neural_mp.reporting.comparison import comparison_table
 from neural_mp.reporting.page import page_of, report_cell, write_page
-from neural_mp.reporting.tables import audit_table, audit_words, sensitivity_table, trial_table
+from neural_mp.reporting.tables import (
+    audit_table,
+    audit_words,
+    report_tables,
+    sensitivity_table,
+    trial_table,
+)
 from neural_mp.runs.report import Report
 from neural_mp.tuning.comparison import Comparison
 from neural_mp.tuning.sensitivity import SensitivityReport
@@ -81,6 +87,11 @@ def _sensitivity_text(report: SensitivityReport) -> str:
 @cell.register
 def _comparison(comparison: Comparison) -> str:
     return _html(comparison_table(comparison))
+
+
+@text.register
+def _report_text(report: Report) -> str:
+    return _text(report_tables(report, f"{report.source_name} and result"))
 
 
 @cell.register

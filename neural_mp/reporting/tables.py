@@ -165,8 +165,13 @@ def _speed(trial: Trial, speedup: float | None) -> str:
 
 def result_tables(report: Report, met: bool | None) -> RenderableType:
     """Return the summary of a run: before and after, op counts, warnings."""
+    return report_tables(report, verdict(report, met))
+
+
+def report_tables(report: Report, title: str) -> RenderableType:
+    """Return the tables of a report under a title."""
     figures = (report.source_name, "result", "change")
-    comparison = formatting.table(verdict(report, met), "", *figures, right=figures)
+    comparison = formatting.table(title, "", *figures, right=figures)
     for row in before_and_after(report):
         comparison.add_row(*row)
     parts: list[RenderableType] = [

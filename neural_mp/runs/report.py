@@ -13,7 +13,7 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision, precision_name
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import Reason, TuningSpace
-from neural_mp.util.display import Displayed, displays
+from neural_mp.util.display import Printed, displays
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     boolean,
@@ -101,7 +101,7 @@ class RuntimeHint:
 
 
 @dataclass(frozen=True)
-class Report(Displayed):
+class Report(Printed):
     """The result of a run in figures.
 
     Attributes:

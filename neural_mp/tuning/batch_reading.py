@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neural_mp.common import DataLoader
-from neural_mp.errors import DataError
+from neural_mp.errors import DataError, NeuralMPError
 from neural_mp.util.labels import labels_of
 from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.text import shape_words, with_article
@@ -84,3 +84,14 @@ def drops_last_batch(loader: object) -> bool:
     if isinstance(loader, DataLoader):
         return loader.last_batch == "discard"
     return inspect.getattr_static(loader, "drop_last", None) is True  # as PyTorch's loaders
+
+
+def name_loader(error: NeuralMPError, name: str, position: int = 1) -> None:
+    """Add the loader and the number of the batch to an error."""
+    if name and name not in str(error):
+        error.args = (f"{place_of(name, position)}: {error}",)
+
+
+def place_of(name: str, position: int) -> str:
+    """Return the loader and the number of a batch as text."""
+    return f"batch {position} of {name}" if position else name

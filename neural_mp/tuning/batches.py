@@ -14,12 +14,21 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from neural_mp.common import Batch
-from neural_mp.errors import DataError, NeuralMPError, is_users_own, mark_user_error, message_of
+from neural_mp.errors import (
+    ConversionError,
+    DataError,
+    NeuralMPError,
+    is_users_own,
+    mark_user_error,
+    message_of,
+)
 from neural_mp.tuning.batch_reading import (
     Reading,
     drops_last_batch,
     inputs_of_batch,
     labelled_pair,
+    name_loader,
+    place_of,
     readings_of,
     required_inputs,
 )
@@ -51,16 +60,6 @@ class FirstBatch:
 
     inputs: Any
     name: str
-
-
-def name_loader(error: DataError, name: str, position: int = 1) -> None:
-    """Add the loader and the number of the batch to an error."""
-    if name and name not in str(error):
-        error.args = (f"{_place(name, position)}: {error}",)
-
-
-def _place(name: str, position: int) -> str:
-    return f"batch {position} of {name}" if position else name
 
 
 class Batches:
@@ -249,7 +248,7 @@ class Batches:
     @property
     def first_inputs(self) -> Any:
         """The inputs of the first batch, which is read once."""
-        return required_inputs(self._first_batch, self.reading, _place(self.name, 1))
+        return required_inputs(self._first_batch, self.reading, place_of(self.name, 1))
 
     @property
     def first(self) -> FirstBatch:
@@ -303,7 +302,8 @@ class Batches:
         """
         try:
             yield
-        except DataError as error:
+        except (DataError, ConversionError) as error:
+            # Some runtimes report a failing op as a ConversionError, without the batch.
             if not is_users_own(error):
                 name_loader(error, self.name, self.position)
             raise
@@ -313,7 +313,7 @@ class Batches:
             if isinstance(error, passed) or error is self.raised:
                 raise
             raise DataError(
-                f"the model does not run on {_place(self.name, self.position)}{self._sizes()}: "
+                f"the model does not run on {place_of(self.name, self.position)}{self._sizes()}: "
                 f"{type(error).__name__}: {message_of(error)}"
             ) from error
 

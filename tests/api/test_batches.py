@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from neural_mp import AccuracyCriterion, MixedPrecision
-from neural_mp.errors import DataError
+from neural_mp.errors import ConversionError, DataError
+from neural_mp.tuning.batches import Batches
 from neural_mp.util.labels import labels_of
 
 WIDTH, CLASSES = 6, 3
@@ -185,6 +186,20 @@ def test_the_loader_that_is_at_fault_is_blamed(net, tmp_path, loader, kind, at):
     setattr(made, loader, bad)
     with pytest.raises(DataError, match=f"batch {at + 1} of {loader}"):
         made()
+
+
+def test_an_op_that_fails_in_a_runtime_is_blamed_on_its_batch():
+    """Some runtimes report a failing op as a ConversionError."""
+    data = Batches([1, 2, 3], "eval_dataloader")
+
+    def run():
+        with data.blamed():
+            for batch in data:
+                if batch == 2:
+                    raise ConversionError("the graph fails")
+
+    with pytest.raises(ConversionError, match="^batch 2 of eval_dataloader: the graph fails$"):
+        run()
 
 
 @pytest.mark.parametrize("loader", ["eval_dataloader", "calib_dataloader"])

@@ -9,6 +9,7 @@ import dense_runs
 import numpy as np
 import pytest
 
+import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.api.tuning_source import criterion_of
 from neural_mp.config import load_settings, parse_settings, settings_to_yaml
@@ -163,6 +164,25 @@ def test_a_label_key_names_the_labels_of_dict_batches(here):
         _by_key(eval_dataloader=_dicts("truth"))()
     with pytest.raises(DataError, match="did you mean 'truth'"):
         _by_key(eval_dataloader=_dicts("truth"), label_key="truht")()
+
+
+def test_a_result_takes_the_batches_of_its_run_also_after_loading(here):
+    (batch, _) = _dicts("truth")
+    found = _by_key(eval_dataloader=_dicts("truth"), label_key="truth")()
+    expected = found({"x": batch["x"]})
+    found.save("tuned")
+    for result in (found, neural_mp.load("tuned")):
+        np.testing.assert_array_equal(result(batch), expected)
+        np.testing.assert_array_equal(result(**batch), expected)
+    assert set(batch) == {"x", "truth"}
+
+
+def test_a_metric_that_eval_func_replaces_is_named_in_a_warning(here):
+    found = _by_key(
+        eval_func=lambda model: 1.0, calib_dataloader=_dicts("truth"), label_key="truth"
+    )()
+    (warning,) = [line for line in found.report.warnings if "eval_func" in line]
+    assert warning.startswith("metric is not used, as eval_func replaces the metric")
 
 
 def test_a_label_key_in_yaml():

@@ -185,3 +185,10 @@ def test_a_notebook_cell_changes_nothing_around_it(looked_at):
     assert found[0]["wide"] <= 390
     assert not console
     assert {path.strip("/") for path in asked} <= {"cell.html", "looker.html", "favicon.ico"}
+
+
+def test_the_search_field_of_a_phone_is_as_wide_as_its_hint(looked_at):
+    page = page_of(page_records.record(page_records.transformer(300)))
+    width = "return inside.querySelector('#find').getBoundingClientRect().width;"
+    ((seen,), _, _) = looked_at({"page.html": page}, (390,), width)
+    assert seen["did"] >= 150

@@ -82,6 +82,15 @@ def test_a_result_that_is_no_success_says_so(met, title):
     assert title in shown(result_tables(REPORT, met))
 
 
+def test_a_printed_report_is_a_table():
+    """`print(result.report)` shows the figures, not the fields of a dataclass."""
+    text = str(Report(metric="topk", baseline_accuracy=0.75, accuracy=0.5, warnings=("beware",)))
+    assert "FP32 and result" in text
+    assert "0.75" in text
+    assert "warning: beware" in text
+    assert "Report(" not in text
+
+
 def test_a_report_without_figures_shows_dashes():
     assert shown(result_tables(Report(), None)).count("–") >= 4
 
