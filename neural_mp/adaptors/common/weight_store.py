@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import logging
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code
 from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.io.array_files import UNREADABLE, load_arrays
 from neural_mp.io.files import write_atomic
 from neural_mp.util.pytree import Array
 
@@ -52,17 +52,19 @@ class WeightStore:
         """
         path = self._path(specs, context)
         try:
-            # Each part is stored as it is, so that the size of the file bounds the memory.
             if path.stat().st_size > sum(w.nbytes + 5 * _HEADERS for w in weights.values()):
                 raise ValueError("the file is too large")
-            with np.load(path, allow_pickle=False) as found:
+            kept = load_arrays(path)
+            if isinstance(kept, np.ndarray):
+                raise ValueError("the file holds a single array")
+            with kept as found:
                 return {
                     op: _checked(found, str(place), weights[op], spec)
                     for place, (op, spec) in enumerate(specs.items())
                 }
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (KeyError, *UNREADABLE) as error:
             logger.debug("%s cannot be read: %s", path, error)
             return None
 
