@@ -286,9 +286,9 @@ def _signature(program: ir.Model) -> Signature:
 
 
 def _port(value: ir.Value) -> TensorSpec:
-    """Return the spec of an input or output."""
+    """Return the spec of an input or output; ONNX Runtime judges one without a type."""
     name = str(value.name)
-    if not isinstance(value.type, ir.TensorType) or value.dtype is None:
+    if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.UNDEFINED):
         return TensorSpec(name, name, None, None)
     dtype = np.dtype(object) if value.dtype is ir.DataType.STRING else value.dtype.numpy()
     shape = None

@@ -6,6 +6,7 @@ import pytest
 from onnx import helper
 from onnx_nets import Converted, graph, op
 
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.onnxrt.file_checks import check_model
 from neural_mp.errors import ModelLoadError
 
@@ -89,3 +90,16 @@ def test_a_false_declaration_of_a_constant_is_ignored():
     expected = Converted(model, feeds).result
     model.graph.value_info.append(helper.make_tensor_value_info("w", onnx.TensorProto.INT64, []))
     np.testing.assert_array_equal(Converted(model, feeds).result, expected)
+
+
+@pytest.mark.parametrize("port", ["input", "output"])
+@pytest.mark.parametrize("elem_type", [0, 99])
+def test_an_input_or_output_without_a_type_of_onnx_is_one_error(port, elem_type, tmp_path):
+    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy")
+    made = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)])
+    getattr(model.graph, port)[0].type.tensor_type.elem_type = elem_type
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelLoadError):
+        OnnxRuntimeAdaptor().load(path)
