@@ -143,8 +143,8 @@ def test_recurrent_layers_run_with_what_is_around_them(layer, adaptor, converted
     loaded = adaptor.load(net)
     assert not loaded.warnings
     near(net(data), adaptor.predict(loaded, data), 100)
-    for precision, decibels in ((INT8, 25), (BF16, 35)):
-        near(net(data), adaptor.predict(converted(loaded, data, precision), data), decibels)
+    # test_tensorflow_bodies.py and the zoo have INT8.
+    near(net(data), adaptor.predict(converted(loaded, data, BF16), data), 35)
 
 
 @pytest.mark.parametrize("lowered", [None, False, True])
