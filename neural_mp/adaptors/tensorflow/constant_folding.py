@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported, optimized
+from neural_mp.adaptors.tensorflow.runtime import Runner, imported, optimized, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     CONTROL_FLOW,
@@ -200,7 +200,7 @@ def _fold(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
         return False
     part, most = _part(graph, waits).pruned(wanted), _most(graph)
     try:
-        values = Runner(imported(part.to_graph_def()), optimized=False)({}, list(wanted))
+        values = Runner(runnable(part.to_graph_def()), optimized=False)({}, list(wanted))
     except ConversionError:
         logger.debug("constant folding failed; constants are kept", exc_info=True)
         return False

@@ -13,7 +13,7 @@ from tensorflow.python.framework import function_def_to_graph
 
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.control_flow import drop_unreachable
-from neural_mp.adaptors.tensorflow.runtime import imported
+from neural_mp.adaptors.tensorflow.runtime import imported, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     PLACEHOLDERS,
@@ -124,7 +124,7 @@ def _check_function(function: FunctionDef) -> None:
     """
     if function.signature.attr:  # types are set by the caller
         return
-    imported(function_def_to_graph.function_def_to_graph_def(function)[0])
+    runnable(function_def_to_graph.function_def_to_graph_def(function)[0])
 
 
 def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Array, Shape
 from neural_mp.adaptors.tensorflow.model import ServedSignature
-from neural_mp.adaptors.tensorflow.runtime import imported
+from neural_mp.adaptors.tensorflow.runtime import runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     PLACEHOLDERS,
@@ -81,7 +81,7 @@ def check_generated(
             shape = sized.edit(node.name).attr["shape"].shape
             shape.CopyFrom(tf.TensorShape(array.shape).as_proto())
     try:
-        imported(without_large(sized)[0])
+        runnable(without_large(sized)[0])
     except (ValueError, tf.errors.OpError) as error:
         raise DataError(
             f"the shape of input {unknown[0].name!r} must be known, but neither the graph nor data "

@@ -76,9 +76,14 @@ def wanted(data):
     return last_loss(digits_net(dangerous=True), data, "fp32")
 
 
+@pytest.fixture(scope="module")
+def found(data):
+    """Advice on the net with both dangers in FP16."""
+    return advise(digits_net(dangerous=True), data, LOSS, "fp16", steps=20)
+
+
 @pytest.mark.slow
-def test_both_dangers_are_found_in_fp16_and_the_training_is_saved(data, wanted):
-    found = advise(digits_net(dangerous=True), data, LOSS, "fp16", steps=20)
+def test_both_dangers_are_found_in_fp16_and_the_training_is_saved(data, wanted, found):
     assert set(found.keep) == {"energy", "offset", "softmax"}
     reasons = {name: layer.reason for name, layer in found.layers.items()}
     assert "turns float16 inputs of at most 0.4" in reasons["energy"]
@@ -255,8 +260,7 @@ def test_bad_input_is_one_error_that_names_it(data, change, error, said):
 
 
 @pytest.mark.slow
-def test_a_plan_of_a_file_is_put_on_a_compiled_model(data, tmp_path):
-    found = advise(digits_net(dangerous=True), data, LOSS, "fp16", steps=2)
+def test_a_plan_of_a_file_is_put_on_a_compiled_model(data, found, tmp_path):
     found.save_plan(tmp_path / "plan.yaml")
     model = digits_net(dangerous=True)
     model.compile(keras.optimizers.Adam(1e-3), LOSS, jit_compile=False)

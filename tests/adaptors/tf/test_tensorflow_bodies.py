@@ -37,10 +37,14 @@ WEIGHT, OTHER = values(8, 8, seed=1) / 3, values(8, 8, seed=2) / 3
 
 @pytest.fixture
 def converted(all_machine: Any) -> Convert:
-    """Converts every op that has a kernel of a precision, with the ranges of some batches."""
+    """Converts every op that has a kernel of a precision, with the ranges of some batches.
+
+    The source may be a loaded model.
+    """
 
     def convert(source: Any, *batches: Any, precision: Precision = INT8) -> TensorFlowModel:
-        model = ADAPTOR.load(source, example=batches[0])
+        loaded = isinstance(source, TensorFlowModel)
+        model = source if loaded else ADAPTOR.load(source, example=batches[0])
         space = ADAPTOR.space(model, all_machine)
         observations = ADAPTOR.observe(model, batches, space)
         plan = space.resolve(uniform(space, precision))
@@ -94,7 +98,7 @@ def test_every_product_of_a_recurrent_layer_runs_in_int8(
     loaded = ADAPTOR.load(net)
     assert products(loaded)
     assert all("/while/body/" in product for product in products(loaded))
-    model = converted(net, data)
+    model = converted(loaded, data)
     assert in_int8(model, data) >= set(products(loaded))
     assert_near(net, model, data)
     ADAPTOR.save(model, tmp_path)
