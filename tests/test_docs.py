@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 import yaml
 from machine import has_rewrite_pass
-from quick_runs import decide_early, export_once, make_quick, search_briefly, trace_once
+from quick_runs import (
+    decide_early,
+    export_once,
+    load_once,
+    make_quick,
+    search_briefly,
+    trace_once,
+)
 
+from neural_mp.api import compare, replay
 from neural_mp.config import load_settings
 from neural_mp.core import hardware
 from neural_mp.core.plan import PrecisionPlan
@@ -83,6 +91,8 @@ def reader(tmp_path, monkeypatch, net, digits):
     And a machine without 16 bits, which a page that needs them has to force itself.
     """
     make_quick(monkeypatch)
+    for module in (compare, replay):
+        monkeypatch.setattr(module, "load_source", load_once)
     export_once(monkeypatch)
     search_briefly(monkeypatch)
     decide_early(monkeypatch)

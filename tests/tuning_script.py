@@ -72,7 +72,7 @@ class Resumed:
         outcome: what the process that resumed it printed.
         ended: evaluations that had ended when it was killed.
         begun: evaluations that were begun after that.
-        left: processes of the killed run that are still there.
+        left: processes of the killed run that do not end.
     """
 
     outcome: dict[str, Any]
@@ -130,7 +130,12 @@ def killed_and_resumed(
         command(0, "resume", "1"), cwd=folder, check=True, capture_output=True, text=True
     )
     after = [word for pid, word in evaluations(folder) if pid not in latest]
-    left = [pid for pid in latest if psutil.pid_exists(int(pid))]
+    # On a busy machine, workers may end after a short run that began after them.
+    deadline = time.monotonic() + 60
+    while left := [pid for pid in latest if psutil.pid_exists(int(pid))]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
     return Resumed(json.loads(resumed.stdout), ended, after.count("begin"), left)
 
 
