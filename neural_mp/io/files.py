@@ -11,6 +11,9 @@ from pathlib import Path
 
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
+#: Characters of a name in a message.
+_SHOWN_CHARS = 200
+
 
 def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
     """Return the path of a file that a model references in its folder or a subfolder.
@@ -18,18 +21,26 @@ def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
     If the model is a link, as in download caches, the folder of the link's target is accepted, too.
 
     Raises:
-        ModelLoadError: the name or a link leads out of the model's folder.
+        ModelLoadError: the name or a link leads out of the model's folder, or the file cannot be
+            accessed, e.g. as its name is too long.
     """
-    file = model.parent / folder / name
+    file, inside = model.parent / folder / name, False
     try:
         places = [model.parent.resolve(), model.resolve().parent]
         inside = any(file.resolve().is_relative_to(place) for place in places)
-    except (OSError, RuntimeError, ValueError):  # e.g. a cycle of links, or a NUL in the name
+        file.is_file()  # raises if the name is too long for the file system
+    except OSError as error:
+        if inside:
+            raise ModelLoadError(
+                f"the model {str(model)!r} references the file {name[:_SHOWN_CHARS]!r}, which "
+                f"cannot be accessed: {error.strerror}"
+            ) from None
+    except (RuntimeError, ValueError):  # e.g. a cycle of links, or a NUL in the name
         inside = False
     if not name or "\0" in name or not inside:
         raise ModelLoadError(
-            f"the model {str(model)!r} references the file {name!r} outside of the model's folder; "
-            f"move the file into the folder, and save the model again"
+            f"the model {str(model)!r} references the file {name[:_SHOWN_CHARS]!r} outside of the "
+            f"model's folder; move the file into the folder, and save the model again"
         )
     return file
 

@@ -35,3 +35,9 @@ def test_all_others_are_refused(tmp_path, name):
     (folder / "ring").symlink_to("ring")
     with pytest.raises(ModelLoadError, match="outside of the model's folder"):
         resolve_sibling(folder / "net.onnx", name)
+
+
+def test_a_name_that_no_file_can_have_is_one_error(tmp_path):
+    with pytest.raises(ModelLoadError, match="cannot be accessed: File name too long") as raised:
+        resolve_sibling(tmp_path / "net.onnx", "x" * 100_000)
+    assert len(str(raised.value)) < 1000
