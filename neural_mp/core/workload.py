@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.precision import OpConfig
@@ -46,6 +46,26 @@ class Workload:
                 "workload must have a share of decode or prefill above 0, got 0 for both; set e.g. "
                 "{decode: 0.8, prefill: 0.2, prompt: 512}"
             )
+
+    def __str__(self) -> str:
+        return f"decode {self.decode:g}, prefill {self.prefill:g}, prompt {self.prompt}"
+
+    @classmethod
+    def parse(cls, value: object) -> Workload | None:
+        """Return a workload from a workload, or a dict as in YAML; None if unset.
+
+        Raises:
+            ConfigurationError: the type is wrong, a key is unknown, or a value is out of range.
+        """
+        if value is None or isinstance(value, Workload):
+            return value
+        names = [field.name for field in fields(cls)]
+        if not isinstance(value, Mapping) or not {*value} <= {*names}:
+            raise ConfigurationError(
+                f"workload must be a mapping of {', '.join(names)}, e.g. {{decode: 0.8, "
+                f"prefill: 0.2, prompt: 512}}, got {value!r}"
+            )
+        return cls(**value)
 
     @property
     def rows(self) -> tuple[int, ...]:

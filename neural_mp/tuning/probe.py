@@ -369,6 +369,7 @@ def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningPr
         job.objectives,
         probe,
         settings.criterion.tolerance,
+        job.measurement.workload,
     )
 
 
