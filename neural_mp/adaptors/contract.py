@@ -77,6 +77,7 @@ class Adaptor(ABC, Generic[M]):
     gradients: optional.Gradients[M] | None = None
     grouped_weights: optional.GroupedWeights[M] | None = None
     layer_inputs: optional.LayerInputs[M] | None = None
+    layer_timing: optional.LayerTiming[M] | None = None
     portability: optional.Portability[M] | None = None
     single_file: optional.SingleFile[M] | None = None
     onnx_export: optional.OnnxExport[M] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -95,6 +95,21 @@ class LoadedModel(Generic[M]):
         """
         timing = needed(self.adaptor.op_timing, self.adaptor.framework, "times of single ops")
         return profile(timing, self.held, self._given(inputs), brief)
+
+    @property
+    def layer_shapes(self) -> Mapping[str, Hashable]:
+        """Dense layers that run alone → their shapes; empty if the framework runs none alone."""
+        offered = self.adaptor.layer_timing
+        return {} if offered is None else offered.shapes(self.held)
+
+    def layer_run(self, op: str, rows: int) -> Callable[[], object]:
+        """Return a function that runs one of the `layer_shapes` on a number of rows.
+
+        Raises:
+            ConversionError: the framework does not run layers alone.
+        """
+        timing = needed(self.adaptor.layer_timing, self.adaptor.framework, "times of layers")
+        return timing.run(self.held, op, rows)
 
     def first_non_finite(self, inputs: Any) -> str | None:
         """Return the first op with NaN or Inf in its result; None if there is none or unknown."""

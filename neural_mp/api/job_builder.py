@@ -29,6 +29,7 @@ from neural_mp.core import hardware as machine
 from neural_mp.core.enums import SOURCE_RUNTIME, Approach, Capture, is_latency_only
 from neural_mp.core.precision import Precision, Precisions
 from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS
+from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import writable_folder
 from neural_mp.runs.fingerprint import in_detail
@@ -128,7 +129,8 @@ class JobBuilder:
 
         def measured(model: AnyModel) -> Measurement:
             data, wanted = evaluation or calibration, (given.objective, given.min_speedup)
-            return measurement_of(self.settings, *wanted, model, data)
+            workload = Workload.parse(given.workload)
+            return measurement_of(self.settings, *wanted, model, data, workload)
 
         samples, evaluator = int(given.sampling_size), self._evaluator(evaluation, metrics)
         fingerprint = partial(
@@ -342,10 +344,12 @@ class JobBuilder:
         """Return the fingerprint of the run; `model` is that of the source."""
         evaluation, runtime = evaluator.batches, self.options.runtime
         streams = streams_of(self.settings, self.options.objective)
+        workload = Workload.parse(self.options.workload)
         return {
             "model": model,
             **({} if runtime == SOURCE_RUNTIME else {"runtime": runtime}),
             **({} if streams is None else {"throughput": f"{streams} streams"}),
+            **({} if workload is None else {"workload": str(workload)}),
             "data": evaluation.fingerprint() if evaluation is not None else "none",
             "calibration": f"{self.options.sampling_size} samples of "
             + (
@@ -383,6 +387,7 @@ def check(options: MixedPrecision) -> None:
     parse_objectives(options.objective)
     check_min_speedup(options.min_speedup)
     SizeLimit(options.max_bytes, options.max_bits)
+    Workload.parse(options.workload)
     if options.approach is not None:
         Approach.parse(options.approach, "approach")
     Capture.parse(options.capture, "capture")

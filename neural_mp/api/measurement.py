@@ -9,6 +9,8 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api import config_objects
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
+from neural_mp.core.workload import Workload
+from neural_mp.errors import ConfigurationError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.objectives import Measurement, is_throughput, parse_objectives
 
@@ -27,6 +29,7 @@ def measurement_of(
     min_speedup: Any,
     model: AnyModel,
     data: Batches | None,
+    workload: Workload | None = None,
 ) -> Measurement:
     """Return the measurement on the data of the tuning file, or else on the first batch of `data`.
 
@@ -44,4 +47,19 @@ def measurement_of(
         threads=performance.cores_per_instance,
         min_speedup=float(min_speedup),
         streams=streams_of(settings, objective),
+        workload=None if workload is None else checked_workload(workload, model),
     )
+
+
+def checked_workload(workload: Workload, model: AnyModel) -> Workload:
+    """Return a workload that fits the model.
+
+    Raises:
+        ConfigurationError: the layers of the model do not run alone, as those of a decoder do.
+    """
+    if not model.layer_shapes:
+        raise ConfigurationError(
+            "workload requires a decoder in PyTorch that is captured layer by layer, got another "
+            "model; set capture to 'layers', or remove the workload"
+        )
+    return workload

@@ -19,6 +19,7 @@ from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import SOURCE_RUNTIME, Capture, Objective
 from neural_mp.core.precision import Precision, parse_precisions
+from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
 from neural_mp.space import planned_ops
@@ -94,6 +95,9 @@ class MixedPrecision:
             the only objective; default: 1.03. A smaller gain does not justify the accuracy loss.
         max_bytes, max_bits: limit of the bytes of all weights, or of their mean bits; the result is
             the most accurate model within the limit, without evaluation.
+        workload: shares of decode and prefill of a decoder in PyTorch with `capture="layers"`:
+            `{"decode": 0.8, "prefill": 0.2, "prompt": 512}`; `performance` then counts the seconds
+            of a mean token.
         workspace: folder of the run history; `storage`: an Optuna storage URL instead.
         resume: continue the workspace's latest run of the same model.
         random_seed: seed of randomized strategies and of learned rounding.
@@ -155,6 +159,7 @@ class MixedPrecision:
         self.min_speedup: float = tuning.min_speedup
         self.max_bytes: int | None = tuning.max_bytes
         self.max_bits: float | None = tuning.max_bits
+        self.workload: Workload | Mapping[str, Any] | None = tuning.workload
         self.workspace: str | Path = tuning.workspace or DEFAULT_WORKSPACE
         self.storage: str | None = tuning.storage
         self.resume: bool = tuning.resume

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
+from neural_mp.io.yaml_reader import YamlError, load_yaml
 from neural_mp.util.validators import MOST
 
 if TYPE_CHECKING:
@@ -30,6 +32,21 @@ LANGUAGE_MODEL_DEFAULTS = {
 }
 
 
+def workload_of(text: str) -> object:
+    """Return the value of `--workload`, which `MixedPrecision` checks.
+
+    Raises:
+        ConfigurationError: the text is not YAML.
+    """
+    try:
+        return load_yaml(text)
+    except YamlError as error:
+        raise ConfigurationError(
+            f"--workload must be a mapping, e.g. '{{decode: 0.8, prefill: 0.2, prompt: 512}}', got "
+            f"{text!r}: {error}"
+        ) from error
+
+
 class SearchOptions(ExitStack):
     """Options of `tune` that a tuning file can also set.
 
@@ -42,6 +59,7 @@ class SearchOptions(ExitStack):
         precisions: precisions to search.
         max_bytes: limit of the bytes of all weights, instead of an accuracy target.
         max_bits: limit of the mean bits per weight, instead of an accuracy target.
+        workload: shares of decode and prefill of a decoder, as in YAML.
         timeout: limit of the search in seconds.
         max_trials: maximum number of evaluated plans.
     """
@@ -68,6 +86,10 @@ class SearchOptions(ExitStack):
         max_bits: Annotated[
             float | None, typer.Option(help="Most accurate model of at most these bits a weight.")
         ] = None,
+        workload: Annotated[
+            str | None,
+            typer.Option(help="Tokens of a decoder: {decode: 0.8, prefill: 0.2, prompt: 512}."),
+        ] = None,
         timeout: Annotated[
             float | None, typer.Option(help="Time limit of the search in seconds.")
         ] = None,
@@ -79,6 +101,7 @@ class SearchOptions(ExitStack):
         self.metric, self.data, self.label = metric, data, label
         self.batch_size, self.tolerance, self.precisions = batch_size, tolerance, precisions
         self.sizes: dict[str, float | None] = {"max_bytes": max_bytes, "max_bits": max_bits}
+        self.workload = workload
         self.limits: dict[str, Any] = {"timeout": timeout, "max_trials": max_trials}
 
     def __enter__(self) -> SearchOptions:
@@ -111,6 +134,8 @@ class SearchOptions(ExitStack):
             )
         if self.precisions is not None:
             converter.precisions = self.precisions
+        if self.workload is not None:
+            converter.workload = Workload.parse(workload_of(self.workload))
         for option, limit in self.sizes.items():
             if limit is not None:
                 setattr(converter, option, limit)

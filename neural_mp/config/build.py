@@ -39,7 +39,7 @@ _CONVERSIONS = ("mixed_precision", "graph_optimization")
 #: Keys of `tuning` whose values are settings as they are.
 _UNCHANGED = (
     *("objective", "min_speedup", "max_bytes", "max_bits", "random_seed", "storage"),
-    "rounding_steps",
+    *("rounding_steps", "workload"),
     *("early_stopping", "cache", "workers"),
 )
 _ACCURACY: KeyPath = ("evaluation", "accuracy")

@@ -10,6 +10,7 @@ from neural_mp.config import values
 from neural_mp.core.enums import Dialect
 from neural_mp.core.hardware import TARGETS
 from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS, QUANT_CHOICES
+from neural_mp.core.workload import Workload
 from neural_mp.errors import did_you_mean, error_path
 from neural_mp.tuning.criterion import check_min_speedup
 from neural_mp.tuning.size_limit import SIZE_LIMITS
@@ -131,6 +132,7 @@ def _schema(share: Any, amount: Any, seconds: Any, trials: Any, seed: Any) -> Se
             objective=values.OBJECTIVE,
             min_speedup=checked(check_min_speedup),
             **SIZE_LIMITS,
+            workload=checked(Workload.parse),
             exit_policy=_section(timeout=seconds, max_trials=trials, performance_only=boolean),
             random_seed=seed,
             rounding_steps=integer_between(1, MAX_ROUNDING_STEPS),

@@ -73,6 +73,7 @@ class TuningSettings:
         min_speedup: required speedup over FP32, with confidence, if only speed is tuned.
         max_bytes, max_bits: limit of the bytes of all weights, or of their mean bits; None for no
             limit.
+        workload: shares of decode and prefill of a decoder; None to measure batches.
     """
 
     strategy: str | None = None
@@ -89,6 +90,7 @@ class TuningSettings:
     min_speedup: float = MIN_SPEEDUP
     max_bytes: int | None = None
     max_bits: float | None = None
+    workload: Mapping[str, Any] | None = None
     rounding_steps: int = ROUNDING_STEPS
 
 

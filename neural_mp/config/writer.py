@@ -132,6 +132,7 @@ def _tuning(tuning: TuningSettings, dialect: Dialect) -> dict[str, Any]:
             "min_speedup": tuning.min_speedup,
             "max_bytes": tuning.max_bytes,
             "max_bits": tuning.max_bits,
+            "workload": None if tuning.workload is None else dict(tuning.workload),
             "exit_policy": dict(vars(tuning.exit_policy)),
             "random_seed": tuning.random_seed,
             "rounding_steps": tuning.rounding_steps,

@@ -13,6 +13,7 @@ from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
+from neural_mp.core.workload import FormTimes, Workload
 from neural_mp.space import TuningSpace
 
 #: Generator of `Strategy.search`: yields rounds of independent plans and receives their trials.
@@ -74,6 +75,10 @@ class Probe:
         """
         return {}
 
+    def form_times(self, workload: Workload) -> Mapping[str, FormTimes]:
+        """Return op → form → rows per call → seconds; empty if not measured."""
+        return {}
+
 
 @dataclass(frozen=True)
 class TuningProblem:
@@ -87,6 +92,8 @@ class TuningProblem:
         objectives: objective to minimize → weight: `performance`, `footprint`, `modelsize`.
         probe: further measurements.
         tolerance: tolerated loss, in the unit of the losses of trials; None if unknown.
+        workload: shares of decode and prefill that `performance` counts; None counts the time of a
+            batch.
     """
 
     space: TuningSpace
@@ -98,6 +105,7 @@ class TuningProblem:
     )
     probe: Probe = field(default_factory=Probe)
     tolerance: float | None = None
+    workload: Workload | None = None
 
 
 class Strategy(ABC):

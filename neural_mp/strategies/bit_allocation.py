@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import inf, sqrt
 
-from neural_mp.core.enums import Objective
+from neural_mp.core.enums import Approach, Objective
 from neural_mp.core.op_timings import OpTimings
-from neural_mp.core.precision import OpConfig
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.workload import FormTimes, Workload, form_of
 from neural_mp.search.cost_model import CostInputs
 from neural_mp.search.knapsack import Filling, Form, Knapsack
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
@@ -21,6 +22,8 @@ _AIM_RATIO = 0.9
 _HOPELESS_RATIO = 4.0
 #: A plan must be cheaper by this fraction of FP32's cost to be worth a trial.
 _LEAST_GAIN = 0.005
+#: Noise of a layer whose inputs are rounded to 8 bits as well, compared with its weight alone.
+_WITH_INPUTS = 2.0
 #: Bits of the parameters of a group: scale and offset in bfloat16.
 _GROUP_BITS = 32
 
@@ -36,6 +39,9 @@ class BitAllocation(Strategy):
        that of the cheapest is out of proportion. Its loss and noise predict the losses of all
        others; the cheapest plan predicted within the tolerance is tried, and the prediction
        corrected by each trial: at most four.
+
+    With a workload, time is the mean time per token from the times of every form at both numbers of
+    rows, and layers in dynamic INT8 take part. A form slower than BF16 at both is left out.
 
     Without gradients, the noise at the results of each layer, scaled by one measurement at the
     outputs. Without either, and for ops that have no such form, the strategy is `basic`.
@@ -125,6 +131,11 @@ def bits_of(config: OpConfig) -> float:
 
 def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) -> Knapsack | None:
     """Return the choices of all ops by the objectives; None if no op has several forms."""
+    times = {} if problem.workload is None else problem.probe.form_times(problem.workload)
+    if problem.workload is not None and times:
+        # One form per op, without steps, is a choice as well: a fast one without noise.
+        found = _by_workload(problem, noise, problem.workload, times)
+        return found if found.start.forms else None
     figures = CostInputs(
         {},
         problem.objectives,
@@ -144,6 +155,58 @@ def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) 
     return found if found.steps else None
 
 
+def _by_workload(
+    problem: TuningProblem,
+    noise: Mapping[str, Mapping[str, float]],
+    workload: Workload,
+    times: Mapping[str, FormTimes],
+) -> Knapsack:
+    """Return the choices of the timed ops by their time per token and their bits."""
+    importance = problem.objectives.get(Objective.PERFORMANCE, 0.0)
+    weights = {op: problem.space.graph[op].weights for op in times}
+    seconds = sum(workload.seconds(found[str(FP32)]) for found in times.values())
+    forms = {}
+    for op in (op for op in problem.space.tunable_ops if op in times and op in noise):
+        size = weights[op] / (sum(weights.values()) or 1)
+        forms[op] = [
+            Form(
+                config,
+                importance * workload.seconds(taken) / seconds
+                + (1 - importance) * size * bits_of(config) / 32,
+                harm,
+            )
+            for config, taken in _no_slower_than_bf16(problem, op, times[op])
+            if (harm := _harm(config, noise[op])) is not None
+        ]
+    return Knapsack.of(forms)
+
+
+def _no_slower_than_bf16(
+    problem: TuningProblem, op: str, times: FormTimes
+) -> Iterator[tuple[OpConfig, Mapping[int, float]]]:
+    """Yield the timed forms of an op, without those that BF16 beats at every number of rows.
+
+    FP32 stays, as no other form has the accuracy of the source for certain.
+    """
+    limit = times.get(str(Precision.BF16), {})
+    for config in problem.space.choices(op):
+        taken = times.get(form_of(config) or "")
+        if taken is None:
+            continue
+        slower = bool(limit) and all(taken[rows] > limit[rows] for rows in taken)
+        if config == FP32 or not slower:
+            yield config, taken
+
+
+def _harm(config: OpConfig, noise: Mapping[str, float]) -> float | None:
+    """Return the noise of an op in a configuration; None if unknown."""
+    if config.weight is None:
+        return 0.0
+    found = noise.get(str(config.weight))
+    dynamic = config.approach is Approach.DYNAMIC
+    return _WITH_INPUTS * found if dynamic and found is not None else found
+
+
 def _knapsack_of(
     problem: TuningProblem,
     noise: Mapping[str, Mapping[str, float]],
@@ -154,7 +217,7 @@ def _knapsack_of(
     for op in problem.space.tunable_ops:
         if op in noise:
             harms = (
-                (config, 0.0 if config.weight is None else noise[op].get(str(config.weight)))
+                (config, _harm(config, noise[op]))
                 for config in problem.space.choices(op)
                 if config.activation is None
             )

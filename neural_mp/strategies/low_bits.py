@@ -17,9 +17,11 @@ def without_slow_low_bits(problem: TuningProblem) -> TuningProblem:
 
     Kernels for 4 bits win where weights are read for a few rows, as in decoding, and lose to INT8
     for many rows. Size counts for the other objectives, so INT4 then stays, as it does without
-    INT8 or without measured times.
+    INT8 or without measured times. With a workload, the times of a batch do not decide.
     """
     space, usable = problem.space, problem.space.usable_precisions
+    if problem.workload is not None:
+        return problem
     if not {Precision.INT4, Precision.INT8} <= {*usable} or not is_latency_only(problem.objectives):
         return problem
     times = problem.probe.times().ops

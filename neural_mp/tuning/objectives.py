@@ -17,6 +17,7 @@ from neural_mp.core.enums import Objective, ObjectiveName, is_latency_only
 from neural_mp.core.hardware import detect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
+from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import (
     CALLS_PER_CALLER,
@@ -27,6 +28,7 @@ from neural_mp.profiling import (
 )
 from neural_mp.space import ResolvedPlan, peak_activation_bytes
 from neural_mp.tuning.criterion import MIN_SPEEDUP
+from neural_mp.tuning.token_inputs import with_tokens
 from neural_mp.util.pytree import batch_size_of
 
 #: Figures within this ratio are ties: latencies are noisy.
@@ -101,6 +103,8 @@ class Measurement:
         streams: concurrent callers, which share the threads; None for one call at a time. Seconds
             per batch are then those of all calls, divided by their number.
         min_speedup: minimum speed-up over FP32 beyond noise, if latency is the only objective.
+        workload: shares of decode and prefill of a decoder; seconds are then those of a mean token,
+            from calls with one token and with a prompt. None for seconds of the batch.
     """
 
     inputs: Any
@@ -113,6 +117,7 @@ class Measurement:
     threads: int | None = None
     min_speedup: float = MIN_SPEEDUP
     streams: int | None = None
+    workload: Workload | None = None
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
         """Return latency and size of a candidate; smaller is better."""
@@ -126,7 +131,8 @@ class Measurement:
     def conditions(self) -> dict[str, str]:
         """The conditions that times depend on, for caches."""
         streams = {} if self.streams is None else {"streams": str(self.streams)}
-        return {"threads": str(self.threads), **streams}
+        workload = {} if self.workload is None else {"workload": str(self.workload)}
+        return {"threads": str(self.threads), **streams, **workload}
 
     @property
     def batch_size(self) -> int:
@@ -186,6 +192,8 @@ class Measurement:
         decides: Callable[[list[list[float]]], bool] | None = None,
         earlier: Sequence[Sequence[float]] = (),
     ) -> list[list[float]]:
+        if self.workload is not None:
+            return self._timed_per_token(models, longer, self.workload)
         runs: Sequence[Callable[[], Any]] = [partial(model, self.inputs) for model in models]
         calls = 1 if self.streams is None else self.streams * CALLS_PER_CALLER
         with self.limited(models), ExitStack() as callers:
@@ -206,6 +214,25 @@ class Measurement:
                 suffices=self._is_clear if earlier else None,
             )
         return taken if calls == 1 else [[each / calls for each in rounds] for rounds in taken]
+
+    def _timed_per_token(
+        self, models: Sequence[AnyModel], longer: int, workload: Workload
+    ) -> list[list[float]]:
+        """Return the seconds per token in rounds, as many as the longer calls had."""
+        taken = {
+            rows: replace(self, inputs=with_tokens(self.inputs, rows), workload=None)._timed(
+                models, longer
+            )
+            for rows in workload.rows
+        }
+        rounds = [
+            zip(*(taken[rows][index] for rows in workload.rows), strict=False)
+            for index in range(len(models))
+        ]
+        return [
+            [workload.seconds(dict(zip(workload.rows, each, strict=True))) for each in found]
+            for found in rounds
+        ]
 
     def _threads(self, adaptor: Adaptor[Any]) -> int | None:
         """Return the threads of a call: those of all streams if the runtime divides them."""

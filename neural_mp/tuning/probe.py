@@ -20,12 +20,14 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
+from neural_mp.core.workload import FormTimes, Workload
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.profiling import interleaved_medians
 from neural_mp.runs.record import OUTPUT_NSR, TIMES, corrections_in
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe, TuningProblem
+from neural_mp.tuning.form_timing import form_times
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
 from neural_mp.tuning.sqnr import MAX_NSR, mean_nsr
@@ -38,6 +40,7 @@ from neural_mp.util.validators import (
     mapping_of,
     number,
     optional,
+    positive_float,
     string,
 )
 
@@ -257,6 +260,20 @@ class MeasuringProbe(Probe):
         has_gradients = self.model.adaptor.gradients is not None
         return found if has_gradients else at_outputs(found, self.output_noise)
 
+    def form_times(self, workload: Workload) -> Mapping[str, FormTimes]:
+        """See the base class."""
+        rows, threads = " and ".join(map(str, workload.rows)), self.job.measurement.threads
+        with self.model.adaptor.threads(threads):
+            found = self._whatever_the_time(
+                f"times of forms for {rows} rows",
+                mapping_of(mapping_of(mapping_of(positive_float))),
+                lambda: form_times(self.model, workload),
+            )
+        return {
+            op: {form: {int(rows): s for rows, s in taken.items()} for form, taken in by.items()}
+            for op, by in found.items()
+        }
+
     def _whatever_the_time(
         self, key: str, kind: Validator[dict[str, T]], measure: Callable[[], dict[str, T]]
     ) -> dict[str, T]:
@@ -352,6 +369,7 @@ def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningPr
         job.objectives,
         probe,
         settings.criterion.tolerance,
+        job.measurement.workload,
     )
 
 

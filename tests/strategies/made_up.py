@@ -11,6 +11,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
+from neural_mp.core.workload import Workload
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.base import Probe, TuningProblem
@@ -80,6 +81,7 @@ def run(
     objectives: Mapping[str, float] | None = None,
     figures: Callable[[PrecisionPlan], dict[str, float]] = lambda plan: {},
     repaired: Mapping[str, Mapping[str, float]] | None = None,
+    workload: Workload | None = None,
 ) -> list[Trial]:
     """Drive the strategy with a made-up accuracy; all trials in order.
 
@@ -93,6 +95,7 @@ def run(
         objectives or {"performance": 1.0},
         probe or Probe(),
         tolerance,
+        workload,
     )
     search = strategy_named(strategy).search(problem)
     trials: list[Trial] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,19 @@ class OpTiming(Generic[M]):
     """
 
     time_ops: Callable[[M, Any, int], Mapping[str, Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class LayerTiming(Generic[M]):
+    """Runs of single layers, for models whose layers are graphs of their own.
+
+    Attributes:
+        shapes: model → dense layer → the properties that decide on its time in one configuration.
+        run: model, original or converted, layer, number of rows → a function that runs the layer.
+    """
+
+    shapes: Callable[[M], Mapping[str, Hashable]]
+    run: Callable[[M, str, int], Callable[[], object]]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from neural_mp.adaptors.pytorch import (
     hessian,
     layer_params,
     layer_storage,
+    layer_timing,
     learned_blocks,
     loading,
     observe,
@@ -59,6 +60,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     op_kinds = TYPES
     replaceable_files = layer_storage.TOKENIZER_FILES
     op_timing = optional.OpTiming(profiler.time_ops)
+    layer_timing = optional.LayerTiming(layer_timing.layer_shapes, layer_timing.layer_run)
     kernel_trace = optional.KernelTrace(profiler.trace)
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
