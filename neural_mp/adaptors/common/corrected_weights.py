@@ -21,12 +21,12 @@ from neural_mp.adaptors.common.grouped_weight import (
     Floats,
     GroupedWeight,
     GroupParameters,
+    InputMoments,
     Quantizer,
 )
 from neural_mp.adaptors.common.learned_rounding import DEFAULT_LEARNING, LearnOptions
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
 from neural_mp.adaptors.common.weight_corrections import (
-    InputMoments,
     awq_factors,
     corrected_weight,
 )

@@ -41,6 +41,19 @@ class GroupParameters(Enum):
 
 
 @dataclass(frozen=True)
+class InputMoments:
+    """Moments of a layer's inputs.
+
+    Attributes:
+        products: float32 [inputs, inputs], mean of x xᵀ.
+        magnitudes: float32 [inputs], mean of |x|.
+    """
+
+    products: Floats
+    magnitudes: Floats
+
+
+@dataclass(frozen=True)
 class GroupedWeight:
     """A weight in groups along its last axis.
 

@@ -8,9 +8,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.grouped_weight import Floats, GroupedWeight, GroupParameters
+from neural_mp.adaptors.common.grouped_weight import (
+    Floats,
+    GroupedWeight,
+    GroupParameters,
+    InputMoments,
+)
 from neural_mp.adaptors.common.optional import GroupedWeights, LayerInputs
-from neural_mp.adaptors.common.weight_corrections import InputMoments
 from neural_mp.util.pytree import Array
 
 M = TypeVar("M")

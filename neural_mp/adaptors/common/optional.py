@@ -11,11 +11,15 @@ from typing import Any, Generic, TypeVar
 from neural_mp.adaptors.common.boundary import Boundary
 from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat, IntegerLayer
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
+from neural_mp.adaptors.common.grouped_weight import (
+    GroupedWeight,
+    GroupParameters,
+    InputMoments,
+    Quantizer,
+)
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.trainable import TrainableModel
-from neural_mp.adaptors.common.weight_corrections import InputMoments
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Device
 from neural_mp.core.int8_accumulation import KernelKind
@@ -190,8 +194,7 @@ class GroupedWeights(Generic[M]):
         weights: model → op → its weight, float32 [outputs, inputs], for dense layers and tables.
         input_moments: model, batches, ops → op → moments of its inputs, for the dense layers that
             the batches reach.
-        with_weights: model, op → weight → a model whose next conversion stores these weights
-            instead of rounding its own.
+        with_weights: model, op → weight → a model whose next conversion stores these weights.
         parameters: the parameters of groups that the kernels read.
         blocks: passes block by block; None without.
     """

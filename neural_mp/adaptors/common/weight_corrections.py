@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lapack
 
 from neural_mp.adaptors.common.grouped_weight import (
     Codes,
     Floats,
     GroupedWeight,
+    InputMoments,
     Quantizer,
     in_groups,
     max_code,
@@ -46,19 +46,6 @@ _ROWS_TRIED = 256
 #: Norm of the error that HQQ minimizes, steps, and the penalty with its growth per step.
 _HQQ_NORM, _HQQ_STEPS, _HQQ_PENALTY, _HQQ_GROWTH = 0.7, 20, 10.0, 1.01
 _LEAST = 1e-8
-
-
-@dataclass(frozen=True)
-class InputMoments:
-    """Moments of a layer's inputs.
-
-    Attributes:
-        products: float32 [inputs, inputs], mean of x xᵀ.
-        magnitudes: float32 [inputs], mean of |x|.
-    """
-
-    products: Floats
-    magnitudes: Floats
 
 
 def corrected_weight(
@@ -123,6 +110,8 @@ class _Factor:
 
     @classmethod
     def of(cls, moments: InputMoments) -> _Factor:
+        from scipy.linalg import lapack  # the import takes a tenth of a second
+
         power = np.diagonal(moments.products).astype(np.float64)
         # The damping is relative to each input's own power, so that outliers leave others alone.
         power[power <= 0] = 1.0

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, InputMoments
 from neural_mp.adaptors.common.input_moments import MomentSums
-from neural_mp.adaptors.common.weight_corrections import InputMoments
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.decoder_blocks import (
     Block,

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, Quantizer
+from neural_mp.adaptors.common.grouped_weight import GroupedWeight, InputMoments, Quantizer
 from neural_mp.adaptors.common.learned_rounding import LearnedRounding, LearnOptions
-from neural_mp.adaptors.common.weight_corrections import InputMoments
 from neural_mp.adaptors.pytorch import hessian
 from neural_mp.adaptors.pytorch.decoder_blocks import (
     Block,

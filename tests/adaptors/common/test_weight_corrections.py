@@ -9,14 +9,14 @@ import pytest
 
 from neural_mp.adaptors.common.grouped_weight import (
     GroupedWeight,
+    InputMoments,
     Quantizer,
     to_bfloat16,
 )
+from neural_mp.adaptors.common.weight_corrections import corrected_weight as corrected
 from neural_mp.adaptors.common.weight_corrections import (
-    InputMoments,
     row_errors,
 )
-from neural_mp.adaptors.common.weight_corrections import corrected_weight as corrected
 from neural_mp.core.quant_spec import QuantSpec
 
 CORRECTIONS = ("awq", "gptq", "awq gptq")
