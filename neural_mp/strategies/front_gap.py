@@ -55,7 +55,8 @@ def _fewest(
 ) -> set[int]:
     """Return the least number of tensors whose fallback is predicted to suffice, if known."""
     tolerance, loss = problem.tolerance, missed.loss
-    if not tolerance or loss is None or loss > _MAX_LOSS_RATIO * tolerance:
+    # A plan may miss with a tolerated loss: by the bound of a loss on other texts.
+    if not tolerance or loss is None or not tolerance < loss <= _MAX_LOSS_RATIO * tolerance:
         return set()
     most = model.cost(missed.plan)[1] * tolerance / loss * _NOISE_MARGIN
 
