@@ -15,7 +15,6 @@ from onnx_nets import convolutions
 from rich.console import Console
 
 from neural_mp import MixedPrecision, load
-from neural_mp.adaptors.common.naming import source_op
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel, TransferredModel
 from neural_mp.adaptors.pytorch import onnx_export, transfer
 from neural_mp.adaptors.registry import adaptor_named
@@ -375,14 +374,6 @@ def test_workers_load_the_model_in_its_runtime(deep, digits):
     assert not [trial for trial in found.trials if trial.error]
     assert found.trials
     assert type(found(images[:2])) is np.ndarray
-
-
-def test_names_made_up_by_an_exporter_lead_to_no_op_of_the_source():
-    known = {"block/conv", "block/conv/Add", "head"}
-    assert source_op("head/WithoutBiases", known) == "head"
-    assert source_op("block/conv/Add", known) == "block/conv/Add"
-    assert source_op("block/conv/Mul", known) == "block/conv"
-    assert source_op("head/MatMul/Relu/Convolution", known) is None
 
 
 @pytest.mark.slow

@@ -9,6 +9,9 @@ import numpy as np
 from zoo.harness import Built
 
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
+from neural_mp.core.graph import Op
+from neural_mp.core.precision import OpConfig
+from neural_mp.space import TuningSpace
 
 F32 = np.float32
 DRAWN = np.random.default_rng(0)
@@ -94,3 +97,8 @@ def halved(x: Any, kind: Any = np.float16) -> Any:
     """A product whose weight is stored in 16 bits and decompressed."""
     kernel = ops.constant(weight(32, 32).astype(kind))
     return product(ops.relu(product(x, ops.convert(kernel, "f32"))))
+
+
+def drawable(space: TuningSpace, op: Op) -> list[OpConfig]:
+    """Return the configurations of an op that need no calibration data at conversion."""
+    return [c for c in space.capabilities[op.name].configs if not c.needs_data]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from zoo import openvino_cases
 from zoo.harness import signal_to_noise
+from zoo.openvino_models import drawable
 
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
@@ -25,11 +26,6 @@ MIXED = (
 )
 
 
-def _drawable(space, op):
-    """Return the configurations of an op that need no calibration data at conversion."""
-    return [c for c in space.capabilities[op.name].configs if not c.needs_data]
-
-
 @pytest.mark.parametrize("name", MIXED)
 def test_a_mixed_plan_runs_as_planned(name):
     built = CASES[name].build()
@@ -43,7 +39,7 @@ def test_a_mixed_plan_runs_as_planned(name):
             {
                 op.name: configs[drawn.integers(len(configs))]
                 for op in space.graph
-                if len(configs := _drawable(space, op)) > 1
+                if len(configs := drawable(space, op)) > 1
             }
         )
         resolved = space.resolve(plan)

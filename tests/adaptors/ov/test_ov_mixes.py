@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from zoo.openvino_bodies import concatenated, excited, pooled, residual
-from zoo.openvino_models import PICTURES, biased, built, convolved
+from zoo.openvino_models import PICTURES, biased, built, convolved, drawable
 
 from neural_mp.adaptors.openvino.adaptor import OpenVinoAdaptor
 from neural_mp.adaptors.openvino.runtime import ops
@@ -29,11 +29,6 @@ def summed_with_layer(x):
     return convolved(both, 8, seed=3)
 
 
-def _drawable(space, op):
-    """Return the configurations of an op that need no calibration data at conversion."""
-    return [c for c in space.capabilities[op.name].configs if not c.needs_data]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
@@ -49,7 +44,7 @@ def test_every_mix_of_precisions_computes_what_float_does(body):
     draw, tried = np.random.default_rng(0), set()
     for _ in range(DRAWS):
         plan = space.fp32_plan().replacing(
-            {op.name: draw.choice(np.array(_drawable(space, op), object)) for op in space.graph}
+            {op.name: draw.choice(np.array(drawable(space, op), object)) for op in space.graph}
         )
         resolved = space.resolve(plan)
         if resolved in tried:
