@@ -74,26 +74,28 @@ def wide_and_deep(path: Path) -> None:
     path.write_bytes(graph.as_graph_def().SerializeToString())
 
 
-def _recommendation() -> Case:
-    def make(folder: Path) -> None:
-        rng = np.random.default_rng(0)
-        samples = []
-        for label in np.arange(400) % 2:
-            numbers = rng.uniform(0, 0.1, 13)
-            numbers[0] = label
-            numeric = [float(number) for number in numbers]
-            words = [int(word) for word in rng.integers(0, 100, 2)]
-            samples.append({"numeric_1": numeric, "string_1": words, "label": [int(label)]})
-        records.write(folder / "eval.tfrecords", samples)
-        wide_and_deep(folder / "net.pb")
+def recommendation_files(folder: Path) -> None:
+    """Write records and a net of recommendations."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for label in np.arange(400) % 2:
+        numbers = rng.uniform(0, 0.1, 13)
+        numbers[0] = label
+        numeric = [float(number) for number in numbers]
+        words = [int(word) for word in rng.integers(0, 100, 2)]
+        samples.append({"numeric_1": numeric, "string_1": words, "label": [int(label)]})
+    records.write(folder / "eval.tfrecords", samples)
+    wide_and_deep(folder / "net.pb")
 
+
+def _recommendation() -> Case:
     data = ("--evaluation_data_location", "eval.tfrecords", "--batch_size", "20")
     common = ("--input_graph", "net.pb", *data, "--config", "wide_deep_large_ds.yaml")
     calibration = ("--calibration_data_location", "eval.tfrecords", "--accuracy_only")
     speed = (r"Batch size = \d+", r"Latency: [\d.]+ ms", r"Throughput: [\d.]+ \w+/sec")
     return Case(
         f"{_TENSORFLOW}/recommendation/wide_deep_large_ds/quantization/ptq",
-        make,
+        recommendation_files,
         {
             "tune": Step((*common, "--tune", *calibration, "--output_graph", "int8.pb")),
             "accuracy": Step((*common, "--benchmark", "--accuracy_only"), ACCURACY_V2),

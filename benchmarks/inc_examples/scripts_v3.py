@@ -152,25 +152,13 @@ def _style() -> Case:
 
 
 def _recommendation() -> Case:
-    def make(folder: Path) -> None:
-        rng = np.random.default_rng(0)
-        samples = []
-        for label in np.arange(400) % 2:
-            numbers = rng.uniform(0, 0.1, 13)
-            numbers[0] = label
-            numeric = [float(number) for number in numbers]
-            words = [int(word) for word in rng.integers(0, 100, 2)]
-            samples.append({"numeric_1": numeric, "string_1": words, "label": [int(label)]})
-        records.write(folder / "eval.tfrecords", samples)
-        others.wide_and_deep(folder / "net.pb")
-
     common = ("--evaluation_data_location", "eval.tfrecords", "--batch_size", "20")
     tuned = ("--calibration_data_location", "eval.tfrecords", "--tune", "--output_graph", "int8.pb")
     # The script's performance mode ends in an error of its own, after its lines.
     graph = ("--input_graph", "net.pb")
     return Case(
         f"{_TENSORFLOW}/recommendation/wide_deep_large_ds/quantization/ptq",
-        make,
+        others.recommendation_files,
         {
             "tune": Step((*common, *graph, *tuned)),
             "accuracy": Step((*common, *graph, "--accuracy"), (r"Accuracy: [\d.]+",)),
