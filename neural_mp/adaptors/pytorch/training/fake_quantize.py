@@ -32,6 +32,12 @@ def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return torch.dot(first.reshape(-1), second.reshape(-1))
 
 
+def _row_dots(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return the inner products of the rows of two tensors, without a product of all values."""
+    rows, columns = first.flatten(1).unsqueeze(1), second.flatten(1).unsqueeze(2)
+    return torch.bmm(rows, columns).reshape(-1)
+
+
 class _RoundActivation(torch.autograd.Function):
     """uint8 quantize and dequantize of a tensor, computed as `qdq_ops.quantize` does."""
 
@@ -84,7 +90,7 @@ class _RoundWeight(torch.autograd.Function):
         within = torch.ops.aten.hardtanh_backward(grad, steps, -edge, edge)
         if not ctx.needs_input_grad[1]:
             return within, None, None, None
-        found = (grad * rounded - within * weight).flatten(1).sum(1)
+        found = _row_dots(grad, rounded) - _row_dots(within, weight)
         return within, found * gradient_factor(weight[0].numel(), ctx.limit), None, None
 
 
