@@ -148,7 +148,8 @@ class Trials(tuple[Trial, ...], Displayed):
         """Return a `pandas.DataFrame` with one row per trial, indexed by `trial` (from 1).
 
         Columns: outcome, accuracy, each of several metrics, loss, speedup with its bounds, each
-        objective, seconds, the number of ops per precision, error, node, plan. Values that were not
+        objective, seconds, the number of ops per precision, error, node, trained,
+        plan. Values that were not
         measured are missing (NaN or None).
 
         Raises:
@@ -171,6 +172,7 @@ class Trials(tuple[Trial, ...], Displayed):
             **{f"{p} ops": [by.get(p, 0) for by in counts] for p in precisions},
             "error": [trial.error for trial in self],
             "node": [trial.node for trial in self],
+            "trained": [trial.trained for trial in self],
             "plan": [trial.plan for trial in self],
         }
         return data_frame(columns, "trial")

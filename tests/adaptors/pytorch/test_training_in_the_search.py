@@ -1,7 +1,10 @@
 """A search without a plan that meets the target trains the most promising plan."""
 
 import math
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,6 +99,42 @@ def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(tmp_path
     assert read == 0
     check(again)
     assert again.report.accuracy == result.report.accuracy
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from test_training_in_the_search import BATCHES, search
+class Killing:
+    epochs = 0
+    def __iter__(self):
+        self.epochs += 1
+        if self.epochs == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return iter(BATCHES)
+search({folder!r}, epochs=10, train_dataloader=Killing()).fit()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(tmp_path):
+    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    read = 0
+
+    class Counting:
+        """Batches that count their epochs."""
+
+        def __iter__(self):
+            nonlocal read
+            read += 1
+            return iter(BATCHES)
+
+    result = search(tmp_path, epochs=10, train_dataloader=Counting(), resume=True).fit()
+    assert read == 7
+    check(result)
+    whole = search(tmp_path / "whole", epochs=10).fit()
+    assert result.report.accuracy == whole.report.accuracy
 
 
 @pytest.mark.slow
