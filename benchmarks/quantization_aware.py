@@ -1,6 +1,6 @@
 """Accuracy that training recovers, its steps, and seconds per step over FP32, beside torchao.
 
-    python benchmarks/qat.py [--epochs 10]
+    python benchmarks/quantization_aware.py [--epochs 10]
 
 Three nets on scikit-learn's digits that lose accuracy in INT8, or with weights in 4 bits: hostile
 scalings that keep the function, and a narrow net with batch norms. torchao trains the INT8 nets by
@@ -9,6 +9,13 @@ interleaved steps.
 """
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Files beside this one bear the names of packages: its folder must not be searched for those.
+# ruff: noqa: E402
+sys.path[0] = str(Path(__file__).resolve().parent / "models")
 
 import argparse
 import copy
@@ -21,7 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from models.resnet50 import resnet50
+from resnet50 import resnet50
 from rich.console import Console
 from rich.table import Table
 from torch import nn
