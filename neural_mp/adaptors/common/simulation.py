@@ -1,0 +1,65 @@
+"""Training of a model with the rounding of a plan: schedule, and the part of an adaptor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from neural_mp.core.observations import Range
+from neural_mp.space import ResolvedPlan
+from neural_mp.util.validators import boolean, non_negative_integer, validate_option
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class TrainingSchedule:
+    """Schedule of scales over the training steps.
+
+    A step is one call of the model in training mode.
+
+    Attributes:
+        observe_steps: number of first steps in which the ranges of activations follow the data and
+            the scales of weights follow the weights; frozen or learned afterwards.
+        learn_scales: whether the optimizer learns the scales.
+    """
+
+    observe_steps: int = 0
+    learn_scales: bool = True
+
+    def __post_init__(self) -> None:
+        validate_option("observe_steps", non_negative_integer, self.observe_steps)
+        validate_option("learn_scales", boolean, self.learn_scales)
+
+    def observes(self, step: int) -> bool:
+        """Whether ranges follow the data in a step, counted from 0."""
+        return step < self.observe_steps
+
+
+#: Share of a new batch in the moving average of a range.
+RANGE_MOMENTUM = 0.1
+
+
+def moving_range(known: Range, seen: Range) -> Range:
+    """Return the moving average of a range after a batch."""
+    low, high = (
+        (1 - RANGE_MOMENTUM) * old + RANGE_MOMENTUM * new
+        for old, new in zip(known, seen, strict=True)
+    )
+    return min(low, 0.0), max(high, 0.0)
+
+
+@dataclass(frozen=True)
+class Simulation(Generic[M]):
+    """Simulation of integer kernels in float, for training.
+
+    Attributes:
+        simulated: FP32 model, resolved plan, ranges of quantized tensors, schedule → an object of
+            the framework that can be trained and computes as the converted model does. Arguments
+            as in `Adaptor.convert_graph`. `ConfigurationError` if it has no weight to train.
+        finished: such an object → the converted model with its weights and scales.
+    """
+
+    simulated: Callable[[M, ResolvedPlan, Mapping[str, Range], TrainingSchedule], Any]
+    finished: Callable[[Any], M]
