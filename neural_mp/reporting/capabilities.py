@@ -85,7 +85,7 @@ class _Capabilities:
 
     def _table(self, marks: Sequence[str] | None = None) -> Table:
         """Return the wide table; with `marks`, the narrow table with numbered reasons."""
-        table = Table(title=self.title, title_justify="left")
+        table = formatting.TitledTable(self.title)
         table.add_column("op", overflow="fold")
         table.add_column("type", overflow="fold", max_width=None if marks is None else _NARROW)
         for heading in ("supported", "reason")[: 2 if marks is None else 1]:

@@ -256,7 +256,8 @@ class TestInspect:
         assert said in err
 
 
-def test_tensorflow_is_silent_in_python():
+@pytest.mark.parametrize("level", [None, "3"])
+def test_tensorflow_is_silent_in_python(level):
     pytest.importorskip("tensorflow")
     code = (
         "import neural_mp.adaptors.tensorflow\nimport tensorflow as tf\n"
@@ -264,6 +265,8 @@ def test_tensorflow_is_silent_in_python():
     )
     _, there = command()
     there.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    if level is not None:
+        there["TF_CPP_MIN_LOG_LEVEL"] = level
     call = [sys.executable, "-c", code]
     done = subprocess.run(call, env=there, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("3.0\n", "")
