@@ -49,7 +49,7 @@ _TRIALS, _TRIALS_AT_MOST = 4, 8
 _GAP_TRIALS = 2
 #: Number of tensors whose sensitivity is measured at the outputs.
 _MEASURED_EXACTLY = 4
-#: A plan counts as faster below this ratio of measured, or of predicted latencies (a minimum: too low).
+#: A plan counts as faster below this ratio of measured latencies, or of predicted ones, if minimal.
 _FASTER, _PREDICTED_AS_FASTER = 0.97, 0.85
 #: If latency and prediction differ by more than this fraction, ops are timed again within the plan.
 _OFF = 0.15
