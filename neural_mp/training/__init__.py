@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from neural_mp.core.loss_scale import LossScale
     from neural_mp.training.advice import advise
     from neural_mp.training.device_list import devices, is_gpu_available
+    from neural_mp.training.loop import TrainingProgress, fit
     from neural_mp.training.models import apply_plan, first_nonfinite
     from neural_mp.training.policies import kept_layers, set_policy, supported_policies
     from neural_mp.training.rewrite_switch import (
@@ -44,6 +45,8 @@ _LAZY = {
     "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "enable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "finish": (None, "neural_mp.api.quantization_aware"),
+    "TrainingProgress": (None, "neural_mp.training.loop"),
+    "fit": (None, "neural_mp.training.loop"),
     "first_nonfinite": (None, "neural_mp.training.models"),
     "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
@@ -58,6 +61,7 @@ __all__ = [
     "GradScaler",
     "LossScale",
     "LossScaleOptimizer",
+    "TrainingProgress",
     "Watch",
     "advise",
     "apply_plan",
@@ -69,6 +73,7 @@ __all__ = [
     "enable_mixed_precision_graph_rewrite",
     "finish",
     "first_nonfinite",
+    "fit",
     "graph_rewrite",
     "is_gpu_available",
     "kept_layers",

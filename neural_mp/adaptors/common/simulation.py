@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from neural_mp.core.observations import Range
 from neural_mp.space import ResolvedPlan
@@ -50,6 +50,26 @@ def moving_range(known: Range, seen: Range) -> Range:
     return min(low, 0.0), max(high, 0.0)
 
 
+class Trainer(Protocol):
+    """Training steps of one simulation."""
+
+    def step(self, batch: Any, learning_rate: float) -> float:
+        """Run one step and return the loss before the step; weights stay if it is not finite."""
+
+    def first_non_finite(self, batch: Any) -> str | None:
+        """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
+
+    def state(self) -> bytes:
+        """Return weights, scales, optimizer and random state."""
+
+    def load(self, state: bytes, *, resume: bool = False) -> None:
+        """Restore a result of `state`; the random state only with `resume`.
+
+        Raises:
+            ConfigurationError: the state is damaged or of another model.
+        """
+
+
 @dataclass(frozen=True)
 class Simulation(Generic[M]):
     """Simulation of integer kernels in float, for training.
@@ -58,8 +78,11 @@ class Simulation(Generic[M]):
         simulated: FP32 model, resolved plan, ranges of quantized tensors, schedule → an object of
             the framework that can be trained and computes as the converted model does. Arguments
             as in `Adaptor.convert_graph`. `ConfigurationError` if it has no weight to train.
+        trainer: such an object, loss → its training steps. A loss is a function of outputs and
+            targets; without one, outputs are trained towards those of the FP32 model.
         finished: such an object → the converted model with its weights and scales.
     """
 
     simulated: Callable[[M, ResolvedPlan, Mapping[str, Range], TrainingSchedule], Any]
+    trainer: Callable[[Any, Callable[[Any, Any], Any] | None], Trainer]
     finished: Callable[[Any], M]

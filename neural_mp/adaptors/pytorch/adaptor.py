@@ -110,8 +110,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     def simulation(self) -> Simulation[TorchModel]:
         """Training with the rounding of a plan, whose code is imported on first use."""
         from neural_mp.adaptors.pytorch.training.simulation import finished, simulated
+        from neural_mp.adaptors.pytorch.training.trainer import Trainer
 
-        return Simulation(simulated, finished)
+        return Simulation(simulated, Trainer, finished)
 
     def load(
         self,

@@ -66,10 +66,12 @@ class Source:
     """Origin of a simulation, shared by its copies.
 
     Attributes:
+        given: the FP32 model, with the corrections of the plan.
         converted: the model as converted before training.
         parts: path of a part → its simulation as made; copies have graphs of their own.
     """
 
+    given: TorchModel
     converted: TorchModel
     parts: Mapping[str, SimulatedPart]
 
@@ -95,7 +97,7 @@ def simulated(
         }
     shell = None if model.shell is None else copy.deepcopy(model.shell).requires_grad_(False)
     network = assembled(shell, {path: part.module for path, part in parts.items()})
-    made = SimulatedModule(network, schedule, Source(converted, parts))
+    made = SimulatedModule(network, schedule, Source(model, converted, parts))
     if not any(p.requires_grad for p in made.weights()):
         raise ConfigurationError(
             "the model must have float weights to train (requires_grad=True), got none; unfreeze "
