@@ -71,6 +71,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         layer_params.layer_params,
         layer_params.with_layer_params,
         layer_params.channel_preserving_ops,
+        observe.values,
     )
     hessian = Hessian(hessian.hessian_traces)
     portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
