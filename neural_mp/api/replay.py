@@ -50,7 +50,7 @@ def convert_with_plan(
         plan: a plan, or a plan file, which also contains calibration results.
         observations: calibration results, if `plan` is not a file.
         framework: framework of the model; default: detected.
-        inputs: example inputs, if the model requires them.
+        inputs: example inputs, if the model requires them; latency is measured with them.
         calibration: batches of inputs, for weights corrected with data (`awq`, `gptq`,
             `autoround`).
         hardware: hardware of this machine; default: detected.
@@ -100,7 +100,7 @@ def convert_with_plan(
     options = CorrectionOptions(LearnOptions(rounding_steps, random_seed), folder)
     tunable = loaded.in_space(space, given, options).observed(observations)
     converted = tunable.converted(resolved)
-    measurement = Measurement(loaded.example_inputs())
+    measurement = Measurement(loaded.example_inputs() if inputs is None else inputs)
     footprints = Footprints(tunable, measurement.inputs)
     speed = compare_latency(*measurement.rounds([loaded, converted]))
     report = Report(
