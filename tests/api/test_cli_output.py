@@ -121,6 +121,13 @@ class TestJson:
         assert (plan["stem"].precision, plan["head"].precision) == ("bf16", "fp32")
         assert found["report"]["op_counts"]["conv2d"]["bf16"] == 1
 
+    def test_convert_measures_latency_with_inputs_of_the_given_shape(self, run, workplace):
+        Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: bf16}\n")
+        shape = ("--input-shape", "5,1,8,8")
+        code, out, _ = run("convert", NET[0], *shape, "--plan", "plan.yaml", "-o", "five", "--json")
+        assert code == 0
+        assert json.loads(out)["report"]["batch_size"] == 5
+
     def test_benchmark_gives_a_row_for_every_model(self, run):
         code, out, _ = run("benchmark", NET[0], *NET, "--iterations", "3", "--json")
         assert code == 0
