@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
@@ -92,6 +93,11 @@ class Adaptor(ABC, Generic[M]):
     @property
     def training(self) -> optional.Training | None:
         """Training, if offered: a property, so that adaptors can import its code on first use."""
+        return None
+
+    @property
+    def simulation(self) -> Simulation[M] | None:
+        """Training with the rounding of a plan, if offered: a property like `training`."""
         return None
 
     # Required methods

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.common.boundary import Boundary
-from neural_mp.adaptors.common.conversion import profile
+from neural_mp.adaptors.common.conversion import prepared_for, profile
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.fisher import weight_noise
@@ -18,6 +18,7 @@ from neural_mp.adaptors.common.hessian import weight_sensitivity
 from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
+from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.graph import OpGraph
@@ -286,6 +287,20 @@ class TunableModel(LoadedModel[M]):
         if held is self.held:
             return self
         return LoadedModel(self.adaptor, held, boundary=self.boundary)
+
+    def simulated(self, plan: ResolvedPlan, schedule: TrainingSchedule) -> Any:
+        """Return the trainable simulation of the model in the precisions of a plan.
+
+        Raises:
+            ConversionError: as in `converted`; or the framework offers no simulation.
+            ConfigurationError: the model has no weight to train.
+            PlanError: a correction in the plan cannot be applied.
+        """
+        offered = needed(self.adaptor.simulation, self.adaptor.framework, "training with a plan")
+        model, ranges = prepared_for(
+            self.adaptor, self.held, plan, self.observations, self.space, self.corrected
+        )
+        return offered.simulated(model, plan, ranges, schedule)
 
     def faster_kernels(self, inputs: Any, ops: Collection[str]) -> Mapping[str, str]:
         """Return op → a kernel that is faster on a batch; see `FloatKernels`."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.common.corrected_weights import CorrectionOptions
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.portability import hardware_for
@@ -22,10 +24,65 @@ from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS, ROUNDING_STEPS
 from neural_mp.errors import PlanError
 from neural_mp.io.measurement_cache import CACHE_FOLDER
 from neural_mp.runs.report import Report, count_ops
-from neural_mp.space import planned_ops
+from neural_mp.space import ResolvedPlan, planned_ops
 from neural_mp.tuning.final_selection import compare_latency
 from neural_mp.tuning.objectives import Footprints, Measurement
 from neural_mp.util.validators import integer_between, seed_number, validate_option
+
+
+@dataclass(frozen=True)
+class OpenedPlan:
+    """A model, and a plan that fits the model and this machine.
+
+    Attributes:
+        loaded: the given model.
+        tunable: the same with the plan's tuning space and observations.
+        resolved: the plan.
+        warnings: notes to the user.
+    """
+
+    loaded: AnyModel
+    tunable: AnyTunableModel
+    resolved: ResolvedPlan
+    warnings: tuple[str, ...]
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether the plan has ops with calibrated ranges."""
+        return any(c.approach is Approach.STATIC for c in self.resolved.plan.values())
+
+    def result(self, converted: AnyModel, started: float, inputs: object = None) -> OptimizedModel:
+        """Return a converted model with its figures.
+
+        Args:
+            converted: the model.
+            started: the time of the start, by `time.perf_counter`.
+            inputs: the batch that latency is measured with; None for the example of the model.
+        """
+        measurement = Measurement(self.loaded.example_inputs() if inputs is None else inputs)
+        footprints = Footprints(self.tunable, measurement.inputs)
+        speed = compare_latency(*measurement.rounds([self.loaded, converted]))
+        space = self.tunable.space
+        report = Report(
+            **speed.figures,
+            batch_size=measurement.batch_size,
+            baseline_size=self.loaded.size,
+            size=converted.size,
+            baseline_footprint=footprints.baseline,
+            footprint=footprints(converted, self.resolved),
+            seconds={"convert": time.perf_counter() - started},
+            source_precisions=tuple(p.value for p in space.graph.source_precisions),
+            op_counts=count_ops(space.graph, self.resolved.effective),
+            conversions=converted.conversions,
+            warnings=self.warnings,
+        )
+        return OptimizedModel(
+            converted,
+            self.resolved.plan,
+            report,
+            observations=self.tunable.observations,
+            planned=planned_ops(space, self.resolved),
+        )
 
 
 def convert_with_plan(
@@ -50,7 +107,7 @@ def convert_with_plan(
         plan: a plan, or a plan file, which also contains calibration results.
         observations: calibration results, if `plan` is not a file.
         framework: framework of the model; default: detected.
-        inputs: example inputs, if the model requires them.
+        inputs: example inputs, if the model requires them; latency is measured with them.
         calibration: batches of inputs, for weights corrected with data (`awq`, `gptq`,
             `autoround`).
         hardware: hardware of this machine; default: detected.
@@ -76,6 +133,32 @@ def convert_with_plan(
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
     loaded = load_source(source, framework, inputs, capture=capture)
+    data = None if calibration is None else list(calibration)
+    folder = None if workspace is None else Path(workspace) / CACHE_FOLDER / WEIGHTS_FOLDER
+    options = CorrectionOptions(LearnOptions(rounding_steps, random_seed), folder)
+    opened = open_plan(loaded, plan, observations, data, options, hardware, target)
+    if observations is None and opened.needs_ranges:
+        raise PlanError(
+            "a plan of INT8 ops with calibrated ranges requires observations, got none; "
+            "use a plan file written by save_plan or `neural-mp tune --output`"
+        )
+    return opened.result(opened.tunable.converted(opened.resolved), started, inputs)
+
+
+def open_plan(
+    loaded: AnyModel,
+    plan: PrecisionPlan,
+    observations: Observations | None,
+    data: list[Any] | None = None,
+    options: CorrectionOptions | None = None,
+    hardware: Hardware | None = None,
+    target: str = machine.HOST_TARGET,
+) -> OpenedPlan:
+    """Return a model together with a plan; arguments as in `convert_with_plan`.
+
+    Raises:
+        PlanError: the plan does not fit the model or the hardware.
+    """
     there, told = hardware_for(target, hardware or machine.detect(), loaded.adaptor)
     warnings = [*loaded.warnings, *told]
     space = loaded.adaptor.space(loaded.held, there)
@@ -86,37 +169,6 @@ def convert_with_plan(
             f"the weights of {changed} ops are stored in another range than in the plan: "
             f"{there.int8_accumulation.in_words}"
         )
-    resolved = space.resolve(right)
-    if observations is None:
-        if any(config.approach is Approach.STATIC for config in resolved.plan.values()):
-            raise PlanError(
-                "a plan of INT8 ops with calibrated ranges requires observations, got none; "
-                "use a plan file written by save_plan or `neural-mp tune --output`"
-            )
-        observations = Observations()
-    data = None if calibration is None else list(calibration)
     given = None if data is None else lambda: iter(data)
-    folder = None if workspace is None else Path(workspace) / CACHE_FOLDER / WEIGHTS_FOLDER
-    options = CorrectionOptions(LearnOptions(rounding_steps, random_seed), folder)
-    tunable = loaded.in_space(space, given, options).observed(observations)
-    converted = tunable.converted(resolved)
-    measurement = Measurement(loaded.example_inputs())
-    footprints = Footprints(tunable, measurement.inputs)
-    speed = compare_latency(*measurement.rounds([loaded, converted]))
-    report = Report(
-        **speed.figures,
-        batch_size=measurement.batch_size,
-        baseline_size=loaded.size,
-        size=converted.size,
-        baseline_footprint=footprints.baseline,
-        footprint=footprints(converted, resolved),
-        seconds={"convert": time.perf_counter() - started},
-        source_precisions=tuple(p.value for p in space.graph.source_precisions),
-        op_counts=count_ops(space.graph, resolved.effective),
-        conversions=converted.conversions,
-        warnings=tuple(warnings),
-    )
-    planned = planned_ops(space, resolved)
-    return OptimizedModel(
-        converted, resolved.plan, report, observations=observations, planned=planned
-    )
+    tunable = loaded.in_space(space, given, options).observed(observations or Observations())
+    return OpenedPlan(loaded, tunable, space.resolve(right), tuple(warnings))

@@ -49,8 +49,8 @@ _TRIALS, _TRIALS_AT_MOST = 4, 8
 _GAP_TRIALS = 2
 #: Number of tensors whose sensitivity is measured at the outputs.
 _MEASURED_EXACTLY = 4
-#: A plan counts as faster below this ratio of latencies.
-_FASTER_RATIO = 0.97
+#: A plan counts as faster below this ratio of measured latencies, or of predicted ones, if minimal.
+_FASTER, _PREDICTED_AS_FASTER = 0.97, 0.85
 #: If latency and prediction differ by more than this fraction, ops are timed again within the plan.
 _OFF = 0.15
 #: Maximum numbers of trials of plans measured as faster than the fastest trial, or than FP32.
@@ -177,16 +177,17 @@ class _Run:
         return any(trial.met for trial in self.tried.values())
 
     def _fastest(self) -> PrecisionPlan:
-        """Return the lowest-precision plan or the fastest by single-op times, as measured."""
+        """Return the lowest-precision plan or the fastest by single-op times."""
         low, cut = self.problem.space.fastest_plan(), self.model.best_plan(0.0)
         if not self._resolved(cut).has_low_precision or self._resolved(low) == self._resolved(cut):
             return low
         if Objective.PERFORMANCE not in self.problem.objectives:
             return cut
         seconds = self.problem.probe.latencies([self._finished(low), self._finished(cut)])
-        if seconds is None:
-            return cut
-        return cut if seconds[1] < seconds[0] * _FASTER_RATIO else low
+        if seconds is not None:
+            return cut if seconds[1] < seconds[0] * _FASTER else low
+        predicted = [self.model.cost(plan)[0] for plan in (low, cut)]
+        return cut if predicted[1] < predicted[0] * _PREDICTED_AS_FASTER else low
 
     def fastest(self) -> PrecisionPlan:
         """Return the fastest plan by latencies of whole models, see `fastest_by_time`."""
@@ -349,8 +350,7 @@ class _Run:
             plan = guesses.pop(0) if guesses else self._between(missed, met)
             if plan is None or self._resolved(plan) in self.tried:
                 break
-            trial = yield from self._try(plan)
-            if trial is None:
+            if (trial := (yield from self._try(plan))) is None:
                 break
             if trial.meets_accuracy:
                 met, guesses = self.model.cost(plan), []

@@ -1,4 +1,4 @@
-"""Mixed-precision training and automatic mixed precision without conversion."""
+"""Mixed-precision and quantization-aware training, and mixed precision without conversion."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from neural_mp.core.loss_scale import LossScale
     from neural_mp.training.advice import advise
     from neural_mp.training.device_list import devices, is_gpu_available
+    from neural_mp.training.loop import TrainingProgress, fit
     from neural_mp.training.models import apply_plan, first_nonfinite
     from neural_mp.training.policies import kept_layers, set_policy, supported_policies
     from neural_mp.training.rewrite_switch import (
@@ -29,7 +30,8 @@ _PYTORCH = "neural_mp.adaptors.pytorch.training"
 _TENSORFLOW = "neural_mp.adaptors.tensorflow.training"
 
 #: Public name → required framework, if any, and module. Imported on first access, so that no
-#: framework is imported without need.
+#: framework is imported without need. Functions that return results of the API are of that
+#: package, which no other may import.
 _LAZY = {
     "GradScaler": ("pytorch", f"{_PYTORCH}.grad_scaler"),
     "LossScale": (None, "neural_mp.core.loss_scale"),
@@ -42,11 +44,15 @@ _LAZY = {
     "disable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "enable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
+    "finish": (None, "neural_mp.api.quantization_aware"),
+    "TrainingProgress": (None, "neural_mp.training.loop"),
+    "fit": (None, "neural_mp.training.loop"),
     "first_nonfinite": (None, "neural_mp.training.models"),
     "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "is_gpu_available": (None, "neural_mp.training.device_list"),
     "kept_layers": (None, "neural_mp.training.policies"),
+    "quantization_aware": (None, "neural_mp.api.quantization_aware"),
     "set_policy": (None, "neural_mp.training.policies"),
     "supported_policies": (None, "neural_mp.training.policies"),
 }
@@ -55,6 +61,7 @@ __all__ = [
     "GradScaler",
     "LossScale",
     "LossScaleOptimizer",
+    "TrainingProgress",
     "Watch",
     "advise",
     "apply_plan",
@@ -64,10 +71,13 @@ __all__ = [
     "disable_mixed_precision_graph_rewrite",
     "enable_graph_rewrite",
     "enable_mixed_precision_graph_rewrite",
+    "finish",
     "first_nonfinite",
+    "fit",
     "graph_rewrite",
     "is_gpu_available",
     "kept_layers",
+    "quantization_aware",
     "set_policy",
     "supported_policies",
 ]

@@ -169,6 +169,17 @@ def test_what_int8_only_slows_down_stays_out():
     assert int8_ops(trial.plan) == {f"op{i}" for i in (0, 1, 2, 4, 5)}
 
 
+def test_a_small_gain_that_is_only_predicted_does_not_take_ops_out_of_int8():
+    class Close(Timed):
+        def times(self):
+            known = super().times()
+            ops = {**known.ops, "op3": {Precision.FP32: 4.0, Precision.INT8: 4.8}}
+            return replace(known, ops=ops)
+
+    (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=Close())
+    assert len(int8_ops(trial.plan)) == 6
+
+
 @pytest.mark.parametrize(
     ("without_op3", "in_int8"),
     [(1.2, 6), (1.0, 6), (0.99, 6), (0.8, 5)],  # a hundredth is no difference

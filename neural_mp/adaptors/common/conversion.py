@@ -140,6 +140,22 @@ def convert(
     """
     if not plan.changes_model:
         return model
+    prepared, ranges = prepared_for(adaptor, model, plan, observations, space, corrected)
+    return adaptor.convert_graph(prepared, plan, ranges)
+
+
+def prepared_for(
+    adaptor: Framework[M],
+    model: M,
+    plan: ResolvedPlan,
+    observations: Observations,
+    space: TuningSpace,
+    corrected: CorrectedWeights[M] | None = None,
+) -> tuple[M, dict[str, Range]]:
+    """Return the FP32 model with the corrections of a plan, and the ranges of quantized tensors.
+
+    Errors as in `convert`.
+    """
     rescaled, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, seen)
     corrected = corrected or CorrectedWeights(adaptor, model)
@@ -152,7 +168,7 @@ def convert(
     if weights:
         offered = needed(adaptor.grouped_weights, adaptor.framework, "corrections of weights")
         rescaled = offered.with_weights(rescaled, weights)
-    return adaptor.convert_graph(rescaled, plan, ranges)
+    return rescaled, ranges
 
 
 def observe(

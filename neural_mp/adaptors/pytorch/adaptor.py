@@ -14,6 +14,7 @@ import torch
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.pytorch import (
     call_recording,
@@ -106,6 +107,14 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         from neural_mp.adaptors.pytorch.training.numerics_trace import trace_numerics
 
         return optional.Training(open_trainable, apply_plan, trace_numerics, devices)
+
+    @cached_property
+    def simulation(self) -> Simulation[TorchModel]:
+        """Training with the rounding of a plan, whose code is imported on first use."""
+        from neural_mp.adaptors.pytorch.training.simulation import finished, simulated
+        from neural_mp.adaptors.pytorch.training.trainer import Trainer
+
+        return Simulation(simulated, Trainer, finished)
 
     def load(
         self,

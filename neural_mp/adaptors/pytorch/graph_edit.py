@@ -147,8 +147,9 @@ def finish(module: GraphModule) -> GraphModule:
     """Remove unused nodes, parameters and submodules, then check the graph."""
     module.graph.eliminate_dead_code()
     used = set(_read_attributes(module))
+    called = tuple(f"{n.target}." for n in module.graph.nodes if n.op == "call_module")
     for name, _ in [*module.named_parameters(), *module.named_buffers()]:
-        if name not in used:
+        if name not in used and not name.startswith(called):
             owner, _, leaf = name.rpartition(".")
             holder = module.get_submodule(owner)
             holder._parameters.pop(leaf, None)

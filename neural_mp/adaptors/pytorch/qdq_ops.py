@@ -17,6 +17,8 @@ from neural_mp.adaptors.common.code_packing import BitOrder, packed
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code, middle_code
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 
+#: Largest quantized activation; the smallest is 0.
+QMAX = 255
 #: Name of the custom op library.
 LIBRARY = "neural_mp"
 _library = torch.library.Library(LIBRARY, "FRAGMENT")
@@ -31,14 +33,24 @@ def _registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any
     return getattr(torch.ops.neural_mp, name).default
 
 
-def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    # Fused multiply-add, then in place: 2-3 times as fast as round and add.
+def in_steps(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    """Return `x / scale + zero_point + ½` in float32, whose integer part is the quantized `x`."""
+    # Fused multiply-add: 2-3 times as fast as round and add.
     offset = torch.tensor(zero_point + 0.5, dtype=torch.float32)
-    return torch.add(offset, x.float(), alpha=1 / scale).clamp_(0, 255).to(torch.uint8)
+    return torch.add(offset, x.float(), alpha=1 / scale)
+
+
+def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    return in_steps(x, scale, zero_point).clamp_(0, QMAX).to(torch.uint8)
+
+
+def dequantized(q: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    """Return `(q - zero_point) · scale` of integers in float32, in place."""
+    return q.sub_(zero_point).mul_(scale)
 
 
 def _dequantize(q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
-    return (q.float() - zero_point).mul_(scale).to(dtype)
+    return dequantized(q.float(), scale, zero_point).to(dtype)
 
 
 def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

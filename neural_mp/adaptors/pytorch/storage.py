@@ -28,10 +28,12 @@ from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
+from neural_mp.adaptors.pytorch.transformers_config import plain_config, stored_config
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.core.precision import FLOAT_KERNELS
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, one_line
 from neural_mp.util.validators import (
+    anything,
     boolean,
     invalid,
     list_of,
@@ -69,7 +71,7 @@ def save(model: TorchModel, folder: Path) -> None:
             torch.export.save(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
-    details = {
+    details: dict[str, object] = {
         "ops": _op_names(model.portable.graph, program.graph),
         "inputs": model.signature.names,
         "parameters": model.signature.parameters,
@@ -79,6 +81,8 @@ def save(model: TorchModel, folder: Path) -> None:
         "compiles": model.compiles,
         "kernels": marked_kernels(model.portable),
     }
+    if model.config is not None:
+        details["config"] = plain_config(model.config)
     write_details(folder / DETAILS_FILE, details)
 
 
@@ -163,8 +167,10 @@ def restore(folder: Path) -> TorchModel:
         signature = replace(known, dtype=details["dtype"], parameters=parameters)
         example = example_of(program)
         whole = Part(portable, runnable_form(portable), example)
+        values = details.get("config")
+        config = None if values is None else stored_config(values, len(portable.state_dict()))
     compiles = details.get("compiles", False)
-    return TorchModel({WHOLE: whole}, example, signature, compiles=compiles)
+    return TorchModel({WHOLE: whole}, example, signature, compiles=compiles, config=config)
 
 
 def dtype(value: object) -> torch.dtype:
@@ -188,6 +194,7 @@ _DETAILS = record(
         "named_outputs": boolean,
         "compiles": boolean,
         "kernels": mapping_of(one_of(FLOAT_KERNELS)),
+        "config": mapping_of(anything),
     },
 )
 

@@ -1,0 +1,88 @@
+"""Training of a model with the rounding of a plan: schedule, and the part of an adaptor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from neural_mp.core.observations import Range
+from neural_mp.space import ResolvedPlan
+from neural_mp.util.validators import boolean, non_negative_integer, validate_option
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class TrainingSchedule:
+    """Schedule of scales over the training steps.
+
+    A step is one call of the model in training mode.
+
+    Attributes:
+        observe_steps: number of first steps in which the ranges of activations follow the data and
+            the scales of weights follow the weights; frozen or learned afterwards.
+        learn_scales: whether the optimizer learns the scales.
+    """
+
+    observe_steps: int = 0
+    learn_scales: bool = True
+
+    def __post_init__(self) -> None:
+        validate_option("observe_steps", non_negative_integer, self.observe_steps)
+        validate_option("learn_scales", boolean, self.learn_scales)
+
+    def observes(self, step: int) -> bool:
+        """Whether ranges follow the data in a step, counted from 0."""
+        return step < self.observe_steps
+
+
+#: Share of a new batch in the moving average of a range.
+RANGE_MOMENTUM = 0.1
+
+
+def moving_range(known: Range, seen: Range) -> Range:
+    """Return the moving average of a range after a batch."""
+    low, high = (
+        (1 - RANGE_MOMENTUM) * old + RANGE_MOMENTUM * new
+        for old, new in zip(known, seen, strict=True)
+    )
+    return min(low, 0.0), max(high, 0.0)
+
+
+class Trainer(Protocol):
+    """Training steps of one simulation."""
+
+    def step(self, batch: Any, learning_rate: float) -> float:
+        """Run one step and return the loss before the step; weights stay if it is not finite."""
+
+    def first_non_finite(self, batch: Any) -> str | None:
+        """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
+
+    def state(self) -> bytes:
+        """Return weights, scales, optimizer and random state."""
+
+    def load(self, state: bytes, *, resume: bool = False) -> None:
+        """Restore a result of `state`; the random state only with `resume`.
+
+        Raises:
+            ConfigurationError: the state is damaged or of another model.
+        """
+
+
+@dataclass(frozen=True)
+class Simulation(Generic[M]):
+    """Simulation of integer kernels in float, for training.
+
+    Attributes:
+        simulated: FP32 model, resolved plan, ranges of quantized tensors, schedule → an object of
+            the framework that can be trained and computes as the converted model does. Arguments
+            as in `Adaptor.convert_graph`. `ConfigurationError` if it has no weight to train.
+        trainer: such an object, loss → its training steps. A loss is a function of outputs and
+            targets; without one, outputs are trained towards those of the FP32 model.
+        finished: such an object → the converted model with its weights and scales.
+    """
+
+    simulated: Callable[[M, ResolvedPlan, Mapping[str, Range], TrainingSchedule], Any]
+    trainer: Callable[[Any, Callable[[Any, Any], Any] | None], Trainer]
+    finished: Callable[[Any], M]

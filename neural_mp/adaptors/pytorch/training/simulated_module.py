@@ -1,0 +1,70 @@
+"""The module of a simulation, for the user's own training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_mp.adaptors.common.simulation import TrainingSchedule
+from neural_mp.adaptors.pytorch.training.fake_quantize import FakeQuantizer, FakeWeight
+
+
+class SimulatedModule(nn.Module):
+    """A model that computes with the rounding of a plan, and can be trained.
+
+    Called like the original. `state_dict` holds weights, scales and the number of steps, so that
+    training can be resumed. The graph was captured in inference mode: there is no dropout.
+
+    Attributes:
+        network: the graph, or the user's code with graphs of its modules.
+        schedule: schedule of scales.
+        source: origin of the simulation, which `finish` reads.
+        record: values of the caller that travel with the module; shared by copies.
+        steps: number of calls in training mode.
+    """
+
+    steps: torch.Tensor
+
+    def __init__(self, network: nn.Module, schedule: TrainingSchedule, source: Any) -> None:
+        super().__init__()
+        self.network = network
+        self.schedule = schedule
+        self.source = source
+        self.record: Any = None
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; a call in training mode is one step of the schedule."""
+        self._advance()
+        return self.network(*args, **kwargs)
+
+    def weights(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters without the scales."""
+        scales = {id(scale) for scale in self.scales()}
+        yield from (p for p in self.parameters() if id(p) not in scales)
+
+    def scales(self) -> Iterator[nn.Parameter]:
+        """Yield the logarithms of the scales, e.g. for a group of their own in the optimizer."""
+        for module in self.modules():
+            if isinstance(module, FakeQuantizer):
+                yield module.log_scale
+            elif isinstance(module, FakeWeight):
+                yield module.log_scales
+
+    def part(self, path: str) -> nn.Module:
+        """Return the graph of a captured module; the empty path is the whole model."""
+        return self.network.get_submodule(path)
+
+    @torch.compiler.disable
+    def _advance(self) -> None:
+        """Set the phase of the schedule, and count a step in training mode."""
+        step = int(self.steps)
+        observing = self.training and self.schedule.observes(step)
+        for module in self.modules():
+            if isinstance(module, FakeQuantizer | FakeWeight) and module.observing != observing:
+                module.observing = observing
+        if self.training:
+            self.steps += 1

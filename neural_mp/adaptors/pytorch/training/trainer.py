@@ -1,0 +1,180 @@
+"""Training steps of a simulation, its checkpoints, and the origin of NaN."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch.call_signature import CallArgs
+from neural_mp.adaptors.pytorch.dynamic_shapes import flat_inputs
+from neural_mp.adaptors.pytorch.model import TorchModel
+from neural_mp.adaptors.pytorch.training.numerics_trace import loss_value
+from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
+from neural_mp.errors import ConfigurationError, DataError
+
+#: The loss of self-distillation divides by the power of the reference; a lower bound of it.
+_LEAST_POWER = 1e-12
+
+
+class Trainer:
+    """Adam on the weights and scales of a simulation.
+
+    Without a loss, batches are inputs alone, and the outputs are trained towards those of the FP32
+    model.
+    """
+
+    def __init__(
+        self, model: SimulatedModule, loss: Callable[[Any, Any], Any] | None = None
+    ) -> None:
+        self.model, self.loss = model, loss
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.Adam(trained)
+
+    def step(self, batch: Any, learning_rate: float) -> float:
+        """Run one step and return the loss before the step; weights stay if it is not finite."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.model.train()
+        with torch.enable_grad():
+            loss = self._loss(batch)
+            number = float(loss.detach())
+            if torch.isfinite(loss):
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                self.optimizer.step()
+        self.model.eval()
+        return number
+
+    def _loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = self._split(batch)
+        outputs = self._run(inputs)
+        if self.loss is not None:
+            return loss_value(self.loss, outputs, pytree.tree_map(_tensor, targets))
+        call = self._call(inputs)
+        with torch.no_grad():
+            reference = self.model.source.given.module(*call.args, **call.kwargs)
+        return _distance(outputs, reference)
+
+    def _split(self, batch: Any) -> tuple[Any, Any]:
+        if self.loss is None:
+            return batch, None
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise DataError(
+                f"a batch for training with a loss must be (inputs, targets), got a "
+                f"{type(batch).__name__}"
+            )
+        return batch[0], batch[1]
+
+    def _run(self, inputs: Any) -> Any:
+        call = self._call(inputs)
+        return self.model(*call.args, **call.kwargs)
+
+    def _call(self, inputs: Any) -> CallArgs:
+        given: TorchModel = self.model.source.given
+        return given.call(pytree.tree_map(_tensor, inputs))
+
+    def first_non_finite(self, batch: Any) -> str | None:
+        """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
+        inputs, _ = self._split(batch)
+        found: list[str] = []
+        parts = [self.model.part(path) for path in self.model.source.parts]
+
+        def trace(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not found and isinstance(part, GraphModule):
+                tracer = _Tracer(part)
+                tracer.run(*flat_inputs(part, args, kwargs), enable_io_processing=False)
+                found.extend(tracer.found)
+
+        handles = [part.register_forward_pre_hook(trace, with_kwargs=True) for part in parts]
+        try:
+            with torch.no_grad():
+                self._run(inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return next(iter(found), None)
+
+    def state(self) -> bytes:
+        """Return weights, scales, optimizer and random state, for `load`."""
+        parts = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        stored = io.BytesIO()
+        torch.save(parts, stored)
+        return stored.getvalue()
+
+    def load(self, state: bytes, *, resume: bool = False) -> None:
+        """Restore a result of `state`; see the protocol."""
+        try:
+            parts = torch.load(io.BytesIO(state), weights_only=True)
+            self.model.load_state_dict(parts["model"])
+            self.optimizer.load_state_dict(parts["optimizer"])
+            if resume:
+                torch.set_rng_state(parts["random"])
+        except (pickle.UnpicklingError, RuntimeError, KeyError, ValueError, TypeError) as error:
+            raise ConfigurationError(
+                f"the checkpoint must be of the same model and plan: {error}; use another folder"
+            ) from error
+
+
+def _tensor(value: Any) -> Any:
+    return torch.as_tensor(value) if hasattr(value, "__array__") else value
+
+
+def _distance(outputs: Any, reference: Any) -> torch.Tensor:
+    """Return the mean NSR of the float outputs."""
+    pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(reference), strict=True)
+    noises = [
+        (found.float() - wanted.float()).square().sum()
+        / wanted.float().square().sum().clamp_min(_LEAST_POWER)
+        for found, wanted in pairs
+        if fx.is_float(found)
+    ]
+    if not noises:
+        raise ConfigurationError("self-distillation requires a float output, got none; set loss")
+    return torch.stack(noises).mean()
+
+
+class _Tracer(Interpreter):
+    """Runs a graph and records the place of the first NaN or Inf."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.found: list[str] = []
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node, and record its place if its result is not finite."""
+        value = super().run_node(n)
+        if not self.found and n.op != "output":
+            leaves = (leaf for leaf in pytree.tree_leaves(value) if fx.is_float(leaf))
+            if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):
+                self.found.append(_place(n))
+        return value
+
+
+def _place(node: Node) -> str:
+    if node.op == "placeholder":
+        return f"the input {fx.tensor_name(node)!r}"
+    if fx.OP_NAME in node.meta:
+        return f"the result of layer {node.meta[fx.OP_NAME]!r}"
+    word = "a weight" if node.op == "get_attr" else "a quantized tensor"
+    return f"{word} of layer {next(_readers(node), node.name)!r}"
+
+
+def _readers(node: Node) -> Iterator[str]:
+    """Yield the names of the ops that read a node's result, nearest first."""
+    for user in node.users:
+        if fx.OP_NAME in user.meta:
+            yield str(user.meta[fx.OP_NAME])
+        else:
+            yield from _readers(user)
