@@ -177,7 +177,9 @@ class _Reconstruction(Generic[M]):
         started = time.perf_counter()
         sums = self._sums(ops, weights)
         found = {}
+        reading = (time.perf_counter() - started) / len(ops)
         for op in ops:
+            began = time.perf_counter()
             config, weight = self.given.plan.plan[op], weights[op]
             grid = _grid(config)
             best = nearest = grid.nearest(weight, grid.full(weight))
@@ -195,7 +197,9 @@ class _Reconstruction(Generic[M]):
                 )
                 shift = sums[op].lost_mean(best.floats()) if shifts else shift
                 self.corrected.layer_errors[op] = LayerErrors(
-                    *(relative_error(error, each) for each in (nearest, best))
+                    relative_error(error, nearest),
+                    relative_error(error, best),
+                    time.perf_counter() - began + reading,
                 )
             else:
                 logger.warning(
