@@ -197,11 +197,6 @@ class OpConfig:
         if not self.is_reconstructed:
             return
         name = next(name for name in RECONSTRUCTIONS if name in self.corrections)
-        if "bias_correction" in self.corrections:
-            raise PlanError(
-                f"corrections {name!r} and 'bias_correction' exclude each other, since learned "
-                f"weights have no mean error left; remove one of them"
-            )
         grouped = self.weight is not None and self.weight.group_size is not None
         if grouped or self.precision.is_low_bit:
             raise PlanError(

@@ -28,6 +28,8 @@ INT8 = Precision.INT8
 MACHINE = machine()
 #: Scale of the outlier channels.
 FACTOR = 1024.0
+#: Corrections that learn weights.
+LEARNED = ("adaround", "learned_scale")
 
 
 class CorrectionCase:
@@ -225,7 +227,7 @@ class CorrectionContract(OnDigits):
             assert signal_to_noise(real - bias, found) > 100, op
 
     @pytest.mark.parametrize(
-        "corrections", [["adaround"], ["learned_scale"], ["adaround", "learned_scale"]]
+        "corrections", [["adaround"], ["learned_scale"], [*LEARNED], ["bias_correction", *LEARNED]]
     )
     def test_reconstruction_reduces_the_error_of_every_layer_and_of_the_outputs(
         self, case, corrections
@@ -244,7 +246,7 @@ class CorrectionContract(OnDigits):
             case.convert(case.with_corrections_of(op, "adaround"))
 
     def test_a_reconstruction_resumes_bit_for_bit(self, case, tmp_path):
-        plan = case.with_all("adaround", "learned_scale")
+        plan = case.with_all("bias_correction", *LEARNED)
         first = case.run(case.reconstructed(plan, tmp_path))
         kept = sorted(tmp_path.iterdir())
         assert len(kept) == len(case.layer_errors)

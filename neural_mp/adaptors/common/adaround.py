@@ -37,6 +37,8 @@ _SHRINKS = tuple(2 ** (-step / 8) for step in range(49))
 _STEPS_PER_STEP = 5
 #: Maximum operations of one layer; wide layers are learned in fewer steps, at least in the minimum.
 _MOST_OPERATIONS, _LEAST_STEPS = 4e11, 50
+#: Relative error below which rounding to nearest is exact.
+_EXACT = 1e-9
 _TINY = 1e-30
 
 
@@ -204,6 +206,7 @@ def _learned(
     stretched = np.clip((up - _GAMMA) / (_ZETA - _GAMMA), 1e-6, 1 - 1e-6)
     value = np.log(stretched / (1 - stretched)).astype(np.float32)
     nearest = error.of(grid.nearest(weight, scales).floats())
+    nearest = np.maximum(nearest, _EXACT * error.power + _TINY)
     slope = (scales * is_free / nearest[..., None]).astype(np.float32)
     steps = steps_of(weight, options)
     mean, square = np.zeros_like(value), np.zeros_like(value)

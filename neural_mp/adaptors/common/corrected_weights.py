@@ -69,10 +69,12 @@ class LayerErrors:
     Attributes:
         nearest: with the weight rounded to nearest.
         learned: with the learned weight.
+        seconds: duration of learning.
     """
 
     nearest: float
     learned: float
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False)

@@ -188,7 +188,7 @@ def apply_corrections(
             _change(changes, consumer, inputs=factors)
         observations = _rescaled_observations(observations, group, factors, channels)
     for op, config in configs.items():
-        if "bias_correction" in config.corrections:
+        if "bias_correction" in config.corrections and not config.is_reconstructed:
             layer = network.layers.get(op)
             mean = _mean_read(network, space.graph, op, observations)
             shift = None

@@ -39,6 +39,7 @@ class LayerParams:
         axis: the channel axis of input and output, from the end.
         pooled: whether pooling of the result keeps channels separate.
         window: the window of a convolution; None for other layers, or if unknown.
+        shifts: whether the result can be shifted, by a bias that is there or can be added.
     """
 
     result: str
@@ -49,6 +50,7 @@ class LayerParams:
     axis: int = -1
     pooled: bool = False
     window: Window | None = None
+    shifts: bool = True
 
     def matrix(self) -> Array:
         """Return the weight as [groups, outputs of a group, inputs of a group, taps]."""

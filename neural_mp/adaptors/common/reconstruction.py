@@ -19,7 +19,6 @@ import numpy as np
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.adaround import (
     Floats,
-    LayerError,
     RoundedLayer,
     WeightGrid,
     reconstructed_layer,
@@ -27,12 +26,17 @@ from neural_mp.adaptors.common.adaround import (
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, LayerErrors, portions
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code
+from neural_mp.adaptors.common.layer_moments import (
+    MomentsOfRows,
+    damped,
+    relative_error,
+    rounded_input,
+)
 from neural_mp.adaptors.common.optional import Corrections, needed
-from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.core.enums import Approach, CalibrationAlgorithm, Granularity, QuantDType, Scheme
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import weight_qmax
-from neural_mp.core.observations import ChannelRange, Range
+from neural_mp.core.observations import Range
 from neural_mp.core.precision import RECONSTRUCTIONS, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
@@ -48,8 +52,6 @@ _PASSES = 16
 _MOMENT_BYTES, _FLOAT = 1 << 30, 4
 #: Number of rows that the moments are taken of: a multiple of the inputs, at least in the minimum.
 _ROWS_PER_INPUT, _LEAST_ROWS = 4, 1 << 14
-#: Fraction of every input's power that is added to the moments, against noise.
-_DAMPING = 0.01
 _BITS = 8
 
 
@@ -164,7 +166,10 @@ class _Reconstruction(Generic[M]):
         if kept is None:
             kept = self._learned(ops, weights)
             self.corrected.keep_reconstructed(kept, _specs(weights), context)
-        found = {op: _change(self.layers[op], _restored(weights[op], kept[op])) for op in ops}
+        found = {
+            op: _change(self.layers[op], _restored(weights[op], kept[op]), kept[op].offsets)
+            for op in ops
+        }
         self.rounded.update(found)
         return found
 
@@ -172,22 +177,29 @@ class _Reconstruction(Generic[M]):
         started = time.perf_counter()
         sums = self._sums(ops, weights)
         found = {}
+        reading = (time.perf_counter() - started) / len(ops)
         for op in ops:
+            began = time.perf_counter()
             config, weight = self.given.plan.plan[op], weights[op]
             grid = _grid(config)
             best = nearest = grid.nearest(weight, grid.full(weight))
+            shift = np.zeros(weight.shape[:2], np.float32)
             if sums[op].rows:
-                error = sums[op].error()
+                shifts = "bias_correction" in config.corrections and self.layers[op].shifts
+                error = sums[op].error(shifts)
                 best = reconstructed_layer(
                     weight,
                     grid,
-                    sums[op].damped(weight),
+                    damped(error, weight),
                     self.corrected.options.learning,
                     rounding="adaround" in config.corrections,
                     scales="learned_scale" in config.corrections,
                 )
+                shift = sums[op].lost_mean(best.floats()) if shifts else shift
                 self.corrected.layer_errors[op] = LayerErrors(
-                    *(_relative(error, each) for each in (nearest, best))
+                    relative_error(error, nearest),
+                    relative_error(error, best),
+                    time.perf_counter() - began + reading,
                 )
             else:
                 logger.warning(
@@ -195,14 +207,14 @@ class _Reconstruction(Generic[M]):
                     "that reaches it",
                     op,
                 )
-            found[op] = _grouped(best)
+            found[op] = _grouped(best, shift)
         logger.info(
             "Reconstructed %s in %.1f s", ", ".join(map(repr, ops)), time.perf_counter() - started
         )
         return found
 
-    def _sums(self, ops: list[str], weights: Mapping[str, Floats]) -> dict[str, _Sums]:
-        sums = {op: _Sums.of(weights[op]) for op in ops}
+    def _sums(self, ops: list[str], weights: Mapping[str, Floats]) -> dict[str, MomentsOfRows]:
+        sums = {op: MomentsOfRows.of(weights[op]) for op in ops}
         readers: dict[str, list[str]] = {}
         for op in ops:
             readers.setdefault(self._source(op), []).append(op)
@@ -237,12 +249,12 @@ class _Reconstruction(Generic[M]):
         """Return the input of a layer as its kernel rounds it."""
         config, source = self.given.plan.plan[op], self._source(op)
         if config.approach is Approach.DYNAMIC:
-            return _rounded_input(values, (float(values.min()), float(values.max())), 1)
+            return rounded_input(values, (float(values.min()), float(values.max())), 1)
         flow = self.given.plan.flow
         if source not in flow.int8_reads.get(op, ()):
             return values
         span = self.given.ranges.get(flow.scale_owner[source])
-        return values if span is None else _rounded_input(values, span, self.layers[op].axis)
+        return values if span is None else rounded_input(values, span, self.layers[op].axis)
 
     def _context(self, ops: list[str]) -> str:
         """Return all that the weights of a pass depend on, besides model, data and options."""
@@ -261,70 +273,6 @@ class _Reconstruction(Generic[M]):
         return "\n".join([*words, *ops])
 
 
-@dataclass
-class _Sums:
-    """Sums over the rows that a layer read, exact and rounded."""
-
-    products: Floats
-    targets: Floats
-    power: Floats
-    rows: int = 0
-
-    @classmethod
-    def of(cls, weight: Floats) -> _Sums:
-        """Return the sums of no rows."""
-        groups, outputs, inputs = weight.shape
-        return cls(
-            np.zeros((groups, inputs, inputs), np.float32),
-            np.zeros((groups, outputs, inputs), np.float32),
-            np.zeros((groups, outputs), np.float32),
-        )
-
-    def add(self, weight: Floats, exact: Floats, read: Floats) -> None:
-        """Add rows [groups, rows, inputs]."""
-        results = exact @ weight.swapaxes(1, 2)
-        self.products += read.swapaxes(1, 2) @ read
-        self.targets += results.swapaxes(1, 2) @ read
-        self.power += np.einsum("gro,gro->go", results, results)
-        self.rows += exact.shape[1]
-
-    def error(self) -> LayerError:
-        """Return the mean squared error of the rows."""
-        rows = np.float32(self.rows)
-        return LayerError(self.products / rows, self.targets / rows, self.power / rows)
-
-    def damped(self, weight: Floats) -> LayerError:
-        """Return the error plus a small one for every weight that changes."""
-        found = self.error()
-        extra = _DAMPING * np.einsum("gii->gi", found.products)
-        place = np.arange(extra.shape[1])
-        found.products[:, place, place] += extra
-        return LayerError(
-            found.products,
-            found.targets + weight * extra[:, None],
-            found.power + (weight**2 * extra[:, None]).sum(axis=2),
-        )
-
-
-def _relative(error: LayerError, rounded: RoundedLayer) -> float:
-    """Return the squared error of a layer's results relative to their squares."""
-    total = float(error.power.sum())
-    return float(error.of(rounded.floats()).sum()) / total if total > 0 else 0.0
-
-
-def _rounded_input(values: Array, span: Range, axis: int) -> Array:
-    if isinstance(span, ChannelRange) and len(span.channels) == values.shape[axis]:
-        params = [QuantParams.of(each) for each in span.channels]
-        shape = [-1 if place == axis % values.ndim else 1 for place in range(values.ndim)]
-        scale = np.array([each.scale for each in params], np.float32).reshape(shape)
-        zero = np.array([each.zero_point for each in params], np.float32).reshape(shape)
-    else:
-        whole = QuantParams.of(span)
-        scale, zero = np.asarray(whole.scale, np.float32), np.asarray(whole.zero_point, np.float32)
-    codes = np.clip(np.rint(values / scale) + zero, 0, 255)
-    return np.asarray((codes - zero) * scale, np.float32)
-
-
 def _matrix(layer: LayerParams) -> Floats:
     """Return the weight of a layer as [groups, outputs, inputs · taps]."""
     matrix = layer.matrix()
@@ -341,9 +289,11 @@ def _grid(config: OpConfig) -> WeightGrid:
     return WeightGrid(weight_qmax(config.weight), per_channel)
 
 
-def _change(layer: LayerParams, rounded: RoundedLayer) -> LayerRescale:
+def _change(layer: LayerParams, rounded: RoundedLayer, shift: Floats | None = None) -> LayerRescale:
     matrix = layer.matrix()
-    return LayerRescale(rounded=layer.like_weight(rounded.floats().reshape(matrix.shape)))
+    weight = layer.like_weight(rounded.floats().reshape(matrix.shape))
+    shift = None if shift is None or not shift.any() else shift.reshape(-1)
+    return LayerRescale(rounded=weight, shift=shift)
 
 
 def _flat(weights: Mapping[str, Floats]) -> dict[str, Array]:
@@ -362,11 +312,12 @@ def _specs(weights: Mapping[str, Floats]) -> dict[str, QuantSpec]:
     return {op: replace(whole, group_size=weight.shape[2]) for op, weight in weights.items()}
 
 
-def _grouped(rounded: RoundedLayer) -> GroupedWeight:
+def _grouped(rounded: RoundedLayer, shift: Floats) -> GroupedWeight:
+    """Return a rounded weight as it is kept; the shift of the bias is in place of offsets."""
     groups, outputs, inputs = rounded.codes.shape
     codes = (rounded.codes + middle_code(_BITS)).astype(np.uint8).reshape(-1, inputs)
     scales = np.ascontiguousarray(rounded.scales, np.float32).reshape(groups * outputs, 1)
-    return GroupedWeight(codes, scales, np.zeros_like(scales), inputs, _BITS)
+    return GroupedWeight(codes, scales, shift.reshape(scales.shape), inputs, _BITS)
 
 
 def _restored(weight: Floats, kept: GroupedWeight) -> RoundedLayer:

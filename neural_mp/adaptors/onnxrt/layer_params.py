@@ -58,7 +58,7 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
     if axes != 2 or group is None:
         return None
     result = str(group.tail.name) if group.bias is not None else name
-    return LayerParams(result, weight, outputs=1, inputs=0)
+    return LayerParams(result, weight, outputs=1, inputs=0, shifts=group.bias is not None)
 
 
 def _window(node: ir.Node, axes: int) -> Window:

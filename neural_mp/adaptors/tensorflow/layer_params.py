@@ -73,9 +73,13 @@ def _layer(model: TensorFlowModel, name: str) -> LayerParams:
     result = bias.ops[-1] if bias else name
     if node.op == "MatMul":
         across = node.attr["transpose_b"].b
-        return LayerParams(result, weight, *((0, 1) if across else (1, 0)), pooled=True)
+        axes = (0, 1) if across else (1, 0)
+        return LayerParams(result, weight, *axes, pooled=True, shifts=bias is not None)
     groups = constant_shape(graph[node.input[1]])[2] if depthwise else 1
-    return LayerParams(result, weight, 3, 2, groups, pooled=True, window=_window(node))
+    window = _window(node)
+    return LayerParams(
+        result, weight, 3, 2, groups, pooled=True, window=window, shifts=bias is not None
+    )
 
 
 def _window(node: NodeDef) -> Window:
