@@ -4,6 +4,8 @@ import json
 import re
 
 import pytest
+import yaml
+from cli_samples import headings, sample_of
 from examples_here import copied_to, run_command, run_script
 
 import neural_mp
@@ -45,6 +47,31 @@ def test_the_python_example_meets_its_target_with_int8_ops(digits_example):
     assert tuned.report.accuracy >= 0.99 * tuned.report.baseline_accuracy
     assert "Target met" in (folder / "out" / "tuned" / "report.html").read_text("utf-8")
     assert "the plan holds" in run_command(folder, "audit", "out/tuned")
+
+
+#: Commands of the documentation with outputs as samples, and how many of their first tables have
+#: the same columns on every machine; None for all.
+SAMPLES = {
+    "tune conf.yaml -o tuned": 1,
+    "convert digits:trained_net --plan edited.yaml --output edited --input-shape 32,1,8,8": 1,
+    "audit tuned --all": None,
+    "benchmark digits:trained_net tuned edited --input-shape 2,1,8,8 --batch-size 32": None,
+    "compare digits:trained_net tuned --data conf.yaml": None,
+    "sensitivity digits:trained_net --data conf.yaml --precision int8": None,
+}
+
+
+def test_samples_of_the_command_line_have_the_columns_of_their_outputs(copies):
+    folder = copies / "pytorch_digits"
+    for command, count in SAMPLES.items():
+        found = headings(run_command(folder, *command.split()))
+        expected = headings(sample_of(command))
+        assert expected, command
+        assert found[:count] == expected[:count], command
+        if command.startswith("tune"):
+            plan = yaml.safe_load((folder / "tuned" / "plan.yaml").read_text("utf-8"))
+            plan["ops"]["block2.conv1"] = "fp32"
+            (folder / "edited.yaml").write_text(yaml.safe_dump(plan), "utf-8")
 
 
 def test_the_yaml_example_finds_the_same(digits_example):

@@ -18,6 +18,7 @@ from neural_mp.adaptors.common.hessian import weight_sensitivity
 from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
+from neural_mp.adaptors.common.reconstruction import reconstructable
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.registry import adaptor_named
@@ -252,6 +253,11 @@ class TunableModel(LoadedModel[M]):
         data = self.data
         batches = None if data is None else lambda: map(self._given, data())
         return CorrectedWeights(self.adaptor, self.held, batches, self.options)
+
+    @property
+    def reconstructable(self) -> frozenset[str]:
+        """The layers whose INT8 weight can be learned; empty without data."""
+        return frozenset() if self.data is None else reconstructable(self.adaptor, self.held)
 
     def in_space(
         self,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,8 @@ from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
 from neural_mp.util.installation import install_command
+from neural_mp.util.plug_ins import plug_ins, require_importable
 from neural_mp.util.text import with_article
-
-logger = logging.getLogger(__name__)
 
 #: Entry points of third-party adaptors.
 ENTRY_POINT_GROUP = "neural_mp.adaptors"
@@ -57,9 +54,9 @@ def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
     # Third-party adaptors are looked up last: reading all entry points takes milliseconds.
     if framework is not None:
         if framework not in FRAMEWORKS and framework not in (known := framework_names()):
-            raise UnknownFrameworkError(
-                f"framework {framework!r} has no adaptor{did_you_mean(framework, known)}"
-            )
+            what = f"framework {framework!r} has no adaptor"
+            require_importable(ENTRY_POINT_GROUP, framework, UnknownFrameworkError, what)
+            raise UnknownFrameworkError(f"{what}{did_you_mean(framework, known)}")
         return adaptor_named(framework)
     found = _detected(source)
     if found is not None:
@@ -167,16 +164,7 @@ def require_framework(name: str, what: str) -> None:
 
 def _third_party() -> dict[str, type[AnyAdaptor]]:
     """Return framework name → third-party adaptor class."""
-    found = {}
-    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        if entry.name in FRAMEWORKS:
-            continue
-        try:
-            found[entry.name] = entry.load()
-        except Exception:
-            # A broken plug-in must not disable the others.
-            logger.warning("the adaptor %r cannot be loaded", entry.value, exc_info=True)
-    return found
+    return plug_ins(ENTRY_POINT_GROUP, FRAMEWORKS)
 
 
 def _loaded(path: str) -> type[AnyAdaptor]:

@@ -12,6 +12,7 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api import config_objects
 from neural_mp.config import load_settings
+from neural_mp.data.datasets import csv_dataset
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
@@ -24,7 +25,7 @@ from neural_mp.util.validators import file_path, shape_of_array, validate_option
 DEFAULT_SAMPLES = 100
 #: Default batch size when a model is captured.
 _CAPTURED_WITH = 32
-_ARRAYS, TUNING_FILES = (".npy", ".npz"), (".yaml", ".yml")
+_ARRAYS, _TABLE, TUNING_FILES = (".npy", ".npz"), ".csv", (".yaml", ".yml")
 #: One array, or input name → array.
 _Arrays = Array | dict[str, Array]
 
@@ -47,8 +48,9 @@ def inputs_of(
 
     Args:
         data: an `.npy` file for a single input; an `.npz` file with one array per input name, or
-            with `inputs` (and `labels`); a tuning file, whose calibration data, else evaluation
-            data, are used. None for one batch of random inputs.
+            with `inputs` (and `labels`); a `.csv` table, without its last column; a tuning file,
+            whose calibration data, else evaluation data, are used. None for one batch of random
+            inputs.
         model: the model to run.
         batch_size: samples per batch of an array; default: as in the example inputs of the model.
         samples: number of samples.
@@ -70,7 +72,7 @@ def batches_of(
     """Return the inputs in a file as pairs of inputs and None, before a model is loaded.
 
     Args:
-        data: an `.npy`, `.npz` or tuning file.
+        data: an `.npy`, `.npz`, `.csv` or tuning file.
         batch_size: samples per batch of an array.
         samples: number of samples.
         trust: see `MixedPrecision`.
@@ -97,8 +99,10 @@ def _loader(path: Path, trust: Iterable[str]) -> Batches:
 
 
 def _arrays(path: Path) -> _Arrays:
+    if path.suffix == _TABLE:
+        return csv_dataset(path).inputs  # as `tune` reads a table
     if path.suffix not in _ARRAYS:
-        known = ", ".join((*_ARRAYS, *TUNING_FILES))
+        known = ", ".join((*_ARRAYS, _TABLE, *TUNING_FILES))
         raise DataError(f"data must be a file with one of the suffixes {known}, got {str(path)!r}")
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}")

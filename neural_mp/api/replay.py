@@ -51,9 +51,15 @@ class OpenedPlan:
         """Whether the plan has ops with calibrated ranges."""
         return any(c.approach is Approach.STATIC for c in self.resolved.plan.values())
 
-    def result(self, converted: AnyModel, started: float) -> OptimizedModel:
-        """Return a converted model with its figures; `started` is the time of the start."""
-        measurement = Measurement(self.loaded.example_inputs())
+    def result(self, converted: AnyModel, started: float, inputs: object = None) -> OptimizedModel:
+        """Return a converted model with its figures.
+
+        Args:
+            converted: the model.
+            started: the time of the start, by `time.perf_counter`.
+            inputs: the batch that latency is measured with; None for the example of the model.
+        """
+        measurement = Measurement(self.loaded.example_inputs() if inputs is None else inputs)
         footprints = Footprints(self.tunable, measurement.inputs)
         speed = compare_latency(*measurement.rounds([self.loaded, converted]))
         space = self.tunable.space
@@ -101,7 +107,7 @@ def convert_with_plan(
         plan: a plan, or a plan file, which also contains calibration results.
         observations: calibration results, if `plan` is not a file.
         framework: framework of the model; default: detected.
-        inputs: example inputs, if the model requires them.
+        inputs: example inputs, if the model requires them; latency is measured with them.
         calibration: batches of inputs, for weights corrected with data (`awq`, `gptq`,
             `autoround`).
         hardware: hardware of this machine; default: detected.
@@ -136,7 +142,7 @@ def convert_with_plan(
             "a plan of INT8 ops with calibrated ranges requires observations, got none; "
             "use a plan file written by save_plan or `neural-mp tune --output`"
         )
-    return opened.result(opened.tunable.converted(opened.resolved), started)
+    return opened.result(opened.tunable.converted(opened.resolved), started, inputs)
 
 
 def open_plan(

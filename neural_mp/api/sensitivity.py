@@ -34,8 +34,8 @@ def sensitivity_of(
     Args:
         model: a model file or `module:attribute`; a tuning file with model, data and constraints;
             or a saved result, whose run record is used.
-        data: an `.npy` or `.npz` file or a tuning file for calibration; default: one batch of
-            random inputs.
+        data: an `.npy`, `.npz` or `.csv` file or a tuning file for calibration; default: one batch
+            of random inputs.
         precisions: precisions to consider; default: as in tuning.
         samples: number of samples to run.
         batch_size: samples per batch of an array.

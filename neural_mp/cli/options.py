@@ -47,7 +47,7 @@ SaveOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option(help="Inputs: .npy, .npz or tuning YAML; default: random inputs."),
+    typer.Option(help="Inputs: .npy, .npz, .csv or tuning YAML; default: random inputs."),
 ]
 TrustOption = Annotated[
     list[str] | None,

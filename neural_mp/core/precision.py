@@ -132,7 +132,13 @@ CORRECTIONS: Mapping[str, str] = {
     "equalize": "channels scaled between this layer and the previous one, by their weights",
     "smooth": "channels scaled between this layer and the previous op, by activations and weights",
     "bias_correction": "mean error of rounding the weight, subtracted from the bias",
+    "adaround": "each weight rounded up or down, learned from the FP32 results of the layer",
+    "learned_scale": "scale of each channel of the weight, learned from the FP32 results",
 }
+#: The corrections that learn a weight from calibration samples, layer by layer.
+RECONSTRUCTIONS = ("adaround", "learned_scale")
+#: The corrections that rescale channels.
+RESCALING = ("equalize", "smooth")
 
 #: Kernels of an FP32 op besides the framework's own; each rounds as FP32 does, in another order.
 FLOAT_KERNELS: Mapping[str, str] = {
@@ -177,6 +183,7 @@ class OpConfig:
                 "corrections 'equalize' and 'smooth' exclude each other, since both scale the same "
                 "channels; remove one of them"
             )
+        self._check_reconstruction()
         if self.corrections and self.precision is not Precision.INT8:
             raise PlanError(
                 f"correction {self.corrections[0]!r} requires precision int8, got "
@@ -185,6 +192,17 @@ class OpConfig:
         object.__setattr__(
             self, "corrections", tuple(n for n in CORRECTIONS if n in self.corrections)
         )
+
+    def _check_reconstruction(self) -> None:
+        if not self.is_reconstructed:
+            return
+        name = next(name for name in RECONSTRUCTIONS if name in self.corrections)
+        grouped = self.weight is not None and self.weight.group_size is not None
+        if grouped or self.precision.is_low_bit:
+            raise PlanError(
+                f"correction {name!r} is for weights with a scale per channel or tensor; to learn "
+                f"the rounding of a weight in groups, add 'autoround' to its quantization"
+            )
 
     def _check_bits(self) -> None:
         bits = self.weight.dtype.bits if self.weight is not None else self.precision.bits
@@ -216,7 +234,17 @@ class OpConfig:
     @property
     def needs_data(self) -> bool:
         """Whether the weight is corrected with calibration data."""
-        return self.weight is not None and self.weight.needs_data
+        return self.is_reconstructed or (self.weight is not None and self.weight.needs_data)
+
+    @property
+    def is_reconstructed(self) -> bool:
+        """Whether the weight is learned from the results of the layer."""
+        return any(name in RECONSTRUCTIONS for name in self.corrections)
+
+    @property
+    def rescales(self) -> bool:
+        """Whether channels between the layer and the previous one are rescaled."""
+        return any(name in RESCALING for name in self.corrections)
 
     @property
     def approach(self) -> Approach | None:

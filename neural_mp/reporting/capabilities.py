@@ -85,7 +85,7 @@ class _Capabilities:
 
     def _table(self, marks: Sequence[str] | None = None) -> Table:
         """Return the wide table; with `marks`, the narrow table with numbered reasons."""
-        table = Table(title=self.title, title_justify="left")
+        table = formatting.TitledTable(self.title)
         table.add_column("op", overflow="fold")
         table.add_column("type", overflow="fold", max_width=None if marks is None else _NARROW)
         for heading in ("supported", "reason")[: 2 if marks is None else 1]:
@@ -208,29 +208,37 @@ class CapabilitySummary:
 
 
 def summary_table(summary: CapabilitySummary) -> RenderableType:
-    """Return a table of supported precisions by op type, and the reasons for the others."""
+    """Return a table of supported precisions by op type, and the reasons for the others.
+
+    Precisions below 8 bits have a column only if an op supports them.
+    """
     total = sum(summary.types.values())
-    title, figures = (
-        f"Supported precisions of {counted(total, 'op')}",
-        ("ops", *map(str, Precision)),
-    )
+    able = {p: sum(by[p] for by in summary.able.values()) for p in Precision}
+    shown = [p for p in Precision if able[p] or not p.is_low_bit]
+    title, figures = f"Supported precisions of {counted(total, 'op')}", ("ops", *map(str, shown))
     table = formatting.table(title, "op type", *figures, right=figures)
     for kind, count in summary.types.items():
-        table.add_row(kind, str(count), *(str(summary.able[kind][p] or "") for p in Precision))
+        table.add_row(kind, str(count), *(str(summary.able[kind][p] or "") for p in shown))
     table.add_section()
-    able = (sum(by[p] for by in summary.able.values()) for p in Precision)
-    table.add_row("all", str(total), *(str(count or "") for count in able))
+    table.add_row("all", str(total), *(str(able[p] or "") for p in shown))
     if not summary.reasons:
         return table
     return Group(table, reasons_table("Reasons for ineligible precisions", summary.reasons))
 
 
 def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
-    """Return a table of reasons for ineligible precisions, with the number of ops."""
+    """Return a table of reasons for ineligible precisions, with the number of ops.
+
+    Precisions with the same reason for as many ops of the same types share a row.
+    """
     table = formatting.table(title, "no", "ops", "op types", "reason", right=("ops",))
+    rows: dict[tuple[str, tuple[tuple[str, int], ...]], list[Reason]] = {}
     for reason in reasons:
-        more = len(reason.types) - _SHOWN_TYPES
-        named = ", ".join(list(reason.types)[:_SHOWN_TYPES])
+        rows.setdefault((reason.words, tuple(reason.types.items())), []).append(reason)
+    for (words, types), alike in rows.items():
+        more = len(types) - _SHOWN_TYPES
+        named = ", ".join(kind for kind, _ in types[:_SHOWN_TYPES])
         named += f" and {more} more" if more > 0 else ""
-        table.add_row(reason.precision.value, str(reason.ops), named, reason.words)
+        precisions = ", ".join(reason.precision.value for reason in alike)
+        table.add_row(precisions, str(alike[0].ops), named, words)
     return table

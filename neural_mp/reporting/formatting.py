@@ -6,7 +6,9 @@ import math
 from collections.abc import Collection
 from decimal import Decimal
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
@@ -101,9 +103,23 @@ def speed(report: Report) -> str:
     )
 
 
+class TitledTable(Table):
+    """Table with a title that may be wider than the table; a title of `Table` would be wrapped."""
+
+    def __init__(self, heading: str) -> None:
+        super().__init__()
+        self.heading = heading
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the title and the table."""
+        if self.heading:
+            yield Text(self.heading, style="table.title")
+        yield from super().__rich_console__(console, options)
+
+
 def table(title: str, *headings: str, right: Collection[str] = ()) -> Table:
     """Return an empty table; columns with a heading in `right` are aligned to the right."""
-    made = Table(title=title or None, title_justify="left")
+    made = TitledTable(title)
     for heading in headings:
         made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     return made

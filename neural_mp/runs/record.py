@@ -155,16 +155,20 @@ class ProbeMeasurements:
         output_nsr: quantized tensor, or first op of a decision group → corrections as text
             (`none` for none) → output NSR with this tensor or group alone in lower precision.
         elements: op or graph input → number of elements in a run of the timed batch.
+        layer_errors: layer with a learned weight → squared error of its results relative to their
+            squares: `nearest` rounded to nearest, `learned`, and the `seconds` of learning.
     """
 
     times: OpTimings = field(default_factory=OpTimings)
     output_nsr: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     elements: Mapping[str, float] = field(default_factory=dict)
+    layer_errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 #: Keys of the run cache with the fields of `ProbeMeasurements`; the key of an output NSR ends in
 #: corrections and tensor name.
 TIMES, ELEMENTS, OUTPUT_NSR = "times", "elements", "output_nsr: "
+LAYER_ERRORS = "layer_errors"
 
 
 def output_nsr_in(entries: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -266,6 +266,7 @@ def record_to_dict(record: RunRecord) -> dict[str, Any]:
         "times": record.measured.times.to_dict(),
         "output_nsr": {name: dict(by) for name, by in record.measured.output_nsr.items()},
         "elements": dict(record.measured.elements),
+        "layer_errors": {op: dict(each) for op, each in record.measured.layer_errors.items()},
         "ending": None if record.ending is None else ending_to_dict(record.ending),
     }
 
@@ -283,6 +284,7 @@ def record_from_dict(data: Any) -> RunRecord:
 def _record(data: Any) -> RunRecord:
     values = _RECORD(data)
     measured = [values.pop(key) for key in ("times", "output_nsr", "elements")]
+    measured.append(values.pop("layer_errors", {}))
     return RunRecord(**values, measured=ProbeMeasurements(*measured))
 
 
@@ -320,7 +322,9 @@ _RECORD = record(
         "output_nsr": mapping_of(mapping_of(number)),
         "elements": mapping_of(non_negative_float),
         "ending": optional(ending_from_dict),
-    }
+    },
+    # Missing in files of earlier versions.
+    {"layer_errors": mapping_of(mapping_of(non_negative_float))},
 )
 
 

@@ -13,7 +13,14 @@ from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, one_line
 from neural_mp.io.readers import compress_text, file_context, parse_json
-from neural_mp.runs.record import ELEMENTS, TIMES, ProbeMeasurements, RunRecord, output_nsr_in
+from neural_mp.runs.record import (
+    ELEMENTS,
+    LAYER_ERRORS,
+    TIMES,
+    ProbeMeasurements,
+    RunRecord,
+    output_nsr_in,
+)
 from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
 from neural_mp.runs.report import RuntimeFigures
 from neural_mp.util.validators import Validator, mapping_of, non_negative_float, validate_at
@@ -139,6 +146,11 @@ class RunStore:
                 validate_at(TIMES, OpTimings.from_dict, times) if times else OpTimings(),
                 output_nsr_in(entries),
                 validate_at(ELEMENTS, mapping_of(non_negative_float), entries.get(ELEMENTS) or {}),
+                validate_at(
+                    LAYER_ERRORS,
+                    mapping_of(mapping_of(non_negative_float)),
+                    entries.get(LAYER_ERRORS) or {},
+                ),
             )
         return RunRecord(
             setup,

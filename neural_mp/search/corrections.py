@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
-from neural_mp.core.enums import Approach
+from neural_mp.core.enums import Approach, CalibrationAlgorithm
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import RECONSTRUCTIONS, OpConfig
 from neural_mp.space import TuningSpace
 
 #: A correction must remove at least this fraction of a tensor's noise.
@@ -36,6 +37,59 @@ def with_corrections(
                 if op in plan and plan[op].approach is Approach.STATIC:
                     changes[op] = replace(plan[op], corrections=(corrections[tensor.name],))
     return plan.replacing(changes)
+
+
+@dataclass(frozen=True)
+class Int8Settings:
+    """Settings of static INT8 ops beyond their best configs.
+
+    Attributes:
+        algorithm: calibration algorithm of the activations; None for that of the configs.
+        bias_correction: whether corrected ops get a corrected bias.
+        learned: the ops with learned weights.
+    """
+
+    algorithm: CalibrationAlgorithm | None = None
+    bias_correction: bool = False
+    learned: frozenset[str] = frozenset()
+
+    def applied(self, plan: PrecisionPlan, space: TuningSpace) -> PrecisionPlan:
+        """Return a plan with these settings, as far as the ops support them."""
+        return plan.replacing(
+            {
+                op: self._applied(op, config, space)
+                for op, config in plan.items()
+                if config.approach is Approach.STATIC and config.activation is not None
+            }
+        )
+
+    def _applied(self, op: str, config: OpConfig, space: TuningSpace) -> OpConfig:
+        found = config
+        if self.algorithm is not None and config.activation is not None:
+            spec = replace(config.activation, algorithm=self.algorithm)
+            other = replace(config, activation=spec)
+            supported = replace(other, corrections=()) in space.capabilities[op].configs
+            found = other if supported else config
+        names = found.corrections
+        if op in self.learned:
+            names = (*names, "bias_correction", *RECONSTRUCTIONS)
+        elif self.bias_correction and names:
+            names = (*names, "bias_correction")
+        return replace(found, corrections=names)
+
+
+def without_reconstruction(plan: PrecisionPlan) -> PrecisionPlan:
+    """Return a plan of the same speed whose weights are not learned."""
+    return plan.replacing(
+        {
+            op: replace(
+                config,
+                corrections=tuple(n for n in config.corrections if n not in RECONSTRUCTIONS),
+            )
+            for op, config in plan.items()
+            if config.is_reconstructed
+        }
+    )
 
 
 def corrected_nsr(observations: Observations, corrections: Mapping[str, str]) -> dict[str, float]:

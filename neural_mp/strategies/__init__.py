@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.strategies.base import Probe, Search, Strategy, TuningProblem
+from neural_mp.util.plug_ins import plug_ins, require_importable
 
 #: Entry-point group of third-party strategies.
 ENTRY_POINT_GROUP = "neural_mp.strategies"
@@ -48,11 +47,8 @@ def _built_in() -> dict[str, type[Strategy]]:
 
 def strategy_classes() -> dict[str, type[Strategy]]:
     """Return name → strategy class."""
-    found = _built_in()
-    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        if entry.name not in found:
-            found[entry.name] = entry.load()
-    return found
+    own = _built_in()
+    return {**own, **plug_ins(ENTRY_POINT_GROUP, own)}
 
 
 def strategy_named(name: str) -> Strategy:
@@ -65,7 +61,9 @@ def strategy_named(name: str) -> Strategy:
     if name not in known:  # reading all entry points takes milliseconds
         known = strategy_classes()
     if name not in known:
-        raise ConfigurationError(f"there is no strategy {name!r}{did_you_mean(name, known)}")
+        what = f"there is no strategy {name!r}"
+        require_importable(ENTRY_POINT_GROUP, name, ConfigurationError, what)
+        raise ConfigurationError(f"{what}{did_you_mean(name, known)}")
     return known[name]()
 
 

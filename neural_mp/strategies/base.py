@@ -40,6 +40,10 @@ class Probe:
         """
         return None
 
+    def reconstructable(self) -> frozenset[str]:
+        """Return the ops whose INT8 weight can be learned from calibration samples."""
+        return frozenset()
+
     def times(self) -> OpTimings:
         """Return the times of ops and conversions; empty if not measured."""
         return OpTimings()

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from neural_mp.core.enums import Approach, CalibrationAlgorithm, Objective, is_latency_only
+from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -14,6 +14,7 @@ from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
 from neural_mp.search.corrections import (
+    Int8Settings,
     best_corrections,
     corrected_nsr,
     rescale_estimates,
@@ -49,8 +50,8 @@ _TRIALS, _TRIALS_AT_MOST = 4, 8
 _GAP_TRIALS = 2
 #: Number of tensors whose sensitivity is measured at the outputs.
 _MEASURED_EXACTLY = 4
-#: A plan counts as faster below this ratio of latencies.
-_FASTER_RATIO = 0.97
+#: A plan counts as faster below this ratio of measured latencies, or of predicted ones, if minimal.
+_FASTER, _PREDICTED_AS_FASTER = 0.97, 0.85
 #: If latency and prediction differ by more than this fraction, ops are timed again within the plan.
 _OFF = 0.15
 #: Maximum numbers of trials of plans measured as faster than the fastest trial, or than FP32.
@@ -75,7 +76,8 @@ class MinimumCut(Strategy):
     1. The fastest plan by measured times; noisy tensors get corrections that cost no time: channel
        scaling. Most models meet the target here.
     2. If the target is missed, embedding tables quantized only for their size leave INT8.
-    3. Another calibration algorithm, or bias correction, if a few samples show less noise.
+    3. Another calibration algorithm or bias correction, then weights learned from FP32 results
+       (reconstruction), each if a few samples show less noise.
     4. As few tensors leave INT8 as a narrow miss requires, or else all with an NSR above 5 %.
     5. Bisection of the front between the slowest plan that missed the target and the fastest that
        met it, until no plan lies between or after four trials. If no plan has met the target, the
@@ -105,11 +107,7 @@ class MinimumCut(Strategy):
 
 
 def fastest_by_time(problem: TuningProblem) -> PrecisionPlan:
-    """Return the fastest plan by measured times; without times, the plan of lowest precisions.
-
-    The plan of lowest precisions is compared with the minimum cut, then the faster one with plans
-    that keep a type of op in float.
-    """
+    """Return the fastest plan by measured times; without times, the plan of lowest precisions."""
     return _Run(problem).fastest()
 
 
@@ -120,9 +118,7 @@ class _Run:
     noise: dict[str, float] = field(init=False)
     model: CostModel = field(init=False)
     tried: dict[ResolvedPlan, Trial] = field(default_factory=dict)
-    #: Settings of INT8 ops beyond the best configs: calibration algorithm and bias correction.
-    algorithm: CalibrationAlgorithm | None = None
-    bias_correction: bool = False
+    settings: Int8Settings = field(default_factory=Int8Settings)
     #: Times measured within a plan, which replace those of the probe.
     within: OpTimings | None = None
 
@@ -168,6 +164,8 @@ class _Run:
             if not self._has_met():
                 yield from self._try_corrections(fastest)
             if not self._has_met():
+                yield from self._try_reconstruction(fastest)
+            if not self._has_met():
                 yield from self._bisect(fastest)
         yield from self._refine()
         if not self._has_met():
@@ -177,16 +175,17 @@ class _Run:
         return any(trial.met for trial in self.tried.values())
 
     def _fastest(self) -> PrecisionPlan:
-        """Return the lowest-precision plan or the fastest by single-op times, as measured."""
+        """Return the lowest-precision plan or the fastest by single-op times."""
         low, cut = self.problem.space.fastest_plan(), self.model.best_plan(0.0)
         if not self._resolved(cut).has_low_precision or self._resolved(low) == self._resolved(cut):
             return low
         if Objective.PERFORMANCE not in self.problem.objectives:
             return cut
         seconds = self.problem.probe.latencies([self._finished(low), self._finished(cut)])
-        if seconds is None:
-            return cut
-        return cut if seconds[1] < seconds[0] * _FASTER_RATIO else low
+        if seconds is not None:
+            return cut if seconds[1] < seconds[0] * _FASTER else low
+        predicted = [self.model.cost(plan)[0] for plan in (low, cut)]
+        return cut if predicted[1] < predicted[0] * _PREDICTED_AS_FASTER else low
 
     def fastest(self) -> PrecisionPlan:
         """Return the fastest plan by latencies of whole models, see `fastest_by_time`."""
@@ -207,20 +206,7 @@ class _Run:
     def _finished(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return a plan with corrections and calibration algorithm for its INT8 ops."""
         space = self.problem.space
-        plan = with_corrections(plan, space, self.corrections)
-        changes = {}
-        for op, config in plan.items():
-            if config.approach is Approach.STATIC and config.activation is not None:
-                found = config
-                if self.algorithm is not None:
-                    spec = replace(config.activation, algorithm=self.algorithm)
-                    other = replace(config, activation=spec)
-                    supported = replace(other, corrections=()) in space.capabilities[op].configs
-                    found = other if supported else config
-                if self.bias_correction and found.corrections:
-                    found = replace(found, corrections=(*found.corrections, "bias_correction"))
-                changes[op] = found
-        return plan.replacing(changes)
+        return self.settings.applied(with_corrections(plan, space, self.corrections), space)
 
     def _try(
         self, plan: PrecisionPlan
@@ -329,14 +315,27 @@ class _Run:
         before = probe.output_noise(self._finished(plan))
         if before is None:
             return
-        best, least = (self.algorithm, self.bias_correction), before * _MAX_NSR_RATIO_FOR_TRIAL
-        settings = [*((name, False) for name in RANGE_ALGORITHMS[1:]), (None, True)]
-        for setting in settings if self.corrections else settings[:-1]:
-            self.algorithm, self.bias_correction = setting
+        best, least = self.settings, before * _MAX_NSR_RATIO_FOR_TRIAL
+        settings = [Int8Settings(name) for name in RANGE_ALGORITHMS[1:]]
+        settings += [Int8Settings(bias_correction=True)] if self.corrections else []
+        for self.settings in settings:
             found = probe.output_noise(self._finished(plan))
             if found is not None and found < least:
-                best, least = setting, found
-        self.algorithm, self.bias_correction = best
+                best, least = self.settings, found
+        self.settings = best
+        yield from self._try(plan)
+
+    def _try_reconstruction(self, plan: PrecisionPlan) -> Steps:
+        """Try weights learned from FP32 results, if a few samples show less noise."""
+        probe, unlearned = self.problem.probe, self.settings
+        learned = probe.reconstructable()
+        before = probe.output_noise(self._finished(plan)) if learned else None
+        if before is None:
+            return
+        self.settings = replace(unlearned, learned=learned)
+        after = probe.output_noise(self._finished(plan))
+        if after is None or after >= before * _MAX_NSR_RATIO_FOR_TRIAL:
+            self.settings = unlearned
         yield from self._try(plan)
 
     def _bisect(self, fastest: PrecisionPlan) -> Steps:
@@ -349,8 +348,7 @@ class _Run:
             plan = guesses.pop(0) if guesses else self._between(missed, met)
             if plan is None or self._resolved(plan) in self.tried:
                 break
-            trial = yield from self._try(plan)
-            if trial is None:
+            if (trial := (yield from self._try(plan))) is None:
                 break
             if trial.meets_accuracy:
                 met, guesses = self.model.cost(plan), []

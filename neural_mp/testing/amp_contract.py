@@ -286,6 +286,6 @@ class AmpContract(OnDigits):
         moved = {"inferlist_remove": self.types(), "allowlist_add": self.types()}
         result = self.tuned(net, **moved)
         result.save_plan(tmp_path / "plan.yaml")
-        again = convert_with_plan(net, tmp_path / "plan.yaml", inputs=images)
+        again = convert_with_plan(net, tmp_path / "plan.yaml", inputs=self.example)
         assert again.plan == result.plan
         np.testing.assert_array_equal(again(images), result(images))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.corrections import apply_corrections, score_corrections
+from neural_mp.adaptors.common.cross_layer_scaling import LayerParams
+from neural_mp.adaptors.common.optional import Corrections
+from neural_mp.adaptors.common.reconstruction import reconstructable
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
@@ -22,6 +28,8 @@ INT8 = Precision.INT8
 MACHINE = machine()
 #: Scale of the outlier channels.
 FACTOR = 1024.0
+#: Corrections that learn weights.
+LEARNED = ("adaround", "learned_scale")
 
 
 class CorrectionCase:
@@ -47,6 +55,32 @@ class CorrectionCase:
     def convert(self, plan: PrecisionPlan) -> Any:
         return self.adaptor.convert(self.model, self.space.resolve(plan), self.observed, self.space)
 
+    def reconstructed(self, plan: PrecisionPlan, folder: Path | None = None) -> Any:
+        """Return the model of a plan that learns from the images, with kept weights in a folder."""
+        options = CorrectionOptions(folder=folder)
+        corrected = CorrectedWeights(self.adaptor, self.model, lambda: [self.images], options)
+        resolved = self.space.resolve(plan)
+        found = self.adaptor.convert(self.model, resolved, self.observed, self.space, corrected)
+        self.layer_errors = corrected.layer_errors
+        return found
+
+    @property
+    def _offered(self) -> Corrections[Any]:
+        assert self.adaptor.corrections is not None
+        return self.adaptor.corrections
+
+    @property
+    def layers(self) -> Mapping[str, LayerParams]:
+        return self._offered.layer_params(self.model)
+
+    def values(self, tensors: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the values of tensors, in one part."""
+        found: dict[str, list[np.ndarray]] = {}
+        assert self._offered.values is not None
+        for name, part in self._offered.values(self.model, [self.images], tensors):
+            found.setdefault(name, []).append(np.array(part))
+        yield from ((name, np.concatenate(parts)) for name, parts in found.items())
+
     def in_fp32(self, plan: PrecisionPlan) -> Any:
         """Return the FP32 model with the corrections of a plan."""
         resolved = self.space.resolve(plan).plan
@@ -54,6 +88,16 @@ class CorrectionCase:
 
     def with_corrections_of(self, op: str, *corrections: str) -> PrecisionPlan:
         return self.plain.replacing({op: replace(self.plain[op], corrections=corrections)})
+
+    def with_all(self, *corrections: str) -> PrecisionPlan:
+        """Return the corrected plan with further corrections of all layers."""
+        able = reconstructable(self.adaptor, self.model)
+        changes = {
+            op: replace(config, corrections=(*config.corrections, *corrections))
+            for op, config in self.corrected.items()
+            if op in able
+        }
+        return self.corrected.replacing(changes)
 
 
 class CorrectionContract(OnDigits):
@@ -167,6 +211,49 @@ class CorrectionContract(OnDigits):
         plan = case.plain.replacing({passing: OpConfig(INT8, corrections=("smooth",))})
         with pytest.raises(PlanError, match=passing):
             case.convert(plan)
+
+    def test_the_rows_of_a_layer_times_its_weight_are_its_results(self, case):
+        able = reconstructable(case.adaptor, case.model)
+        assert able == {op for op, layer in case.layers.items() if layer.inputs is not None}
+        read = {op: case.space.graph[op].inputs[0] for op in able}
+        values = dict(case.values({*read.values(), *able}))
+        for op in able:
+            layer = case.layers[op]
+            matrix, rows = layer.matrix(), layer.rows(values[read[op]], 1 << 30, 0)
+            weight = matrix.reshape(*matrix.shape[:2], -1)
+            found = np.einsum("gri,goi->rgo", rows, weight).reshape(len(rows[0]), -1)
+            real = np.moveaxis(values[op], layer.axis, -1).reshape(found.shape).astype(np.float64)
+            bias = (real - found).mean(axis=0)
+            assert signal_to_noise(real - bias, found) > 100, op
+
+    @pytest.mark.parametrize(
+        "corrections", [["adaround"], ["learned_scale"], [*LEARNED], ["bias_correction", *LEARNED]]
+    )
+    def test_reconstruction_reduces_the_error_of_every_layer_and_of_the_outputs(
+        self, case, corrections
+    ):
+        before = signal_to_noise(case.reference, case.run(case.convert(case.corrected)))
+        model = case.reconstructed(case.with_all(*corrections))
+        assert case.layer_errors.keys() == reconstructable(case.adaptor, case.model)
+        gained = [errors.learned / errors.nearest for errors in case.layer_errors.values()]
+        assert max(gained) <= 1
+        assert np.mean(gained) < 0.9
+        assert signal_to_noise(case.reference, case.run(model)) > before + 1
+
+    def test_reconstruction_needs_data(self, case):
+        op = case.space.tunable_ops[0]
+        with pytest.raises(PlanError, match=f"{op}.*calibration data"):
+            case.convert(case.with_corrections_of(op, "adaround"))
+
+    def test_a_reconstruction_resumes_bit_for_bit(self, case, tmp_path):
+        plan = case.with_all("bias_correction", *LEARNED)
+        first = case.run(case.reconstructed(plan, tmp_path))
+        kept = sorted(tmp_path.iterdir())
+        assert len(kept) == len(case.layer_errors)
+        kept[0].unlink()  # as if interrupted
+        again = case.run(case.reconstructed(plan, tmp_path))
+        assert len(case.layer_errors) == 1  # the others are kept
+        np.testing.assert_array_equal(again, first)
 
     @pytest.mark.parametrize("kind", ["residual", "two_outputs"])
     def test_what_is_added_or_given_out_is_never_scaled(self, request, images, kind):

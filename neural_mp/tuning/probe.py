@@ -25,6 +25,7 @@ from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.profiling import interleaved_medians
 from neural_mp.runs.record import OUTPUT_NSR, TIMES, corrections_in
+from neural_mp.search.corrections import without_reconstruction
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe, TuningProblem
 from neural_mp.tuning.form_timing import form_times
@@ -61,21 +62,20 @@ class Effort:
 
     Attributes:
         brief: whether ops are profiled in few runs.
-        profiled_runs: runs of a batch for op timings; without time for them, ops are not timed.
+        profiled_runs, whole_runs: runs of a batch for op timings, and of whole models.
         passes: interleaved profiles, if time permits.
-        whole_runs: runs of whole models.
         longer: duration of latency measurements, as a multiple of the usual one, if time permits.
     """
 
     brief: bool
     profiled_runs: int
-    passes: int
     whole_runs: int
+    passes: int
     longer: int
 
 
 #: The effort of a search, and that of a run which only converts.
-THOROUGH, BRIEF = Effort(False, 24, 2, 3, 4), Effort(True, 10, 1, 1, 1)
+THOROUGH, BRIEF = Effort(False, 24, 3, 2, 4), Effort(True, 10, 1, 1, 1)
 
 
 @dataclass
@@ -84,8 +84,7 @@ class MeasuringProbe(Probe):
 
     Measurements, and those skipped for lack of time, are stored in the run's history, so that a
     resumed run obtains identical values. A measurement that would exceed the allowance, judged by
-    the longest so far, is skipped. Time is the CPU time of this process over all threads, so that
-    other load on the machine does not affect which measurements are made.
+    the longest so far, is skipped. Time is CPU time over all threads, whatever else is running.
 
     Attributes:
         job: the run.
@@ -95,11 +94,10 @@ class MeasuringProbe(Probe):
         allowance: maximum CPU seconds.
         spent: CPU seconds spent so far.
         seconds: wall-clock seconds spent so far.
-        untimed: reason for missing op timings, in some or all precisions; empty if complete or not
-            requested.
+        untimed: reason for missing op timings; empty if complete or not requested.
         has_cache_hits: whether any measurement was taken from an earlier run.
         effort: the number of runs.
-        converted: plan → its model, kept for further measurements; None keeps no models.
+        converted: plan → its model, kept for further use; None keeps no models.
     """
 
     job: TuningJob
@@ -135,6 +133,10 @@ class MeasuringProbe(Probe):
             return MAX_NSR
         return mean_nsr(self._reference, model.float_outputs(inputs))
 
+    def reconstructable(self) -> frozenset[str]:
+        """See the base class."""
+        return self.model.reconstructable
+
     def times(self) -> OpTimings:
         """See the base class."""
         if Objective.PERFORMANCE not in self.job.objectives:
@@ -149,7 +151,7 @@ class MeasuringProbe(Probe):
 
     def times_within(self, plan: PrecisionPlan) -> OpTimings | None:
         """See the base class."""
-        before, resolved = self.times(), self.job.space.resolve(plan)
+        before, resolved = self.times(), self.job.space.resolve(without_reconstruction(plan))
         if not before.ops:
             return None
         kind, untimed = optional(checked(OpTimings.from_dict)), self.untimed
@@ -220,7 +222,7 @@ class MeasuringProbe(Probe):
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
         """See the base class."""
-        resolved = [self.job.space.resolve(plan) for plan in plans]
+        resolved = [self.job.space.resolve(without_reconstruction(plan)) for plan in plans]
         key = f"latencies {_digest(resolved)}"
         kind = optional(list_of(optional(number)))
         found = self._kept(key, kind, lambda: self._latencies(resolved), len(resolved))

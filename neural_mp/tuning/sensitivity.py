@@ -18,7 +18,6 @@ from neural_mp.runs.record import (
     NO_CORRECTION,
     ProbeMeasurements,
     RunRecord,
-    RunStart,
     output_nsr_in,
 )
 from neural_mp.search.corrections import best_corrections, with_corrections
@@ -155,7 +154,7 @@ def _tensors(
             least,
             most,
             Precision.INT8.value if name in quantized else _others(flow, readers),
-            _why_tensor(record.setup, plan, flow, tensor, name in quantized),
+            _why_tensor(record, plan, flow, tensor, name in quantized),
         )
 
 
@@ -166,7 +165,7 @@ def _others(flow: QuantizationFlow, ops: Sequence[str]) -> str:
 
 
 def _why_tensor(
-    setup: RunStart,
+    record: RunRecord,
     plan: PrecisionPlan,
     flow: QuantizationFlow,
     tensor: QuantizedTensor,
@@ -176,13 +175,27 @@ def _why_tensor(
         name for op in tensor.consumers if op in plan for name in plan[op].corrections
     )
     if quantized:
-        return f"corrected: {', '.join(corrections)}" if corrections else BY_PLAN
+        learned = _learned_errors(record.measured.layer_errors, plan, tensor.consumers)
+        return f"corrected: {', '.join(corrections)}{learned}" if corrections else BY_PLAN
+    setup = record.setup
     reasons = (
         why_int8(setup.graph, setup.capabilities, plan, flow, op)
         for op in tensor.consumers
         if flow.effective[op] is not Precision.INT8
     )
     return next(reasons, "no consumer reads the tensor in INT8")
+
+
+def _learned_errors(
+    errors: Mapping[str, Mapping[str, float]], plan: PrecisionPlan, readers: Sequence[str]
+) -> str:
+    """Return the errors of layers before and after learning, as the end of a sentence."""
+    words = [
+        f"{op} {errors[op]['nearest']:.1e} → {errors[op]['learned']:.1e}"
+        for op in readers
+        if op in errors and op in plan and plan[op].is_reconstructed
+    ]
+    return f"; relative error of results: {', '.join(words)}" if words else ""
 
 
 def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iterator[Sensitivity]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
 from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.runs.history import History
-from neural_mp.runs.record import ELEMENTS
+from neural_mp.runs.record import ELEMENTS, LAYER_ERRORS
 from neural_mp.strategies.base import Search
 from neural_mp.tuning.baseline import Baseline, calibrated, measured_baseline
 from neural_mp.tuning.early_stopping import RunningValues
@@ -40,6 +40,7 @@ from neural_mp.tuning.trained_plan import trained_selection
 from neural_mp.tuning.trial_runner import TrialRunner
 from neural_mp.tuning.unchecked import converted_unchecked
 from neural_mp.util.user_calls import ReraiseUserErrors
+from neural_mp.util.validators import mapping_of, non_negative_float
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     with log.phase("search"):
         search.drive(job.strategy.search(problem_of(job, model, probe)))
     log.seconds["probe"] = probe.seconds
+    _record_reconstruction(model, history, log)
     if probe.has_cache_hits:
         log.cache_hit("op times and output noise")
     if probe.untimed:
@@ -122,6 +124,16 @@ def _kept(job: TuningJob, history: History) -> list[Trial]:
         if plan.plan == trial.plan:
             kept.append(job.rated(trial, plan))
     return kept
+
+
+def _record_reconstruction(model: AnyTunableModel, history: History, log: RunLog) -> None:
+    """Record the errors of learned layers before and after, and the seconds."""
+    kind = mapping_of(mapping_of(non_negative_float))
+    _, found = history.cache.get(LAYER_ERRORS, kind)
+    errors = {op: asdict(each) for op, each in model.corrected.layer_errors.items()}
+    if errors:
+        history.cache.put(LAYER_ERRORS, {**(found or {}), **errors})
+        log.seconds["reconstruction"] = sum(each["seconds"] for each in errors.values())
 
 
 def allowance(job: TuningJob, baseline: Baseline | None) -> float:

@@ -121,6 +121,13 @@ class TestJson:
         assert (plan["stem"].precision, plan["head"].precision) == ("bf16", "fp32")
         assert found["report"]["op_counts"]["conv2d"]["bf16"] == 1
 
+    def test_convert_measures_latency_with_inputs_of_the_given_shape(self, run, workplace):
+        Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: bf16}\n")
+        shape = ("--input-shape", "5,1,8,8")
+        code, out, _ = run("convert", NET[0], *shape, "--plan", "plan.yaml", "-o", "five", "--json")
+        assert code == 0
+        assert json.loads(out)["report"]["batch_size"] == 5
+
     def test_benchmark_gives_a_row_for_every_model(self, run):
         code, out, _ = run("benchmark", NET[0], *NET, "--iterations", "3", "--json")
         assert code == 0
@@ -256,7 +263,8 @@ class TestInspect:
         assert said in err
 
 
-def test_tensorflow_is_silent_in_python():
+@pytest.mark.parametrize("level", [None, "3"])
+def test_tensorflow_is_silent_in_python(level):
     pytest.importorskip("tensorflow")
     code = (
         "import neural_mp.adaptors.tensorflow\nimport tensorflow as tf\n"
@@ -264,6 +272,8 @@ def test_tensorflow_is_silent_in_python():
     )
     _, there = command()
     there.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    if level is not None:
+        there["TF_CPP_MIN_LOG_LEVEL"] = level
     call = [sys.executable, "-c", code]
     done = subprocess.run(call, env=there, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("3.0\n", "")

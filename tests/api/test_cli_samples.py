@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
-import re
+import runpy
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+import pytest
+import torch
+from cli_samples import cells, headings, lines_outside, sample_of
+from examples_here import copied_to, run_command
 
+from neural_mp.reporting import console
 
-def _cells(text: str) -> list[tuple[str, ...]]:
-    """Return the first two cells of every row of the tables."""
-    rows = (re.split("[│┃]", line) for line in text.splitlines())
-    return [
-        tuple(cell.strip() for cell in row[1:3]) for row in rows if len(row) > 2 and row[1].strip()
-    ]
+INSPECT = "inspect digits:trained_net --input-shape 2,1,8,8"
 
 
 def test_the_sample_of_hardware_has_the_rows_of_its_output(run):
     """Support and reasons depend on the machine, rows and headings do not."""
-    (sample,) = re.findall(r"\n\$ neural-mp hardware\n(.*?)```", PAGE.read_text(), re.DOTALL)
     expected, found = (
-        [row for row in _cells(text) if row[0] in ("device", "cpu")]
-        for text in (sample, run("hardware")[1])
+        [row for row in cells(text) if row[0] in ("device", "cpu")]
+        for text in (sample_of("hardware"), run("hardware")[1])
     )
     assert len(expected) > 4
     assert found == expected
+
+
+@pytest.fixture(scope="module")
+def digits_example(tmp_path_factory) -> Path:
+    """A copy of the example of the samples; its net is not trained."""
+    folder = copied_to(tmp_path_factory.mktemp("examples")) / "pytorch_digits"
+    (folder / "out").mkdir()
+    net = runpy.run_path(str(folder / "digits.py"))["DigitsNet"]()
+    torch.save(net.state_dict(), folder / "out" / "digits_net.pt")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_sample_of_inspect_has_the_rows_and_notes_of_its_output(digits_example, monkeypatch):
+    """Names and types of ops; precisions and what all ops lack depend on the machine."""
+    monkeypatch.setattr(console, "_UNLIMITED", 80)  # as wide as the terminal of the sample
+    expected, found = sample_of(INSPECT), run_command(digits_example, *INSPECT.split())
+    assert len(cells(expected)) == 11
+    assert cells(found) == cells(expected)
+    assert headings(found) == headings(expected)
+    by_machine = ("no fp16 for any op", "no bf16 for any op")
+    assert [line for line in lines_outside(found) if not line.startswith(by_machine)] == [
+        line for line in lines_outside(expected) if not line.startswith(by_machine)
+    ]
+
+
+@pytest.mark.slow
+def test_the_sample_of_a_summary_counts_the_ops_of_its_output(digits_example):
+    """Op types with their counts; reasons, of which some depend on the machine, by op types."""
+    command = f"{INSPECT} --summary"
+    expected, found = sample_of(command), run_command(digits_example, *command.split())
+    assert lines_outside(found) == lines_outside(expected)
+    assert headings(found) == headings(expected)
+    types = ("add", "conv2d", "linear", "mean", "relu", "all")
+    counts = [row for row in cells(expected) if row[0] in types]
+    assert len(counts) == len(types)
+    assert [row for row in cells(found) if row[0] in types] == counts
+    low_bits = [row for row in cells(expected, 4) if row[0].startswith("int2")]
+    assert len(low_bits) == 4
+    assert [row for row in cells(found, 4) if row[0].startswith("int2")] == low_bits

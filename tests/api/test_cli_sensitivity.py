@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from dense_runs import write_workplace
 
 from neural_mp import MixedPrecision
 
@@ -44,6 +45,29 @@ def test_a_saved_result_is_asked_what_its_run_measured(run, workplace, net, digi
     code, out, _ = run("sensitivity", "tuned", "--json")
     assert code == 0
     assert json.loads(out)["decisions"] == json.loads(json.dumps(result.sensitivity().to_dict()))
+
+
+@pytest.mark.slow
+def test_a_csv_table_serves_as_it_does_for_tune(run, tmp_path, monkeypatch):
+    """Features, and the label in the last column."""
+    monkeypatch.chdir(write_workplace(tmp_path))
+    with np.load("test.npz") as data:
+        np.save("x.npy", data["inputs"])
+        np.savetxt(
+            "x.csv",
+            np.column_stack([data["inputs"], data["labels"]]),
+            delimiter=",",
+            header=",".join([*map("f{}".format, range(16)), "label"]),
+            comments="",
+        )
+    noises = []
+    for file in ("x.npy", "x.csv"):
+        code, out, err = run("sensitivity", "net.onnx", "--data", file, "--most", "0", "--json")
+        assert code == 0, err
+        noises.append([row["noise"] for row in json.loads(out)["decisions"]])
+        assert run("compare", "net.onnx", "net.onnx", "--data", file)[0] == 0
+    assert len(noises[0]) == 2
+    np.testing.assert_allclose(noises[1], noises[0], rtol=1e-4)
 
 
 def test_without_data_it_says_that_random_inputs_say_little(run, workplace):

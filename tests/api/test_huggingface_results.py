@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+import neural_mp
 from neural_mp import MixedPrecision
+from neural_mp.errors import ModelLoadError
 from neural_mp.metrics import as_metric
 from neural_mp.tuning.criterion import AccuracyCriterion
 
@@ -99,6 +104,61 @@ def test_a_pipeline_runs_a_result_with_the_labels_of_its_configuration(tuned, to
     expected = torch.softmax(logits[0], -1)
     assert found["label"] == ("no", "yes")[int(expected.argmax())]
     assert found["score"] == pytest.approx(float(expected.max()), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_loaded_result_keeps_its_configuration(tuned, tokenizer, tmp_path):
+    tuned.save(tmp_path / "saved")
+    loaded = neural_mp.load(tmp_path / "saved")
+    assert type(loaded.config) is transformers.BertConfig
+    assert loaded.config.to_dict() == tuned.config.to_dict()
+    words = "w3 w4 w5"
+    first, second = (
+        transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)(words)
+        for model in (tuned, loaded)
+    )
+    assert first == second
+    loaded.save(tmp_path / "again")  # A configuration that nothing asked for is saved, too.
+    assert neural_mp.load(tmp_path / "again").config.id2label == {0: "no", 1: "yes"}
+
+
+def _saved_with_config(result, folder, entries):
+    """Return the folder of a result whose configuration was edited, with the digest of the edit."""
+    saved = folder / "saved"
+    result.save(saved)
+    details = json.loads((saved / "details.json").read_text())
+    details["config"].update(entries)
+    (saved / "details.json").write_text(json.dumps(details))
+    (manifest_file,) = (f for f in saved.glob("*.json") if '"files"' in f.read_text())
+    manifest = json.loads(manifest_file.read_text())
+    manifest["files"]["details.json"] = hashlib.sha256(
+        (saved / "details.json").read_bytes()
+    ).hexdigest()
+    manifest_file.write_text(json.dumps(manifest))
+    return saved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("num_hidden_layers", 10**9, "num_hidden_layers must be at most"),
+        ("num_labels", 10**9, "num_labels must be at most"),
+        ("attn_implementation", "them/kernel", "names the kernel"),
+    ],
+)
+def test_a_stored_configuration_is_checked_like_a_folder(tuned, tmp_path, entry, value, message):
+    saved = _saved_with_config(tuned, tmp_path, {entry: value})
+    with pytest.raises(ModelLoadError, match=message):
+        neural_mp.load(saved)
+
+
+@pytest.mark.slow
+def test_a_stored_configuration_of_an_unknown_model_is_one_error(tuned, tmp_path):
+    entries = {"model_type": "bert-of-tomorrow", "auto_map": {"AutoModel": "them/code.M"}}
+    loaded = neural_mp.load(_saved_with_config(tuned, tmp_path, entries))
+    with pytest.raises(ModelLoadError, match="must have models of type 'bert-of-tomorrow'"):
+        loaded.config  # noqa: B018
 
 
 @pytest.mark.slow

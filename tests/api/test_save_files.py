@@ -77,6 +77,42 @@ def test_a_pt2_file_runs_in_plain_torch(result, tmp_path):
     run_process(tmp_path, sys.executable, "-c", _PLAIN)
 
 
+_LOWERED = """
+import torch
+import torch.ao.quantization.fx
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx
+
+kernels = []
+
+def inner_compile(graph, inputs, **options):  # takes the lowered graph in place of compiling it
+    kernels.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+    def run(arguments):
+        return graph(*arguments)
+    run._boxed_call = True
+    return run
+
+def backend(graph, inputs):
+    return compile_fx(graph, inputs, inner_compile=inner_compile)
+
+program = torch.export.load("one.pt2").module()
+batch, expected = torch.load("io.pt")
+with config.patch(freezing=True), torch.no_grad():
+    found = torch.compile(program, backend=backend)(batch)
+assert kernels.count("onednn.qlinear_pointwise.default") == 2, kernels
+assert "aten.addmm.default" not in kernels and "aten.mm.default" not in kernels, kernels
+assert (found - expected).abs().max() < 1e-2 * expected.abs().max()
+"""
+
+
+@pytest.mark.slow
+def test_inductor_lowers_a_pt2_file_to_integer_kernels(result, tmp_path):
+    result.save(tmp_path / "one.pt2")
+    batch = torch.randn(8, 6)
+    torch.save((batch, result(batch)), tmp_path / "io.pt")
+    run_process(tmp_path, sys.executable, "-c", _LOWERED)
+
+
 @pytest.mark.slow
 def test_a_result_with_dynamic_ranges_is_refused_as_a_pt2_file(result, tmp_path):
     plan = PrecisionPlan({"0": OpConfig(Precision.INT8, *DYNAMIC)})

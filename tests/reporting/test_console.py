@@ -13,7 +13,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from neural_mp.cli.app import app
-from neural_mp.reporting import error_console, output_console
+from neural_mp.reporting import error_console, formatting, output_console
 from neural_mp.reporting.console import SafeConsole
 from neural_mp.reporting.live import html_of
 
@@ -55,6 +55,16 @@ def test_a_table_knows_how_wide_a_name_is_as_it_is_shown(capsys):
     assert SHOWN in capsys.readouterr().out
     output_console().print(_table(HOSTILE))
     assert len({len(line) for line in capsys.readouterr().out.splitlines()}) == 1
+
+
+def test_the_title_of_a_narrow_table_is_one_line_in_a_pipe(capsys):
+    title = "No plan that meets the target is faster; the result is the FP32 model"
+    table = formatting.table(title, "op")
+    table.add_row("conv")
+    output_console().print(table)
+    first, border, *_ = capsys.readouterr().out.splitlines()
+    assert first == title
+    assert len(border) < len(title)
 
 
 def test_colours_and_bars_of_our_own_still_move_and_shine():

@@ -7,12 +7,17 @@ import queue
 import shutil
 import subprocess
 import threading
+from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import page_records
 import pytest
 
-from neural_mp.reporting.page import cell_of, page_of
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32
+from neural_mp.reporting.page import cell_of, comparison_page, page_of
+from neural_mp.reporting.page.jobs import jobs_page
+from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 
@@ -192,3 +197,68 @@ def test_the_search_field_of_a_phone_is_as_wide_as_its_hint(looked_at):
     width = "return inside.querySelector('#find').getBoundingClientRect().width;"
     ((seen,), _, _) = looked_at({"page.html": page}, (390,), width)
     assert seen["did"] >= 150
+
+
+#: Pairs of labels of axes that overlap; a line of text is higher than its digits.
+OVERLAPS = """
+const found = [];
+for (const chart of inside.querySelectorAll("svg.chart")) {
+  const words = [...chart.querySelectorAll(".tick, .axis")];
+  const labels = words.filter(one => one.getClientRects().length);
+  const boxes = labels.map(one => one.getBoundingClientRect());
+  boxes.forEach((box, at) => boxes.slice(0, at).forEach((other, before) => {
+    const apart = box.left >= other.right || other.left >= box.right;
+    if (!apart && Math.min(box.bottom, other.bottom) - Math.max(box.top, other.top) > 5)
+      found.push([labels[before].textContent, labels[at].textContent]);
+  }));
+}
+return found;
+"""
+
+
+def compared() -> str:
+    """A page of two runs that differ in the precisions of five ops."""
+    run = page_records.record(page_records.transformer(90))
+    plan = PrecisionPlan({**run.ending.plan, **dict.fromkeys(list(run.ending.plan)[:5], FP32)})
+    return comparison_page(run, replace(run, name="other", ending=replace(run.ending, plan=plan)))
+
+
+def test_labels_of_an_axis_never_overlap(looked_at):
+    pages = {
+        "small.html": page_of(page_records.record(page_records.chain(40))),
+        "large.html": page_of(page_records.record(page_records.transformer(500))),
+        "two.html": compared(),
+    }
+    found, _, _ = looked_at(pages, (1400, 390), OVERLAPS)
+    assert [seen["did"] for seen in found] == [[]] * 6
+
+
+#: Widths of the names in tables, and whether the second column shows without scrolling.
+NAMES = """
+return [...inside.querySelectorAll("table.names-first")].map(table => {
+  const [name, second] = table.querySelector("tbody tr").cells;
+  const [inner, outer] = [second, table.parentElement].map(one => one.getBoundingClientRect());
+  return [name.offsetWidth, inner.right <= outer.right];
+});
+"""
+
+
+def test_names_in_tables_of_a_phone_are_legible_and_leave_room_for_the_next_column(looked_at):
+    jobs = [
+        JobOutcome(f"resnet50-imagenet-{i}-ecef3dab2d84", "conf.yaml", "0", status)
+        for i, status in enumerate((JobStatus.MET, JobStatus.FAILED, JobStatus.BEGUN))
+    ]
+    page = page_of(page_records.record(page_records.transformer(90)))
+    pages = {"jobs.html": jobs_page(jobs, {}), "two.html": compared(), "run.html": page}
+    found, _, _ = looked_at(pages, (390,), NAMES)
+    assert [len(seen["did"]) for seen in found] == [2, 1, 1]
+    for seen in found:
+        for width, next_is_visible in seen["did"]:
+            assert width >= 120, seen
+            assert next_is_visible, seen
+        assert seen["wide"] <= 390
+
+
+def test_a_job_that_has_not_ended_has_a_reason():
+    job = JobOutcome("net", "conf.yaml", "0", JobStatus.BEGUN)
+    assert "not finished" in jobs_page([job], {})

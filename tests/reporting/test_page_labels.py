@@ -26,6 +26,13 @@ def test_names_with_the_same_end_show_the_start_that_differs():
         assert str(i) in labels[name]
 
 
+def test_names_that_differ_in_the_middle_show_that_part_and_their_end():
+    names = [f"encoder.layer.{i}.attention.{end}" for i in (0, 7, 9) for end in ("norm", "context")]
+    labels = shortened(names, 16)
+    assert labels["encoder.layer.7.attention.context"] == "…7…ntion.context"
+    assert labels["encoder.layer.7.attention.norm"] == "…7…ttention.norm"
+
+
 @given(st.lists(st.text("ab./", max_size=24), max_size=60), st.integers(8, 14))
 def test_labels_of_different_names_differ_and_fit(names, room):
     labels = shortened(names, room)

@@ -169,6 +169,17 @@ def test_what_int8_only_slows_down_stays_out():
     assert int8_ops(trial.plan) == {f"op{i}" for i in (0, 1, 2, 4, 5)}
 
 
+def test_a_small_gain_that_is_only_predicted_does_not_take_ops_out_of_int8():
+    class Close(Timed):
+        def times(self):
+            known = super().times()
+            ops = {**known.ops, "op3": {Precision.FP32: 4.0, Precision.INT8: 4.8}}
+            return replace(known, ops=ops)
+
+    (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=Close())
+    assert len(int8_ops(trial.plan)) == 6
+
+
 @pytest.mark.parametrize(
     ("without_op3", "in_int8"),
     [(1.2, 6), (1.0, 6), (0.99, 6), (0.8, 5)],  # a hundredth is no difference
@@ -384,3 +395,36 @@ def test_where_the_front_has_nothing_more_the_worst_go_back_one_two_four():
     best = max((t for t in trials if t.met), key=lambda t: len(int8_ops(t.plan)))
     assert len(int8_ops(best.plan)) >= 4
     assert len(trials) <= 8
+
+
+class Learning(MadeUpProbe):
+    """Weights can be learned, which takes the noise of op2 away."""
+
+    gain: float = 0.01
+
+    def reconstructable(self):
+        return frozenset({"op2"})
+
+    def output_noise(self, plan, alone=None):
+        found = super().output_noise(plan)
+        return found * self.gain if plan["op2"].is_reconstructed else found
+
+
+def test_weights_are_learned_before_a_tensor_falls_back():
+    def harm(plan):
+        return 0.9 if plan["op2"] == INT8[0] else 0.0
+
+    first, second = tried(chain(6), harm, {"op1": 0.9}, probe=Learning({"op2": 1.0}))
+    assert not first.met
+    assert second.met
+    assert len(int8_ops(second.plan)) == 6
+    assert second.plan["op2"].corrections == ("bias_correction", "adaround", "learned_scale")
+    assert not any(second.plan[op].corrections for op in second.plan if op != "op2")
+
+
+def test_learned_weights_that_gain_nothing_on_a_few_samples_are_not_tried():
+    probe = Learning({"op2": 1.0})
+    probe.gain = 0.95
+    trials = tried(chain(9), hostile_tensor, {"op1": 0.9}, probe=probe)
+    assert not any(config.is_reconstructed for t in trials for config in t.plan.values())
+    assert trials[-1].met

@@ -24,7 +24,7 @@ from neural_mp.util.pytree import Array
 
 #: Reasons for a missing kernel, worded alike for all frameworks.
 NO_INTEGER_KERNEL = "no integer kernel"
-NO_4_BIT_KERNEL = "no kernel for 4-bit weights"
+NO_LOW_BIT_KERNEL = "no kernel for weights below 8 bits"
 BOTH_FACTORS_COMPUTED = "both factors are computed; no integer kernel"
 COMPUTED_WEIGHT = "its weight is computed, not constant"
 UNUSABLE_WEIGHT = "its weight is empty, or holds NaN or Inf"
@@ -102,7 +102,7 @@ class IntegerKernel:
     algorithms: tuple[CalibrationAlgorithm, ...] = ()
     weight_alone: QuantSpec | None = None
     other_weights: tuple[QuantSpec, ...] = ()
-    low_bits: tuple[QuantSpec, ...] | str = NO_4_BIT_KERNEL
+    low_bits: tuple[QuantSpec, ...] | str = NO_LOW_BIT_KERNEL
     low_bit_corrections: tuple[tuple[WeightCorrection, ...], ...] = ((),)
 
     def configs(self) -> list[OpConfig]:

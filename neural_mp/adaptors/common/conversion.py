@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.corrections import apply_corrections
 from neural_mp.adaptors.common.factor_folding import fold_factors
 from neural_mp.adaptors.common.optional import OpTiming, needed
+from neural_mp.adaptors.common.reconstruction import ModelToRound, reconstructed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
 from neural_mp.core.op_timings import OpRuns
@@ -158,6 +159,8 @@ def prepared_for(
     rescaled, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, seen)
     corrected = corrected or CorrectedWeights(adaptor, model)
+    to_round = ModelToRound(adaptor, rescaled, plan, ranges, space.graph)
+    rescaled = reconstructed(to_round, observations.samples, corrected)
     weights = corrected.of_plan(plan.plan)
     if any(weight.input_factors is not None for weight in weights.values()):
         quantized = plan.flow.scale_owner.keys()

@@ -62,6 +62,21 @@ class CorrectionOptions:
     folder: Path | None = None
 
 
+@dataclass(frozen=True)
+class LayerErrors:
+    """Squared errors of a layer's results relative to their squares, on calibration samples.
+
+    Attributes:
+        nearest: with the weight rounded to nearest.
+        learned: with the learned weight.
+        seconds: duration of learning.
+    """
+
+    nearest: float
+    learned: float
+    seconds: float
+
+
 @dataclass(frozen=True, eq=False)
 class CorrectedWeights(Generic[M]):
     """The corrected weights of one model; each is made once.
@@ -76,12 +91,14 @@ class CorrectedWeights(Generic[M]):
         model: the float model.
         batches: → calibration inputs; None without data.
         options: options of the corrections.
+        layer_errors: op → errors of its results, for the layers reconstructed so far.
     """
 
     adaptor: Framework[M]
     model: M
     batches: Callable[[], Iterable[Any]] | None = None
     options: CorrectionOptions = CorrectionOptions()
+    layer_errors: dict[str, LayerErrors] = field(default_factory=dict, repr=False)
     _made: dict[tuple[str, QuantSpec], GroupedWeight] = field(default_factory=dict, repr=False)
     #: Layers with one input, and the quantization → their common factors.
     _factors: dict[tuple[tuple[str, ...], QuantSpec], Floats | None] = field(
@@ -90,6 +107,9 @@ class CorrectedWeights(Generic[M]):
     _learned: dict[frozenset[tuple[str, QuantSpec]], _Made] = field(
         default_factory=dict, repr=False
     )
+
+    #: Context → the weights of layers reconstructed together.
+    _reconstructed: dict[str, _Made] = field(default_factory=dict, repr=False)
 
     def of_plan(self, plan: PrecisionPlan) -> dict[str, GroupedWeight]:
         """Return op → its corrected weight, for the ops of a plan that have corrections.
@@ -288,6 +308,23 @@ class CorrectedWeights(Generic[M]):
     def _keep(self, made: Mapping[str, GroupedWeight], specs: _Specs, context: str = "") -> None:
         if self._store is not None:
             self._store.put(made, specs, context)
+
+    def reconstructed(
+        self, weights: Mapping[str, Array], specs: Mapping[str, QuantSpec], context: str
+    ) -> Mapping[str, GroupedWeight] | None:
+        """Return op → the weight that was kept for a context, as codes; None if none was."""
+        if context not in self._reconstructed and self._store is not None:
+            kept = self._store.get(weights, specs, context)
+            if kept is not None:
+                self._reconstructed[context] = kept
+        return self._reconstructed.get(context)
+
+    def keep_reconstructed(
+        self, made: Mapping[str, GroupedWeight], specs: Mapping[str, QuantSpec], context: str
+    ) -> None:
+        """Keep the weights of a context for later conversions and resumed runs."""
+        self._reconstructed[context] = dict(made)
+        self._keep(made, dict(specs), context)
 
     @cached_property
     def _store(self) -> WeightStore | None:

@@ -29,7 +29,7 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import ChannelStats, Observations
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import CORRECTIONS, OpConfig
+from neural_mp.core.precision import CORRECTIONS, RESCALING, OpConfig
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS
 from neural_mp.errors import PlanError
 from neural_mp.space import TuningSpace
@@ -40,8 +40,6 @@ M = TypeVar("M")
 _SMOOTHQUANT_ALPHA = 0.5
 #: Limits of a channel scale, to stay within the range of float32.
 _LEAST, _MOST = 1e-12, 1e12
-#: The corrections that rescale channels.
-_RESCALING = ("equalize", "smooth")
 #: For adaptors without corrections: no layers, hence no changes.
 _NONE: Corrections[Any] = Corrections(lambda model: {}, lambda model, changes: model)
 
@@ -118,7 +116,7 @@ def score_corrections(
         group = next((network.groups[op] for op in tensor.consumers if op in network.groups), None)
         if channels is None or group is None or not set(tensor.consumers) <= set(group.consumers):
             continue
-        for correction in _RESCALING:
+        for correction in RESCALING:
             factors = network.factors(group, correction, _channel_stats(group, observations))
             if factors is not None and len(factors) == len(channels.low):
                 consumers = {name: weight_limit_of(space, name) for name in group.consumers}
@@ -190,7 +188,7 @@ def apply_corrections(
             _change(changes, consumer, inputs=factors)
         observations = _rescaled_observations(observations, group, factors, channels)
     for op, config in configs.items():
-        if "bias_correction" in config.corrections:
+        if "bias_correction" in config.corrections and not config.is_reconstructed:
             layer = network.layers.get(op)
             mean = _mean_read(network, space.graph, op, observations)
             shift = None
@@ -221,7 +219,7 @@ def _rescaled(network: _Network, configs: Mapping[str, OpConfig]) -> dict[Scalin
     """Return scaling group → its correction: the first in the configs of its consumers."""
     found: dict[ScalingGroup, str] = {}
     for op, config in configs.items():
-        correction = next((name for name in config.corrections if name in _RESCALING), None)
+        correction = next((name for name in config.corrections if name in RESCALING), None)
         if correction is None:
             continue
         if op not in network.groups:

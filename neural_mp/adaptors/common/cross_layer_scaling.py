@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neural_mp.adaptors.common.layer_windows import Floats, Window, window_rows
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
@@ -37,6 +38,8 @@ class LayerParams:
         groups: number of independent channel groups.
         axis: the channel axis of input and output, from the end.
         pooled: whether pooling of the result keeps channels separate.
+        window: the window of a convolution; None for other layers, or if unknown.
+        shifts: whether the result can be shifted, by a bias that is there or can be added.
     """
 
     result: str
@@ -46,6 +49,8 @@ class LayerParams:
     groups: int = 1
     axis: int = -1
     pooled: bool = False
+    window: Window | None = None
+    shifts: bool = True
 
     def matrix(self) -> Array:
         """Return the weight as [groups, outputs of a group, inputs of a group, taps]."""
@@ -55,6 +60,34 @@ class LayerParams:
         moved = np.moveaxis(weight, (self.outputs, self.inputs), (0, 1))
         count = moved.shape[0]
         return moved.reshape(self.groups, count // self.groups, moved.shape[1], -1)
+
+    def like_weight(self, matrix: Array) -> Array:
+        """Return a `matrix` in the shape of the weight, as a float32 copy."""
+        moved = matrix.reshape(-1, matrix.shape[2], *self.taps)
+        return np.array(np.moveaxis(moved, (0, 1), self._channel_axes), np.float32)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The sizes of the weight besides channels: those of the window of a convolution."""
+        shape = np.shape(self.weight())
+        return tuple(size for axis, size in enumerate(shape) if axis not in self._channel_axes)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether `rows` are known."""
+        return self.inputs is not None and (self.window is None) == (not self.taps)
+
+    def rows(self, values: Array, most: int, seed: int) -> Floats:
+        """Return what the layer multiplies by its `matrix`, for some positions of an input.
+
+        As [groups, rows, inputs · taps]; see `window_rows`.
+        """
+        return window_rows(values, self.window, self.taps, self.groups, self.axis, most, seed)
+
+    @property
+    def _channel_axes(self) -> tuple[int, int]:
+        assert self.inputs is not None
+        return self.outputs, self.inputs
 
     @property
     def depthwise(self) -> bool:
@@ -85,15 +118,19 @@ class LayerRescale:
         outputs: factors of weight and bias, shape [output channels]; None for no change.
         inputs: factors of the weight, shape [input channels].
         shift: added to the bias afterwards, shape [output channels].
+        rounded: replaces the weight, in its shape.
     """
 
     outputs: Array | None = None
     inputs: Array | None = None
     shift: Array | None = None
+    rounded: Array | None = None
 
     def weight(self, layer: LayerParams) -> Array:
         """Return the changed weight, in its original shape."""
         weight = np.asarray(layer.weight())
+        if self.rounded is not None:
+            return self.rounded.astype(weight.dtype)
         changed = weight.astype(np.float64)
         # Views of `changed`
         if self.outputs is not None:

@@ -109,15 +109,15 @@ class Corrections(Generic[M]):
     Attributes:
         layer_params: model → op → its constants, for ops with an INT8 kernel and a weight; weights
             are read lazily.
-        with_layer_params: model, op → change → a model with changed constants in some of these
-            ops; the given model stays unchanged.
-        channel_preserving_ops: model → the ops that only move values and leave every channel in
-            place.
+        with_layer_params: model, op → change → a copy with changed constants in some of these ops.
+        channel_preserving_ops: model → the ops that move values and leave every channel in place.
+        values: as in `LayerInputs`; None if weights cannot be reconstructed.
     """
 
     layer_params: Callable[[M], Mapping[str, LayerParams]]
     with_layer_params: Callable[[M, Mapping[str, LayerRescale]], M]
     channel_preserving_ops: Callable[[M], Collection[str]] = lambda model: ()
+    values: Callable[[M, Iterable[Any], Collection[str]], Iterable[tuple[str, Array]]] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -56,6 +57,11 @@ def moving_range(known: Range, seen: Range) -> Range:
         for old, new in zip(known, seen, strict=True)
     )
     return min(low, 0.0), max(high, 0.0)
+
+
+def gradient_factor(values: int, largest: int) -> float:
+    """Return the factor of a scale's gradient in LSQ, section 2.2."""
+    return 1 / math.sqrt(max(values, 1) * largest)
 
 
 class Trainer(Protocol):

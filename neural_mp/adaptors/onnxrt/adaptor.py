@@ -53,7 +53,9 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
-    corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
+    corrections = optional.Corrections(
+        layer_params.layer_params, layer_params.with_layer_params, values=observe.values
+    )
     layer_inputs = optional.LayerInputs(layer_inputs.layers, observe.values)
     grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.layer_windows import Window
 from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.fusion import LAYERS, GraphStructure, structure
 from neural_mp.adaptors.onnxrt.model import OnnxModel
@@ -46,7 +47,8 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
         return LayerParams(name, weight) if axes == 1 else None
     if node.op_type == "Conv":
         groups = numbers.get_int("group", 1)
-        return LayerParams(name, weight, 0, 1, groups, axis=1 - axes, pooled=True)
+        window = _window(node, axes - 2)
+        return LayerParams(name, weight, 0, 1, groups, 1 - axes, pooled=True, window=window)
     if node.op_type == "Gemm":
         factors = numbers.get_float("alpha", 1.0), numbers.get_float("beta", 1.0)
         if numbers.get_int("transA", 0) or factors != (1, 1):
@@ -56,7 +58,18 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | Non
     if axes != 2 or group is None:
         return None
     result = str(group.tail.name) if group.bias is not None else name
-    return LayerParams(result, weight, outputs=1, inputs=0)
+    return LayerParams(result, weight, outputs=1, inputs=0, shifts=group.bias is not None)
+
+
+def _window(node: ir.Node, axes: int) -> Window:
+    """Return the window of a convolution over some spatial axes."""
+    numbers, ones = node.attributes, [1] * axes
+    strides, dilations = (tuple(numbers.get_ints(word, ones)) for word in ("strides", "dilations"))
+    same = numbers.get_string("auto_pad", "NOTSET")
+    if same in ("SAME_UPPER", "SAME_LOWER"):
+        return Window(strides, dilations, None, odd_before=same == "SAME_LOWER")
+    pads = tuple(numbers.get_ints("pads", [0] * (2 * axes)))
+    return Window(strides, dilations, tuple(zip(pads[:axes], pads[axes:], strict=True)))
 
 
 def _scales_position(node: ir.Node) -> int | None:

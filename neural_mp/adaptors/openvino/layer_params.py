@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.layer_windows import Window
 from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS, GraphStructure, has_weight, structure
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
@@ -55,7 +56,17 @@ def _layer(found: GraphStructure, name: str, node: Any) -> LayerParams | None:
     groups = 1
     if type_of(node) == "GroupConvolution":
         groups = int(source_of(node, 1).get_shape()[0])
-    return LayerParams(result, weight, 0, 1, groups, axis=1 - axes, pooled=True)
+    return LayerParams(result, weight, 0, 1, groups, 1 - axes, pooled=True, window=_window(node))
+
+
+def _window(node: Any) -> Window:
+    """Return the window of a convolution."""
+    given = node.get_attributes()
+    strides, dilations = tuple(given["strides"]), tuple(given["dilations"])
+    if str(given["auto_pad"]) in ("same_upper", "same_lower"):
+        return Window(strides, dilations, None, odd_before=given["auto_pad"] == "same_lower")
+    pads = tuple(zip(given["pads_begin"], given["pads_end"], strict=True))
+    return Window(strides, dilations, pads)
 
 
 def _scales_channels(node: Any) -> bool:

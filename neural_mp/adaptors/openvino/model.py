@@ -7,11 +7,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from neural_mp.adaptors.common.graph_model import GraphModel, Run
 from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
-from neural_mp.adaptors.openvino.graph_edit import name_of
-from neural_mp.adaptors.openvino.runtime import Runner, from_bytes, to_bytes
+from neural_mp.adaptors.openvino.graph_edit import name_of, rename
+from neural_mp.adaptors.openvino.runtime import from_bytes, to_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +48,9 @@ class OpenVinoModel(GraphModel[Any]):
 
     def compiled(self) -> Run:
         """Return the compiled graph to run, for the allowed number of threads."""
-        runner = Runner(self.runs, streams=self.streams)
         inputs, outputs = self._inputs, self._outputs
+        example = tuple(np.shape(self.example[tensor]) for tensor in inputs)
+        runner = ShapedRunner(self.runs, example, streams=self.streams)
 
         def run(bound: Mapping[str, Array]) -> list[Array]:
             found = runner([bound[tensor] for tensor in inputs])
@@ -67,6 +71,13 @@ class OpenVinoModel(GraphModel[Any]):
 def with_streams(model: OpenVinoModel, count: int) -> OpenVinoModel:
     """Return a model compiled for concurrent calls."""
     return replace(model, streams=count, _runners={})
+
+
+def renamed(model: OpenVinoModel, names: Mapping[str, str]) -> OpenVinoModel:
+    """Return a loaded model with new names of ops, and of what is named after these."""
+    program = model.program.clone()
+    rename(program, names)
+    return replace(model, program=program, given=program, _runners={})
 
 
 def _unpickled(

@@ -66,7 +66,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
-    corrections = optional.Corrections(layer_params.layer_params, layer_params.with_layer_params)
+    corrections = optional.Corrections(
+        layer_params.layer_params, layer_params.with_layer_params, values=observe.values
+    )
     gradients = optional.Gradients(hessian.weights, hessian.weight_gradients)
     grouped_weights = optional.GroupedWeights(
         hessian.weights,

@@ -197,11 +197,11 @@ def _low_bit_specs(node: Node) -> tuple[QuantSpec, ...] | str:
     outputs, inputs = fx.arguments(node)["weight"].meta["val"].shape
     if node.target is layers.LINEAR and outputs % OUTPUT_BLOCK:
         return (
-            f"the kernel for 4-bit weights requires a multiple of {OUTPUT_BLOCK} outputs, got "
-            f"{outputs}"
+            f"the kernel for weights below 8 bits requires a multiple of {OUTPUT_BLOCK} outputs, "
+            f"got {outputs}"
         )
     return fitting_specs(inputs, _LOW_BITS) or (
-        f"4-bit weights require inputs that a group size divides "
+        f"weights below 8 bits require inputs that a group size divides "
         f"({', '.join(map(str, GROUP_SIZES))}), got {inputs}"
     )
 

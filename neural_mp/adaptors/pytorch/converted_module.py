@@ -20,6 +20,7 @@ from neural_mp.adaptors.pytorch.fusion import is_node, only_user
 from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import ADD, LINEAR
+from neural_mp.adaptors.pytorch.transformers_config import StoredConfig
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import ConversionError
 from neural_mp.util.labels import without_labels
@@ -37,16 +38,15 @@ class ConvertedModule(nn.Module):
     Attributes:
         portable: graph of float ops, casts and quantize/dequantize pairs; holds the weights.
         runnable: graph that runs; shares the weights.
-        config: configuration of the `transformers` model; None for other modules.
     """
 
     portable: GraphModule
     runnable: GraphModule
-    config: Any = None
     _direct: DirectGraph
 
-    def __init__(self, portable: GraphModule, runnable: GraphModule) -> None:
+    def __init__(self, portable: GraphModule, runnable: GraphModule, config: Any = None) -> None:
         super().__init__()
+        self._config = config
         self.portable = portable
         # Not a submodule, so weights are counted and moved once, in the portable form.
         object.__setattr__(self, "runnable", runnable)
@@ -63,6 +63,13 @@ class ConvertedModule(nn.Module):
         return self
 
     @property
+    def config(self) -> Any:
+        """The configuration of the `transformers` model; None for other modules."""
+        if isinstance(self._config, StoredConfig):
+            self._config = self._config.built()
+        return self._config
+
+    @property
     def device(self) -> torch.device:
         """The device of the kernels, as `transformers` pipelines ask for."""
         return torch.device("cpu")
@@ -74,7 +81,7 @@ class ConvertedModule(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModule:
         # The kernels' packed weights cannot be copied, so pack them again.
         portable = copy.deepcopy(self.portable, memo)
-        return ConvertedModule(portable, runnable_form(portable))
+        return ConvertedModule(portable, runnable_form(portable), self._config)
 
     def __reduce__(self) -> Any:
         raise pickle.PicklingError(
@@ -85,12 +92,10 @@ class ConvertedModule(nn.Module):
 
 def as_module(model: TorchModel) -> nn.Module:
     """Return the converted model as an `nn.Module`."""
-    built = model.built(
-        lambda part: ConvertedModule(part.portable, part.runnable), model.converted_parts
+    return model.built(
+        lambda part: ConvertedModule(part.portable, part.runnable, model.config),
+        model.converted_parts,
     )
-    if isinstance(built, ConvertedModule):
-        built.config = model.config
-    return built
 
 
 @torch.compiler.disable

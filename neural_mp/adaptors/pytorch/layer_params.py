@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.cross_layer_scaling import Array, LayerParams, LayerRescale
+from neural_mp.adaptors.common.layer_windows import Window
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.lowering import rewritten
 from neural_mp.adaptors.pytorch.model import TorchModel
@@ -42,9 +43,12 @@ def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
 
     if known:
         axes = CONVOLUTIONS.get(node.target, 0)
-        groups = geometry(node)[3] if axes else 1
+        if not axes:
+            return LayerParams(name, read, 0, 1)
+        stride, padding, dilation, groups = geometry(node)
+        window = Window(tuple(stride), tuple(dilation), tuple((pad, pad) for pad in padding))
         # Pooling is assumed over two axes; a 1-D convolution leaves the first unpooled.
-        return LayerParams(name, read, 0, 1, groups, axis=-1 - axes, pooled=axes > 1)
+        return LayerParams(name, read, 0, 1, groups, -1 - axes, axes > 1, window)
     return LayerParams(name, read) if len(args["normalized_shape"]) == 1 else None
 
 

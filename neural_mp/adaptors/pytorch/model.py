@@ -62,7 +62,8 @@ class TorchModel:
         warnings: capture warnings for the user.
         compiles: whether calls run through `torch.compile`.
         grouped: op → weight in 4 bits or less that the next conversion stores.
-        config: the configuration of a `transformers` model; None for other modules.
+        config: the configuration of a `transformers` model, or its values in a restored model;
+            None for other modules.
     """
 
     parts: Mapping[str, Part]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule, Node
@@ -21,7 +21,9 @@ from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import accept, visited
 from neural_mp.core.graph import OpGraph
-from neural_mp.util.pytree import as_numpy
+from neural_mp.util.pytree import Array, as_numpy
+
+T = TypeVar("T")
 
 
 def observable_ops(model: TorchModel) -> OpGraph:
@@ -156,7 +158,28 @@ def watch(
     model: TorchModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, BatchStats]]:
     """Yield tensor name and summary of values, for the named tensors in every batch."""
-    found: list[tuple[str, BatchStats]] = []
+
+    def reduced(values: Array, node: Node) -> BatchStats | None:
+        return summarized(values, _channel_axis(node, values.ndim))
+
+    return _watched(model, batches, tensors, reduced)
+
+
+def values(
+    model: TorchModel, batches: Iterable[Any], tensors: Collection[str]
+) -> Iterator[tuple[str, Array]]:
+    """Yield tensor name and values, for the named tensors in every batch."""
+    # A copy: the next op may overwrite the memory.
+    return _watched(model, batches, tensors, lambda values, node: values.copy())
+
+
+def _watched(
+    model: TorchModel,
+    batches: Iterable[Any],
+    tensors: Collection[str],
+    reduced: Callable[[Array, Node], T | None],
+) -> Iterator[tuple[str, T]]:
+    found: list[tuple[str, T]] = []
     nodes = (node for part in model.parts.values() for node in part.portable.graph.nodes)
     computed = (node for node in nodes if node.op in ("placeholder", "call_function"))
     wanted = {fx.tensor_name(node): node for node in computed if fx.tensor_name(node) in tensors}
@@ -165,7 +188,7 @@ def watch(
         result, name = run(), fx.tensor_name(node)
         if node.op != "get_attr" and name in wanted and fx.is_float(result):
             # Immediately: the next op may overwrite the memory.
-            seen = summarized(as_numpy(result.float()), _channel_axis(wanted[name], result.ndim))
+            seen = reduced(as_numpy(result.float()), wanted[name])
             found.extend([(name, seen)] if seen is not None else [])
         return result
 

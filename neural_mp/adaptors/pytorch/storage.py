@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -28,10 +29,12 @@ from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
+from neural_mp.adaptors.pytorch.transformers_config import plain_config, stored_config
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.core.precision import FLOAT_KERNELS
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, one_line
 from neural_mp.util.validators import (
+    anything,
     boolean,
     invalid,
     list_of,
@@ -65,11 +68,12 @@ def save(model: TorchModel, folder: Path) -> None:
     try:
         plain, named = with_plain_outputs(model.portable)
         program = export(plain, _without_values(model.example), "all")
+        program.example_inputs = _without_size(program.example_inputs)
         with quiet_export():
             torch.export.save(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
-    details = {
+    details: dict[str, object] = {
         "ops": _op_names(model.portable.graph, program.graph),
         "inputs": model.signature.names,
         "parameters": model.signature.parameters,
@@ -79,6 +83,8 @@ def save(model: TorchModel, folder: Path) -> None:
         "compiles": model.compiles,
         "kernels": marked_kernels(model.portable),
     }
+    if model.config is not None:
+        details["config"] = plain_config(model.config)
     write_details(folder / DETAILS_FILE, details)
 
 
@@ -110,6 +116,17 @@ def _without_values(example: CallArgs) -> CallArgs:
     return example.map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
+
+
+def _without_size(inputs: Any) -> Any:
+    """Return example inputs of one stored value each: a batch can be larger than the weights."""
+    return pytree.tree_map(
+        lambda leaf: leaf.new_zeros(()).expand(leaf.shape) if _is_dense(leaf) else leaf, inputs
+    )
+
+
+def _is_dense(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
 
 
 def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
@@ -163,8 +180,10 @@ def restore(folder: Path) -> TorchModel:
         signature = replace(known, dtype=details["dtype"], parameters=parameters)
         example = example_of(program)
         whole = Part(portable, runnable_form(portable), example)
+        values = details.get("config")
+        config = None if values is None else stored_config(values, len(portable.state_dict()))
     compiles = details.get("compiles", False)
-    return TorchModel({WHOLE: whole}, example, signature, compiles=compiles)
+    return TorchModel({WHOLE: whole}, example, signature, compiles=compiles, config=config)
 
 
 def dtype(value: object) -> torch.dtype:
@@ -188,6 +207,7 @@ _DETAILS = record(
         "named_outputs": boolean,
         "compiles": boolean,
         "kernels": mapping_of(one_of(FLOAT_KERNELS)),
+        "config": mapping_of(anything),
     },
 )
 

@@ -145,17 +145,7 @@ def _faults(
         yield f"{CONFIG} is not the configuration of a model"
     if "quantization_config" in config and not may_be_quantized:
         yield f"{CONFIG} describes a quantized model; give the float model"
-    for key, value in _items(config, 0):
-        if _NAMES_KERNEL in key and "/" in str(value):
-            yield f"{CONFIG} names the kernel {preview(value)}, which would be fetched and run"
-        limit = stored.tensors + UNSAVED_WEIGHTS if _COUNTS.fullmatch(key) else None
-        limit = MAX_LABELS if key in _LABELS else limit
-        for count in filter(is_integer, value if isinstance(value, list) else [value]):
-            if limit is not None and abs(count) > limit:
-                yield (
-                    f"{key} must be at most {limit} for the {stored.tensors} weights in the files, "
-                    f"got {count}"
-                )
+    yield from entry_faults(config, stored.tensors)
     for name in ("adapter_config.json", "custom_generate"):
         if (folder / name).exists():
             yield f"{name} refers to another model or to code; give the module"
@@ -163,6 +153,21 @@ def _faults(
         for file in read_json(index, anything, ModelLoadError)["weight_map"].values():
             if not isinstance(file, str) or Path(file).name != file:
                 yield f"{index.name} must refer to files of the folder, got {preview(file)}"
+
+
+def entry_faults(config: object, tensors: int) -> Iterator[str]:
+    """Yield a message for each entry that names a kernel, or counts more than weights suffice."""
+    for key, value in _items(config, 0):
+        if _NAMES_KERNEL in key and "/" in str(value):
+            yield f"{CONFIG} names the kernel {preview(value)}, which would be fetched and run"
+        limit = tensors + UNSAVED_WEIGHTS if _COUNTS.fullmatch(key) else None
+        limit = MAX_LABELS if key in _LABELS else limit
+        for count in filter(is_integer, value if isinstance(value, list) else [value]):
+            if limit is not None and abs(count) > limit:
+                yield (
+                    f"{key} must be at most {limit} for the {tensors} weights in the files, "
+                    f"got {count}"
+                )
 
 
 def _items(value: object, depth: int) -> Iterator[tuple[str, Any]]:

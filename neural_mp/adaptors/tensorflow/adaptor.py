@@ -27,6 +27,7 @@ from neural_mp.adaptors.common.optional import (
     Training,
     Transfer,
 )
+from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import (
     capabilities,
@@ -71,6 +72,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         layer_params.layer_params,
         layer_params.with_layer_params,
         layer_params.channel_preserving_ops,
+        observe.values,
     )
     hessian = Hessian(hessian.hessian_traces)
     portability = Portability(reduce_range.full_range_kernels, reduce_range.with_reduced_weights)
@@ -98,6 +100,14 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics
 
         return Training(open_trainable, apply_plan, trace_numerics, devices)
+
+    @cached_property
+    def simulation(self) -> Simulation[TensorFlowModel]:
+        """Training with the rounding of a plan, whose code is imported on first use."""
+        from neural_mp.adaptors.tensorflow.training.simulation import finished, simulated
+        from neural_mp.adaptors.tensorflow.training.trainer import Trainer
+
+        return Simulation(simulated, Trainer, finished)
 
     def load(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from neural_mp.adaptors.common.cross_layer_scaling import Array, LayerParams, LayerRescale
+from neural_mp.adaptors.common.layer_windows import Window
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Consumers,
@@ -13,8 +14,10 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     TensorGraph,
     constant_shape,
     data_inputs,
+    integers_attribute,
     is_control,
     node_of,
+    text_attribute,
 )
 
 _SUMS = ("Add", "AddV2", "Sub")
@@ -70,9 +73,24 @@ def _layer(model: TensorFlowModel, name: str) -> LayerParams:
     result = bias.ops[-1] if bias else name
     if node.op == "MatMul":
         across = node.attr["transpose_b"].b
-        return LayerParams(result, weight, *((0, 1) if across else (1, 0)), pooled=True)
+        axes = (0, 1) if across else (1, 0)
+        return LayerParams(result, weight, *axes, pooled=True, shifts=bias is not None)
     groups = constant_shape(graph[node.input[1]])[2] if depthwise else 1
-    return LayerParams(result, weight, outputs=3, inputs=2, groups=groups, pooled=True)
+    window = _window(node)
+    return LayerParams(
+        result, weight, 3, 2, groups, pooled=True, window=window, shifts=bias is not None
+    )
+
+
+def _window(node: NodeDef) -> Window:
+    """Return the window of a convolution with channels last."""
+    strides = tuple(integers_attribute(node, "strides")[1:3])
+    dilations = tuple((integers_attribute(node, "dilations") or [1] * 4)[1:3])
+    padding = text_attribute(node, "padding")
+    if padding == "SAME":
+        return Window(strides, dilations, None)
+    pads = integers_attribute(node, "explicit_paddings") if padding == "EXPLICIT" else [0] * 8
+    return Window(strides, dilations, ((pads[2], pads[3]), (pads[4], pads[5])))
 
 
 def _vector_input(graph: TensorGraph, node: NodeDef) -> int | None:

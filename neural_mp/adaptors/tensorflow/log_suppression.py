@@ -18,13 +18,17 @@ from neural_mp.util.environment import override_variables
 #: TensorFlow's log level: 3 logs only fatal errors.
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _FATAL_ONLY = "3"
-#: Output of its libraries on loading, before they read the log level (as of 2.21): that the log is
-#: not ready yet, and lines that begin `I0000 00:00:1795426275.535542   25132 `.
-_BANNER = re.compile(
-    rb"^(?:WARNING: All log messages before absl::InitializeLog\(\)|[IWE]\d{4} [\d:.]+ +\d+ )"
-    rb"[^\n]*\n",
-    re.MULTILINE,
-)
+#: Log level → lines below that level that its libraries write on loading, before they read the
+#: level (as of 2.21): lines that begin `I0000 00:00:1795426275.535542   25132 `, and that the log
+#: is not ready yet.
+_BANNERS = {
+    level: re.compile(
+        rb"^(?:WARNING: All log messages before absl::InitializeLog\(\)|[%b]\d{4} [\d:.]+ +\d+ )"
+        rb"[^\n]*\n" % severities,
+        re.MULTILINE,
+    )
+    for level, severities in (("1", b"I"), ("2", b"IW"), (_FATAL_ONLY, b"IWE"))
+}
 #: Second line of a two-line banner.
 _REST = re.compile(rb"^To enable the following instructions: [^\n]*\n", re.MULTILINE)
 _STANDARD_ERROR = 2
@@ -33,16 +37,24 @@ _STANDARD_ERROR = 2
 def suppress_startup_logs() -> None:
     """Keep the log of a later TensorFlow import off standard error.
 
-    No effect if TensorFlow is imported already, or if the user has set its log level.
+    If the user has set the log level, only lines below that level. No effect if TensorFlow is
+    imported already.
     """
-    if _LEVEL in os.environ or "tensorflow" in sys.modules:
+    if "tensorflow" in sys.modules:
         return
-    override_variables(_LEVEL, {_LEVEL: _FATAL_ONLY})
-    sys.meta_path.insert(0, _Finder())
+    level = os.environ.get(_LEVEL)
+    if level is None:
+        override_variables(_LEVEL, {_LEVEL: _FATAL_ONLY})
+        level = _FATAL_ONLY
+    if level in _BANNERS:
+        sys.meta_path.insert(0, _Finder(_BANNERS[level]))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finder that loads TensorFlow without startup logs."""
+    """Finder that loads TensorFlow without the startup logs that match a pattern."""
+
+    def __init__(self, banner: re.Pattern[bytes]) -> None:
+        self._banner = banner
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -63,14 +75,14 @@ class _Finder(importlib.abc.MetaPathFinder):
             with suppress(ValueError):
                 sys.meta_path.remove(self)
             del loader.exec_module
-            with _without_banners():
+            with _without_banners(self._banner):
                 run(module)
 
         loader.exec_module = exec_module
 
 
 @contextmanager
-def _without_banners() -> Iterator[None]:
+def _without_banners(banner: re.Pattern[bytes]) -> Iterator[None]:
     """Remove the banners from standard error within the context."""
     try:
         kept = os.dup(_STANDARD_ERROR)
@@ -80,7 +92,7 @@ def _without_banners() -> Iterator[None]:
     reading, writing = os.pipe()
     os.dup2(writing, _STANDARD_ERROR)
     os.close(writing)
-    passing = threading.Thread(target=_pass, args=(reading, os.dup(kept)), daemon=True)
+    passing = threading.Thread(target=_pass, args=(reading, os.dup(kept), banner), daemon=True)
     passing.start()
     try:
         yield
@@ -90,9 +102,9 @@ def _without_banners() -> Iterator[None]:
         os.close(kept)
 
 
-def _pass(reading: int, writing: int) -> None:
+def _pass(reading: int, writing: int, banner: re.Pattern[bytes]) -> None:
     # Each log line is written in a single call, so lines arrive complete.
     while part := os.read(reading, 1 << 16):
-        os.write(writing, _REST.sub(b"", _BANNER.sub(b"", part)))
+        os.write(writing, _REST.sub(b"", banner.sub(b"", part)))
     os.close(reading)
     os.close(writing)

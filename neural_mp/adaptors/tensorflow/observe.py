@@ -133,6 +133,28 @@ def watch(
                 yield from _iterations(names, next(found))
 
 
+def values(
+    model: TensorFlowModel, batches: Iterable[Any], tensors: Collection[str]
+) -> Iterator[tuple[str, Array]]:
+    """Run batches and yield the values of the named tensors that are floating-point.
+
+    Without tensors in loops.
+    """
+    graph, weights = model.without_weights()
+    with graph.as_default():
+        numbers = float_results(graph, model.graph, sorted(tensors))
+    runner = Runner(graph, weights, optimized=False)
+    for feeds in map(model.signature.bind, batches):
+        for part in _parts(model, feeds):
+            # The runtime does not return what it is fed.
+            fetched = [tensor.name for name, tensor in numbers.items() if name not in part]
+            found = iter(runner(part, fetched))
+            for name in numbers:
+                array = np.asarray(part[name] if name in part else next(found), np.float32)
+                if array.size:  # empty in a branch not taken
+                    yield name, array
+
+
 def _recorded(
     imported: tf.Graph,
     graph: TensorGraph,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, cos, floor, log10, pi, sin
 
 from neural_mp.core.precision import Precision
@@ -159,14 +160,28 @@ def titled(tooltip: str, *drawn: Child, **attributes: object) -> Element:
 
 
 def time_grid(scale: Scale, wanted: int, top: float, foot: float, label: float) -> list[Element]:
-    """Return about `wanted` vertical grid lines with their fractions at the height `label`."""
+    """Return at most `wanted` vertical grid lines with their fractions at the height `label`."""
     drawn = []
-    for value in scale.ticks(wanted):
+    for value, words in _ticks_apart(scale, wanted):
         x = scale(value)
         drawn.append(line(x, top, x, foot, "grid"))
-        words = percent(value) if scale.logarithmic else f"{value:.0%}"
         drawn.append(text(words, x, label, "tick", "middle"))
     return drawn
+
+
+def _ticks_apart(scale: Scale, wanted: int) -> list[tuple[float, str]]:
+    """Return as many ticks, up to `wanted`, as leave room between their labels."""
+    for count in range(wanted, 0, -1):
+        found = [
+            (value, percent(value) if scale.logarithmic else f"{value:.0%}")
+            for value in scale.ticks(count)
+        ]
+        if all(
+            scale(next_value) - scale(value) > _TICK_LETTER * (len(words) + len(following)) / 2 + 8
+            for (value, words), (next_value, following) in pairwise(found)
+        ):
+            return found
+    return found[:1]
 
 
 def legend(entries: list[tuple[str, str]]) -> Element:
@@ -182,8 +197,8 @@ def legend(entries: list[tuple[str, str]]) -> Element:
 _LEAST = 1e-7
 _BAR = 8
 _ROW = 21
-#: Character width of names, and of labels in bars.
-_LETTER, _WORD_LETTER = 6.9, 7.2
+#: Character width of names, of labels in bars, and of labels of axes.
+_LETTER, _WORD_LETTER, _TICK_LETTER = 6.9, 7.2, 7.4
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 from neural_mp.util.html import Child, Element, element, table
 from neural_mp.util.text import counted
 
+_UNFINISHED = "not finished: the process of the job runs, or was killed"
+
 
 def jobs_page(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> str:
     """Return an HTML page of job outcomes; `links` maps a job to its page."""
@@ -55,11 +57,13 @@ def _tiles(outcomes: Sequence[JobOutcome]) -> Element:
 
 
 def _failures(failed: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
-    rows = [[_link(job, links), job.reason] for job in failed]
+    rows = [[_link(job, links), job.reason or _UNFINISHED] for job in failed]
     return card(
         "Jobs without a result",
         "Run the same command again to repeat these jobs. Each link opens the log of a job.",
-        scrolling(table(["job", "reason"], rows, class_="left"), "Jobs without a result"),
+        scrolling(
+            table(["job", "reason"], rows, class_="left names-first"), "Jobs without a result"
+        ),
     )
 
 
@@ -74,7 +78,7 @@ def _table(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> Element:
         "Jobs",
         "Speed and size are compared with the baseline, the model as given. Each link opens the "
         "report of a finished job.",
-        scrolling(table(headings, rows), "Jobs"),
+        scrolling(table(headings, rows, class_="names-first"), "Jobs"),
     )
 
 

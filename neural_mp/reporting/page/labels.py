@@ -12,7 +12,7 @@ def shortened(names: Iterable[str], room: int) -> dict[str, str]:
     """Return name → label of at most `room` characters; the labels of different names differ.
 
     A label keeps the end of its name. Names with the same end also keep as much of the start as
-    distinguishes them, or else the part in which they differ.
+    distinguishes them, or else the part in which they differ, before the end if there is room.
 
     Raises:
         ValueError: the room is below 8 characters.
@@ -35,10 +35,23 @@ def _apart(group: Sequence[str], room: int) -> list[str]:
         labels = [_split(name, head, room) for name in group]
         if len(set(labels)) == len(group):
             return labels
+    start = _differing(group)
+    for width in range(1, room - 5):
+        parts = (f"{_DOTS}{name[start:][:width]}{_DOTS}" for name in group)
+        labels = [part + name[len(part) - room :] for part, name in zip(parts, group, strict=True)]
+        if len(set(labels)) == len(group):
+            return labels
+    return [f"{_DOTS}{name[start:][: room - 2]}{_DOTS}" for name in group]
+
+
+def _differing(group: Sequence[str]) -> int:
+    """Return the start of the first word or number in which names differ."""
     columns = enumerate(zip(*group, strict=False))
-    differing = (at for at, letters in columns if len(set(letters)) > 1)
-    start = max(next(differing, min(map(len, group))) - 2, 0)
-    return [f"{_DOTS}{name[start : start + room - 2]}{_DOTS}" for name in group]
+    different = (at for at, letters in columns if len(set(letters)) > 1)
+    start = next(different, min(map(len, group)))
+    while start and group[0][start - 1].isalnum():
+        start -= 1
+    return start
 
 
 def _split(name: str, head: int, room: int) -> str:

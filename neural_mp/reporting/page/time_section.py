@@ -245,7 +245,7 @@ def conversions_section(view: View) -> Element | None:
         "Conversions",
         f"{counted(len(found), 'data type conversion')} per inference.",
         scrolling(
-            table(["tensor", "conversion", "consumers", "time"], rows, class_="left"),
+            table(["tensor", "conversion", "consumers", "time"], rows, class_="left names-first"),
             "Conversions",
             "middle",
         ),

@@ -130,8 +130,10 @@ class _Frame:
             parts.append(name)
         if self.right < self.width - 20:
             parts.append(line(self.right + 8, _TOP, self.right + 8, self.foot, "split"))
-            x = (self.right + 8 + self.width) / 2
-            parts.append(text("not timed", x, under, "tick", "middle"))
+            # On a narrow screen, the label has no room beside the last tick.
+            x, y = (self.right + 8 + self.width) / 2, self.height - 8 if self.narrow else under
+            anchor = ("end", self.width) if self.narrow else ("middle", x)
+            parts.append(text("not timed", anchor[1], y, "tick", anchor[0]))
         return parts
 
     def target_line(self) -> list[Element]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import metadata
 from typing import Any
 
 from neural_mp.errors import ConfigurationError, did_you_mean, error_path
@@ -18,6 +17,7 @@ from neural_mp.tuning.executors.contract import (
     taken,
 )
 from neural_mp.tuning.executors.options import LOCAL, Workers
+from neural_mp.util.plug_ins import plug_ins, require_importable
 from neural_mp.util.validators import MOST, integer_between, optional, validate_option
 
 #: Entry-point group of third-party executors.
@@ -35,12 +35,9 @@ def executor_classes() -> dict[str, type[Executor]]:
     from neural_mp.tuning.executors.local import LocalExecutor
     from neural_mp.tuning.executors.ray_cluster import RayExecutor
 
-    own: tuple[type[Executor], ...] = (LocalExecutor, RayExecutor)
-    found = {executor.name: executor for executor in own}
-    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        if entry.name not in found:
-            found[entry.name] = entry.load()
-    return found
+    kinds: tuple[type[Executor], ...] = (LocalExecutor, RayExecutor)
+    own = {executor.name: executor for executor in kinds}
+    return {**own, **plug_ins(ENTRY_POINT_GROUP, own)}
 
 
 def executor_named(name: Any) -> type[Executor]:
@@ -51,9 +48,9 @@ def executor_named(name: Any) -> type[Executor]:
     """
     known = executor_classes()
     if not isinstance(name, str) or name not in known:
-        raise ConfigurationError(
-            f"there is no engine {name!r} for workers{did_you_mean(name, known)}"
-        )
+        what = f"there is no engine {name!r} for workers"
+        require_importable(ENTRY_POINT_GROUP, name, ConfigurationError, what)
+        raise ConfigurationError(f"{what}{did_you_mean(name, known)}")
     return known[name]
 
 

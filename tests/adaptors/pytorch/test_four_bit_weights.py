@@ -100,7 +100,7 @@ def test_ops_without_a_4_bit_kernel_name_the_reason(net):
     adaptor = PyTorchAdaptor()
     model = adaptor.load(net, example=torch.zeros(2, 7, dtype=torch.long))
     space = adaptor.space(model, detect({}))
-    words = "the kernel for 4-bit weights requires a multiple of 16 outputs, got 10"
+    words = "the kernel for weights below 8 bits requires a multiple of 16 outputs, got 10"
     assert space.capabilities["odd"].refusal(Precision.INT4) == words
     odd = nn.Sequential(nn.Linear(20, 16)).eval()
     space = adaptor.space(adaptor.load(odd, example=torch.zeros(2, 20)), detect({}))

@@ -1,0 +1,53 @@
+"""Plug-ins: objects of other packages, found by their entry points."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from importlib import metadata
+from typing import Any
+
+from neural_mp.errors import NeuralMPError, one_line
+
+logger = logging.getLogger(__name__)
+
+
+def plug_ins(group: str, taken: Container[str]) -> dict[str, Any]:
+    """Return name → object of the entry points of a group, without names that are taken.
+
+    A plug-in that cannot be imported is left out with a warning, so that the others work.
+    """
+    found = {}
+    for entry in metadata.entry_points(group=group):
+        if entry.name in taken:
+            continue
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:  # of any type: the package runs its own code
+            logger.warning("the plug-in %r cannot be imported: %s", entry.value, one_line(error))
+            logger.debug("import of %r", entry.value, exc_info=True)
+    return found
+
+
+def require_importable(group: str, name: object, refusal: type[NeuralMPError], what: str) -> None:
+    """Raise if the plug-in of a name exists, but cannot be imported.
+
+    Args:
+        group: the entry-point group.
+        name: the name that was asked for.
+        refusal: class of the error.
+        what: begin of its message.
+
+    Raises:
+        NeuralMPError: of the class `refusal`, if the import fails.
+    """
+    for entry in metadata.entry_points(group=group):
+        if entry.name != name:
+            continue
+        try:
+            entry.load()
+        except Exception as error:  # of any type, as above
+            raise refusal(
+                f"{what}: {entry.value!r}, the entry point of an installed package, cannot be "
+                f"imported: {one_line(error)}"
+            ) from error

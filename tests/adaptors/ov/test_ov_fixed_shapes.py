@@ -1,0 +1,74 @@
+"""Models of dynamic shape: compiled for the example, right for every shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.openvino import fixed_shapes
+from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
+from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
+from neural_mp.errors import ConversionError
+
+WEIGHT = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+
+
+def _dense():
+    given = ops.parameter([-1, 5], np.float32, name="x")
+    found = ops.matmul(given, ops.constant(WEIGHT), False, False)
+    return ov.Model([found], [given], "dense")
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The shapes that models are compiled for, in order; None for a dynamic shape."""
+    seen = []
+
+    class Noted(Runner):
+        def __init__(self, model, **options):
+            shape = model.inputs[0].partial_shape
+            seen.append(None if shape.is_dynamic else tuple(shape.to_shape()))
+            super().__init__(model, **options)
+
+    monkeypatch.setattr(fixed_shapes, "Runner", Noted)
+    return seen
+
+
+def _check(run, rows, times=1):
+    x = np.random.default_rng(rows).normal(size=(rows, 5)).astype(np.float32)
+    for _ in range(times):
+        np.testing.assert_allclose(run([x])[0], x @ WEIGHT, rtol=1e-5, atol=1e-6)
+
+
+def test_calls_with_the_shapes_of_the_example_need_a_single_compilation(compiled):
+    run = ShapedRunner(_dense(), ((4, 5),))
+    _check(run, 4, times=3)
+    assert compiled == [(4, 5)]
+
+
+def test_other_shapes_run_the_dynamic_model(compiled):
+    run = ShapedRunner(_dense(), ((4, 5),))
+    for rows in (2, 4, 3, 4, 7):
+        _check(run, rows)
+    assert compiled == [None, (4, 5)]
+
+
+def test_results_do_not_depend_on_earlier_calls():
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    fresh, used = (ShapedRunner(_dense(), ((4, 5),)) for _ in range(2))
+    for rows in (1, 2, 3):
+        _check(used, rows)
+    np.testing.assert_array_equal(fresh([x])[0], used([x])[0])
+
+
+def test_inputs_that_the_model_cannot_take_are_reported_as_before(compiled):
+    run = ShapedRunner(_dense(), ((7,),))
+    with pytest.raises(ConversionError, match="OpenVINO fails to run"):
+        run([np.ones(7, np.float32)])
+    _check(run, 4)
+    assert compiled == [None]
+
+
+def test_streams_hold_for_the_model_of_a_fixed_shape():
+    run = ShapedRunner(_dense(), ((4, 5),), streams=2)
+    _check(run, 4, times=3)

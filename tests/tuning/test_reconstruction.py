@@ -1,0 +1,81 @@
+"""Learned weights in whole runs: chosen before a fallback, and reported per layer."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from neural_mp import MixedPrecision
+
+FACTOR, WIDTH = 300.0, 64
+
+
+class Stream(nn.Module):
+    """Dense layers that add to a stream, so that no channel can be rescaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.first(x.flatten(1)))
+        for layer in self.layers:
+            x = F.relu(x + layer(x))
+        return self.head(x)
+
+    @torch.no_grad()
+    def shrink(self, channels: list[int]) -> None:
+        """Make channels of the stream smaller and their readers larger, for the same function."""
+        for layer in (self.first, *self.layers):
+            layer.weight[channels] /= FACTOR
+            layer.bias[channels] /= FACTOR
+        for layer in (*self.layers, self.head):
+            layer.weight[:, channels] *= FACTOR
+
+
+@pytest.fixture(scope="module")
+def stream(digits) -> Stream:
+    torch.manual_seed(0)
+    net = Stream()
+    images, labels = (torch.tensor(part) for part in (digits[0].images, digits[0].labels))
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    for _ in range(20):
+        for part in torch.randperm(len(images)).split(50):
+            optimizer.zero_grad()
+            F.cross_entropy(net(images[part]), labels[part].long()).backward()
+            optimizer.step()
+    net.shrink([3, 17, 40, 60])
+    return net.eval()
+
+
+@pytest.fixture
+def converter(stream, digits, accuracy, tmp_path) -> MixedPrecision:
+    made = MixedPrecision()
+    made.model = stream
+    made.precisions = "int8"
+    made.objective = "modelsize"
+    made.metric = accuracy
+    made.eval_dataloader = digits[1].loader()
+    made.calib_dataloader = digits[0].loader()
+    made.workspace = tmp_path
+    return made
+
+
+@pytest.mark.slow
+def test_a_run_learns_weights_before_it_gives_up_int8(converter):
+    result = converter()
+    lost, learned = result.trials
+    assert lost.accuracy < result.report.baseline_accuracy - 0.3
+    assert learned.met
+    assert len(result.plan) == 5
+    assert all(config.is_reconstructed for config in result.plan.values())
+    assert 0 < result.report.seconds["reconstruction"] < result.report.seconds["search"]
+    reasons = {reason for row in result.sensitivity() for reason in [row.reason]}
+    for op in result.plan:
+        assert any(f"relative error of results: {op} " in reason for reason in reasons)
+    errors = result.record.measured.layer_errors
+    assert errors.keys() == set(result.plan)
+    assert np.mean([each["learned"] / each["nearest"] for each in errors.values()]) < 0.5
