@@ -341,7 +341,7 @@ def test_what_is_not_here_says_so_when_it_is_used():
 
     with pytest.raises(NotHereError, match="Pruning .* is not supported: .*nothing is pruned"):
         Pruning("conf.yaml")
-    with pytest.raises(NotHereError, match="use post-training quantization"):
+    with pytest.raises(NotHereError, match="training.quantization_aware"):
         QuantizationAwareTrainingConfig()
     with pytest.raises(ImportError, match="Quantisation"):
         from neural_mp.compat.inc.experimental import Quantisation  # noqa: F401
