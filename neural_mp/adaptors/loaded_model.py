@@ -303,10 +303,10 @@ class TunableModel(LoadedModel[M]):
             PlanError: a correction in the plan cannot be applied.
         """
         offered = needed(self.adaptor.simulation, self.adaptor.framework, "training with a plan")
-        model, ranges = prepared_for(
+        prepared, ranges = prepared_for(
             self.adaptor, self.held, plan, self.observations, self.space, self.corrected
         )
-        return offered.simulated(model, plan, ranges, schedule)
+        return offered.simulated(self.held, prepared, plan, ranges, schedule)
 
     def faster_kernels(self, inputs: Any, ops: Collection[str]) -> Mapping[str, str]:
         """Return op → a kernel that is faster on a batch; see `FloatKernels`."""

@@ -45,8 +45,9 @@ def with_training(job: TuningJob, given: MixedPrecision) -> TuningJob:
     adaptor = job.model.adaptor
     if adaptor.simulation is None:
         raise ConfigurationError(
-            f"training with a plan must be of a PyTorch model, got one of {adaptor.framework}; "
-            f"remove train_func, train_dataloader and exit_policy.train_seconds"
+            f"training with a plan must be of a PyTorch or Keras model, got one of "
+            f"{adaptor.framework}; remove train_func, train_dataloader and "
+            f"exit_policy.train_seconds"
         )
     return replace(job, train=_training(given, adaptor.simulation.finished))
 
@@ -59,8 +60,7 @@ def _training(
     def train(model: AnyTunableModel, plan: ResolvedPlan) -> AnyModel:
         simulation = model.simulated(plan, TrainingSchedule())
         if given.train_func is not None:
-            call_user(given.train_func, simulation.train(), form="train_func(model)")
-            simulation.eval()
+            call_user(given.train_func, simulation, form="train_func(model)")
         else:
             _fit(given, model, plan, simulation)
         return LoadedModel(model.adaptor, finished(simulation), boundary=model.boundary)

@@ -89,14 +89,15 @@ class Simulation(Generic[M]):
     """Simulation of integer kernels in float, for training.
 
     Attributes:
-        simulated: FP32 model, resolved plan, ranges of quantized tensors, schedule → an object of
-            the framework that can be trained and computes as the converted model does. Arguments
-            as in `Adaptor.convert_graph`. `ConfigurationError` if it has no weight to train.
+        simulated: the given FP32 model; the same with the corrections of a plan, resolved plan and
+            ranges of quantized tensors, as in `Adaptor.convert_graph`; schedule → an object of the
+            framework that can be trained and computes as the converted model does.
+            `ConfigurationError` if it has no weight to train.
         trainer: such an object, loss → its training steps. A loss is a function of outputs and
             targets; without one, outputs are trained towards those of the FP32 model.
         finished: such an object → the converted model with its weights and scales.
     """
 
-    simulated: Callable[[M, ResolvedPlan, Mapping[str, Range], TrainingSchedule], Any]
+    simulated: Callable[[M, M, ResolvedPlan, Mapping[str, Range], TrainingSchedule], Any]
     trainer: Callable[[Any, Callable[[Any, Any], Any] | None], Trainer]
     finished: Callable[[Any], M]

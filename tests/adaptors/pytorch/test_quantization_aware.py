@@ -1,6 +1,7 @@
 """Quantization-aware training of torch modules: from the plan to the converted model."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,6 +92,22 @@ def test_training_leaves_the_given_model_unchanged():
     steps(simulation(net), 3)
     for name, value in net.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+def test_training_starts_from_reconstructed_weights():
+    """The teacher of self-distillation is the FP32 model, whose weights the plan changes."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3)
+    net, op = nn.Sequential(*layers).eval(), "2"
+    plan = plan_of(net)
+    plan = plan.replacing({op: replace(plan[op], corrections=("adaround", "learned_scale"))})
+    model = training.quantization_aware(net, plan, calibration=[IMAGES])
+    assert distance(model, training.finish(model)) < 1e-2
+    with torch.no_grad():
+        wanted, found = net(IMAGES), model(IMAGES)
+    noise = float((found - wanted).square().sum() / wanted.square().sum())
+    progress = training.fit(model, [IMAGES], epochs=1)
+    assert progress.losses[0] == pytest.approx(noise, rel=1e-3)
 
 
 def test_scales_are_learned_or_stay():

@@ -69,7 +69,7 @@ class Source:
     """Origin of a simulation, shared by its copies.
 
     Attributes:
-        given: the FP32 model, with the corrections of the plan.
+        given: the FP32 model.
         converted: the model as converted before training.
         parts: path of a part → its simulation as made; copies have graphs of their own.
     """
@@ -83,13 +83,14 @@ class Source:
 
 
 def simulated(
+    given: TorchModel,
     model: TorchModel,
     plan: ResolvedPlan,
     ranges: Mapping[str, Range],
     schedule: TrainingSchedule,
 ) -> SimulatedModule:
     """Return the trainable simulation of a model; see `Simulation.simulated`."""
-    original = model.original if model.original is not None else model.shell
+    original = given.original if given.original is not None else given.shell
     with torch.no_grad():
         converted = write(model, plan, ranges)
         parts = {
@@ -100,7 +101,7 @@ def simulated(
         }
     shell = None if model.shell is None else copy.deepcopy(model.shell).requires_grad_(False)
     network = assembled(shell, {path: part.module for path, part in parts.items()})
-    made = SimulatedModule(network, schedule, Source(model, converted, parts))
+    made = SimulatedModule(network, schedule, Source(given, converted, parts))
     if not any(p.requires_grad for p in made.weights()):
         raise ConfigurationError(
             "the model must have float weights to train (requires_grad=True), got none; unfreeze "

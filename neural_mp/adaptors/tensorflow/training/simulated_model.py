@@ -32,12 +32,14 @@ class Source:
         plan: the plan.
         ranges: scale owner → range before training.
         rounding: rounding of the model under the plan.
+        reference: the FP32 model without corrections.
     """
 
     given: TensorFlowModel
     plan: ResolvedPlan
     ranges: Mapping[str, Range]
     rounding: Rounding
+    reference: TensorFlowModel
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Source:
         return self

@@ -43,6 +43,7 @@ _WEIGHT_AT = {**dict.fromkeys(LAYERS, 1), "BiasAdd": 1}
 
 
 def simulated(
+    reference: TensorFlowModel,
     model: TensorFlowModel,
     plan: ResolvedPlan,
     ranges: Mapping[str, Range],
@@ -50,7 +51,7 @@ def simulated(
 ) -> SimulatedModel:
     """Return the trainable simulation of a model; see `Simulation.simulated`."""
     _check_ops(model)
-    source = Source(model, plan, ranges, rounding_of(model, plan))
+    source = Source(model, plan, ranges, rounding_of(model, plan), reference)
     frozen, learned = _frozen_nodes(model), schedule.learn_scales
     kernels: dict[str, FakeWeight] = {}
     for name, position in source.rounding.weights.items():

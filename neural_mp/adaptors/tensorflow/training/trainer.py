@@ -75,7 +75,7 @@ class Trainer:
         return batch[0], batch[1]
 
     def _reference(self, inputs: Any) -> Any:
-        given: TensorFlowModel = self.model.source.given
+        given: TensorFlowModel = self.model.source.reference
         return given.run(given.signature.bind(tf.nest.map_structure(np.asarray, inputs)))
 
     def first_non_finite(self, batch: Any) -> str | None:
