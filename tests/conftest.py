@@ -8,11 +8,9 @@ import logging
 import os
 import sqlite3
 import sys
-import typing
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 # One thread, here and in child processes: on a busy machine, threads that wait for each other at
@@ -37,6 +35,7 @@ if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX", "AVX2", 
 # others runs none of them.
 import pytest
 from hypothesis import settings
+from made_once import make_once
 from ray_nodes_here import HEAD, NODE
 
 if TYPE_CHECKING:
@@ -70,51 +69,10 @@ def _leave_writing_to_the_system():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _statements_are_compiled_once():
-    """SQLAlchemy compiles its statements again for every SQLite database; each run has one."""
-    from sqlalchemy import Engine
-    from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as Dialect
-
-    compiled = {}
-    made = Engine.__init__
-
-    def engine(self, pool, dialect, *arguments, **options):
-        made(self, pool, dialect, *arguments, **options)
-        if type(dialect) is Dialect:
-            self._compiled_cache = compiled
-
+def _what_is_alike_is_made_once(tmp_path_factory):
+    """Statements, databases, commands and schemas."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "__init__", engine)
-        # Dialects are part of the keys of compiled statements.
-        patch.setattr(Dialect, "__eq__", lambda one, other: type(one) is type(other))
-        patch.setattr(Dialect, "__hash__", lambda one: hash(type(one)))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _commands_are_built_once():
-    """Typer reads the signatures of all commands again for every call."""
-    typer = sys.modules.get("typer.main")
-    with pytest.MonkeyPatch.context() as patch:
-        if typer is not None:
-            patch.setattr(typer, "get_command", cache(typer.get_command))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _migration_scripts_are_read_once():
-    """Optuna reads its migration scripts again for every storage that it opens."""
-    from optuna.storages._rdb.storage import _VersionManager
-
-    found = []
-
-    def scripts(manager):
-        found[:] = found or [read(manager)]
-        return found[0]
-
-    read = _VersionManager._create_alembic_script
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_VersionManager, "_create_alembic_script", scripts)
+        make_once(patch, tmp_path_factory.mktemp("once"))
         yield
 
 
@@ -137,28 +95,6 @@ def _signatures_of_the_exporter_are_read_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", exported)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _schema_of_saved_programs_is_read_once():
-    """For every dataclass in a saved program, torch evaluates its annotations again."""
-    if "torch" not in sys.modules:
-        yield
-        return
-    from torch._export.serde import serialize
-
-    known = {}
-
-    def hints(cls, globalns):
-        if cls not in known:
-            known[cls] = typing.get_type_hints(cls, globalns)
-        return known[cls]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            serialize, "typing", SimpleNamespace(**{**vars(typing), "get_type_hints": hints})
-        )
         yield
 
 

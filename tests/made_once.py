@@ -1,0 +1,106 @@
+"""Parts that are alike in all runs of a test session, and that libraries make again for each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import typing
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+def make_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make such parts once; `folder` is an empty one, for files."""
+    _compile_statements_once(patch)
+    _create_tables_once(patch, folder)
+    if "typer.main" in sys.modules:
+        # Typer reads the signatures of all commands again for every call.
+        typer = sys.modules["typer.main"]
+        patch.setattr(typer, "get_command", cache(typer.get_command))
+    if "torch" in sys.modules:
+        _read_programs_quickly(patch)
+
+
+def _compile_statements_once(patch: pytest.MonkeyPatch) -> None:
+    """SQLAlchemy compiles its statements again for every SQLite database; each run has one."""
+    from sqlalchemy import Engine
+    from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as Dialect
+
+    compiled: dict[Any, Any] = {}
+    made = Engine.__init__
+
+    def engine(self: Any, pool: Any, dialect: Any, *arguments: Any, **options: Any) -> None:
+        made(self, pool, dialect, *arguments, **options)
+        if type(dialect) is Dialect:
+            self._compiled_cache = compiled
+
+    patch.setattr(Engine, "__init__", engine)
+    # Dialects are part of the keys of compiled statements.
+    patch.setattr(Dialect, "__eq__", lambda one, other: type(one) is type(other))
+    patch.setattr(Dialect, "__hash__", lambda one: hash(type(one)))
+
+
+def _create_tables_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A new database of Optuna is a copy of the first one.
+
+    Databases that threads open are not: of several at once, one has to create the tables.
+    """
+    from optuna.storages._rdb.storage import RDBStorage, _VersionManager
+
+    # Optuna reads its migration scripts again for every storage that it opens.
+    found: list[Any] = []
+    read = _VersionManager._create_alembic_script
+
+    def scripts(manager: Any) -> Any:
+        found[:] = found or [read(manager)]
+        return found[0]
+
+    patch.setattr(_VersionManager, "_create_alembic_script", scripts)
+    first, opened = folder / "first.db", RDBStorage.__init__
+
+    def open_it(self: Any, url: str, *arguments: Any, **options: Any) -> None:
+        file = Path(url.removeprefix("sqlite:///"))
+        is_new = url.startswith("sqlite:///") and not os.path.lexists(file)
+        if is_new and first.exists() and threading.current_thread() is threading.main_thread():
+            with suppress(OSError):  # as there is no such folder, which Optuna is to find
+                shutil.copyfile(first, file)
+        opened(self, url, *arguments, **options)
+        if is_new and file.is_file() and not first.exists():
+            shutil.copyfile(file, first)
+
+    patch.setattr(RDBStorage, "__init__", open_it)
+
+
+def _read_programs_quickly(patch: pytest.MonkeyPatch) -> None:
+    """For every dataclass and size in a saved program, torch evaluates its text again."""
+    from torch._export.serde import serialize
+
+    known: dict[Any, Any] = {}
+
+    def hints(cls: type, globalns: dict[str, Any]) -> Any:
+        if cls not in known:
+            known[cls] = typing.get_type_hints(cls, globalns)
+        return known[cls]
+
+    names = SimpleNamespace(**{**vars(typing), "get_type_hints": hints})
+    patch.setattr(serialize, "typing", names)
+    reader = serialize.GraphModuleDeserializer
+    parse = reader._parse_sym_expr
+
+    def parsed(self: Any, text: str, hint: Any = None) -> Any:
+        symbols, sizes = self.__dict__.get("_sizes_once", (None, {}))
+        if symbols is not self.symbol_name_to_symbol:  # of another program
+            sizes = {}
+            self._sizes_once = (self.symbol_name_to_symbol, sizes)
+        if (text, hint) not in sizes:
+            sizes[text, hint] = parse(self, text, hint)
+        return sizes[text, hint]
+
+    patch.setattr(reader, "_parse_sym_expr", parsed)
