@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 BATCH = 32
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 #: Width of the pictures, and what is more than any page is high, in pixels.
-WIDTH, HEIGHT = 1400, 3600
+WIDTH, HEIGHT = 1400, 5200
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,38 @@ def _leave_writing_to_the_system():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _statements_are_compiled_once():
+    """SQLAlchemy compiles its statements again for every SQLite database; each run has one."""
+    from sqlalchemy import Engine
+    from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as Dialect
+
+    compiled = {}
+    made = Engine.__init__
+
+    def engine(self, pool, dialect, *arguments, **options):
+        made(self, pool, dialect, *arguments, **options)
+        if type(dialect) is Dialect:
+            self._compiled_cache = compiled
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "__init__", engine)
+        # Dialects are part of the keys of compiled statements.
+        patch.setattr(Dialect, "__eq__", lambda one, other: type(one) is type(other))
+        patch.setattr(Dialect, "__hash__", lambda one: hash(type(one)))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_built_once():
+    """Typer reads the signatures of all commands again for every call."""
+    typer = sys.modules.get("typer.main")
+    with pytest.MonkeyPatch.context() as patch:
+        if typer is not None:
+            patch.setattr(typer, "get_command", cache(typer.get_command))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _migration_scripts_are_read_once():
     """Optuna reads its migration scripts again for every storage that it opens."""
     from optuna.storages._rdb.storage import _VersionManager
@@ -184,15 +216,24 @@ LONGEST = frozenset(
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files come first, and those without a slow test last, to fill up all processes.
-
-    pytest captures loggers that do not propagate, and for any handler of its trace, torch collects
-    a stack with every record: 4 % of the time of an export. Importing torch has set this back.
-    """
-    logging.getLogger("torch.__trace").propagate = True
+    """The longest files come first, those without a slow test last, to fill up all processes."""
+    _leave_messages_of_torch_to_one_logger()
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     longest = {Path(__file__).parent / name for name in LONGEST}
     items.sort(key=lambda item: (item.path not in longest, item.path not in slow))
+
+
+def _leave_messages_of_torch_to_one_logger():
+    """Messages of all loggers of torch are shown by the handler of the logger `torch`.
+
+    pytest adds its handlers to each logger that does not propagate, six times a test, and some
+    fifty of torch's do not. For any handler of its trace, torch also collects a stack with every
+    record: 4 % of the time of an export.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            logger.propagate = True
 
 
 @pytest.hookimpl(trylast=True)

@@ -29,6 +29,15 @@ def test_training_in_float16_breaks_and_with_the_plan_does_not(copies, framework
     )
 
 
+def test_quantization_aware_training_recovers_accuracy(copies):
+    printed = run_script(copies / "qat_digits_torch" / "train.py")
+    figures = [float(number) for number in re.findall(r" (\d\.\d+)$", printed, re.MULTILINE)]
+    fp32, int8, simulated, trained = figures
+    assert int8 < fp32 - 0.04
+    assert trained > fp32 - 0.02
+    assert abs(trained - simulated) <= 0.002
+
+
 def test_advice_from_the_command_line_is_the_examples_own(copies):
     folder = copies / "train_digits_keras"
     (folder / "out").mkdir(exist_ok=True)

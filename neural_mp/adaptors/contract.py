@@ -14,6 +14,7 @@ from neural_mp.adaptors.common import conversion, optional
 from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
+from neural_mp.adaptors.common.counterparts import OpNames
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.amp import FourLists, canonical_lists
@@ -85,6 +86,7 @@ class Adaptor(ABC, Generic[M]):
     checkpoints: optional.Checkpoints[M] | None = None
     call_recording: optional.CallRecording | None = None
     transfer: optional.Transfer[M] | None = None
+    op_names: OpNames[M] | None = None
     compiler: optional.Compiler[M] | None = None
     streams: optional.Streams[M] | None = None
     float_kernels: optional.FloatKernels[M] | None = None

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.common.boundary import Boundary
+from neural_mp.adaptors.common.counterparts import KnownKinds, counterparts
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
-from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.adaptors.registry import AnyAdaptor, adaptor_named
 from neural_mp.errors import ConversionError
 
 #: Start of the name of a tensor that is known by its position in the file.
@@ -76,7 +77,9 @@ def transferred(source: AnyModel, runtime: str, file: TransferFile | None = None
     adaptor = adaptor_named(runtime)
     file = file or transfer_file(source)
     boundary = file.boundary
-    held: Any = adaptor.load(file.path, example=_example(boundary, source))
+    held = _named_as_source(
+        adaptor, adaptor.load(file.path, example=_example(boundary, source)), source
+    )
     inner: Signature = held.signature
     outside = boundary.signature
     inputs = _matched(outside.inputs, inner.inputs, "inputs")
@@ -135,6 +138,15 @@ class CompilingLoader:
     def __call__(self) -> AnyModel:
         """Return the model."""
         return compiling(self.load())
+
+
+def _named_as_source(adaptor: AnyAdaptor, held: Any, source: AnyModel) -> Any:
+    """Return a model read from a file with the names that its ops have in the source."""
+    if adaptor.op_names is None:
+        return held
+    own = KnownKinds(source.adaptor.graph(source.held), source.adaptor.op_kinds)
+    names = counterparts(own, KnownKinds(adaptor.graph(held), adaptor.op_kinds))
+    return adaptor.op_names.renamed(held, names) if names else held
 
 
 def _example(boundary: Boundary, source: AnyModel) -> dict[str, Array] | tuple[Array, ...]:

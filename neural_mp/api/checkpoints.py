@@ -48,10 +48,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Load a checkpoint of compressed-tensors (`pack-quantized`) or GPTQ.
+    """Load a checkpoint of compressed-tensors (`pack-quantized`), GPTQ or AWQ.
 
     The codes are those of the file; scales are rounded to bfloat16, in which kernels read them. A
-    layer in groups without a kernel computes with floats of the same values.
+    layer without a kernel computes with floats of the same values: groups of no kernel's size,
+    groups of inputs in another order, or 8 bits in groups or with zero points.
 
     Raises:
         ModelLoadError: a file is missing or damaged, or the format is not supported.
@@ -91,7 +92,11 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 def _config(layer: IntegerLayer, capability: Capability) -> OpConfig | None:
     """Return the configuration of a layer; None if no kernel reads its weight."""
+    if layer.groups is not None:
+        return None
     if layer.bits == 8:
+        if layer.group_size is not None or not layer.is_symmetric:
+            return None  # One scale per output would round the weight again.
         integers = (c for c in capability.configs if c.approach is Approach.WEIGHT_ONLY)
         return next((c for c in integers if c.precision is INTEGERS[8]), None)
     # A symmetric weight is also an asymmetric one, whose zero points are the middle code.

@@ -14,6 +14,7 @@ from neural_mp.api.explain import write_log
 from neural_mp.api.job_builder import DEFAULT_PRECISIONS, JobBuilder, check_option
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.options import exit_policy_of, parse_criterion
+from neural_mp.api.trained_plans import with_training
 from neural_mp.api.workspace import DEFAULT_WORKSPACE
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
@@ -24,6 +25,7 @@ from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
 from neural_mp.space import planned_ops
 from neural_mp.strategies import DEFAULT
+from neural_mp.training.loop import EPOCHS
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.sensitivity import SensitivityReport, measured_sensitivities
@@ -98,6 +100,11 @@ class MixedPrecision:
         workload: shares of decode and prefill of a decoder in PyTorch with `capture="layers"`:
             `{"decode": 0.8, "prefill": 0.2, "prompt": 512}`; `performance` then counts the seconds
             of a mean token.
+        train_func: function that trains a model in place; called with the most promising plan's
+            simulation (`training.quantization_aware`) if no plan meets the target.
+        train_dataloader, loss, epochs: instead of `train_func`, batches `(inputs, targets)`, the
+            loss and the number of epochs of `training.fit`. With only `exit_policy.train_seconds`,
+            outputs are trained towards those of FP32 on the calibration batches, without labels.
         workspace: folder of the run history; `storage`: an Optuna storage URL instead.
         resume: continue the workspace's latest run of the same model.
         random_seed: seed of randomized strategies and of learned rounding.
@@ -160,6 +167,10 @@ class MixedPrecision:
         self.max_bytes: int | None = tuning.max_bytes
         self.max_bits: float | None = tuning.max_bits
         self.workload: Workload | Mapping[str, Any] | None = tuning.workload
+        self.train_func: Callable[[Any], Any] | None = None
+        self.train_dataloader: Any = None
+        self.loss: Callable[[Any, Any], Any] | None = None
+        self.epochs: int = EPOCHS
         self.workspace: str | Path = tuning.workspace or DEFAULT_WORKSPACE
         self.storage: str | None = tuning.storage
         self.resume: bool = tuning.resume
@@ -276,6 +287,7 @@ class MixedPrecision:
         log = RunLog(self._checked_listener())
         with log.loading():
             job, log_folder = self._preparation(log).job()
+            job = with_training(job, self)
         found = tune(job, log)
         plan = found.plan.plan
         report = replace(found.report, record=found.record)

@@ -39,6 +39,7 @@ def quantization_aware(
     observations: Observations | None = None,
     observe_steps: int = 0,
     learn_scales: bool = True,
+    norm_steps: int = 0,
     inputs: object = None,
     framework: str | None = None,
     hardware: Hardware | None = None,
@@ -46,8 +47,8 @@ def quantization_aware(
 ) -> Any:
     """Return a model that computes with the rounding of a plan, to train in the user's own loop.
 
-    The model stays unchanged; the returned one holds copies of its weights. `finish` converts it
-    after training.
+    The model stays unchanged; the returned one holds copies of its weights, and is in inference
+    mode until the loop calls `train`. `finish` converts it after training.
 
     Args:
         model: the FP32 model: object, path or `module:attribute`.
@@ -58,6 +59,9 @@ def quantization_aware(
         observe_steps: number of first steps in which ranges follow the data; frozen or learned
             afterwards. A step is one call in training mode.
         learn_scales: whether the optimizer learns the scales with the weights (LSQ).
+        norm_steps: number of first steps in which batch norms that were folded into convolutions
+            use the statistics of the batch; frozen afterwards. Norms of a model from a file, or of
+            a layer that a correction rescales, are always frozen.
         inputs: example inputs, if the model requires them.
         framework: framework of the model; default: detected.
         hardware: hardware of this machine; default: detected.
@@ -70,7 +74,7 @@ def quantization_aware(
         DataError: calibration data are needed and missing.
         PlanError: the plan is malformed or does not fit the model or the hardware.
     """
-    schedule = TrainingSchedule(observe_steps, learn_scales)
+    schedule = TrainingSchedule(observe_steps, learn_scales, norm_steps)
     if isinstance(plan, OptimizedModel):
         observations, plan = observations or plan.observations, plan.plan
     elif isinstance(plan, str | Path):

@@ -116,7 +116,9 @@ def constraint_of(config: object) -> OpConstraint | None:
 
 def _int4(config: Any) -> OpConstraint:
     hqq = "hqq" in str(getattr(config, "int4_choose_qparams_algorithm", "")).lower()
-    return _weights(Precision.INT4, config.group_size, Scheme.ASYMMETRIC, "hqq" if hqq else "rtn")
+    return grouped_limit(
+        Precision.INT4, config.group_size, Scheme.ASYMMETRIC, "hqq" if hqq else "rtn"
+    )
 
 
 def _int8(config: Any) -> OpConstraint:
@@ -144,13 +146,20 @@ def _intx(config: Any) -> OpConstraint:
     if int(bits) == 8:
         return OpConstraint((Precision.INT8,), approaches=(Approach.WEIGHT_ONLY,))
     size = getattr(config.granularity, "group_size", 32)
-    return _weights(INTEGERS[int(bits)], size, scheme, "rtn")
+    return grouped_limit(INTEGERS[int(bits)], size, scheme, "rtn")
 
 
-def _weights(precision: Precision, size: int, scheme: Scheme, rounding: str) -> OpConstraint:
+def grouped_limit(
+    precision: Precision, size: int | None, scheme: Scheme, rounding: str
+) -> OpConstraint:
+    """Return the constraint of weights in groups; a size of None allows any."""
     return OpConstraint(
         (precision,),
-        QuantConstraint(scheme=(scheme,), group_size=(size,), rounding=(rounding,)),
+        QuantConstraint(
+            scheme=(scheme,),
+            group_size=None if size is None else (size,),
+            rounding=(rounding,),
+        ),
         approaches=(Approach.WEIGHT_ONLY,),
         # Below 4 bits, all weights are asymmetric; groups must divide the inputs.
         is_lenient=True,

@@ -115,7 +115,7 @@ def _summary(
     kinds = Counter(op.type for op in space.graph).most_common(_SHOWN_TYPES)
     found = ", ".join(f"{count} {kind}" for kind, count in kinds)
     able = {
-        precision.value: sum(
+        precision: sum(
             precision in space.capabilities[op.name].precisions
             and precision not in space.capabilities[op.name].emulated
             for op in space.contractions
@@ -130,7 +130,7 @@ def _summary(
         f"Inputs: {_shapes(inputs)}; outputs: {_shapes(outputs)}",
         f"Ops: {found}{more}",
         f"Precisions on this machine, {of_all}: "
-        + ", ".join(f"{precision} {count}" for precision, count in able.items()),
+        + ", ".join(f"{p} {count}" for p, count in able.items() if count or not p.is_low_bit),
     ]
 
 

@@ -30,6 +30,8 @@ LANGUAGE_MODEL_DEFAULTS = {
     "precisions": "int4,int8",
     "objective": "footprint",
 }
+#: Default objective with a workload, whose times would not count for the footprint.
+_WITH_WORKLOAD = {"performance": 0.5, "footprint": 0.5}
 
 
 def workload_of(text: str) -> object:
@@ -119,6 +121,8 @@ class SearchOptions(ExitStack):
             raise ConfigurationError(
                 "--label and --batch-size require --data, got none; add --data"
             )
+        if self.workload is not None:
+            converter.workload = Workload.parse(workload_of(self.workload))
         if self.data is not None:
             converter.eval_dataloader = loader_of(
                 self.data, self.label, self.batch_size, converter.model
@@ -126,6 +130,8 @@ class SearchOptions(ExitStack):
             if is_text(self.data):
                 for name, value in LANGUAGE_MODEL_DEFAULTS.items():
                     converter.set_default(name, value)
+                if converter.workload is not None:
+                    converter.set_default("objective", _WITH_WORKLOAD)
         if self.metric is not None:
             converter.metric = self.metric
         if self.tolerance is not None:
@@ -134,8 +140,6 @@ class SearchOptions(ExitStack):
             )
         if self.precisions is not None:
             converter.precisions = self.precisions
-        if self.workload is not None:
-            converter.workload = Workload.parse(workload_of(self.workload))
         for option, limit in self.sizes.items():
             if limit is not None:
                 setattr(converter, option, limit)

@@ -143,7 +143,7 @@ INT8_APPROACHES: Mapping[str, str | None] = {
 
 #: Unsupported INT8 approaches → reason.
 IGNORED_APPROACHES: Mapping[str, str] = {
-    "quant_aware_training": "only trained models are quantized; all other approaches are allowed",
+    "quant_aware_training": "a file names no loss; set train_func or train_dataloader in Python",
 }
 
 #: INC's words for the quantization of a tensor → ours.

@@ -133,7 +133,12 @@ def _schema(share: Any, amount: Any, seconds: Any, trials: Any, seed: Any) -> Se
             min_speedup=checked(check_min_speedup),
             **SIZE_LIMITS,
             workload=checked(Workload.parse),
-            exit_policy=_section(timeout=seconds, max_trials=trials, performance_only=boolean),
+            exit_policy=_section(
+                timeout=seconds,
+                max_trials=trials,
+                performance_only=boolean,
+                train_seconds=seconds,
+            ),
             random_seed=seed,
             rounding_steps=integer_between(1, MAX_ROUNDING_STEPS),
             workspace=_section("", "path", path=values.TEXT, resume=values.RESUME),

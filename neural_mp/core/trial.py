@@ -13,6 +13,7 @@ from neural_mp.util.data_frames import data_frame
 from neural_mp.util.display import Displayed
 from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.validators import (
+    boolean,
     checked,
     enum_of,
     mapping_of,
@@ -65,6 +66,7 @@ class Trial:
         node: machine that evaluated the plan; empty if not recorded.
         loss_bound: for a language model, the 99 % bound of the loss on other texts, in
             the same unit, which decides whether the target is met; None if unknown.
+        trained: whether the weights were trained with the rounding of the plan.
     """
 
     plan: PrecisionPlan
@@ -78,6 +80,7 @@ class Trial:
     metrics: Mapping[str, float] = field(default_factory=dict)
     node: str = ""
     loss_bound: float | None = None
+    trained: bool = False
 
     @property
     def met(self) -> bool:
@@ -145,7 +148,8 @@ class Trials(tuple[Trial, ...], Displayed):
         """Return a `pandas.DataFrame` with one row per trial, indexed by `trial` (from 1).
 
         Columns: outcome, accuracy, each of several metrics, loss, speedup with its bounds, each
-        objective, seconds, the number of ops per precision, error, node, plan. Values that were not
+        objective, seconds, the number of ops per precision, error, node, trained,
+        plan. Values that were not
         measured are missing (NaN or None).
 
         Raises:
@@ -168,6 +172,7 @@ class Trials(tuple[Trial, ...], Displayed):
             **{f"{p} ops": [by.get(p, 0) for by in counts] for p in precisions},
             "error": [trial.error for trial in self],
             "node": [trial.node for trial in self],
+            "trained": [trial.trained for trial in self],
             "plan": [trial.plan for trial in self],
         }
         return data_frame(columns, "trial")
@@ -192,5 +197,6 @@ _TRIAL = record(
         "metrics": mapping_of(number),
         "node": string,
         "loss_bound": optional(number),
+        "trained": boolean,
     },
 )

@@ -24,6 +24,7 @@ DEFAULT_LENGTH = 512
 #: File of a model folder, and its keys for the longest context, in order of preference.
 _CONFIG = "config.json"
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
+_VOCABULARY = ("vocab_size",)
 _SUFFIXES = (".txt", ".jsonl", ".npy")
 
 
@@ -66,7 +67,14 @@ class TextDataset:
                 f"text: stride must be at most length ({length}), got {stride}; tokens between "
                 f"windows would be skipped"
             )
-        tokens = self._tokens(existing_file("text: path", self.path))
+        path = existing_file("text: path", self.path)
+        tokens = self._tokens(path)
+        if not len(tokens):
+            raise DataError(
+                f"the text {str(path)!r} must have tokens, got "
+                f"{'none for its characters' if path.stat().st_size else 'an empty file'}; use "
+                f"another text"
+            )
         starts = range(0, len(tokens) - length + 1, stride)
         if self.max_windows is not None:
             starts = starts[: whole_number("text: max_windows", self.max_windows, minimum=1)]
@@ -97,7 +105,9 @@ class TextDataset:
         for text in self._texts(path):
             with tokenizer_errors(folder):
                 ids.append(np.array(tokenizer.encode(text).ids, np.int64))
-        return np.concatenate(ids) if ids else np.zeros(0, np.int64)
+        found = np.concatenate(ids) if ids else np.zeros(0, np.int64)
+        _check_vocabulary(found, folder)
+        return found
 
     def _texts(self, path: Path) -> Iterator[str]:
         try:
@@ -177,12 +187,31 @@ def context_length(folder: Path) -> int | None:
     Raises:
         DataError: the configuration cannot be read.
     """
+    return _size(folder, _CONTEXT)
+
+
+def _size(folder: Path, keys: tuple[str, ...]) -> int | None:
+    """Return the first size above 1 under these keys of a folder's configuration, if any."""
     if not (folder / _CONFIG).is_file():
         return None
     config = read_json(folder / _CONFIG, anything, DataError)
     values: dict[str, Any] = config if isinstance(config, dict) else {}
-    sizes = (values[key] for key in _CONTEXT if is_integer(values.get(key)))
+    sizes = (values[key] for key in keys if is_integer(values.get(key)))
     return next((int(size) for size in sizes if size > 1), None)
+
+
+def _check_vocabulary(tokens: np.ndarray, folder: Path) -> None:
+    """Refuse tokens that the model beside the tokenizer does not have.
+
+    Raises:
+        DataError: a token is beyond the vocabulary.
+    """
+    words = _size(folder, _VOCABULARY)
+    if words is not None and tokens.max(initial=0) >= words:
+        raise DataError(
+            f"the tokenizer of {str(folder)!r} must fit the model, which has {words} tokens, got "
+            f"token {int(tokens.max())}; use the tokenizer that the model was trained with"
+        )
 
 
 def _checked_ids(stored: Any, path: Path) -> np.ndarray:

@@ -203,7 +203,7 @@ def report_tables(report: Report, title: str) -> RenderableType:
     return Group(*parts)
 
 
-_RUNTIME_FIGURES = ("FP32", "all eligible ops in INT8", "SQNR", "result over FP32")
+_RUNTIME_FIGURES = ("FP32", "all eligible ops in INT8", "SQNR of FP32", "result over FP32")
 RUNTIME_HEADINGS = ("runtime", *_RUNTIME_FIGURES, "chosen", "reason")
 
 

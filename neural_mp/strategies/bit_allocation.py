@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf, sqrt
 
 from neural_mp.core.enums import Approach, Objective
@@ -111,13 +111,22 @@ def _aim(
 
 
 def weights_by_bytes(problem: TuningProblem) -> Knapsack:
-    """Return the choices of all weights with several forms, by their noise and bytes."""
+    """Return the choices of all weights with several forms, by their noise and bytes.
+
+    With a workload, a form slower than BF16 at both numbers of rows is no choice.
+    """
     graph = problem.space.graph
+    times = {} if problem.workload is None else problem.probe.form_times(problem.workload)
 
     def size(op: str, config: OpConfig) -> float:
         return graph[op].weights * bits_of(config) / 8
 
-    return _knapsack_of(problem, problem.probe.weight_noise(), size)
+    def choices(op: str) -> Iterable[OpConfig]:
+        if op not in times:
+            return problem.space.choices(op)
+        return (config for config, _ in _no_slower_than_bf16(problem, op, times[op]))
+
+    return _knapsack_of(problem, problem.probe.weight_noise(), size, choices)
 
 
 def bits_of(config: OpConfig) -> float:
@@ -151,7 +160,7 @@ def _knapsack(problem: TuningProblem, noise: Mapping[str, Mapping[str, float]]) 
         time, size = fractions[op]
         return importance * time * ratio + (1 - importance) * size * bits_of(config) / 32
 
-    found = _knapsack_of(problem, noise, cost)
+    found = _knapsack_of(problem, noise, cost, problem.space.choices)
     return found if found.steps else None
 
 
@@ -211,6 +220,7 @@ def _knapsack_of(
     problem: TuningProblem,
     noise: Mapping[str, Mapping[str, float]],
     cost: Callable[[str, OpConfig], float],
+    choices: Callable[[str], Iterable[OpConfig]],
 ) -> Knapsack:
     """Return the choices of all ops whose weights can be stored in fewer bits."""
     forms = {}
@@ -218,7 +228,7 @@ def _knapsack_of(
         if op in noise:
             harms = (
                 (config, _harm(config, noise[op]))
-                for config in problem.space.choices(op)
+                for config in choices(op)
                 if config.activation is None
             )
             forms[op] = [

@@ -245,13 +245,15 @@ class _Run:
         self.batches += 1
         self.samples += batch_size_of(inputs)
         self._take_outputs(*(named_float_arrays(model(inputs)) for model in (self.a, self.b)))
+        in_one_runtime = self.a.adaptor.framework == self.b.adaptor.framework
         for op, one, other in self.groups.values(inputs):
-            if one.real.shape != other.real.shape:
+            found = other.real if in_one_runtime else _laid_out_like(one.real, other.real)
+            if one.real.shape != found.shape:
                 raise ComparisonError(
                     f"the result of op {op!r} must have the same shape in both models, got "
                     f"{list(one.real.shape)} (A) and {list(other.real.shape)} (B); {_SAME_ORIGIN}"
                 )
-            self.layers.setdefault(op, _Sums()).take(one.real, other.real)
+            self.layers.setdefault(op, _Sums()).take(one.real, found)
             self.dtypes[op] = one.stored, other.stored
 
     def _take_outputs(self, one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
@@ -301,6 +303,20 @@ class _Run:
                 0.0, own.noise - max((source.noise for source in read), default=0.0)
             ),
         )
+
+
+def _laid_out_like(one: Array, other: Array) -> Array:
+    """Return an array of B with the channels where A has them: some runtimes move this axis.
+
+    If several layouts have the shape of A, the one with the nearest values counts.
+    """
+    if other.ndim < 3:
+        return other
+    layouts = (other, np.moveaxis(other, 1, -1), np.moveaxis(other, -1, 1))
+    fitting = [found for found in layouts if found.shape == one.shape]
+    if len(fitting) < 2:
+        return fitting[0] if fitting else other
+    return min(fitting, key=lambda found: float(np.nansum(np.square(found - one))))
 
 
 def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:

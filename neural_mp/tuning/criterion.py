@@ -158,6 +158,8 @@ class ExitPolicy:
         max_trials: maximum number of evaluated plans.
         performance_only: convert as many ops as possible, even if they save no time, without
             evaluating accuracy.
+        train_seconds: budget of the training of the most promising plan if none meets the target; 0
+            sets no limit.
 
     Raises:
         ConfigurationError: a limit is out of range.
@@ -166,11 +168,13 @@ class ExitPolicy:
     timeout: float = 0.0
     max_trials: int = 100
     performance_only: bool = False
+    train_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         validate_option("exit_policy: timeout", _TIMEOUT, self.timeout)
         validate_option("exit_policy: max_trials", integer_between(1), self.max_trials)
         validate_option("exit_policy: performance_only", boolean, self.performance_only)
+        validate_option("exit_policy: train_seconds", _TIMEOUT, self.train_seconds)
 
 
 def check_min_speedup(value: Any) -> None:

@@ -157,9 +157,14 @@ def _measured(
 
 def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Selection:
     """Return a selection with the figures of the trial."""
+    return with_figures(trial, plan, model.converted(plan))
+
+
+def with_figures(trial: Trial, plan: ResolvedPlan, converted: AnyModel) -> Selection:
+    """Return the selection of a converted model with the figures of its trial."""
     found, seconds = _time_ratio(trial), trial.objectives["performance"]
     speed = LatencyComparison(seconds / found.value, seconds, found.inverse)
-    return Selection(model.converted(plan), plan, speed, trial)
+    return Selection(converted, plan, speed, trial)
 
 
 def fastest_slow(trials: Sequence[Trial]) -> Trial | None:

@@ -36,6 +36,7 @@ from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_pro
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
 from neural_mp.tuning.sharding import ShardingPolicy
+from neural_mp.tuning.trained_plan import trained_selection
 from neural_mp.tuning.trial_runner import TrialRunner
 from neural_mp.tuning.unchecked import converted_unchecked
 from neural_mp.util.user_calls import ReraiseUserErrors
@@ -93,9 +94,18 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     if probe.untimed:
         log.warn(f"op times were estimated, because not all ops were timed: {probe.untimed}")
     selection, trials = _chosen(job, model, search.trials, search.measured_alone, log)
+    found, trained = None, None
     if selection.trial is None:
-        log.warn(why_fp32(job, trials, baseline.accuracy))
-    selection = with_faster_kernels(job, model, selection, log, deadline, baseline.accuracy)
+        found, trained = trained_selection(
+            job, model, trials, baseline.accuracy, history, log, deadline
+        )
+        trials += [] if trained is None else [trained]
+    if found is not None:
+        selection = found
+    else:
+        if selection.trial is None:
+            log.warn(why_fp32(job, trials, baseline.accuracy))
+        selection = with_faster_kernels(job, model, selection, log, deadline, baseline.accuracy)
     trials = latest(trials, selection)
     settlement = settled(job, selection, baseline.accuracy, log, deadline)
     return _judged_result(job, log, history, settlement, baseline, trials)
@@ -105,6 +115,8 @@ def _kept(job: TuningJob, history: History) -> list[Trial]:
     """Return the trials of an interrupted run whose plans are still within limits."""
     kept = []
     for trial in history.trials():
+        if trial.trained:
+            continue  # The weights are in the checkpoints of the training, which continues there.
         try:
             plan = job.space.resolve(trial.plan)
         except NeuralMPError:

@@ -114,6 +114,9 @@ def test_init_writes_a_file_that_tunes(here, run):
     text = (here / "new.yaml").read_text()
     assert "Inputs: float32 [1, 16]; outputs: float32 [1, 4]" in text
     assert "2 MatMul" in text
+    line = next(each for each in text.splitlines() if "Precisions on this machine" in each)
+    assert "int8 2" in line
+    assert "int3" not in line  # ONNX Runtime has no kernel for 3 bits
     settings = load_settings("new.yaml")
     assert settings.model.name == "net.onnx"
     assert [metric.name for metric in settings.evaluation.metrics] == ["accuracy"]

@@ -60,3 +60,20 @@ def test_a_tuning_file_wins_also_where_it_names_the_usual_default(here, content,
 @pytest.mark.parametrize("content", [{}, {"mixed_precision": {"precisions": "bf16"}}])
 def test_an_option_of_the_command_wins_over_both(here, content):
     assert _applied(here, content, precisions="int8")[1] == (INT8,)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({}, {"performance": 0.5, "footprint": 0.5}),
+        ({"tuning": {"objective": "modelsize"}}, "modelsize"),
+    ],
+)
+def test_times_count_with_a_workload_unless_the_file_names_an_objective(here, content, expected):
+    converter = MixedPrecision(content, model=str(here / "model"))
+    SearchOptions(data=here / "a.txt", workload="{decode: 1.0}").apply(converter)
+    assert converter.objective == expected
+    in_file = {"tuning": {"workload": {"decode": 1.0}, **content.get("tuning", {})}}
+    converter = MixedPrecision(in_file, model=str(here / "model"))
+    SearchOptions(data=here / "a.txt").apply(converter)
+    assert converter.objective == expected

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers import AwqConfig, GPTQConfig
 
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.api.torchao_configs import constraint_of
+from neural_mp.api.transformers_configs import constraint_of as transformers_constraint
 from neural_mp.compat.torchao import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
@@ -65,6 +67,48 @@ def test_a_configuration_limits_a_search(net, wrapped):
     converter.model_wise = TorchAoConfig(config) if wrapped else config
     plan = converter().plan
     assert {str(c.weight) for c in plan.values()} == {"uint4 asymmetric per_group 32 minmax"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (GPTQConfig(bits=4, group_size=32), "int4 symmetric per_group 32 minmax gptq"),
+        (AwqConfig(bits=4, group_size=64), "uint4 asymmetric per_group 64 minmax awq"),
+        (
+            # The class itself requires the package compressed-tensors.
+            SimpleNamespace(
+                quant_method="compressed-tensors",
+                quantization_config=SimpleNamespace(
+                    config_groups={
+                        "group_0": {
+                            "targets": ["Linear"],
+                            "weights": {"num_bits": 4, "symmetric": True, "group_size": 32},
+                        }
+                    }
+                ),
+            ),
+            "int4 symmetric per_group 32 minmax",
+        ),
+    ],
+)
+def test_configurations_of_transformers_limit_a_search(net, config, words):
+    converter = MixedPrecision(model=net, precisions="int4", objective="modelsize")
+    converter.calib_dataloader = [torch.randn(8, 64)]
+    converter.model_wise = config
+    plan = converter().plan
+    assert {str(c.weight) for c in plan.values()} == {words}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 5, "group_size": 32}, "bits of .* got 5"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "got 0 groups"),
+    ],
+)
+def test_configurations_of_transformers_without_a_kernel_are_errors(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        transformers_constraint(SimpleNamespace(**options))
 
 
 def test_words_of_a_configuration_are_those_of_a_plan():

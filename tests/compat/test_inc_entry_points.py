@@ -339,9 +339,9 @@ def test_what_is_not_here_says_so_when_it_is_used():
     from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
     from neural_mp.compat.inc.experimental import Pruning
 
-    with pytest.raises(NotHereError, match="Pruning .* is not supported: .*nothing is trained"):
+    with pytest.raises(NotHereError, match="Pruning .* is not supported: .*nothing is pruned"):
         Pruning("conf.yaml")
-    with pytest.raises(NotHereError, match="use post-training quantization"):
+    with pytest.raises(NotHereError, match="training.quantization_aware"):
         QuantizationAwareTrainingConfig()
     with pytest.raises(ImportError, match="Quantisation"):
         from neural_mp.compat.inc.experimental import Quantisation  # noqa: F401

@@ -71,7 +71,10 @@ def test_the_loader_stacks_windows(folder):
     ("file", "content", "options", "kind", "words"),
     [
         ("a.txt", "w1 w2", {}, DataError, "at least one window of 512 tokens, got 2 tokens"),
-        ("a.txt", "", {"length": 2}, DataError, "got 0 tokens"),
+        ("a.txt", "", {"length": 2}, DataError, "must have tokens, got an empty file"),
+        ("a.txt", " \n", {"length": 2}, DataError, "got none for its characters; use another"),
+        ("a.jsonl", "\n", {"length": 2}, DataError, "got none for its characters"),
+        ("a.jsonl", '{"text": ""}', {"length": 2}, DataError, "got none for its characters"),
         ("a.txt", "w1", {"tokenizer": None}, ConfigurationError, "tokenizer must name a folder"),
         ("a.txt", "w1", {"tokenizer": "."}, DataError, "must contain tokenizer.json"),
         ("a.txt", b"\xff\xfe", {}, DataError, "must be UTF-8"),
@@ -91,6 +94,17 @@ def test_a_text_that_cannot_be_used_is_one_error(
     path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
     with pytest.raises(kind, match=words):
         _text(folder, path=str(path), **options)
+
+
+def test_a_tokenizer_with_more_words_than_the_model_does_not_fit(folder):
+    (folder / "a.txt").write_text(" ".join(WORDS))
+    config = folder / "model" / "config.json"
+    config.write_text(json.dumps({"vocab_size": len(WORDS)}))
+    assert len(_text(folder, path=str(folder / "a.txt"), length=20)) == 1
+    config.write_text(json.dumps({"vocab_size": 12}))
+    words = "must fit the model, which has 12 tokens, got token 19; use the tokenizer"
+    with pytest.raises(DataError, match=words):
+        _text(folder, path=str(folder / "a.txt"), length=20)
 
 
 _TEMPLATE = {

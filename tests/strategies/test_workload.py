@@ -9,12 +9,14 @@ import pytest
 
 from neural_mp.amp import FourLists
 from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.observations import Observations
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.core.workload import FormTimes, Workload, form_of
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.strategies.base import Probe
+from neural_mp.strategies.base import Probe, TuningProblem
+from neural_mp.strategies.bit_allocation import weights_by_bytes
 
 PROMPT = 128
 WEIGHT = QuantSpec.parse("int8 symmetric per_channel")
@@ -48,14 +50,17 @@ class _Probe(Probe):
         return {"op0": found, "op1": found}
 
 
-def _first_plan(workload, times=TIMES, objectives=None, forms=(DYNAMIC, INT8, INT4, BF16, FP32)):
+def _space(forms):
     ops = [Op("op0", "linear", ("x",), weights=1000), Op("op1", "linear", ("op0",), weights=1000)]
     lists = {Precision.BF16: FourLists(allow=frozenset({"linear"}))}
-    space = TuningSpace(
+    return TuningSpace(
         OpGraph(ops, ["x"]), {op.name: Capability(tuple(forms)) for op in ops}, lists
     )
+
+
+def _first_plan(workload, times=TIMES, objectives=None, forms=(DYNAMIC, INT8, INT4, BF16, FP32)):
     trials = made_up.run(
-        space,
+        _space(forms),
         lambda plan: 0.0,
         precisions=(Precision.INT4, Precision.INT8, Precision.BF16),
         tolerance=0.1,
@@ -90,6 +95,24 @@ def test_a_form_slower_than_bf16_at_both_row_counts_is_never_chosen():
 def test_footprint_beside_the_workload_favours_4_bits():
     both = {"performance": 0.1, "footprint": 0.9}
     assert _first_plan(Workload(0.3, 0.7, PROMPT), objectives=both) == {Precision.INT4}
+
+
+def test_a_limit_of_bytes_leaves_out_forms_that_bf16_beats_with_a_workload():
+    slow = {**TIMES, INT4: (2100, 24827)}
+
+    def smallest(workload):
+        problem = TuningProblem(
+            _space((INT8, INT4, BF16, FP32)),
+            Observations(),
+            (Precision.INT4, Precision.INT8, Precision.BF16),
+            objectives={"performance": 1.0},
+            probe=_Probe(slow),
+            workload=workload,
+        )
+        return {config.precision for config in weights_by_bytes(problem).start.configs.values()}
+
+    assert smallest(None) == {Precision.INT4}
+    assert smallest(Workload(0.5, 0.5, PROMPT)) == {Precision.INT8}
 
 
 def test_seconds_are_those_of_a_mean_token():

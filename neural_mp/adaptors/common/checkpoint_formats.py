@@ -34,6 +34,7 @@ class IntegerLayer:
         zero_points: uint8 [outputs, groups].
         bits: bits per code.
         is_symmetric: whether all zero points are the middle code.
+        groups: group of each input, where these are in another order (`desc_act`); else None.
     """
 
     codes: NDArray[np.uint8]
@@ -41,6 +42,7 @@ class IntegerLayer:
     zero_points: NDArray[np.uint8]
     bits: int
     is_symmetric: bool
+    groups: NDArray[np.int64] | None = None
 
     @property
     def group_size(self) -> int | None:
@@ -50,10 +52,12 @@ class IntegerLayer:
 
     def floats(self) -> NDArray[np.float32]:
         """Return the weight [outputs, inputs]."""
-        size = self.codes.shape[1] // self.scales.shape[1]
+        inputs = self.codes.shape[1]
+        groups = self.groups
+        if groups is None:
+            groups = np.arange(inputs) // (inputs // self.scales.shape[1])
         scales, zeros = (
-            np.repeat(values.astype(np.float32), size, axis=1)
-            for values in (self.scales, self.zero_points)
+            values.astype(np.float32)[:, groups] for values in (self.scales, self.zero_points)
         )
         return (self.codes.astype(np.float32) - zeros) * scales
 

@@ -1,8 +1,9 @@
-"""Integer layers in the checkpoints of other tools: GPTQ and compressed-tensors."""
+"""Integer layers in the checkpoints of other tools: GPTQ, AWQ and compressed-tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from neural_mp.errors import ModelLoadError, did_you_mean
 
 #: Bits per code that whole words hold.
 _BITS = (2, 4, 8)
+#: Outputs in a word of AutoAWQ, from the lowest bits.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def integer_layers(
@@ -42,7 +45,7 @@ def integer_layers(
     for name in names:
         try:
             found[name] = read(quantization, {p: tensors.get(f"{name}.{p}") for p in parts})
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
             raise ModelLoadError(
                 f"layer {name!r} of the checkpoint is incomplete or damaged: {error}"
             ) from error
@@ -79,13 +82,35 @@ def _gptq(
     if order is not None and len(order) != inputs:
         bits = _bits(len(order), packed.shape[0])
         inputs = len(order)
-    if order is not None and (order != np.arange(inputs) // (inputs // groups)).any():
-        raise ValueError("groups of inputs in another order (desc_act) are not supported")
     codes = unpacked_words(np.ascontiguousarray(packed.T), bits, inputs)
     zeros = unpacked_words(np.ascontiguousarray(_needed(layer, "qzeros")), bits, scales.shape[0])
     # The first version stores zero points less one.
     shift = 0 if quantization.get("checkpoint_format") == "gptq_v2" else 1
-    return _checked(codes, scales, (zeros.T + np.uint8(shift)).astype(np.uint8), bits)
+    zero_points = (zeros.T + np.uint8(shift)).astype(np.uint8)
+    layer_found = _checked(codes, scales, zero_points, bits)
+    if order is None or (order == np.arange(inputs) // (inputs // groups)).all():
+        return layer_found
+    if order.min() < 0 or order.max() >= groups:
+        raise ValueError(f"g_idx must name groups from 0 to {groups - 1}")
+    return replace(layer_found, groups=order.astype(np.int64))
+
+
+def _awq(quantization: Mapping[str, Any], layer: Mapping[str, NDArray[Any] | None]) -> IntegerLayer:
+    version, bits = str(quantization.get("version", "gemm")), int(quantization.get("bits", 4))
+    if version != "gemm" or bits != 4:
+        raise ValueError(f"version must be gemm with 4 bits, got {version!r} with {bits} bits")
+    scales = _needed(layer, "scales").astype(np.float32)
+    outputs = scales.shape[1]
+    codes, zeros = (
+        unpacked_words(_needed(layer, name), bits, outputs)[:, _interleaved(outputs)]
+        for name in ("qweight", "qzeros")
+    )
+    return _checked(np.ascontiguousarray(codes.T), scales.T, np.ascontiguousarray(zeros.T), bits)
+
+
+def _interleaved(outputs: int) -> NDArray[np.int64]:
+    """Return the column of each output where every word has its even outputs first."""
+    return (np.arange(0, outputs, 8)[:, None] + np.argsort(_AWQ_ORDER)).ravel()
 
 
 def _checked(
@@ -149,4 +174,5 @@ _READERS: Mapping[
         ("qweight", "qzeros", "scales", "g_idx"),
         _gptq,
     ),
+    "awq": (".qweight", ("qweight", "qzeros", "scales"), _awq),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -15,7 +16,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class TrainingSchedule:
-    """Schedule of scales over the training steps.
+    """Schedule of scales and batch norms over the training steps.
 
     A step is one call of the model in training mode.
 
@@ -23,18 +24,26 @@ class TrainingSchedule:
         observe_steps: number of first steps in which the ranges of activations follow the data and
             the scales of weights follow the weights; frozen or learned afterwards.
         learn_scales: whether the optimizer learns the scales.
+        norm_steps: number of first steps in which batch norms that were folded into layers use the
+            statistics of the batch; afterwards their running statistics, as in the converted model.
     """
 
     observe_steps: int = 0
     learn_scales: bool = True
+    norm_steps: int = 0
 
     def __post_init__(self) -> None:
         validate_option("observe_steps", non_negative_integer, self.observe_steps)
         validate_option("learn_scales", boolean, self.learn_scales)
+        validate_option("norm_steps", non_negative_integer, self.norm_steps)
 
     def observes(self, step: int) -> bool:
         """Whether ranges follow the data in a step, counted from 0."""
         return step < self.observe_steps
+
+    def trains_norms(self, step: int) -> bool:
+        """Whether folded batch norms use the statistics of the batch in a step, counted from 0."""
+        return step < self.norm_steps
 
 
 #: Share of a new batch in the moving average of a range.
@@ -48,6 +57,11 @@ def moving_range(known: Range, seen: Range) -> Range:
         for old, new in zip(known, seen, strict=True)
     )
     return min(low, 0.0), max(high, 0.0)
+
+
+def gradient_factor(values: int, largest: int) -> float:
+    """Return the factor of a scale's gradient in LSQ, section 2.2."""
+    return 1 / math.sqrt(max(values, 1) * largest)
 
 
 class Trainer(Protocol):

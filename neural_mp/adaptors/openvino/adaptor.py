@@ -9,6 +9,7 @@ import numpy as np
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
+from neural_mp.adaptors.common.counterparts import OpNames
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
 from neural_mp.adaptors.common.input_moments import corrections_from
@@ -26,7 +27,7 @@ from neural_mp.adaptors.openvino.convert import convert_graph
 from neural_mp.adaptors.openvino.graph import build_graph
 from neural_mp.adaptors.openvino.graph_edit import type_of
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
-from neural_mp.adaptors.openvino.model import OpenVinoModel, with_streams
+from neural_mp.adaptors.openvino.model import OpenVinoModel, renamed, with_streams
 from neural_mp.adaptors.openvino.op_types import TYPES
 from neural_mp.core.hardware import Hardware
 
@@ -52,6 +53,7 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
         reduce_range.full_range_kernels, reduce_range.with_reduced_range
     )
     single_file = optional.SingleFile((".xml",), storage.save_file)
+    op_names = OpNames(renamed)
     streams = optional.Streams(with_streams)
     graph_dump = optional.GraphDump(storage.dump_graph)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -152,3 +152,19 @@ def give_stable_names(model: Any, types: Collection[str]) -> None:
             name = unique_name(stem if made_up else name, taken | seen)
             node.set_friendly_name(name)
         seen.add(name)
+
+
+def rename(model: Any, names: Mapping[str, str]) -> None:
+    """Rename ops, and the nodes that `give_stable_names` named after these."""
+    taken = {*map(name_of, model.get_ops())} - names.keys()
+    known = dict(names)
+    for node in reversed(model.get_ordered_ops()):
+        name = name_of(node)
+        reader, _, kind = name.rpartition("/")
+        if name not in names:
+            # Signatures refer to inputs and outputs by the names of their nodes.
+            if reader not in known or type_of(node) in ("Parameter", "Result"):
+                continue
+            known[name] = unique_name(f"{known[reader]}/{kind}", taken)
+        taken.add(known[name])
+        node.set_friendly_name(known[name])

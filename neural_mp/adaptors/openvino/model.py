@@ -13,7 +13,7 @@ from neural_mp.adaptors.common.graph_model import GraphModel, Run
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
-from neural_mp.adaptors.openvino.graph_edit import name_of
+from neural_mp.adaptors.openvino.graph_edit import name_of, rename
 from neural_mp.adaptors.openvino.runtime import from_bytes, to_bytes
 
 
@@ -71,6 +71,13 @@ class OpenVinoModel(GraphModel[Any]):
 def with_streams(model: OpenVinoModel, count: int) -> OpenVinoModel:
     """Return a model compiled for concurrent calls."""
     return replace(model, streams=count, _runners={})
+
+
+def renamed(model: OpenVinoModel, names: Mapping[str, str]) -> OpenVinoModel:
+    """Return a loaded model with new names of ops, and of what is named after these."""
+    program = model.program.clone()
+    rename(program, names)
+    return replace(model, program=program, given=program, _runners={})
 
 
 def _unpickled(

@@ -305,6 +305,13 @@ def _own_path(path: object) -> str:
     return str(path).removeprefix(ENCLOSED).removeprefix(".")
 
 
+def source_modules(node: Node, path: str = WHOLE) -> tuple[str, ...]:
+    """Return the paths of the module of an op, and of each op folded into it."""
+    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))
+    innermost = (next(reversed(stack.values()))[0] for stack in stacks if stack)
+    return tuple(".".join(filter(None, (path, _own_path(place)))) for place in innermost)
+
+
 def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
     """Return the modules of an op and of ops folded into it, outer modules first."""
     stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(FOLDED_STACKS, ()))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.fx import GraphModule, Node
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, Quantizer
 from neural_mp.adaptors.common.quant_params import QuantParams
@@ -78,9 +79,7 @@ def _quantize(
         after = [n for n in graph.nodes if n.op == "placeholder"][-1]
     with graph.inserting_after(after):
         quantized = graph.call_function(ops.quantize, (node, scale, zero_point))
-    value = node.meta["val"]
-    # The placeholder holds no data; a cast would recompute its contiguity.
-    quantized.meta["val"] = value.new_empty_strided(value.shape, value.stride(), dtype=torch.uint8)
+    quantized.meta["val"] = _in_uint8(node.meta["val"])
     pairs: dict[torch.dtype, Node] = {}
 
     def dequantized(dtype: torch.dtype) -> Node:
@@ -98,6 +97,19 @@ def _quantize(
             graph.erase_node(reader)
         else:
             reader.replace_input_with(node, dequantized(torch.float32))
+
+
+#: Placeholder of a tensor → its placeholder in uint8, for all conversions of a model.
+_IN_UINT8: WeakTensorKeyDictionary[torch.Tensor, torch.Tensor] = WeakTensorKeyDictionary()
+
+
+def _in_uint8(value: torch.Tensor) -> torch.Tensor:
+    """Return a placeholder of the same shape and strides; one with symbolic sizes takes 2 ms."""
+    if value not in _IN_UINT8:
+        # It holds no data; a cast would recompute its contiguity.
+        made = value.new_empty_strided(value.shape, value.stride(), dtype=torch.uint8)
+        _IN_UINT8[value] = made
+    return _IN_UINT8[value]
 
 
 class IntegerWeights:

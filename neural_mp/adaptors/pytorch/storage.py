@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -67,6 +68,7 @@ def save(model: TorchModel, folder: Path) -> None:
     try:
         plain, named = with_plain_outputs(model.portable)
         program = export(plain, _without_values(model.example), "all")
+        program.example_inputs = _without_size(program.example_inputs)
         with quiet_export():
             torch.export.save(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -114,6 +116,17 @@ def _without_values(example: CallArgs) -> CallArgs:
     return example.map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
+
+
+def _without_size(inputs: Any) -> Any:
+    """Return example inputs of one stored value each: a batch can be larger than the weights."""
+    return pytree.tree_map(
+        lambda leaf: leaf.new_zeros(()).expand(leaf.shape) if _is_dense(leaf) else leaf, inputs
+    )
+
+
+def _is_dense(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
 
 
 def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:

@@ -27,6 +27,7 @@ from neural_mp.adaptors.common.optional import (
     Training,
     Transfer,
 )
+from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import (
     capabilities,
@@ -99,6 +100,14 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         from neural_mp.adaptors.tensorflow.training.numerics_trace import trace_numerics
 
         return Training(open_trainable, apply_plan, trace_numerics, devices)
+
+    @cached_property
+    def simulation(self) -> Simulation[TensorFlowModel]:
+        """Training with the rounding of a plan, whose code is imported on first use."""
+        from neural_mp.adaptors.tensorflow.training.simulation import finished, simulated
+        from neural_mp.adaptors.tensorflow.training.trainer import Trainer
+
+        return Simulation(simulated, Trainer, finished)
 
     def load(
         self,

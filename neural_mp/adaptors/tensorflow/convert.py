@@ -16,7 +16,13 @@ from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.tensor_variants import FP32, UINT8, VARIANT_OF
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
-from neural_mp.adaptors.tensorflow.convert_int8 import Layer, kernel_limits, pad_stored, write_layer
+from neural_mp.adaptors.tensorflow.convert_int8 import (
+    Layer,
+    int8_layers,
+    kernel_limits,
+    pad_stored,
+    write_layer,
+)
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -39,10 +45,12 @@ from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan
 
 
-def write_table(forms: Forms, node: NodeDef, weight_limit: int) -> str:
+def write_table(forms: Forms, model: TensorFlowModel, node: NodeDef, weight_limit: int) -> str:
     """Write an op that reads rows of a constant table, as INT8 rows; return its node's name."""
     name, table = node.name, forms.source.value(node.input[0])
-    scales = weight_scales(table, (1,), weight_limit)
+    scales = model.weight_scales.get(plain(node.input[0]))
+    if scales is None:
+        scales = weight_scales(table, (1,), weight_limit)
     integers = round_to_int8(table, scales, weight_limit)
 
     def read(constant: str, kind: tf.DType, word: str) -> str:
@@ -134,15 +142,9 @@ class _Writer:
     standing_for: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        source = self.model.graph
-        self.layers = {}
-        consumers = source.consumers()
-        effective = self.plan.effective
-        for head, group in self.model.structure.fusion_groups.items():
-            if effective.get(head) is Precision.INT8:
-                layer = Layer.of(source, consumers, group, effective)
-                self.layers[layer.tail] = layer
-                self.inner.update(dict.fromkeys((head, *layer.group.members), layer.tail))
+        self.layers = int8_layers(self.model, self.plan.effective)
+        for tail, layer in self.layers.items():
+            self.inner.update(dict.fromkeys((layer.head, *layer.group.members), tail))
 
     def write(self, node: NodeDef) -> None:
         """Write one node of the original graph."""
@@ -159,7 +161,8 @@ class _Writer:
             encoding = self.forms.encoding_of(name)
             written = write_agnostic(self.forms, self.model, node, moved, encoding)
         elif name in self.model.structure.tables and precision is Precision.INT8:
-            written = write_table(self.forms, node, weight_qmax(self.plan.plan[name].weight))
+            limit = weight_qmax(self.plan.plan[name].weight)
+            written = write_table(self.forms, self.model, node, limit)
         elif precision.is_16_bit:
             written = self._write_16_bit(node, VARIANT_OF[precision])
         else:

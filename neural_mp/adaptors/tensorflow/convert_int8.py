@@ -94,7 +94,8 @@ def write_layer(
 ) -> str:
     """Write the kernel, with weights within ±`weight_limit`; return the name of its node."""
     node, value = layer.node, forms.source.value(layer.node.input[1])
-    weight = quantize_weight(value, node.op == "DepthwiseConv2dNative", weight_limit)
+    scales = model.weight_scales.get(plain(node.input[1]))
+    weight = quantize_weight(value, node.op == "DepthwiseConv2dNative", weight_limit, scales)
     source, stored = plain(node.input[0]), None
     encoding = forms.encoding_of(source)
     if encoding.zero_point != 0 and node.op != "MatMul":
@@ -131,6 +132,18 @@ def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
     if bias is None or bias.operand is None:
         return np.zeros(channels)
     return forms.source.value(bias.operand).astype(np.float64)
+
+
+def int8_layers(model: TensorFlowModel, effective: Mapping[str, Precision]) -> dict[str, Layer]:
+    """Return last node fused into the kernel of an INT8 layer → the layer."""
+    consumers = model.graph.consumers()
+    groups = model.structure.fusion_groups.items()
+    found = (
+        Layer.of(model.graph, consumers, group, effective)
+        for head, group in groups
+        if effective.get(head) is Precision.INT8
+    )
+    return {layer.tail: layer for layer in found}
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ _AGNOSTIC: Mapping[str, int | None] = {
     "ConcatV2": None,
 }
 #: Averages over larger windows are too fine for the scale of their input.
-_LARGEST_AVERAGE = 9
+LARGEST_AVERAGE = 9
 _NEVER_NEGATIVE = (
     *("Relu", "Relu6", "Sigmoid", "Softmax", "Softplus", "Exp", "Square", "Abs", "Sqrt", "Rsqrt"),
     *("SquaredDifference", "LogicalNot"),
@@ -255,7 +255,7 @@ def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     if node.op in ("MaxPool", "AvgPool"):
         window = integers_attribute(node, "ksize")
         plain_padding = text_attribute(node, "padding") in ("SAME", "VALID")
-        too_wide = node.op == "AvgPool" and int(np.prod(window)) > _LARGEST_AVERAGE
+        too_wide = node.op == "AvgPool" and int(np.prod(window)) > LARGEST_AVERAGE
         if window[0] != 1 or window[3] != 1 or not plain_padding or too_wide:
             return ()
     return tuple(moved)

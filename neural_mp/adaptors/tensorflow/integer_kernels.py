@@ -43,13 +43,23 @@ class Weight:
     sums: NDArray[np.float64]
 
 
-def quantize_weight(weight: Array, depthwise: bool, limit: int) -> Weight:
-    """Round a weight to int8 within ±limit, symmetric per channel.
+def summed_axes(rank: int, depthwise: bool) -> tuple[int, ...]:
+    """Return the axes of a weight that are not output channels.
 
     The shape is [..., outputs], or [height, width, inputs, multiplier] if depthwise.
     """
-    axes = (0, 1) if depthwise else tuple(range(weight.ndim - 1))
-    scales = weight_scales(weight, axes, limit)
+    return (0, 1) if depthwise else tuple(range(rank - 1))
+
+
+def quantize_weight(
+    weight: Array, depthwise: bool, limit: int, scales: Array | None = None
+) -> Weight:
+    """Round a weight to int8 within ±limit, symmetric per channel; see `summed_axes`.
+
+    `scales` have the axes of the weight; default: those that cover the weight.
+    """
+    if scales is None:
+        scales = weight_scales(weight, summed_axes(weight.ndim, depthwise), limit)
     integers = round_to_int8(weight, scales, limit)
     limits = scales.reshape(-1) * np.float32(FULL)
     return Weight(integers, limits, real_sums(integers, limits, depthwise))
@@ -57,7 +67,7 @@ def quantize_weight(weight: Array, depthwise: bool, limit: int) -> Weight:
 
 def real_sums(integers: Array, limits: Array, depthwise: bool) -> NDArray[np.float64]:
     """Return the sum of the float values of every output channel: of two axes if depthwise."""
-    axes = (0, 1) if depthwise else tuple(range(integers.ndim - 1))
+    axes = summed_axes(integers.ndim, depthwise)
     sums = integers.sum(axis=axes, dtype=np.int64).reshape(-1)
     return np.asarray(sums * (limits.astype(np.float64) / FULL))
 

@@ -304,7 +304,7 @@ def recorded_scopes(model: tf.keras.Layer) -> Iterator[Scopes]:
             scopes.setdefault(scope, Layer(layer.name, type(layer).__name__))
         return call(*args, **kwargs)
 
-    with calls_wrapped([layer for layer in _layers_in(model) if layer is not model], record):
+    with calls_wrapped([layer for layer in layers_in(model) if layer is not model], record):
         yield scopes
 
 
@@ -327,7 +327,7 @@ def _wrap(layer: Any, around: Around, undo: ExitStack) -> None:
     object.__setattr__(layer, "call", lambda *args, **kwargs: around(layer, plain, args, kwargs))
 
 
-def _layers_in(model: tf.keras.Layer) -> list[Any]:
+def layers_in(model: Any) -> list[Any]:
     """Return all layers of a Keras 3 model, nested ones included."""
     if not hasattr(model, "_flatten_layers") or type(model).__module__.startswith("tf_keras"):
         return []

@@ -130,6 +130,7 @@ class TensorFlowModel:
     layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
     written: Mapping[str, str] = field(default_factory=dict)
     results: Mapping[str, OutputLocation] = field(default_factory=dict)
+    weight_scales: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
     def runner(self) -> Runner:

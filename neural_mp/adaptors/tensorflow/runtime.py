@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -12,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.core.framework.step_stats_pb2 import StepStats
-from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
 from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.grappler.cluster import Cluster
 
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     GraphDef,
@@ -199,6 +202,20 @@ def keep_forever(error: BaseException) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
 
 
+@cache
+def _cluster() -> Cluster:
+    """Return a processor as a description of where graphs run, which the optimizer requires.
+
+    By default, it would examine this machine for every graph, which takes as long as its passes
+    over a small one, and of which a process may do only one at a time.
+    """
+    cpu = device_properties_pb2.DeviceProperties(type="CPU", num_cores=1)
+    name = "/job:localhost/replica:0/task:0/device:CPU:0"
+    made = Cluster(devices=[device_properties_pb2.NamedDevice(name=name, properties=cpu)])
+    atexit.register(made.Shutdown)  # Python may delete the module of the function before
+    return made
+
+
 def offline_passes(
     graph: GraphDef, passes: Iterable[str], inputs: Iterable[str], outputs: Iterable[str]
 ) -> GraphDef:
@@ -222,7 +239,7 @@ def offline_passes(
     rewrites.optimizers.extend(passes)
     rewrites.meta_optimizer_iterations = 2
     rewrites.min_graph_nodes = -1
-    return tf_optimizer.OptimizeGraph(config, meta, verbose=False)
+    return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=_cluster())
 
 
 def optimized(

@@ -319,6 +319,11 @@ def constant_shape(node: NodeDef) -> list[int]:
     return [dimension.size for dimension in node.attr["value"].tensor.tensor_shape.dim]
 
 
+def constant_dtype(node: NodeDef) -> tf.DType:
+    """Return the element type of a constant."""
+    return tf.as_dtype(node.attr["value"].tensor.dtype)
+
+
 def constant_size(node: NodeDef) -> int:
     """Return the number of elements of a constant without reading its value."""
     return math.prod(constant_shape(node))
@@ -328,8 +333,7 @@ def constant_bytes(node: NodeDef) -> int:
     """Return the size of a constant's value in bytes; 0 for other nodes."""
     if node.op != CONSTANT:
         return 0
-    dtype = tf.as_dtype(node.attr["value"].tensor.dtype)
-    return constant_size(node) * int(dtype.size)
+    return constant_size(node) * int(constant_dtype(node).size)
 
 
 def stand_in(constant: NodeDef) -> NodeDef:

@@ -151,15 +151,15 @@ def register(package: str) -> None:
 _INTERNAL = "internal to Intel Neural Compressor"
 #: Reason or replacement → missing names.
 _REASONS: Mapping[str, Sequence[str]] = {
-    "trained models are converted; nothing is trained, pruned or distilled": (
+    "nothing is pruned or distilled; only the rounding of a plan is trained": (
         *("Pruning", "Distillation", "Scheduler", "Component", "NAS", "DyNAS", "NASConfig"),
-        *("prepare_pruning", "prepare_compression", "WeightPruningConfig", "DistillationConfig"),
+        *("prepare_pruning", "WeightPruningConfig", "DistillationConfig"),
         *("KnowledgeDistillationLossConfig", "SelfKnowledgeDistillationLossConfig"),
         *("IntermediateLayersKnowledgeDistillationLossConfig", "PyTorchKnowledgeDistillationLoss"),
         *("model_slim", "parse_auto_slim_config"),
     ),
-    "nothing is trained; use post-training quantization of the trained model": (
-        *("QuantizationAwareTrainingConfig", "TensorflowQATModel"),
+    "train with neural_mp.training.quantization_aware and finish, or in the search by train_func": (
+        *("QuantizationAwareTrainingConfig", "TensorflowQATModel", "prepare_compression"),
     ),
     "QAT models of TensorFlow are read directly; pass the model to Quantization": (
         *("ModelConversion",),

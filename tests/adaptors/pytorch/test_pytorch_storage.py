@@ -165,3 +165,19 @@ def test_a_plan_replays_module_by_module(tmp_path):
 def test_the_manifest_speaks_of_every_file(folder):
     manifest = json.loads((folder / "neural_mp.json").read_text())
     assert {PROGRAM_FILE, "details.json", "plan.yaml"} <= set(manifest["files"])
+
+
+def test_the_size_of_a_folder_does_not_depend_on_the_batch_of_calibration(tmp_path):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    sizes = []
+    for rows in (2, 4096):
+        converter = MixedPrecision(
+            model=net.eval(), precisions="int8", calib_dataloader=[torch.randn(rows, 64)]
+        )
+        converter.exit_policy = {"performance_only": True}
+        folder = tmp_path / str(rows)
+        converter().save(folder)
+        sizes.append(sum(file.stat().st_size for file in folder.rglob("*.pt2")))
+        assert neural_mp.load(folder)(torch.randn(3, 64)).shape == (3, 4)
+    assert max(sizes) - min(sizes) < 4096

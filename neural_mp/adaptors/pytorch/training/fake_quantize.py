@@ -15,14 +15,9 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.common.quant_params import QuantParams, weight_scales
-from neural_mp.adaptors.common.simulation import moving_range
+from neural_mp.adaptors.common.simulation import gradient_factor, moving_range
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.util.pytree import as_numpy
-
-
-def gradient_factor(values: int, largest: int) -> float:
-    """Return the factor of a scale's gradient in LSQ, section 2.2."""
-    return 1 / math.sqrt(max(values, 1) * largest)
 
 
 def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch import nn
 
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.pytorch.training.fake_quantize import FakeQuantizer, FakeWeight
+from neural_mp.adaptors.pytorch.training.norms import NormedLayer
 
 
 class SimulatedModule(nn.Module):
@@ -20,7 +21,7 @@ class SimulatedModule(nn.Module):
 
     Attributes:
         network: the graph, or the user's code with graphs of its modules.
-        schedule: schedule of scales.
+        schedule: schedule of scales and batch norms.
         source: origin of the simulation, which `finish` reads.
         record: values of the caller that travel with the module; shared by copies.
         steps: number of calls in training mode.
@@ -63,7 +64,10 @@ class SimulatedModule(nn.Module):
         """Set the phase of the schedule, and count a step in training mode."""
         step = int(self.steps)
         observing = self.training and self.schedule.observes(step)
+        norms = self.schedule.trains_norms(step)
         for module in self.modules():
+            if isinstance(module, NormedLayer) and module.trains_norm != norms:
+                module.trains_norm = norms
             if isinstance(module, FakeQuantizer | FakeWeight) and module.observing != observing:
                 module.observing = observing
         if self.training:

@@ -21,12 +21,12 @@ from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
-from neural_mp.adaptors.pytorch.canonicalize import layers_of
+from neural_mp.adaptors.pytorch.canonicalize import source_modules
 from neural_mp.adaptors.pytorch.casts import CAST, DTYPES, narrowed
 from neural_mp.adaptors.pytorch.convert import write
 from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import Part, TorchModel, assembled
-from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
+from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, WEIGHTED
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8
 from neural_mp.adaptors.pytorch.training.fake_quantize import (
     FakeGroups,
@@ -34,6 +34,7 @@ from neural_mp.adaptors.pytorch.training.fake_quantize import (
     FakeWeight,
     round_dynamically,
 )
+from neural_mp.adaptors.pytorch.training.norms import NormedLayer, norm_source, rest_of
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
@@ -53,12 +54,14 @@ class SimulatedPart:
         quantizers: node of the portable form that quantizes → name of its `FakeQuantizer`.
         weights: constants of a stored weight → its parameter and `FakeWeight` or `FakeGroups`.
         floats: constant of the portable form → its parameter.
+        norms: constants of a stored weight and of the bias → its `NormedLayer`.
     """
 
     module: GraphModule
     quantizers: dict[str, str] = field(default_factory=dict)
     weights: dict[tuple[str, ...], tuple[str, str]] = field(default_factory=dict)
     floats: dict[str, str] = field(default_factory=dict)
+    norms: dict[tuple[str, ...], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,12 @@ def simulated(
     schedule: TrainingSchedule,
 ) -> SimulatedModule:
     """Return the trainable simulation of a model; see `Simulation.simulated`."""
-    frozen = _frozen_modules(model.original or model.shell)
+    original = model.original if model.original is not None else model.shell
     with torch.no_grad():
         converted = write(model, plan, ranges)
         parts = {
             path: _Simulator(
-                model.parts[path].portable, part.portable, plan, schedule, frozen, path
+                model.parts[path].portable, part.portable, plan, schedule, original, path
             ).run()
             for path, part in converted.parts.items()
         }
@@ -103,7 +106,7 @@ def simulated(
             "the model must have float weights to train (requires_grad=True), got none; unfreeze "
             "a layer, or give the model before it was quantized or frozen"
         )
-    return made
+    return made.eval()
 
 
 def _frozen_modules(module: nn.Module | None) -> frozenset[str]:
@@ -122,10 +125,11 @@ class _Simulator:
         portable: GraphModule,
         plan: ResolvedPlan,
         schedule: TrainingSchedule,
-        frozen: frozenset[str],
+        original: nn.Module | None,
         path: str,
     ) -> None:
-        self.frozen, self.path = frozen, path
+        self.frozen, self.path = _frozen_modules(original), path
+        self.original = original if schedule.norm_steps else None
         self.given = fx.op_nodes(given)
         self.source = given
         self.module = fx.shallow_copy(portable)
@@ -147,6 +151,8 @@ class _Simulator:
         for node in nodes:
             if node.target in WEIGHTED or node.target in RECURRENT_INT8:
                 self.weights(node)
+                self.norm(node)
+        self.module.graph.eliminate_dead_code()
         self.floats()
         fx.finish(self.module)
         return self.found
@@ -214,6 +220,31 @@ class _Simulator:
             read.meta["val"] = rounded.meta["val"] = mine.meta["val"]
             layer.replace_input_with(mine, rounded)
 
+    def norm(self, layer: Node) -> None:
+        """Let a batch norm folded into a layer be trained, if its source is known."""
+        if layer.target not in CONVOLUTIONS:
+            return
+        given = self.given[str(layer.meta.get(fx.OP_NAME))]
+        weight = fx.constant(self.source, fx.arguments(given)["weight"])
+        source = norm_source(self.original, given, self.path, weight)
+        if source is None or layer.args[1].op != "call_module":
+            return
+        fake = self.module.get_submodule(layer.args[1].target)
+        bias = fx.arguments(layer)["bias"]
+        (key,) = (k for k, (_, name) in self.found.weights.items() if name == layer.args[1].target)
+        users = sum(n.target == layer.args[1].target for n in self.module.graph.nodes)
+        if users > 1 or not isinstance(fake, FakeWeight):
+            return  # another layer reads the same weight
+        name = self.add("normed_layer", NormedLayer(source, layer.target, rest_of(layer), fake))
+        self.module.delete_submodule(layer.args[1].target)  # now of the normed layer
+        del self.found.weights[key]
+        self.found.norms[(*key, str(bias.target))] = name
+        with self.module.graph.inserting_before(layer):
+            result = self.module.graph.call_module(name, (layer.args[0],))
+        result.meta = dict(layer.meta)
+        layer.replace_all_uses_with(result)
+        self.module.graph.erase_node(layer)
+
     def floats(self) -> None:
         """Make the remaining float weights and biases trainable."""
         for node in list(self.module.graph.nodes):
@@ -243,8 +274,8 @@ class _Simulator:
         if isinstance(value, nn.Parameter) and not value.requires_grad:
             return False
         # Folded weights are new tensors, so look at the module that they come from.
-        owners = layers_of(reader, self.path)
-        return not owners or owners[-1].name not in self.frozen
+        owners = source_modules(reader, self.path)
+        return not owners or owners[0] not in self.frozen
 
     def parameter(self, name: str, value: torch.Tensor, trained: bool) -> str:
         """Register a copy of a weight, and return its name."""
@@ -320,6 +351,14 @@ def _written(part: Part, names: SimulatedPart, trained: nn.Module) -> Part:
             values = [torch.from_numpy(codes.copy())]
         for name, value in zip(key, values, strict=False):
             _store(portable, name, value)
+    for key, name in names.norms.items():
+        normed = getattr(trained, name)
+        weight, bias = normed.folded()
+        fake = normed.fake
+        for constant, value in zip(
+            key, (fake.integers(weight), fake.scales.clone(), bias), strict=True
+        ):
+            _store(portable, constant, value)
     for name, parameter in names.floats.items():
         before, value = fx.attribute(portable, name), getattr(trained, parameter).detach()
         _store(portable, name, narrowed(value, before.dtype).clone())

@@ -135,14 +135,15 @@ def quantize(
 
 
 def prepare_qat(model: Any, mapping: Any = None, inplace: bool = True) -> Any:
-    """Raise NotHereError: nothing is trained in INT8.
+    """Raise NotHereError: a simulation for training needs a plan.
 
     Raises:
         NotHereError: always.
     """
     raise NotHereError(
-        "prepare_qat of Intel Neural Compressor is not supported: no model is trained in low "
-        "precision; train in FP32 and quantize afterwards, with prepare and convert"
+        "prepare_qat of Intel Neural Compressor is not supported; use "
+        "neural_mp.training.quantization_aware(model, plan), the training loop, and "
+        "neural_mp.training.finish"
     )
 
 

@@ -1,0 +1,169 @@
+"""Memory of calibration, and calibration that is killed in the middle.
+
+Both run in child processes, on a Llama decoder with eight layers and random weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from goals import Detail, Figure, Goal
+from settings import Settings
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from neural_mp import convert_with_plan
+from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
+from neural_mp.adaptors.common.weight_store import WeightStore
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.enums import Capture
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import weight_only
+from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.profiling import peak_growth
+
+LAYERS, HEADS, WORDS = 8, 8, 1024
+_TEXTS, _LENGTH = 16, 128
+HEADINGS = ("calibration", "model, MB", "a block, MB", "peak beside the model, MB", "in blocks")
+#: What a conversion and a search with several numbers of bits make.
+_CASES = {
+    "gptq, 4 bits": ("uint4 asymmetric per_group 128 gptq",),
+    "awq gptq, 4 bits": ("uint4 asymmetric per_group 128 awq gptq",),
+    "awq gptq, 2, 3 and 4 bits": tuple(
+        f"uint{bits} asymmetric per_group 128 awq gptq" for bits in (2, 3, 4)
+    ),
+}
+
+
+def decoder(width: int) -> nn.Module:
+    """Return a decoder with random weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=width,
+        intermediate_size=2 * width + 2 * width // 3 // 128 * 128,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=_LENGTH,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def texts() -> list[dict[str, torch.Tensor]]:
+    """Return random tokens."""
+    draw = torch.Generator().manual_seed(1)
+    return [
+        {"input_ids": torch.randint(WORDS, (4, _LENGTH), generator=draw)}
+        for _ in range(_TEXTS // 4)
+    ]
+
+
+def _dense(net: nn.Module) -> list[str]:
+    return [name for name, part in net.named_modules() if isinstance(part, nn.Linear)]
+
+
+def peak(width: str, case: str) -> dict[str, Any]:
+    """Return the peak of memory beside the model."""
+    net = decoder(int(width))
+    inputs = texts()
+    adaptor = PyTorchAdaptor()
+    model = adaptor.load(net, example=inputs[0], capture=Capture.LAYERS)
+    adaptor.predict(model, inputs[0])
+    specs: list[QuantSpec] = [QuantSpec.parse(words) for words in _CASES[case]]
+    ops = [op for op in _dense(net) if ".layers." in op]
+    with tempfile.TemporaryDirectory() as folder:
+        options = CorrectionOptions(folder=Path(folder))
+        made = CorrectedWeights(adaptor, model, lambda: inputs, options)
+        grown = peak_growth(lambda: made.of({op: specs for op in ops}))
+    block = sum(4 * p.numel() for p in net.model.layers[0].parameters())
+    whole = sum(4 * p.numel() for p in net.parameters())
+    return {"peak": grown, "block": block, "model": whole}
+
+
+def convert(width: str, workspace: str) -> dict[str, Any]:
+    """Return a digest of the results of a conversion, and the number of blocks it made."""
+    made: list[int] = []
+    put = WeightStore.put
+
+    def counted(self: WeightStore, found: Mapping[str, Any], *words: Any) -> None:
+        put(self, found, *words)
+        made.append(len(found))
+
+    WeightStore.put = counted  # type: ignore[method-assign]
+    net, inputs = decoder(int(width)), texts()
+    spec = QuantSpec.parse(_CASES["gptq, 4 bits"][0])
+    plan = PrecisionPlan({op: weight_only(spec) for op in _dense(net) if ".layers." in op})
+    result = convert_with_plan(
+        net,
+        plan,
+        inputs=inputs[0],
+        capture=Capture.LAYERS,
+        calibration=inputs,
+        workspace=workspace,
+    )
+    logits = result(**inputs[0]).logits
+    return {"blocks": len(made), "digest": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}
+
+
+def _child(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("calibration_child.py")), *words],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _result(child: subprocess.Popen[str]) -> dict[str, Any]:
+    said, _ = child.communicate()
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def memory(settings: Settings) -> Iterator[Detail | Figure]:
+    """Yield the peaks of the cases."""
+    for case in _CASES:
+        found = _result(_child("peak", str(settings.wide), case))
+        megabytes = [f"{found[part] / 1e6:.0f}" for part in ("model", "block", "peak")]
+        blocks = f"{found['peak'] / found['block']:.1f}"
+        yield Detail(HEADINGS, (case, *megabytes, blocks))
+        yield Figure(Goal.MEMORY, f"{blocks} ({case})")
+
+
+def killed(settings: Settings) -> Iterator[Figure]:
+    """Yield the outcome of a conversion that is killed once three blocks are finished."""
+    width = str(settings.wide // 2)
+    with tempfile.TemporaryDirectory() as whole, tempfile.TemporaryDirectory() as folder:
+        expected = _result(_child("convert", width, whole))
+        child = _child("convert", width, folder)
+        while child.poll() is None and _files(folder) < 3:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        kept = _files(folder)
+        resumed = _result(_child("convert", width, folder))
+    same = "the same" if resumed["digest"] == expected["digest"] else "another"
+    yield Figure(
+        Goal.KILLED,
+        f"killed after {kept} of {expected['blocks']} blocks, then {resumed['blocks']} made, "
+        f"{same} result",
+    )
+
+
+def _files(folder: str) -> int:
+    return len(list(Path(folder).rglob("*.npz")))
+
+
+COMMANDS = {"peak": peak, "convert": convert}

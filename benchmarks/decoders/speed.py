@@ -1,0 +1,138 @@
+"""Decode and prefill of the stack of layers, by form of its weights."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_stack
+import torch
+from goals import Detail, Figure, Goal
+from peers import peer_speed
+from settings import Settings
+from torch_stack import ROWS, cpu_seconds, inputs, ratio, stack
+
+from neural_mp import PrecisionPlan, convert_with_plan
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.enums import Approach, Capture
+from neural_mp.core.hardware import detect
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.space import TuningSpace
+
+HEADINGS = ("runtime", "weights", "over", *(f"{rows} rows" for rows in ROWS))
+DECODE, PREFILL = 1, 128
+
+
+@dataclass
+class Ratios:
+    """Ratios of times: form → rows → ratio."""
+
+    runtime: str
+    over: str
+    found: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def add(self, form: str, rows: int, value: float) -> None:
+        """Add a ratio."""
+        self.found.setdefault(form, {})[rows] = value
+
+    def best(self, rows: int) -> str:
+        """Return the ratio of the fastest form."""
+        return f"{max(found[rows] for found in self.found.values()):.2f}"
+
+    def details(self) -> Iterator[Detail]:
+        """Yield a row per form."""
+        for form, found in self.found.items():
+            values = (f"{found[rows]:.2f}" for rows in ROWS)
+            yield Detail(HEADINGS, (self.runtime, form, self.over, *values))
+
+
+def torch_forms(space: TuningSpace) -> dict[str, PrecisionPlan]:
+    """Name → plan of one form for all layers."""
+    space = space.without_data()  # corrections cost no time in a run
+
+    def first(op: str, precision: Precision, computes_in_integers: bool) -> OpConfig | None:
+        for config in space.capabilities[op].configs:
+            is_dynamic = config.approach is Approach.DYNAMIC
+            has_integers = config.activation is not None
+            fits = is_dynamic if computes_in_integers else not has_integers
+            if config.precision is precision and fits:
+                return config
+        return None
+
+    wanted = {
+        "int4, groups": (Precision.INT4, False),
+        "int8, weights alone": (Precision.INT8, False),
+        "int8, dynamic": (Precision.INT8, True),
+        "bf16": (Precision.BF16, False),
+    }
+    found = {
+        name: PrecisionPlan(
+            {op: config for op in space.tunable_ops if (config := first(op, *form)) is not None}
+        )
+        for name, form in wanted.items()
+    }
+    return {name: plan for name, plan in found.items() if len(plan)}
+
+
+def torch_ratios(settings: Settings) -> tuple[Ratios, Ratios]:
+    """Return times of FP32 and of BF16 over those of the forms, in PyTorch."""
+    net = stack(settings.layers).eval()
+    given = inputs()
+    adaptor = PyTorchAdaptor()
+    model = adaptor.load(net, example=given[DECODE], capture=Capture.LAYERS)
+    results: dict[str, Any] = {
+        name: convert_with_plan(net, plan, inputs=given[DECODE], capture=Capture.LAYERS)
+        for name, plan in torch_forms(adaptor.space(model, detect())).items()
+    }
+    half = stack(settings.layers).eval().bfloat16()
+    over_fp32, over_bf16 = Ratios("PyTorch", "FP32"), Ratios("PyTorch", "BF16")
+    with torch.no_grad():
+        for rows, x in given.items():
+            low = x.bfloat16()
+            calls = [lambda x=x: net(x), lambda x=low: half(x)]  # type: ignore[misc]
+            calls += [lambda m=result, x=x: m(x) for result in results.values()]  # type: ignore[misc]
+            fp32, bf16, *others = cpu_seconds(calls, settings.rounds)
+            for name, seconds in zip(results, others, strict=True):
+                over_fp32.add(name, rows, ratio(fp32, seconds))
+                over_bf16.add(name, rows, ratio(bf16, seconds))
+    return over_fp32, over_bf16
+
+
+def onnx_ratios(settings: Settings) -> Ratios:
+    """Return times of FP32 over those of the forms, in ONNX Runtime."""
+    found = Ratios("ONNX Runtime", "FP32")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "stack.onnx"
+        onnx.save(onnx_stack.Stack().model(settings.layers), path)
+        for _, form, _, *values, verdict in onnx_stack.rows_of("onnxrt", path, settings.rounds):
+            for rows, value in zip(ROWS, values, strict=True):
+                found.add(f"{form} ({verdict})", rows, float(value))
+    return found
+
+
+def speed(settings: Settings) -> Iterator[Detail | Figure]:
+    """Yield the ratios of both frameworks, and those of torchao."""
+    onnx_found = onnx_ratios(settings)
+    yield from onnx_found.details()
+    yield Figure(Goal.DECODE_ONNX, onnx_found.best(DECODE))
+    yield Figure(Goal.PREFILL_ONNX, onnx_found.best(PREFILL))
+    over_fp32, over_bf16 = torch_ratios(settings)
+    yield from over_fp32.details()
+    yield from over_bf16.details()
+    yield Figure(Goal.DECODE_TORCH, over_fp32.best(DECODE))
+    yield Figure(Goal.PREFILL_TORCH, over_fp32.best(PREFILL))
+    yield Figure(Goal.OVER_BF16, ", ".join(map(over_bf16.best, ROWS)))
+    peers = {over: Ratios("torchao", over) for over in ("FP32", "BF16")}
+    for row in peer_speed(settings):
+        for over, ratios in peers.items():
+            ratios.add("int4, groups of 128", row["rows"], row[over])
+    if peers["FP32"].found:
+        for ratios in peers.values():
+            yield from ratios.details()
+        yield Figure(Goal.DECODE_TORCH, peers["FP32"].best(DECODE), is_peer=True)
+        yield Figure(Goal.PREFILL_TORCH, peers["FP32"].best(PREFILL), is_peer=True)
+        yield Figure(Goal.OVER_BF16, ", ".join(map(peers["BF16"].best, ROWS)), is_peer=True)

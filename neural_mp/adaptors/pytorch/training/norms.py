@@ -1,0 +1,141 @@
+"""Layers with a batch norm that is folded into their quantized weight, and trained for some steps.
+
+While trained, the norm uses the statistics of the batch, and the quantized weight is folded with
+the running ones, so that the scales stay calm (Krishnamoorthi, "Quantizing deep convolutional
+networks for efficient inference", 2018, section 3.2.2). Afterwards, and in inference, both are
+folded with the running statistics, as in the converted model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch.canonicalize import source_modules
+from neural_mp.adaptors.pytorch.training.fake_quantize import FakeWeight
+
+#: Lower bound of the magnitude of a norm's scale, by which the folded result is divided.
+_LEAST_FACTOR = 1e-6
+#: Largest relative difference of folded weights that only the order of rounding causes.
+_ROUNDING = 1e-4
+
+
+@dataclass(frozen=True)
+class NormSource:
+    """The user's modules that were folded into a layer.
+
+    Attributes:
+        layer: the convolution.
+        norm: its batch norm.
+    """
+
+    layer: nn.Module
+    norm: nn.Module
+
+
+def norm_source(
+    original: nn.Module | None, layer: Node, path: str, weight: torch.Tensor | None
+) -> NormSource | None:
+    """Return the modules folded into a layer; None if `weight` is not their folded weight.
+
+    A correction may have rescaled the weight, and a model from a file has no modules.
+    """
+    paths = source_modules(layer, path)
+    if original is None or weight is None or len(paths) != 2:
+        return None
+    found = NormSource(*(original.get_submodule(each) for each in paths))
+    known = isinstance(found.norm, nn.modules.batchnorm._BatchNorm)
+    own = getattr(found.layer, "weight", None)
+    if not known or not isinstance(own, torch.Tensor) or own.shape != weight.shape:
+        return None
+    if found.norm.running_var is None or not found.norm.affine:
+        return None
+    with torch.no_grad():
+        folded = own * _per_channel(_factor(found.norm, found.norm.weight), own.ndim, 0)
+        same = (folded - weight).abs().max() <= _ROUNDING * weight.abs().max()
+    return found if bool(same) else None
+
+
+def _factor(norm: Any, weight: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = weight * torch.rsqrt(norm.running_var + norm.eps)
+    return found
+
+
+def _per_channel(values: torch.Tensor, axes: int, channel: int) -> torch.Tensor:
+    return values.reshape([-1 if axis == channel else 1 for axis in range(axes)])
+
+
+class NormedLayer(nn.Module):
+    """A convolution with a batch norm folded into its quantized weight.
+
+    Attributes:
+        trains_norm: whether the norm uses the statistics of the batch in training.
+    """
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
+    def __init__(
+        self,
+        source: NormSource,
+        target: Callable[..., Any],
+        rest: tuple[Any, ...],
+        fake: FakeWeight,
+    ) -> None:
+        super().__init__()
+        layer: Any = source.layer
+        norm: Any = source.norm
+        self.weight = _copied(layer.weight)
+        self.bias = None if layer.bias is None else _copied(layer.bias)
+        self.norm_weight, self.norm_bias = _copied(norm.weight), _copied(norm.bias)
+        self.register_buffer("running_mean", norm.running_mean.clone())
+        self.register_buffer("running_var", norm.running_var.clone())
+        self.eps, self.momentum = norm.eps, 0.1 if norm.momentum is None else norm.momentum
+        self.fake, self.target, self.rest = fake, target, rest
+        self.trains_norm = False
+
+    def folded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weight and bias with the norm folded into them, by running statistics."""
+        factor = _factor(self, self.norm_weight)
+        shift = -self.running_mean if self.bias is None else self.bias - self.running_mean
+        weight = self.weight * _per_channel(factor, self.weight.ndim, 0)
+        return weight, shift * factor + self.norm_bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the result of the layer and its norm."""
+        weight, bias = self.folded()
+        if not (self.trains_norm and self.training):
+            found: torch.Tensor = self.target(x, self.fake(weight), bias, *self.rest)
+            return found
+        result = self.target(x, self.fake(weight), None, *self.rest)
+        factor = _factor(self, self.norm_weight)
+        small = factor.abs() < _LEAST_FACTOR
+        factor = torch.where(small, torch.full_like(factor, _LEAST_FACTOR), factor)
+        unscaled = result / _per_channel(factor, result.ndim, 1)
+        if self.bias is not None:
+            unscaled = unscaled + _per_channel(self.bias, result.ndim, 1)
+        return nn.functional.batch_norm(
+            unscaled.float(),
+            self.running_mean,
+            self.running_var,
+            self.norm_weight,
+            self.norm_bias,
+            True,
+            self.momentum,
+            self.eps,
+        )
+
+
+def _copied(parameter: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+
+
+def rest_of(layer: Node) -> tuple[Any, ...]:
+    """Return the arguments of a convolution after its bias."""
+    return tuple(fx.arguments(layer).values())[3:]

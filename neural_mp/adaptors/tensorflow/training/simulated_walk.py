@@ -1,0 +1,167 @@
+"""Run of a graph in float with the rounding of a plan, decided as in `convert.write`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from neural_mp.adaptors.common.tensor_variants import (
+    BF16,
+    FP32,
+    UINT8,
+    VARIANT_OF,
+    cast_saturating,
+)
+from neural_mp.adaptors.tensorflow.convert_int8 import int8_layers
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    CONSTANT,
+    Array,
+    NodeDef,
+    data_inputs,
+    node_of,
+    output_of,
+    typed_inputs,
+)
+from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES
+from neural_mp.adaptors.tensorflow.training.graph_ops import call_node
+from neural_mp.core.precision import Precision
+from neural_mp.space import ResolvedPlan
+
+_AVERAGE = "AvgPool"
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounding of a model under a plan.
+
+    Attributes:
+        reads: node → input positions that are read quantized.
+        weights: node → input position of its INT8 weight.
+        results: node → variant of its result, unless FP32.
+        runs_in: node that runs in 16 bits → the variant.
+        unchanged: nodes of `results` whose result needs no rounding, as they only move values.
+    """
+
+    reads: Mapping[str, frozenset[int]]
+    weights: Mapping[str, int]
+    results: Mapping[str, str]
+    runs_in: Mapping[str, str]
+    unchanged: frozenset[str]
+
+
+def rounding_of(model: TensorFlowModel, plan: ResolvedPlan) -> Rounding:
+    """Return the rounding of a model under a plan."""
+    graph, stored = model.graph, plan.flow.int8_outputs
+    runs_in = {name: VARIANT_OF[p] for name, p in plan.effective.items() if p.is_16_bit}
+    reads: dict[str, frozenset[int]] = {}
+    results = dict(runs_in)
+    heads = []
+    for tail, layer in int8_layers(model, plan.effective).items():
+        heads.append(layer.head)
+        reads[layer.head] = frozenset({0})
+        summed = layer.group.residual_sum
+        if summed is not None:
+            inputs = data_inputs(graph.nodes[summed.ops[-1]])
+            reads[summed.ops[-1]] = frozenset({inputs.index(str(summed.operand))})
+        if tail in stored or layer.node.op != "MatMul":
+            results[tail] = UINT8
+        elif layer.sixteen and tail not in model.output_nodes:
+            results[tail] = BF16
+    moving = {
+        name: moved
+        for name, moved in model.structure.agnostic_ops.items()
+        if name in stored and name not in results
+    }
+    reads.update({name: frozenset(range(len(moved))) for name, moved in moving.items()})
+    results.update(dict.fromkeys(moving, UINT8))
+    tables = (n for n in model.structure.tables if plan.effective.get(n) is Precision.INT8)
+    weights = {**dict.fromkeys(heads, 1), **dict.fromkeys(tables, 0)}
+    unchanged = frozenset(name for name in moving if graph.nodes[name].op != _AVERAGE)
+    return Rounding(reads, weights, results, runs_in, unchanged)
+
+
+@dataclass
+class Walk:
+    """One run of a graph.
+
+    Attributes:
+        model: the graph.
+        rounding: its rounding.
+        weight: node → its INT8 weight after quantize and dequantize.
+        variable: constant → its trained value; None for other constants.
+        quantized: tensor, its value, whether it is an average → the value after quantize and
+            dequantize.
+        seen: called with each node and its results.
+    """
+
+    model: TensorFlowModel
+    rounding: Rounding
+    weight: Callable[[str], tf.Tensor]
+    variable: Callable[[str], tf.Tensor | None]
+    quantized: Callable[[str, tf.Tensor, bool], tf.Tensor]
+    seen: Callable[[NodeDef, Sequence[tf.Tensor]], None] | None = None
+    _variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, feeds: Mapping[str, Any]) -> list[tf.Tensor]:
+        """Return the outputs in the order of the signature."""
+        self._variants = {tensor: {FP32: tf.convert_to_tensor(v)} for tensor, v in feeds.items()}
+        fed = {node_of(tensor) for tensor in feeds}
+        for name, node in self.model.graph.nodes.items():
+            if name not in fed:
+                results = self._constant(node) if node.op == CONSTANT else self._computed(node)
+                if self.seen is not None:
+                    self.seen(node, results)
+        return [self._value(tensor) for tensor in self.model.signature.output_tensors]
+
+    def _constant(self, node: NodeDef) -> list[tf.Tensor]:
+        trained = self.variable(node.name)
+        if trained is not None:
+            self._variants[node.name] = {FP32: trained}
+            return [trained]
+        self._variants[node.name] = {}  # read by `_value`, only if needed
+        return []
+
+    def _computed(self, node: NodeDef) -> list[tf.Tensor]:
+        name = node.name
+        low, typed = self.rounding.runs_in.get(name, FP32), typed_inputs(node)
+        inputs = []
+        for position, tensor in enumerate(data_inputs(node)):
+            if position == self.rounding.weights.get(name):
+                inputs.append(self.weight(name))
+            elif position in self.rounding.reads.get(name, ()):
+                inputs.append(self._value(tensor, UINT8))
+            else:
+                inputs.append(self._value(tensor, low if position in typed else FP32))
+        results = call_node(node, inputs)
+        kind = self.rounding.results.get(name, FP32)
+        for index, result in enumerate(results):
+            tensor, variant = (name, kind) if index == 0 else (f"{name}:{index}", FP32)
+            if variant == UINT8 and name not in self.rounding.unchanged:
+                results[index] = result = self.quantized(name, result, node.op == _AVERAGE)
+            elif variant in DTYPES and variant != FP32:
+                result = tf.cast(result, DTYPES[variant])
+            self._variants[tensor] = {variant: result}
+        return results
+
+    def _value(self, tensor: str, variant: str = FP32) -> tf.Tensor:
+        """Return a variant of a tensor, made on the first request."""
+        tensor = tensor if output_of(tensor) else node_of(tensor)
+        found = self._variants[tensor]
+        if variant not in found:
+            found[variant] = self._made(tensor, variant, found)
+        return found[variant]
+
+    def _made(self, tensor: str, variant: str, found: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        if self.model.graph.is_constant(tensor) and FP32 not in found:
+            value: Array = self.model.graph.value(tensor)
+            if variant == FP32:
+                return tf.constant(value)
+            return tf.constant(cast_saturating(value, DTYPES[variant].as_numpy_dtype))
+        if variant == UINT8:
+            return self.quantized(tensor, self._value(tensor), False)
+        # The values of a quantized tensor are floats on its grid.
+        return tf.cast(next(iter(found.values())), DTYPES[variant])

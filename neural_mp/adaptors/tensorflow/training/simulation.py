@@ -1,0 +1,130 @@
+"""Trainable simulation of a converted model, made from the graph that conversion reads.
+
+The graph, with batch norms folded, runs in float and rounds where the converted graph does. Trained
+numbers are converted by the same `convert.write`, so what is trained is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import tensorflow as tf
+
+from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.common.simulation import TrainingSchedule
+from neural_mp.adaptors.tensorflow.convert import write
+from neural_mp.adaptors.tensorflow.integer_kernels import summed_axes
+from neural_mp.adaptors.tensorflow.keras_models import layers_in
+from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    CONSTANT,
+    constant_dtype,
+    make_constant,
+    node_of,
+)
+from neural_mp.adaptors.tensorflow.training.fake_quantize import FakeQuantizer, FakeWeight
+from neural_mp.adaptors.tensorflow.training.graph_ops import can_be_called
+from neural_mp.adaptors.tensorflow.training.simulated_model import (
+    FloatWeight,
+    SimulatedModel,
+    Source,
+)
+from neural_mp.adaptors.tensorflow.training.simulated_walk import rounding_of
+from neural_mp.core.int8_accumulation import weight_qmax
+from neural_mp.core.observations import Range
+from neural_mp.errors import ConfigurationError, ConversionError
+from neural_mp.space import ResolvedPlan
+
+#: Keras layer whose freezing does not freeze the layer that it is folded into.
+_NORM = "BatchNormalization"
+#: Op types → input position of a weight.
+_WEIGHT_AT = {**dict.fromkeys(LAYERS, 1), "BiasAdd": 1}
+
+
+def simulated(
+    model: TensorFlowModel,
+    plan: ResolvedPlan,
+    ranges: Mapping[str, Range],
+    schedule: TrainingSchedule,
+) -> SimulatedModel:
+    """Return the trainable simulation of a model; see `Simulation.simulated`."""
+    _check_ops(model)
+    source = Source(model, plan, ranges, rounding_of(model, plan))
+    frozen, learned = _frozen_nodes(model), schedule.learn_scales
+    kernels: dict[str, FakeWeight] = {}
+    for name, position in source.rounding.weights.items():
+        constant, node = source.constant_of(name), model.graph.nodes[name]
+        if constant not in kernels:
+            value = model.graph.value(constant)
+            depthwise = node.op == "DepthwiseConv2dNative"
+            axes = summed_axes(value.ndim, depthwise) if position else (1,)
+            limit = weight_qmax(plan.plan[name].weight)
+            kernels[constant] = FakeWeight(value, axes, limit, learned, name not in frozen)
+    floats = {
+        constant: FloatWeight(model.graph.value(constant), reader not in frozen)
+        for constant, reader in _weights(model)
+        if constant not in kernels
+    }
+    quantizers = {
+        owner: FakeQuantizer(QuantParams.of(ranges[owner]), learned)
+        for owner in dict.fromkeys(plan.flow.scale_owner.values())
+    }
+    trained = [*(kernel.weight.trainable for kernel in kernels.values())]
+    if not any([*trained, *(weight.trained for weight in floats.values())]):
+        raise ConfigurationError(
+            "the model must have float weights to train (trainable=True), got none; unfreeze a "
+            "layer, or give the model before it was quantized or frozen"
+        )
+    return SimulatedModel(source, schedule, kernels, floats, quantizers)
+
+
+def _check_ops(model: TensorFlowModel) -> None:
+    for name, node in model.graph.nodes.items():
+        is_input = name in map(node_of, model.signature.input_tensors)
+        if not is_input and node.op != CONSTANT and not can_be_called(node):
+            layers = model.layers.get(name)
+            place = f"layer {layers[-1].name!r}" if layers else f"op {name!r}"
+            raise ConversionError(
+                f"training with a plan requires ops with gradients, got {node.op} in {place}; "
+                f"replace the layer, or train the model without it"
+            )
+
+
+def _weights(model: TensorFlowModel) -> Iterator[tuple[str, str]]:
+    """Yield the float32 constants that are weights, each with a reader."""
+    at = {name: 0 for name in model.structure.tables}
+    for name, node in model.graph.nodes.items():
+        position = at.get(name, _WEIGHT_AT.get(node.op))
+        if position is None or not model.graph.is_constant(node.input[position]):
+            continue
+        constant = node_of(node.input[position])
+        if constant_dtype(model.graph.nodes[constant]) == tf.float32:
+            yield constant, name
+
+
+def _frozen_nodes(model: TensorFlowModel) -> frozenset[str]:
+    """Return the nodes of layers that the user froze."""
+    fixed = {
+        layer.name for layer in layers_in(model.original) if layer.weights and not layer.trainable
+    }
+    found = set()
+    for node, layers in model.layers.items():
+        owners = [layer for layer in layers if layer.type != _NORM] or layers
+        if fixed.intersection(layer.name for layer in owners):
+            found.add(node)
+    return frozenset(found)
+
+
+def finished(made: SimulatedModel) -> TensorFlowModel:
+    """Return the converted model with the weights and scales of a simulation."""
+    source: Source = made.source
+    graph = source.given.graph.copy()
+    for name, kernel in made.kernels.items():
+        graph.add(make_constant(name, kernel.weight.numpy()))
+    for name, variable in made.floats.items():
+        graph.add(make_constant(name, variable.numpy()))
+    encodings = {owner: each.encoding for owner, each in made.quantizers.items()}
+    ranges = {**source.ranges, **{n: (e.low, e.high) for n, e in encodings.items()}}
+    scales = {name: kernel.scales() for name, kernel in made.kernels.items()}
+    return write(source.given.with_graph(graph, weight_scales=scales), source.plan, ranges)

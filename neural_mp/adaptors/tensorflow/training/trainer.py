@@ -1,0 +1,143 @@
+"""Training steps of a simulation, its checkpoints, and the origin of NaN."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
+from neural_mp.adaptors.tensorflow.training.simulated_model import SimulatedModel
+from neural_mp.errors import ConfigurationError, DataError
+
+#: The loss of self-distillation divides by the power of the reference; a lower bound of it.
+_LEAST_POWER = 1e-12
+_ANOTHER = "use another folder"
+
+
+class Trainer:
+    """Adam on the weights and scales of a simulation.
+
+    Without a loss, batches are inputs alone, and the outputs are trained towards those of the FP32
+    model.
+    """
+
+    def __init__(
+        self, model: SimulatedModel, loss: Callable[[Any, Any], Any] | None = None
+    ) -> None:
+        self.model, self.loss = model, loss
+        self.optimizer = keras.optimizers.Adam()
+        self.optimizer.build(model.trainable_variables)
+        self._compiled = tf.function(self._step, reduce_retracing=True)
+
+    def step(self, batch: Any, learning_rate: float) -> float:
+        """Run one step and return the loss before the step; weights stay if it is not finite."""
+        self.optimizer.learning_rate = learning_rate
+        inputs, targets = self._split(batch)
+        wanted = self._reference(inputs) if self.loss is None else targets
+        return float(self._compiled(_tensors(inputs), _tensors(wanted)))
+
+    def _step(self, inputs: Any, targets: Any) -> tf.Tensor:
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            outputs = self.model(inputs, training=True)
+            if self.loss is None:
+                loss = _distance(outputs, targets)
+            else:
+                loss = tf.cast(tf.reduce_mean(self.loss(outputs, targets)), tf.float32)
+        gradients = tape.gradient(loss, variables)
+        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        if not pairs:
+            raise ConfigurationError("the loss must depend on a weight, got none that does")
+        tf.cond(
+            tf.math.is_finite(loss), lambda: self._apply(pairs), lambda: tf.constant(0, tf.int64)
+        )
+        return loss
+
+    def _apply(self, pairs: Sequence[tuple[Any, Any]]) -> tf.Tensor:
+        self.optimizer.apply_gradients(pairs)
+        return tf.cast(self.optimizer.iterations.value, tf.int64)
+
+    def _split(self, batch: Any) -> tuple[Any, Any]:
+        if self.loss is None:
+            return batch, None
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise DataError(
+                f"a batch for training with a loss must be (inputs, targets), got a "
+                f"{type(batch).__name__}"
+            )
+        return batch[0], batch[1]
+
+    def _reference(self, inputs: Any) -> Any:
+        given: TensorFlowModel = self.model.source.given
+        return given.run(given.signature.bind(tf.nest.map_structure(np.asarray, inputs)))
+
+    def first_non_finite(self, batch: Any) -> str | None:
+        """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
+        inputs, _ = self._split(batch)
+        arrays = tf.nest.flatten(_tensors(inputs))
+        if not all(map(_finite, arrays)):
+            return "the input"
+        layers = self.model.source.given.layers
+        found: list[str] = []
+
+        def seen(node: NodeDef, results: Sequence[tf.Tensor]) -> None:
+            if not found and not all(map(_finite, results)):
+                known = layers.get(node.name)
+                found.append(f"the result of layer {known[-1].name if known else node.name!r}")
+
+        self.model.walked(_tensors(inputs), seen=seen)
+        return next(iter(found), None)
+
+    def state(self) -> bytes:
+        """Return weights, scales, optimizer and random state, for `load`."""
+        held = [*self.model.variables, *self.optimizer.variables]
+        stored = io.BytesIO()
+        np.savez(stored, *[np.asarray(variable.value) for variable in held])
+        return stored.getvalue()
+
+    def load(self, state: bytes, *, resume: bool = False) -> None:
+        """Restore a result of `state`; see the protocol. Training draws no random numbers."""
+        held = [*self.model.variables, *self.optimizer.variables]
+        try:
+            with np.load(io.BytesIO(state), allow_pickle=False) as parts:
+                values = [parts[f"arr_{number}"] for number in range(len(held))]
+                if len(parts.files) != len(held):
+                    raise ValueError(f"{len(parts.files)} arrays for {len(held)} variables")
+            for variable, value in zip(held, values, strict=True):
+                if tuple(variable.shape) != value.shape:
+                    raise ValueError(f"{variable.path} has shape {tuple(variable.shape)}")
+        except (ValueError, KeyError, OSError, EOFError, pickle.UnpicklingError) as error:
+            raise ConfigurationError(
+                f"the checkpoint must be of the same model and plan: {error}; {_ANOTHER}"
+            ) from error
+        for variable, value in zip(held, values, strict=True):
+            variable.assign(value)
+
+
+def _tensors(values: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, values)
+
+
+def _finite(value: tf.Tensor) -> bool:
+    return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
+
+
+def _distance(outputs: Any, reference: Any) -> tf.Tensor:
+    """Return the mean NSR of the float outputs."""
+    pairs = zip(tf.nest.flatten(outputs), tf.nest.flatten(reference), strict=True)
+    noises = []
+    for found, wanted in pairs:
+        if found.dtype.is_floating:
+            found, wanted = tf.cast(found, tf.float32), tf.cast(wanted, tf.float32)
+            power = tf.maximum(tf.reduce_sum(tf.square(wanted)), _LEAST_POWER)
+            noises.append(tf.reduce_sum(tf.square(found - wanted)) / power)
+    if not noises:
+        raise ConfigurationError("self-distillation requires a float output, got none; set loss")
+    return tf.reduce_mean(tf.stack(noises))

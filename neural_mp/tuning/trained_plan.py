@@ -1,0 +1,72 @@
+"""Training of the most promising plan if no plan meets the target."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from neural_mp.adaptors.loaded_model import AnyTunableModel
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.errors import ConfigurationError, ConversionError, TrainingError
+from neural_mp.runs.history import History
+from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
+from neural_mp.tuning.final_selection import Selection, closest, with_figures
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.metric_values import is_usable
+
+#: Outcomes that training may improve.
+_IMPROVABLE = (Outcome.MISSED, Outcome.PRUNED)
+
+
+def trained_selection(
+    job: TuningJob,
+    model: AnyTunableModel,
+    trials: Sequence[Trial],
+    baseline: float,
+    history: History,
+    log: RunLog,
+    deadline: Deadline,
+) -> tuple[Selection | None, Trial | None]:
+    """Train the plan with the least loss, and evaluate and record the result as a trial.
+
+    Returns:
+        The selection if the trained plan meets accuracy and speed, else None; and the trial, None
+        if nothing was trained.
+    """
+    promising = closest([trial for trial in trials if trial.outcome in _IMPROVABLE])
+    if job.train is None or promising is None:
+        return None, None
+    plan, started = job.space.resolve(promising.plan), time.perf_counter()
+    number = history.start()
+    try:
+        with log.phase("train", f"Training the plan of trial {promising.number + 1}"):
+            converted = job.train(model, plan)
+            evaluator, criterion = job.evaluator, job.settings.criterion
+            accuracy = evaluator(converted, deadline, None, model)
+        trial = Trial(plan.plan, Outcome.MISSED, number=number, trained=True)
+        if is_usable(accuracy):
+            met = evaluator.spread.met(criterion, baseline, accuracy)
+            figures = job.figures(converted, plan) if met else {}
+            trial = replace(
+                trial,
+                outcome=Outcome.MET if met else Outcome.MISSED,
+                accuracy=accuracy,
+                loss=criterion.loss(baseline, accuracy),
+                objectives=figures,
+                metrics=dict(evaluator.values),
+            )
+        trial = job.rated(replace(trial, seconds=time.perf_counter() - started), plan)
+    except (TrainingError, ConversionError, ConfigurationError, DeadlineExceededError) as error:
+        history.abandon(number, plan.plan, str(error))
+        log.warn(f"the plan of trial {promising.number + 1} could not be trained: {error}")
+        return None, None
+    except (Exception, KeyboardInterrupt) as error:
+        history.abandon(number, plan.plan, str(error) or type(error).__name__)
+        raise
+    history.finish(trial)
+    log.listener.trial(trial, trial.speedup)
+    found = f"{promising.accuracy:.6g} before and {accuracy:.6g} after training"
+    log.warn(f"the plan of trial {promising.number + 1} was trained: accuracy {found}")
+    return (with_figures(trial, plan, converted) if trial.met else None), trial

@@ -1,0 +1,163 @@
+"""A search without a plan that meets the target trains the most promising plan."""
+
+import math
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from test_quantization_aware import IMAGES, LABELS, TEST, TRAIN, Net
+from torch import nn
+from torch.nn import functional as F
+
+from neural_mp import MixedPrecision
+from neural_mp.errors import ConfigurationError
+
+BATCHES = [
+    (torch.from_numpy(TRAIN.images[i : i + 50]), torch.from_numpy(TRAIN.labels[i : i + 50]))
+    for i in range(0, 1200, 50)
+]
+
+
+@cache
+def trained_net():
+    """A net that all-INT8 plans damage: the channels of its first result differ 1000 times."""
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+    last = nn.Conv2d(16, 32, 1, stride=2)
+    layers = first, nn.ReLU(), second, nn.ReLU(), last, nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
+    net = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(net.parameters())
+    for epoch in range(12):
+        optimizer.param_groups[0]["lr"] = 5e-3 * 0.5 * (1 + math.cos(math.pi * epoch / 12))
+        for images, labels in BATCHES:
+            optimizer.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+            optimizer.step()
+    with torch.no_grad():
+        factors = torch.logspace(0, 3, 16)
+        first.weight.mul_(factors[:, None, None, None])
+        first.bias.mul_(factors)
+        second.weight.div_(factors[:, None, None, None])
+    return net.eval()
+
+
+@torch.no_grad()
+def accuracy(model):
+    found = torch.as_tensor(model(torch.from_numpy(TEST.images)))
+    return float((found.argmax(1) == torch.from_numpy(TEST.labels)).float().mean())
+
+
+def search(folder, **options):
+    """Return a search whose only plan, all layers in INT8 without corrections, misses."""
+    given = {
+        "precisions": "int8",
+        "strategy": "basic",
+        "calib_dataloader": [images.numpy() for images, _ in BATCHES[:4]],
+        "eval_func": accuracy,
+        "accuracy_criterion": {"absolute": 0.025},
+        "objective": "modelsize",
+        "exit_policy": {"max_trials": 1, "train_seconds": 600},
+        "train_dataloader": BATCHES,
+        "loss": F.cross_entropy,
+        "workspace": folder,
+    }
+    return MixedPrecision(model=trained_net(), **{**given, **options})
+
+
+def check(result):
+    """Assert that training saved the plan of the only other trial."""
+    missed, trained = result.trials
+    assert missed.outcome.value == "missed"
+    assert trained.trained
+    assert trained.plan == missed.plan
+    assert trained.accuracy > missed.accuracy + 0.02
+    assert result.met
+    assert result.report.accuracy == trained.accuracy
+    assert result.plan.counts()["int8"] >= 4
+    assert accuracy(result.model) == pytest.approx(trained.accuracy, abs=1e-6)
+    assert any("was trained" in warning for warning in result.report.warnings)
+
+
+@pytest.mark.slow
+def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(tmp_path):
+    result = search(tmp_path, epochs=10).fit()
+    check(result)
+    read = 0
+
+    class Counting:
+        """Batches that count their epochs."""
+
+        def __iter__(self):
+            nonlocal read
+            read += 1
+            return iter(BATCHES)
+
+    again = search(tmp_path, epochs=10, train_dataloader=Counting(), resume=True).fit()
+    assert read == 0
+    check(again)
+    assert again.report.accuracy == result.report.accuracy
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from test_training_in_the_search import BATCHES, search
+class Killing:
+    epochs = 0
+    def __iter__(self):
+        self.epochs += 1
+        if self.epochs == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return iter(BATCHES)
+search({folder!r}, epochs=10, train_dataloader=Killing()).fit()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(tmp_path):
+    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    read = 0
+
+    class Counting:
+        """Batches that count their epochs."""
+
+        def __iter__(self):
+            nonlocal read
+            read += 1
+            return iter(BATCHES)
+
+    result = search(tmp_path, epochs=10, train_dataloader=Counting(), resume=True).fit()
+    assert read == 7
+    check(result)
+    whole = search(tmp_path / "whole", epochs=10).fit()
+    assert result.report.accuracy == whole.report.accuracy
+
+
+@pytest.mark.slow
+def test_the_users_own_function_trains(tmp_path):
+    def train(model):
+        optimizer = torch.optim.Adam(model.parameters())
+        for epoch in range(10):
+            optimizer.param_groups[0]["lr"] = 5e-3 * 0.5 * (1 + math.cos(math.pi * epoch / 10))
+            for images, labels in BATCHES:
+                optimizer.zero_grad()
+                F.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+
+    options = {"train_dataloader": None, "loss": None, "train_func": train}
+    check(search(tmp_path, **options).fit())
+
+
+def test_options_that_do_not_fit_are_named(tmp_path):
+    def refused(words, **options):
+        given = {"model": Net().eval(), "calib_dataloader": [IMAGES], "workspace": tmp_path}
+        with pytest.raises(ConfigurationError, match=words):
+            MixedPrecision(**{**given, "eval_func": lambda model: 1.0, **options}).fit()
+
+    refused("must be set together", train_dataloader=[(IMAGES, LABELS)])
+    refused("train_func must be a function", train_func="train")
+    refused("train_seconds", exit_policy={"train_seconds": -1})
