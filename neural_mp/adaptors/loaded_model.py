@@ -18,7 +18,7 @@ from neural_mp.adaptors.common.hessian import weight_sensitivity
 from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
-from neural_mp.adaptors.common.reconstruction import reconstructable
+from neural_mp.adaptors.common.reconstruction import reconstructable_in_minutes
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.registry import adaptor_named
@@ -256,8 +256,10 @@ class TunableModel(LoadedModel[M]):
 
     @property
     def reconstructable(self) -> frozenset[str]:
-        """The layers whose INT8 weight can be learned; empty without data."""
-        return frozenset() if self.data is None else reconstructable(self.adaptor, self.held)
+        """The layers whose INT8 weight can be learned in minutes; empty without data."""
+        if self.data is None:
+            return frozenset()
+        return reconstructable_in_minutes(self.adaptor, self.held, self.options.learning)
 
     def in_space(
         self,

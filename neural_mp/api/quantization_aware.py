@@ -18,7 +18,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
-from neural_mp.errors import ConfigurationError, DataError, PlanError
+from neural_mp.errors import ConfigurationError, ConversionError, DataError, PlanError
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,15 @@ class _Origin:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Origin:
         return self
+
+
+def untrainable(framework: str) -> str:
+    """Return the message for a framework without training, with what there is instead."""
+    return (
+        f"training with a plan is for PyTorch and Keras models, got a model of {framework}: its "
+        f"weights are reconstructed without labels only; name the corrections 'adaround' and "
+        f"'learned_scale' in the plan"
+    )
 
 
 def quantization_aware(
@@ -88,7 +97,8 @@ def quantization_aware(
     data = None if calibration is None else list(calibration)
     example = data[0] if data and inputs is None else None
     loaded = load_source(model, framework, inputs, example=example, capture=capture)
-    needed(loaded.adaptor.simulation, loaded.adaptor.framework, "training with a plan")
+    if loaded.adaptor.simulation is None:
+        raise ConversionError(untrainable(loaded.adaptor.framework))
     opened = open_plan(loaded, plan, observations, data, hardware=hardware)
     if not opened.resolved.has_low_precision:
         raise ConfigurationError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel, LoadedModel
+from neural_mp.api.quantization_aware import untrainable
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import ResolvedPlan
 from neural_mp.training.loop import fit
@@ -45,9 +46,8 @@ def with_training(job: TuningJob, given: MixedPrecision) -> TuningJob:
     adaptor = job.model.adaptor
     if adaptor.simulation is None:
         raise ConfigurationError(
-            f"training with a plan must be of a PyTorch or Keras model, got one of "
-            f"{adaptor.framework}; remove train_func, train_dataloader and "
-            f"exit_policy.train_seconds"
+            f"{untrainable(adaptor.framework)}, or remove train_func, train_dataloader and "
+            f"exit_policy.train_seconds, as a search reconstructs by itself"
         )
     return replace(job, train=_training(given, adaptor.simulation.finished))
 

@@ -126,3 +126,14 @@ def test_repairs_are_known_words_of_int8_in_one_order():
         OpConfig(Precision.BF16, corrections=("smooth",))
     with pytest.raises(PlanError, match="scale the same channels; remove one"):
         OpConfig(Precision.INT8, corrections=("smooth", "equalize"))
+
+
+def test_learned_weights_have_a_scale_per_channel_and_need_data():
+    learned = OpConfig(Precision.INT8, corrections=("learned_scale", "adaround"))
+    assert learned.corrections == ("adaround", "learned_scale")
+    assert learned.is_reconstructed
+    assert learned.needs_data
+    assert not OpConfig(Precision.INT8, corrections=("bias_correction",)).needs_data
+    spec = QuantSpec.parse("uint4 asymmetric per_group 32")
+    with pytest.raises(PlanError, match="'adaround' is for weights .* add 'autoround'"):
+        OpConfig(Precision.INT4, spec, corrections=("adaround",))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp import MixedPrecision
+from neural_mp import AccuracyCriterion, MixedPrecision
 
 FACTOR, WIDTH = 300.0, 64
 
@@ -58,6 +58,7 @@ def converter(stream, digits, accuracy, tmp_path) -> MixedPrecision:
     made.precisions = "int8"
     made.objective = "modelsize"
     made.metric = accuracy
+    made.accuracy_criterion = AccuracyCriterion(0.03)
     made.eval_dataloader = digits[1].loader()
     made.calib_dataloader = digits[0].loader()
     made.workspace = tmp_path

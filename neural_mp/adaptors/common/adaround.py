@@ -31,8 +31,9 @@ _FIRST_EXPONENT, _LAST_EXPONENT, _FREE_STEPS = 20.0, 2.0, 0.2
 _PENALTY = 20.0
 #: Size of a step of Adam (Kingma and Ba, 2015), and the decays of its means.
 _RATE, _DECAYS = 0.05, (0.9, 0.999)
-#: Fractions of the full range that are tried as range of a channel.
-_SHRINKS = tuple(2 ** (-step / 8) for step in range(49))
+#: Fractions of the full range that are tried as range of a channel, then factors of the best one.
+_SHRINKS = tuple(2 ** (-step / 2) for step in range(1, 13))
+_REFINED = tuple(2 ** (step / 8) for step in (-2, -1, 1, 2))
 #: Steps per step of the options: a step here takes a product of matrices, not a run of a block.
 _STEPS_PER_STEP = 5
 #: Maximum operations of one layer; wide layers are learned in fewer steps, at least in the minimum.
@@ -172,11 +173,13 @@ def _best_scales(weight: Floats, grid: WeightGrid, error: LayerError) -> Floats:
     """Return the scales of the ranges with the least error, rounded to nearest."""
     full = grid.full(weight)
     best, least = full, grid.pooled(error.of(grid.nearest(weight, full).floats()))
-    for shrink in _SHRINKS[1:]:
-        tried = full * np.float32(shrink)
-        errors = grid.pooled(error.of(grid.nearest(weight, tried).floats()))
-        better = errors < least
-        best, least = np.where(better[..., None], tried, best), np.where(better, errors, least)
+    for factors in (_SHRINKS, _REFINED):
+        start = best
+        for factor in factors:
+            tried = np.minimum(start * np.float32(factor), full)
+            errors = grid.pooled(error.of(grid.nearest(weight, tried).floats()))
+            better = errors < least
+            best, least = np.where(better[..., None], tried, best), np.where(better, errors, least)
     return best
 
 
@@ -229,9 +232,19 @@ def _learned(
     return RoundedLayer((low + ((value > 0) & is_free)).astype(np.float32), scales)
 
 
+def operations_of(weight: Floats, options: LearnOptions) -> float:
+    """Return the number of operations to learn rounding and scales of a weight."""
+    errors = steps_of(weight, options) + len(_SHRINKS) + len(_REFINED)
+    return _operations_per_step(weight) * errors
+
+
+def _operations_per_step(weight: Floats) -> float:
+    return 2.0 * weight.size * weight.shape[-1]
+
+
 def steps_of(weight: Floats, options: LearnOptions) -> int:
     """Return the number of steps of a layer."""
-    affordable = _MOST_OPERATIONS / (2.0 * weight.size * weight.shape[-1])
+    affordable = _MOST_OPERATIONS / _operations_per_step(weight)
     return min(_STEPS_PER_STEP * options.steps, max(int(affordable), _LEAST_STEPS))
 
 

@@ -21,6 +21,7 @@ from neural_mp.adaptors.common.adaround import (
     Floats,
     RoundedLayer,
     WeightGrid,
+    operations_of,
     reconstructed_layer,
 )
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, LayerErrors, portions
@@ -32,6 +33,7 @@ from neural_mp.adaptors.common.layer_moments import (
     relative_error,
     rounded_input,
 )
+from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.optional import Corrections, needed
 from neural_mp.core.enums import Approach, CalibrationAlgorithm, Granularity, QuantDType, Scheme
 from neural_mp.core.graph import OpGraph
@@ -48,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 #: Maximum number of passes over the samples; deeper models learn several layers per pass.
 _PASSES = 16
+#: Operations that processors take some minutes for.
+_OPERATIONS_OF_MINUTES = 1.5e13
 #: Maximum bytes of moments at a time, and bytes of a float.
 _MOMENT_BYTES, _FLOAT = 1 << 30, 4
 #: Number of rows that the moments are taken of: a multiple of the inputs, at least in the minimum.
@@ -80,6 +84,16 @@ def reconstructable(adaptor: Framework[M], model: M) -> frozenset[str]:
     if offered is None or offered.values is None:
         return frozenset()
     return frozenset(op for op, layer in offered.layer_params(model).items() if layer.has_rows)
+
+
+def reconstructable_in_minutes(
+    adaptor: Framework[M], model: M, options: LearnOptions
+) -> frozenset[str]:
+    """Return the `reconstructable` layers; none if learning all of them takes many minutes."""
+    found = reconstructable(adaptor, model)
+    layers = adaptor.corrections.layer_params(model) if adaptor.corrections else {}
+    operations = sum(operations_of(_matrix(layers[op]), options) for op in found)
+    return found if operations <= _OPERATIONS_OF_MINUTES else frozenset()
 
 
 def reconstructed(given: ModelToRound[M], samples: int, corrected: CorrectedWeights[M]) -> M:
