@@ -1,4 +1,4 @@
-"""The examples of mixed-precision training run from their own folders, as their READMEs say."""
+"""The examples of training run from their own folders, as their READMEs say."""
 
 import re
 
@@ -46,3 +46,12 @@ def test_advice_from_the_command_line_is_the_examples_own(copies):
     assert "keep energy, predictions of 8 in float32" in printed
     kept = neural_mp.PrecisionPlan.load(folder / "out" / "again.yaml").counts()
     assert kept == {"fp16": 6, "fp32": 2}
+
+
+def test_training_with_the_rounding_of_a_plan_recovers_accuracy_in_keras(copies):
+    printed = run_script(copies / "qat_digits_keras" / "train.py")
+    in_fp32, before, simulated, converted, resumed = map(float, re.findall(r": ([\d.]+)", printed))
+    assert before < in_fp32 - 0.01
+    assert converted > in_fp32 - 0.01
+    assert abs(simulated - converted) <= 0.002
+    assert resumed == converted

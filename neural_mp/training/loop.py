@@ -99,8 +99,9 @@ def fit(
         model: the simulation; changed in place.
         batches: batches that can be read once per epoch: `(inputs, targets)` with a loss, else
             inputs.
-        loss: a function of outputs and targets. Default: self-distillation, which trains the
-            outputs towards those of the FP32 model and requires no labels.
+        loss: a function of outputs and targets; for Keras, a Keras loss or a function of targets
+            and outputs. Default: self-distillation, which trains the outputs towards those of the
+            FP32 model and requires no labels.
         epochs: number of passes over the batches.
         learning_rate: learning rate of the first epoch; decays to 0 along half a cosine.
         evaluate: function of the simulation in inference mode that returns its accuracy, which

@@ -94,7 +94,8 @@ class Simulation(Generic[M]):
             framework that can be trained and computes as the converted model does.
             `ConfigurationError` if it has no weight to train.
         trainer: such an object, loss → its training steps. A loss is a function of outputs and
-            targets; without one, outputs are trained towards those of the FP32 model.
+            targets, in the framework's order; without one, outputs are trained towards those of the
+            FP32 model.
         finished: such an object → the converted model with its weights and scales.
     """
 

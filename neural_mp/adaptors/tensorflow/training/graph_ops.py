@@ -10,8 +10,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.ops import gradient_registry
 
-from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
+from neural_mp.adaptors.tensorflow.tensor_graph import CONTROL_FLOW, NodeDef
 
 
 @cache
@@ -35,9 +36,19 @@ def _parameters(op_type: str) -> Mapping[str, str] | None:
 
 
 def can_be_called(node: NodeDef) -> bool:
-    """Whether a node can be called: no function of a library, no op of the runtime's own."""
+    """Whether a node can be called: no loop or branch, no op of the runtime's own."""
     held = (attribute.WhichOneof("value") for attribute in node.attr.values())
-    return _parameters(node.op) is not None and "func" not in held
+    known = node.op not in CONTROL_FLOW and _parameters(node.op) is not None
+    return known and "func" not in held
+
+
+def has_gradient(node: NodeDef) -> bool:
+    """Whether TensorFlow can compute gradients of an op, or defines that there are none."""
+    try:
+        gradient_registry.lookup(node.op)
+    except LookupError:
+        return False
+    return True
 
 
 def call_node(node: NodeDef, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:

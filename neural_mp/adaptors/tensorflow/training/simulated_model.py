@@ -62,6 +62,7 @@ class FloatWeight:
     trained: bool
 
 
+@keras.saving.register_keras_serializable("neural_mp")
 class SimulatedModel(keras.Model):
     """A model that computes with the rounding of a plan, and can be trained.
 

@@ -6,7 +6,7 @@ numbers are converted by the same `convert.write`, so what is trained is what ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import tensorflow as tf
 
@@ -19,12 +19,13 @@ from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
+    PLACEHOLDERS,
     constant_dtype,
     make_constant,
     node_of,
 )
 from neural_mp.adaptors.tensorflow.training.fake_quantize import FakeQuantizer, FakeWeight
-from neural_mp.adaptors.tensorflow.training.graph_ops import can_be_called
+from neural_mp.adaptors.tensorflow.training.graph_ops import can_be_called, has_gradient
 from neural_mp.adaptors.tensorflow.training.simulated_model import (
     FloatWeight,
     SimulatedModel,
@@ -50,7 +51,6 @@ def simulated(
     schedule: TrainingSchedule,
 ) -> SimulatedModel:
     """Return the trainable simulation of a model; see `Simulation.simulated`."""
-    _check_ops(model)
     source = Source(model, plan, ranges, rounding_of(model, plan), reference)
     frozen, learned = _frozen_nodes(model), schedule.learn_scales
     kernels: dict[str, FakeWeight] = {}
@@ -67,6 +67,7 @@ def simulated(
         for constant, reader in _weights(model)
         if constant not in kernels
     }
+    _check_ops(model, [*kernels, *floats])
     quantizers = {
         owner: FakeQuantizer(QuantParams.of(ranges[owner]), learned)
         for owner in dict.fromkeys(plan.flow.scale_owner.values())
@@ -80,15 +81,20 @@ def simulated(
     return SimulatedModel(source, schedule, kernels, floats, quantizers)
 
 
-def _check_ops(model: TensorFlowModel) -> None:
+def _check_ops(model: TensorFlowModel, weights: Iterable[str]) -> None:
+    """Raise `ConversionError` for an op that cannot run, or through which no gradient flows."""
+    trained = set(weights)
     for name, node in model.graph.nodes.items():
-        is_input = name in map(node_of, model.signature.input_tensors)
-        if not is_input and node.op != CONSTANT and not can_be_called(node):
+        if node.op == CONSTANT or node.op in PLACEHOLDERS:
+            continue
+        if not trained.isdisjoint(map(node_of, node.input)):
+            trained.add(name)
+        if not can_be_called(node) or (name in trained and not has_gradient(node)):
             layers = model.layers.get(name)
             place = f"layer {layers[-1].name!r}" if layers else f"op {name!r}"
             raise ConversionError(
-                f"training with a plan requires ops with gradients, got {node.op} in {place}; "
-                f"replace the layer, or train the model without it"
+                f"training with a plan requires ops with gradients and without loops, got "
+                f"{node.op} in {place}; replace the layer, or train the FP32 model"
             )
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
+from neural_mp.adaptors.tensorflow.training.numerics_trace import loss_function
 from neural_mp.adaptors.tensorflow.training.simulated_model import SimulatedModel
 from neural_mp.errors import ConfigurationError, DataError
 
@@ -24,14 +25,15 @@ _ANOTHER = "use another folder"
 class Trainer:
     """Adam on the weights and scales of a simulation.
 
-    Without a loss, batches are inputs alone, and the outputs are trained towards those of the FP32
-    model.
+    A loss is a Keras loss or a function of targets and outputs. Without a loss, batches are inputs
+    alone, and the outputs are trained towards those of the FP32 model.
     """
 
     def __init__(
         self, model: SimulatedModel, loss: Callable[[Any, Any], Any] | None = None
     ) -> None:
-        self.model, self.loss = model, loss
+        self.model = model
+        self.loss = None if loss is None else loss_function(loss)
         self.optimizer = keras.optimizers.Adam()
         self.optimizer.build(model.trainable_variables)
         self._compiled = tf.function(self._step, reduce_retracing=True)
@@ -50,7 +52,7 @@ class Trainer:
             if self.loss is None:
                 loss = _distance(outputs, targets)
             else:
-                loss = tf.cast(tf.reduce_mean(self.loss(outputs, targets)), tf.float32)
+                loss = tf.cast(tf.reduce_mean(self.loss(targets, outputs)), tf.float32)
         gradients = tape.gradient(loss, variables)
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         if not pairs:
@@ -76,7 +78,8 @@ class Trainer:
 
     def _reference(self, inputs: Any) -> Any:
         given: TensorFlowModel = self.model.source.reference
-        return given.run(given.signature.bind(tf.nest.map_structure(np.asarray, inputs)))
+        feeds = given.signature.bind(tf.nest.map_structure(np.asarray, inputs))
+        return given.signature.packed(given.run(feeds))
 
     def first_non_finite(self, batch: Any) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
