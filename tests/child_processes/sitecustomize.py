@@ -2,8 +2,7 @@
 
 Of the import of a framework, collections take a third, and half of these come at the end, where
 nothing is left to be used: what is frozen is out of them. `onnx_ir` imports `sympy` for expressions
-of sizes, which takes a third of the imports of a worker and which few models have. Keras imports
-scikit-learn for wrappers that nobody here uses.
+of sizes, which takes a third of the imports of a worker and which few models have.
 """
 
 import atexit
@@ -19,9 +18,7 @@ atexit.register(gc.freeze)
 class _Later:
     """Loads modules when they are first used."""
 
-    names = frozenset(
-        {"sympy", "onnx_ir._symbolic_shapes", "keras.wrappers", "keras._tf_keras.keras.wrappers"}
-    )
+    names = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
