@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
-from neural_mp.adaptors.openvino.runtime import Runner
+from neural_mp.adaptors.openvino.runtime import Runner, ov
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array
 
 logger = logging.getLogger(__name__)
 
+#: Types of op with which a model stays dynamic.
+_DYNAMIC_ONLY = frozenset(
+    {
+        *("GroupQueryAttention", "ScaledDotProductAttention", "PagedAttentionExtension"),
+        *("If", "Loop", "TensorIterator", "LSTMSequence", "GRUSequence", "RNNSequence"),
+    }
+)
 #: Shape of each input, in the order of the model.
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -32,9 +39,7 @@ class ShapedRunner:
 
     def __init__(self, model: Any, example: Shapes, *, streams: int | None = None) -> None:
         self._model, self._streams = model, streams
-        # States are shaped by the model's own code, so such models stay as they are.
-        may_be_fixed = model.is_dynamic() and not model.get_sinks()
-        self._example = example if may_be_fixed else None
+        self._example = example if _may_be_fixed(model) else None
         self._fixed: Runner | None = None
         self._dynamic: Runner | None = None
         self._lock = Lock()
@@ -67,3 +72,18 @@ class ShapedRunner:
         if self._dynamic is None:
             self._dynamic = Runner(self._model, streams=self._streams)
         return self._dynamic
+
+
+def _may_be_fixed(model: Any) -> bool:
+    """Whether the model of a fixed shape computes the same up to the order of sums.
+
+    With states, loops and attention with a cache, results differed (OpenVINO 2026.4); between casts
+    to bfloat16, the plugin keeps float32 where shapes are fixed.
+    """
+    nodes = model.get_ordered_ops()
+    return (
+        model.is_dynamic()
+        and not model.get_sinks()
+        and not any(node.get_type_name() in _DYNAMIC_ONLY for node in nodes)
+        and not any(port.get_element_type() == ov.Type.bf16 for n in nodes for port in n.outputs())
+    )

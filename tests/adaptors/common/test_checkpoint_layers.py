@@ -51,10 +51,3 @@ def test_every_missing_or_cut_tensor_is_an_error_of_the_layer(form):
                 continue  # optional
             with pytest.raises(ModelLoadError):
                 integer_layers(config, damaged)
-
-
-def test_another_order_of_inputs_is_refused():
-    tensors, config = FORMATS[CheckpointFormat.GPTQ]({"fc": _layer(4, True, 2)}, [])
-    tensors["fc.g_idx"] = tensors["fc.g_idx"][::-1].copy()
-    with pytest.raises(ModelLoadError, match="desc_act"):
-        integer_layers(config, tensors)

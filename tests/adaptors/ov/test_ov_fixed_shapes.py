@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -72,3 +73,14 @@ def test_inputs_that_the_model_cannot_take_are_reported_as_before(compiled):
 def test_streams_hold_for_the_model_of_a_fixed_shape():
     run = ShapedRunner(_dense(), ((4, 5),), streams=2)
     _check(run, 4, times=3)
+
+
+def test_a_model_with_casts_to_bfloat16_stays_dynamic(compiled):
+    given = ops.parameter([-1, 5], np.float32, name="x")
+    rounded = ops.convert(ops.convert(given, ov.Type.bf16), ov.Type.f32)
+    run = ShapedRunner(ov.Model([rounded], [given], "casts"), ((4, 5),))
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    (found,) = run([x])
+    np.testing.assert_array_equal(found, found.astype(ml_dtypes.bfloat16).astype(np.float32))
+    np.testing.assert_allclose(found, x, rtol=2**-7)
+    assert compiled == [None]
