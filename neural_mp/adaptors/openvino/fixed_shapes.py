@@ -35,11 +35,14 @@ class ShapedRunner:
         model: the `openvino.Model`.
         example: the shapes.
         streams: as for `Runner`.
+        rounds: whether casts to bfloat16 must round: those of the user, not of a plan.
     """
 
-    def __init__(self, model: Any, example: Shapes, *, streams: int | None = None) -> None:
+    def __init__(
+        self, model: Any, example: Shapes, *, streams: int | None = None, rounds: bool = True
+    ) -> None:
         self._model, self._streams = model, streams
-        self._example = example if _may_be_fixed(model) else None
+        self._example = example if _may_be_fixed(model, rounds) else None
         self._fixed: Runner | None = None
         self._dynamic: Runner | None = None
         self._lock = Lock()
@@ -74,16 +77,15 @@ class ShapedRunner:
         return self._dynamic
 
 
-def _may_be_fixed(model: Any) -> bool:
+def _may_be_fixed(model: Any, rounds: bool) -> bool:
     """Whether the model of a fixed shape computes the same up to the order of sums.
 
     With states, loops and attention with a cache, results differed (OpenVINO 2026.4); between casts
     to bfloat16, the plugin keeps float32 where shapes are fixed.
     """
     nodes = model.get_ordered_ops()
-    return (
-        model.is_dynamic()
-        and not model.get_sinks()
-        and not any(node.get_type_name() in _DYNAMIC_ONLY for node in nodes)
-        and not any(port.get_element_type() == ov.Type.bf16 for n in nodes for port in n.outputs())
-    )
+    if not model.is_dynamic() or model.get_sinks():
+        return False
+    types = {port.get_element_type() for node in nodes for port in node.outputs()}
+    has_casts = rounds and any(each == ov.Type.bf16 for each in types)
+    return not has_casts and _DYNAMIC_ONLY.isdisjoint(node.get_type_name() for node in nodes)

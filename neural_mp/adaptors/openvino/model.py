@@ -50,7 +50,8 @@ class OpenVinoModel(GraphModel[Any]):
         """Return the compiled graph to run, for the allowed number of threads."""
         inputs, outputs = self._inputs, self._outputs
         example = tuple(np.shape(self.example[tensor]) for tensor in inputs)
-        runner = ShapedRunner(self.runs, example, streams=self.streams)
+        is_converted = self.given is None
+        runner = ShapedRunner(self.runs, example, streams=self.streams, rounds=not is_converted)
 
         def run(bound: Mapping[str, Array]) -> list[Array]:
             found = runner([bound[tensor] for tensor in inputs])

@@ -75,7 +75,7 @@ def test_streams_hold_for_the_model_of_a_fixed_shape():
     _check(run, 4, times=3)
 
 
-def test_a_model_with_casts_to_bfloat16_stays_dynamic(compiled):
+def test_a_model_with_casts_of_the_user_to_bfloat16_stays_dynamic(compiled):
     given = ops.parameter([-1, 5], np.float32, name="x")
     rounded = ops.convert(ops.convert(given, ov.Type.bf16), ov.Type.f32)
     run = ShapedRunner(ov.Model([rounded], [given], "casts"), ((4, 5),))
