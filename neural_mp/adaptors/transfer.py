@@ -59,13 +59,19 @@ def transfer_file(source: AnyModel) -> TransferFile:
     return TransferFile(offered.write(source.held, Path(scratch.name)), boundary, scratch)
 
 
-def transferred(source: AnyModel, runtime: str, file: TransferFile | None = None) -> AnyModel:
+def transferred(
+    source: AnyModel,
+    runtime: str,
+    file: TransferFile | None = None,
+    batch_size: int | None = None,
+) -> AnyModel:
     """Return a model in another runtime, called as in its source framework.
 
     Args:
         source: the model.
         runtime: the runtime.
         file: the file of the model, if already written.
+        batch_size: batch size of the example in the runtime; None for that of the source.
 
     Raises:
         ConversionError: the model must stay in its framework, or the runtime cannot read its file.
@@ -77,9 +83,8 @@ def transferred(source: AnyModel, runtime: str, file: TransferFile | None = None
     adaptor = adaptor_named(runtime)
     file = file or transfer_file(source)
     boundary = file.boundary
-    held = _named_as_source(
-        adaptor, adaptor.load(file.path, example=_example(boundary, source)), source
-    )
+    example = _example(boundary, source, batch_size)
+    held = _named_as_source(adaptor, adaptor.load(file.path, example=example), source)
     inner: Signature = held.signature
     outside = boundary.signature
     inputs = _matched(outside.inputs, inner.inputs, "inputs")
@@ -102,14 +107,16 @@ class TransferredLoader:
     Attributes:
         load: loads the model in its source framework.
         runtime: the runtime.
+        batch_size: as in `transferred`.
     """
 
     load: Callable[[], AnyModel]
     runtime: str
+    batch_size: int | None = None
 
     def __call__(self) -> AnyModel:
         """Return the model."""
-        return transferred(self.load(), self.runtime)
+        return transferred(self.load(), self.runtime, batch_size=self.batch_size)
 
 
 def compiling(source: AnyModel) -> AnyModel:
@@ -149,9 +156,11 @@ def _named_as_source(adaptor: AnyAdaptor, held: Any, source: AnyModel) -> Any:
     return adaptor.op_names.renamed(held, names) if names else held
 
 
-def _example(boundary: Boundary, source: AnyModel) -> dict[str, Array] | tuple[Array, ...]:
+def _example(
+    boundary: Boundary, source: AnyModel, batch_size: int | None
+) -> dict[str, Array] | tuple[Array, ...]:
     """Return example inputs for the file: by name, or in its order."""
-    bound = boundary.signature.bind(boundary.arrays(source.example_inputs()))
+    bound = boundary.signature.bind(boundary.arrays(source.example_inputs(batch_size)))
     if all(tensor.startswith(POSITION) for tensor in bound):
         return tuple(bound[f"{POSITION}{index}"] for index in range(len(bound)))
     return {port.name: bound[port.tensor] for port in boundary.signature.inputs}

@@ -28,6 +28,7 @@ from neural_mp.errors import (
     ConfigurationError,
     ConversionError,
     MissingFrameworkError,
+    NeuralMPError,
     did_you_mean,
     one_line,
 )
@@ -37,6 +38,7 @@ from neural_mp.space import TuningSpace
 from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.objectives import Measurement
 from neural_mp.tuning.other_runtimes import MIN_RUNTIME_SPEEDUP
+from neural_mp.util.pytree import tree_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -218,11 +220,24 @@ class RuntimeChoice:
             return self.load
         if model.boundary is None:
             return CompilingLoader(self.load)
-        return TransferredLoader(self.load, model.adaptor.framework)
+        return TransferredLoader(self.load, model.adaptor.framework, self._batch_size)
 
     @cached_property
     def _file(self) -> TransferFile:
         return transfer_file(self.source)
+
+    @cached_property
+    def _batch_size(self) -> int | None:
+        """The size of the measured batch if examples of that size have its shapes, else None.
+
+        Runtimes compile a form of their own for the shapes of the example.
+        """
+        size = self.measurement.batch_size
+        try:
+            shapes = [_shapes(self.source.example_inputs(size)), _shapes(self.measurement.inputs)]
+        except NeuralMPError:
+            return None
+        return size if shapes[0] == shapes[1] else None
 
     def _transferred(self, runtime: str) -> AnyModel:
         """Return a model in another runtime that the strategy and the constraints allow.
@@ -234,7 +249,7 @@ class RuntimeChoice:
             return compiling(self.source)
         if runtime not in runtimes_of(self.source):
             return transferred(self.source, runtime)
-        model = transferred(self.source, runtime, self._file)
+        model = transferred(self.source, runtime, self._file, self._batch_size)
         model = model.for_streams(self.measurement.streams)
         if self.needs_gradients and model.adaptor.hessian is None:
             raise ConversionError("it has no gradients, which the strategy needs")
@@ -369,3 +384,9 @@ def _unusable(runtime: str, reason: str) -> ConfigurationError:
         f"runtime must be able to run the model, got {runtime!r}: {reason}; set runtime to "
         f"{AUTO_RUNTIME!r} or {SOURCE_RUNTIME!r}"
     )
+
+
+def _shapes(inputs: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of the arrays of a batch, smallest first, however they are passed."""
+    leaves = tree_leaves(inputs)
+    return sorted(tuple(leaf.shape) for leaf in leaves if hasattr(leaf, "shape"))

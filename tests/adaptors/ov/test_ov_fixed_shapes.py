@@ -5,7 +5,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
+from neural_mp import MixedPrecision, load
 from neural_mp.adaptors.openvino import fixed_shapes
 from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
@@ -84,3 +86,22 @@ def test_a_model_with_casts_of_the_user_to_bfloat16_stays_dynamic(compiled):
     np.testing.assert_array_equal(found, found.astype(ml_dtypes.bfloat16).astype(np.float32))
     np.testing.assert_allclose(found, x, rtol=2**-7)
     assert compiled == [None]
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_a_torch_module_runs_in_the_form_of_the_batches_of_its_data(compiled, tmp_path):
+    """Its capture has a smaller example than the data."""
+    torch.manual_seed(0)
+    converter = MixedPrecision(
+        model=torch.nn.Linear(5, 3).eval(),
+        runtime="openvino",
+        precisions="int8",
+        objective="modelsize",
+        workspace=tmp_path / "workspace",
+    )
+    converter.calib_dataloader = [torch.randn(8, 5) for _ in range(2)]
+    converter().save(tmp_path / "saved")
+    result = load(tmp_path / "saved")
+    compiled.clear()
+    assert tuple(result(torch.randn(8, 5)).shape) == (8, 3)
+    assert compiled == [(8, 5)]
