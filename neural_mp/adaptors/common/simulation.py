@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from neural_mp.core.observations import Range
+from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan
 from neural_mp.util.validators import boolean, non_negative_integer, validate_option
 
@@ -62,6 +63,26 @@ def moving_range(known: Range, seen: Range) -> Range:
 def gradient_factor(values: int, largest: int) -> float:
     """Return the factor of a scale's gradient in LSQ, section 2.2."""
     return 1 / math.sqrt(max(values, 1) * largest)
+
+
+#: Least power that self-distillation divides the error of an output by.
+LEAST_POWER = 1e-12
+
+
+def inputs_and_targets(batch: Any, has_loss: bool) -> tuple[Any, Any]:
+    """Return the parts of a batch; without a loss, the batch is the inputs, and has no targets.
+
+    Raises:
+        DataError: a batch for a loss is not a pair.
+    """
+    if not has_loss:
+        return batch, None
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise DataError(
+            f"a batch for training with a loss must be (inputs, targets), got a "
+            f"{type(batch).__name__}"
+        )
+    return batch[0], batch[1]
 
 
 class Trainer(Protocol):

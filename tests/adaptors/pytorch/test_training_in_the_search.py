@@ -81,22 +81,23 @@ def check(result):
     assert any("was trained" in warning for warning in result.report.warnings)
 
 
+class Counting:
+    """Batches that count their epochs."""
+
+    epochs = 0
+
+    def __iter__(self):
+        self.epochs += 1
+        return iter(BATCHES)
+
+
 @pytest.mark.slow
 def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(tmp_path):
     result = search(tmp_path, epochs=10).fit()
     check(result)
-    read = 0
-
-    class Counting:
-        """Batches that count their epochs."""
-
-        def __iter__(self):
-            nonlocal read
-            read += 1
-            return iter(BATCHES)
-
-    again = search(tmp_path, epochs=10, train_dataloader=Counting(), resume=True).fit()
-    assert read == 0
+    batches = Counting()
+    again = search(tmp_path, epochs=10, train_dataloader=batches, resume=True).fit()
+    assert batches.epochs == 0
     check(again)
     assert again.report.accuracy == result.report.accuracy
 
@@ -120,18 +121,9 @@ search({folder!r}, epochs=10, train_dataloader=Killing()).fit()
 def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(tmp_path):
     code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    read = 0
-
-    class Counting:
-        """Batches that count their epochs."""
-
-        def __iter__(self):
-            nonlocal read
-            read += 1
-            return iter(BATCHES)
-
-    result = search(tmp_path, epochs=10, train_dataloader=Counting(), resume=True).fit()
-    assert read == 7
+    batches = Counting()
+    result = search(tmp_path, epochs=10, train_dataloader=batches, resume=True).fit()
+    assert batches.epochs == 7
     check(result)
     whole = search(tmp_path / "whole", epochs=10).fit()
     assert result.report.accuracy == whole.report.accuracy

@@ -12,16 +12,14 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.dynamic_shapes import flat_inputs
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.training.numerics_trace import loss_value
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
-from neural_mp.errors import ConfigurationError, DataError
-
-#: The loss of self-distillation divides by the power of the reference; a lower bound of it.
-_LEAST_POWER = 1e-12
+from neural_mp.errors import ConfigurationError
 
 
 class Trainer:
@@ -54,7 +52,7 @@ class Trainer:
         return number
 
     def _loss(self, batch: Any) -> torch.Tensor:
-        inputs, targets = self._split(batch)
+        inputs, targets = inputs_and_targets(batch, self.loss is not None)
         outputs = self._run(inputs)
         if self.loss is not None:
             return loss_value(self.loss, outputs, pytree.tree_map(_tensor, targets))
@@ -62,16 +60,6 @@ class Trainer:
         with torch.no_grad():
             reference = self.model.source.given.module(*call.args, **call.kwargs)
         return _distance(outputs, reference)
-
-    def _split(self, batch: Any) -> tuple[Any, Any]:
-        if self.loss is None:
-            return batch, None
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise DataError(
-                f"a batch for training with a loss must be (inputs, targets), got a "
-                f"{type(batch).__name__}"
-            )
-        return batch[0], batch[1]
 
     def _run(self, inputs: Any) -> Any:
         call = self._call(inputs)
@@ -83,7 +71,7 @@ class Trainer:
 
     def first_non_finite(self, batch: Any) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
-        inputs, _ = self._split(batch)
+        inputs, _ = inputs_and_targets(batch, self.loss is not None)
         found: list[str] = []
         parts = [self.model.part(path) for path in self.model.source.parts]
 
@@ -136,7 +124,7 @@ def _distance(outputs: Any, reference: Any) -> torch.Tensor:
     pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(reference), strict=True)
     noises = [
         (found.float() - wanted.float()).square().sum()
-        / wanted.float().square().sum().clamp_min(_LEAST_POWER)
+        / wanted.float().square().sum().clamp_min(LEAST_POWER)
         for found, wanted in pairs
         if fx.is_float(found)
     ]

@@ -11,14 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
 from neural_mp.adaptors.tensorflow.training.numerics_trace import loss_function
 from neural_mp.adaptors.tensorflow.training.simulated_model import SimulatedModel
-from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.errors import ConfigurationError
 
-#: The loss of self-distillation divides by the power of the reference; a lower bound of it.
-_LEAST_POWER = 1e-12
 _ANOTHER = "use another folder"
 
 
@@ -41,7 +40,7 @@ class Trainer:
     def step(self, batch: Any, learning_rate: float) -> float:
         """Run one step and return the loss before the step; weights stay if it is not finite."""
         self.optimizer.learning_rate = learning_rate
-        inputs, targets = self._split(batch)
+        inputs, targets = inputs_and_targets(batch, self.loss is not None)
         wanted = self._reference(inputs) if self.loss is None else targets
         return float(self._compiled(_tensors(inputs), _tensors(wanted)))
 
@@ -66,16 +65,6 @@ class Trainer:
         self.optimizer.apply_gradients(pairs)
         return tf.cast(self.optimizer.iterations.value, tf.int64)
 
-    def _split(self, batch: Any) -> tuple[Any, Any]:
-        if self.loss is None:
-            return batch, None
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise DataError(
-                f"a batch for training with a loss must be (inputs, targets), got a "
-                f"{type(batch).__name__}"
-            )
-        return batch[0], batch[1]
-
     def _reference(self, inputs: Any) -> Any:
         given: TensorFlowModel = self.model.source.reference
         feeds = given.signature.bind(tf.nest.map_structure(np.asarray, inputs))
@@ -83,7 +72,7 @@ class Trainer:
 
     def first_non_finite(self, batch: Any) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""
-        inputs, _ = self._split(batch)
+        inputs, _ = inputs_and_targets(batch, self.loss is not None)
         arrays = tf.nest.flatten(_tensors(inputs))
         if not all(map(_finite, arrays)):
             return "the input"
@@ -139,7 +128,7 @@ def _distance(outputs: Any, reference: Any) -> tf.Tensor:
     for found, wanted in pairs:
         if found.dtype.is_floating:
             found, wanted = tf.cast(found, tf.float32), tf.cast(wanted, tf.float32)
-            power = tf.maximum(tf.reduce_sum(tf.square(wanted)), _LEAST_POWER)
+            power = tf.maximum(tf.reduce_sum(tf.square(wanted)), LEAST_POWER)
             noises.append(tf.reduce_sum(tf.square(found - wanted)) / power)
     if not noises:
         raise ConfigurationError("self-distillation requires a float output, got none; set loss")
