@@ -128,3 +128,14 @@ def hostile_tensor(plan: PrecisionPlan) -> float:
 
 def high_ops(plan: PrecisionPlan) -> set[str]:
     return {op for op, config in plan.items() if config.precision is Precision.FP32}
+
+
+def tried(
+    space: TuningSpace,
+    harm: Callable[[PrecisionPlan], float],
+    noise: Mapping[str, float],
+    **options: object,
+) -> list[Trial]:
+    """Return the trials of `mincut` for these NSRs; other tensors have little noise."""
+    little = {f"op{i}": 1e-4 for i in range(12)}
+    return run(space, harm, {**little, **noise}, strategy="mincut", **options)

@@ -1,0 +1,241 @@
+"""`mincut` by times: what is slow, mistimed or read for its size alone."""
+
+from dataclasses import replace
+
+import pytest
+from made_up import WEIGHT, MadeUpProbe, chain, int8_ops, tried
+
+from neural_mp.core.graph import OpGraph
+from neural_mp.core.op_timings import OpTimings
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.space import Capability, TuningSpace
+
+
+class Timed(MadeUpProbe):
+    """INT8 takes a quarter of the time, but of op3 three times as much."""
+
+    #: Seconds of the model that has all but op3 in INT8; it is 1 with op3.
+    without_op3: float | None = None
+
+    def times(self):
+        ops = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 1.0} for i in range(6)}
+        return OpTimings({**ops, "op3": {Precision.FP32: 4.0, Precision.INT8: 12.0}}, 0.1)
+
+    def latencies(self, plans):
+        if self.without_op3 is None:
+            return None
+        known = {frozenset(range(6)): 1.0, frozenset(range(6)) - {3}: self.without_op3}
+        low = [frozenset(int(op[2:]) for op in int8_ops(plan)) for plan in plans]
+        return [known.get(ops, 2.0) for ops in low]
+
+
+def test_what_int8_only_slows_down_stays_out():
+    (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=Timed())
+    assert int8_ops(trial.plan) == {f"op{i}" for i in (0, 1, 2, 4, 5)}
+
+
+def test_a_small_gain_that_is_only_predicted_does_not_take_ops_out_of_int8():
+    class Close(Timed):
+        def times(self):
+            known = super().times()
+            ops = {**known.ops, "op3": {Precision.FP32: 4.0, Precision.INT8: 4.8}}
+            return replace(known, ops=ops)
+
+    (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=Close())
+    assert len(int8_ops(trial.plan)) == 6
+
+
+@pytest.mark.parametrize(
+    ("without_op3", "in_int8"),
+    [(1.2, 6), (1.0, 6), (0.99, 6), (0.8, 5)],  # a hundredth is no difference
+)
+def test_the_whole_that_is_clearly_faster_is_tried_first(without_op3, in_int8):
+    probe = Timed()
+    probe.without_op3 = without_op3
+    (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=probe)
+    assert len(int8_ops(trial.plan)) == in_int8
+
+
+class Reading(MadeUpProbe):
+    """op0 reads a table, which takes a thousandth of the time in FP32 and in INT8."""
+
+    def times(self):
+        ops = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 1.0} for i in range(6)}
+        return OpTimings({**ops, "op0": {Precision.FP32: 0.02, Precision.INT8: 0.02}}, 0.0)
+
+
+def with_a_table(space: TuningSpace) -> TuningSpace:
+    ops = [replace(op, weights=9000 if op.name == "op0" else 100) for op in space.graph]
+    table = Capability((OpConfig(Precision.INT8, WEIGHT), FP32))
+    capabilities = {**space.capabilities, "op0": table}
+    return replace(space, graph=OpGraph(ops, ["x"]), capabilities=capabilities)
+
+
+def test_a_table_that_is_in_int8_for_its_size_alone_goes_back_before_what_gains_speed():
+    def harm(plan):
+        return 0.02 * ("op0" in int8_ops(plan))
+
+    space = with_a_table(chain(6))
+    first, second = tried(space, harm, {"op2": 0.9}, probe=Reading())
+    assert "op0" in int8_ops(first.plan)
+    assert int8_ops(second.plan) == {f"op{i}" for i in range(1, 6)}
+    assert second.met
+    where_size_counts = {"performance": 0.5, "modelsize": 0.5}
+    _, second, *_ = tried(space, harm, {"op2": 0.9}, probe=Reading(), objectives=where_size_counts)
+    assert "op0" in int8_ops(second.plan)
+
+
+def test_a_plan_slower_than_fp32_is_followed_by_what_gains_most_and_then_the_search_ends():
+    trials = tried(
+        chain(6),
+        lambda plan: 0.0,
+        {},
+        probe=Timed(),
+        figures=lambda plan: {"relative_latency": 1.5},
+    )
+    assert [len(int8_ops(trial.plan)) for trial in trials] == [5, 1]
+    assert not any(trial.met for trial in trials)
+
+
+def test_of_plans_that_keep_less_in_int8_the_fastest_measured_one_is_tried():
+    """All of it is slow, and so is what differs from it in one op: only op5 alone is fast."""
+
+    def seconds(plan):
+        low = {op for op, config in plan.items() if config.precision is Precision.INT8}
+        return 0.8 if low == {"op5"} else 1.5
+
+    class Measured(Timed):
+        def times(self):
+            gains = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 3.9 - i / 2} for i in range(6)}
+            return OpTimings(gains, 0.1)
+
+        def latencies(self, plans):
+            return [seconds(plan) for plan in plans]
+
+    trials = tried(
+        chain(6),
+        lambda plan: 0.0,
+        {},
+        probe=Measured(),
+        figures=lambda plan: {"relative_latency": seconds(plan)},
+    )
+    assert [int8_ops(trial.plan) for trial in trials if trial.met] == [{"op5"}]
+    assert len(trials) == 2
+
+
+class Mistimed(MadeUpProbe):
+    """By itself op3 looks four times as fast in INT8; within the model it takes five times as long.
+
+    FP32 takes 24 seconds in all; `whole` says what plans really take.
+    """
+
+    true = 20.0
+
+    def times(self):
+        ops = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 1.0} for i in range(6)}
+        return OpTimings(ops, 0.0, whole=24.0)
+
+    def times_within(self, plan):
+        self.asked.append(plan)
+        ops = dict(self.times().ops)
+        return OpTimings(
+            {**ops, "op3": {Precision.FP32: 4.0, Precision.INT8: self.true}}, 0.0, 0, 24.0
+        )
+
+    def whole(self, plan):
+        low = int8_ops(plan)
+        return 24.0 - 3.0 * len(low - {"op3"}) + (self.true - 4.0) * ("op3" in low)
+
+    def figures(self, plan):
+        return {"relative_latency": self.whole(plan) / 24.0}
+
+    def latencies(self, plans):
+        return [self.whole(plan) for plan in plans]
+
+
+def test_an_op_that_was_timed_wrongly_is_corrected_after_the_first_trial():
+    probe = Mistimed()
+    first, second = tried(chain(6), lambda plan: 0.0, {}, probe=probe, figures=probe.figures)
+    assert int8_ops(first.plan) == {f"op{i}" for i in range(6)}
+    assert int8_ops(second.plan) == {f"op{i}" for i in (0, 1, 2, 4, 5)}
+    assert len(probe.asked) == 1  # the second is as fast as said
+
+
+def test_a_trial_that_takes_what_was_said_is_not_corrected():
+    probe = Mistimed()
+    probe.true = 1.0 + 0.1 * 6  # a tenth more than the six seconds that were said
+    (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=probe, figures=probe.figures)
+    assert len(int8_ops(trial.plan)) == 6
+    assert not probe.asked
+
+
+def test_a_correction_that_makes_no_difference_costs_no_trial():
+    class Alike(Mistimed):
+        def latencies(self, plans):
+            return [5.0 for _ in plans]
+
+    probe = Alike()
+    trials = tried(chain(6), lambda plan: 0.0, {}, probe=probe, figures=probe.figures)
+    assert len(trials) == 1
+
+
+def test_ops_that_only_whole_models_show_to_be_slow_are_put_back_in_one_trial():
+    """By themselves op2 and op4 gain a little in INT8; in the whole model they lose a little."""
+
+    class Subtle(Mistimed):
+        def times(self):
+            barely = {op: {Precision.FP32: 4.0, Precision.INT8: 3.9} for op in ("op2", "op4")}
+            found = super().times()
+            return replace(found, ops={**found.ops, **barely})
+
+        def whole(self, plan):
+            low = int8_ops(plan)
+            return 24.0 - 3.0 * len(low - {"op2", "op4"}) + 0.3 * len(low & {"op2", "op4"})
+
+    probe = Subtle()
+    first, second = tried(chain(6), lambda plan: 0.0, {}, probe=probe, figures=probe.figures)
+    assert len(int8_ops(first.plan)) == 6
+    assert int8_ops(second.plan) == {"op0", "op1", "op3", "op5"}
+    assert not probe.asked
+
+
+def test_what_accuracy_keeps_out_of_int8_is_not_lowered_again_for_its_speed():
+    probe = Mistimed()
+    probe.true = 1.0
+    trials = tried(
+        chain(6),
+        lambda plan: 0.9 if "op2" in int8_ops(plan) else 0.0,
+        {"op1": 0.9},
+        probe=probe,
+        figures=probe.figures,
+    )
+    met = [trial for trial in trials if trial.met]
+    assert all("op2" not in int8_ops(trial.plan) for trial in met)
+    assert sum("op2" in int8_ops(trial.plan) for trial in trials) == 1
+
+
+def test_what_accuracy_keeps_out_of_int8_stays_out_where_times_are_corrected():
+    probe = Mistimed()
+    trials = tried(
+        chain(6),
+        lambda plan: 0.9 if "op2" in int8_ops(plan) else 0.0,
+        {"op1": 0.9},
+        probe=probe,
+        figures=probe.figures,
+    )
+    met = [trial for trial in trials if trial.met]
+    assert int8_ops(met[-1].plan) == {"op0", "op1", "op4", "op5"}
+
+
+def test_corrections_end_where_times_are_never_right():
+    class Never(Mistimed):
+        def figures(self, plan):
+            return {"relative_latency": 0.9 - 0.01 * (6 - len(int8_ops(plan)))}
+
+        def latencies(self, plans):
+            return [float(len(int8_ops(plan))) for plan in plans]
+
+    probe = Never()
+    trials = tried(chain(6), lambda plan: 0.0, {}, probe=probe, figures=probe.figures)
+    assert len(probe.asked) <= 2
+    assert len(trials) <= 3
