@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ from inc_examples.case import ACCURACY_V2, PERFORMANCE, V3, Case, Step, steps
 _TENSORFLOW = "examples/tensorflow"
 
 
-def _classifier(model: str, **shape: object) -> Case:
+def _graph_classifier(model: str, write: Callable[[Path], object]) -> Case:
+    """A classifier of images whose frozen graph `write` makes."""
+
     def make(folder: Path) -> None:
         data.image_records(folder)
-        models.frozen_graph(folder / "net.pb", **shape)  # type: ignore[arg-type]
+        write(folder / "net.pb")
 
     common = ("--input-graph", "net.pb", "--dataset_location", "records", "--batch_size", "4")
     return Case(
@@ -26,6 +29,10 @@ def _classifier(model: str, **shape: object) -> Case:
         result="int8.pb",
         tag=V3,
     )
+
+
+def _classifier(model: str, **shape: object) -> Case:
+    return _graph_classifier(model, lambda path: models.frozen_graph(path, **shape))  # type: ignore[arg-type]
 
 
 def _keras(model: str, size: int) -> Case:
@@ -59,21 +66,6 @@ def _transformer(path: Path) -> None:
     model = saved_model_pb2.SavedModel()
     model.meta_graphs.add().graph_def.CopyFrom(graph.as_graph_def())
     path.write_bytes(model.SerializeToString())
-
-
-def _vision_transformer() -> Case:
-    def make(folder: Path) -> None:
-        data.image_records(folder)
-        _transformer(folder / "net.pb")
-
-    common = ("--input-graph", "net.pb", "--dataset_location", "records", "--batch_size", "4")
-    return Case(
-        f"{_TENSORFLOW}/image_recognition/vision_transformer/quantization/ptq",
-        make,
-        steps(common, ("--output-graph", "int8.pb"), ACCURACY_V2),
-        result="int8.pb",
-        tag=V3,
-    )
 
 
 def _translator(folder: Path) -> None:
@@ -173,7 +165,7 @@ CASES: tuple[Case, ...] = (
     _classifier("mobilenet_v2", has_background=True),
     _classifier("resnet_v2_50", has_background=True),
     _classifier("vgg16"),
-    _vision_transformer(),
+    _graph_classifier("vision_transformer", _transformer),
     _translation(),
     *(_keras(model, size) for model, size in (("inception_v3", 299), ("resnet_v2_50", 224))),
     *map(_detector, ("faster_rcnn_resnet50", "mask_rcnn_inception_v2", "ssd_mobilenet_v1")),
