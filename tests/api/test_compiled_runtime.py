@@ -67,6 +67,10 @@ def test_without_a_compiler_the_runtime_is_refused_with_the_reason(net, digits, 
         converter(net, digits)()
 
 
-def test_a_compiler_that_does_not_exist_is_missing(monkeypatch):
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    assert "requires a C++ compiler" in missing_compiler()
+def test_a_compiler_that_does_not_exist_is_missing():
+    from torch._inductor import config
+
+    # Undone by pytest, the setting would be deleted for all tests that follow.
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        assert "requires a C++ compiler" in missing_compiler()
+    assert config.cpp.cxx
