@@ -200,7 +200,7 @@ def _fold(graph: TensorGraph, waits: Mapping[str, list[str]]) -> bool:
         return False
     part, most = _part(graph, waits).pruned(wanted), _most(graph)
     try:
-        values = Runner(runnable(part.to_graph_def()), optimized=False)({}, list(wanted))
+        values = Runner(runnable(part.to_graph_def()))({}, list(wanted))
     except ConversionError:
         logger.debug("constant folding failed; constants are kept", exc_info=True)
         return False

@@ -42,7 +42,7 @@ def hessian_traces(
             for op, gradient in zip(weights, gradients, strict=True)
             if gradient is not None
         }
-    runner = Runner(graph, constants, optimized=False)
+    runner = Runner(graph, constants)
 
     def outputs_of(inputs: Any) -> tuple[list[tuple[int, ...]], Squares]:
         feeds = model.signature.bind(inputs)

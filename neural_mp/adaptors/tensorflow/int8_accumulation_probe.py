@@ -14,7 +14,7 @@ from neural_mp.adaptors.tensorflow.convert import write
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.int8_accumulation import BF16_CASES, EXACT, FORMS, WORKS
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
-from neural_mp.adaptors.tensorflow.runtime import Runner
+from neural_mp.adaptors.tensorflow.runtime import Runner, compiled, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph
 from neural_mp.core.enums import WeightRange
 from neural_mp.core.int8_accumulation import (
@@ -65,7 +65,8 @@ def _run_in_bf16(case: str) -> Iterator[str]:
         else:
             y = tf.matmul(tf.reshape(x, (-1, _CHANNELS)), weight[0, 0])
         tf.cast(y, _F32, name="y")
-    Runner(graph)({"x": np.ones((2, 9, 9, _CHANNELS), tf.bfloat16.as_numpy_dtype)}, ["y"])
+    runner = compiled(TensorGraph.from_graph_def(graph.as_graph_def()), {}, ["x"], ["y"])
+    runner({"x": np.ones((2, 9, 9, _CHANNELS), tf.bfloat16.as_numpy_dtype)}, ["y"])
     yield f"{WORKS}{case}"
 
 
@@ -84,7 +85,8 @@ def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
     layers = [op.name for op in ops if op.fusion_group is None and op.type == form.split()[0]]
     flow = propagate_quantization(ops, dict.fromkeys(layers, Precision.INT8))
     names = list(flow.scale_owner)
-    values = dict(zip(names, model.runner(feeds, names), strict=True))
+    runner = Runner(runnable(model.graph.to_graph_def()))
+    values = dict(zip(names, runner(feeds, names), strict=True))
     ranges = {root: (float(values[root].min()), float(values[root].max())) for root in names}
     weight = replace(REDUCED_WEIGHT, range=weight_range)
     plan = PrecisionPlan(dict.fromkeys(layers, OpConfig(Precision.INT8, weight)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,13 +16,12 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.function_constants import tie_constants
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported, runnable
+from neural_mp.adaptors.tensorflow.runtime import Runner, compiled, imported
 from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     LARGE,
     Array,
-    GraphDef,
     NodeDef,
     TensorGraph,
     constant_bytes,
@@ -134,18 +133,15 @@ class TensorFlowModel:
 
     @cached_property
     def runner(self) -> Runner:
-        """Session with the graph, created on first use."""
-        return Runner(*self._without(self._tables(self._large()), runnable))
+        """Session with the fused graph, created on first use."""
+        tables = {name: self.graph.value(name) for name in self._tables(self._large())}
+        ports = self.signature.input_tensors, self.signature.output_tensors
+        return compiled(self.graph, tables, *ports)
 
     def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
         """Return the graph with placeholders for large constants, and their values."""
-        return self._without(self._large(), imported)
-
-    def _without(
-        self, constants: Collection[str], read: Callable[[GraphDef], tf.Graph]
-    ) -> tuple[tf.Graph, dict[str, Array]]:
-        held = {name: self.graph.value(name) for name in constants}
-        return read(without(self.graph, constants)), held
+        held = {name: self.graph.value(name) for name in self._large()}
+        return imported(without(self.graph, held)), held
 
     def _large(self) -> list[str]:
         # Constants tied to an iteration of a loop cannot be fed.

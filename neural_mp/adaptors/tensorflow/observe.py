@@ -119,7 +119,7 @@ def watch(
         recorded = _recorded(graph, model.graph, sorted(tensors), _record)
     fetches = [tensor.name for results in reduced.values() for tensor in results]
     fetches += [tensor.name for tensor in recorded.values()]
-    runner = Runner(graph, weights, optimized=False)
+    runner = Runner(graph, weights)
     for feeds in map(model.signature.bind, batches):
         for part in _parts(model, feeds):
             found = map(np.asarray, runner(part, fetches))
@@ -143,7 +143,7 @@ def values(
     graph, weights = model.without_weights()
     with graph.as_default():
         numbers = float_results(graph, model.graph, sorted(tensors))
-    runner = Runner(graph, weights, optimized=False)
+    runner = Runner(graph, weights)
     for feeds in map(model.signature.bind, batches):
         for part in _parts(model, feeds):
             # The runtime does not return what it is fed.
@@ -231,7 +231,7 @@ def _counted(
             for name, tensor in numbers.items()
         }
         recorded = _recorded(graph, model.graph, tensors, _size_record)
-    runner = Runner(graph, weights, optimized=False)
+    runner = Runner(graph, weights)
     fetches = [tensor.name for tensor in (*sizes.values(), *recorded.values())]
     found: dict[str, float] = defaultdict(float)
     for part in _parts(model, feeds):
@@ -294,7 +294,7 @@ def first_non_finite(model: TensorFlowModel, inputs: Any) -> str | None:
             names.append(model.counted_for.get(name, name))
             checks.append(tf.reduce_all(tf.math.is_finite(tensor)).name)
     feeds = model.signature.bind(inputs)
-    results = Runner(graph, weights, optimized=False)(feeds, checks)
+    results = Runner(graph, weights)(feeds, checks)
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)
 
 
@@ -326,7 +326,7 @@ def op_outputs(
         if place.encoding is not None or place.tensor in numbers
     }
     fetches = list(dict.fromkeys(place.tensor for place in real.values()))
-    runner = Runner(graph, weights, optimized=False)
+    runner = Runner(graph, weights)
 
     def called(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -19,10 +19,13 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.grappler.cluster import Cluster
 
 from neural_mp.adaptors.tensorflow.tensor_graph import (
+    LARGE,
     GraphDef,
     TensorGraph,
+    constant_bytes,
     indexed,
     node_of,
+    without,
     without_large,
 )
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
@@ -32,6 +35,10 @@ logger = logging.getLogger(__name__)
 #: Alignment in bytes at which the runtime uses fed memory without copying.
 _ALIGNMENT = 64
 
+#: Size of the constants above which a graph is not compiled for two purposes at once.
+_LARGE_GRAPH_BYTES = 64 << 20
+#: Processor as the optimizer names it: only ops with a place are fused.
+_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 #: The runtime's default passes except those that convert a graph to MLIR and back, which bring no
 #: speed on a frozen graph, and cost a second and several copies of it.
 _FUSING = (
@@ -45,9 +52,11 @@ class Runner:
     Args:
         graph: the graph.
         held: tensor name → array that is fed in every run. A session copies the constants of its
-            graph about six times, but these arrays once.
-        optimized: whether the runtime may fuse ops first, for which it copies the graph several
-            times.
+            graph about four times, but these arrays once.
+        is_fused: whether ops were fused before; otherwise, the session fuses them for every set of
+            fetched tensors, and copies the constants three times more for that.
+        is_large: whether the graph is compiled for one purpose at a time, to save memory: after
+            runs with statistics, the next run without them compiles again.
     """
 
     def __init__(
@@ -55,14 +64,18 @@ class Runner:
         graph: tf.Graph,
         held: Mapping[str, NDArray[Any]] = MappingProxyType({}),
         *,
-        optimized: bool = True,
+        is_fused: bool = True,
+        is_large: bool = False,
     ) -> None:
+        self._is_large = is_large
         self._held = {name: _aligned(value) for name, value in held.items()}
         self._held_values = tuple(self._held.values())
         config = tf.compat.v1.ConfigProto()
         rewrites = config.graph_options.rewrite_options
-        rewrites.disable_meta_optimizer = not optimized
+        rewrites.disable_meta_optimizer = is_fused
         rewrites.optimizers.extend(_FUSING)
+        # A copy of the constants that a session keeps to show what was run.
+        config.experimental.disable_output_partition_graphs = True
         self._session = tf.compat.v1.Session(graph=graph, config=config)
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
 
@@ -103,6 +116,8 @@ class Runner:
             ConversionError: an op fails.
         """
         feeds = {**feeds, **self._held}
+        if self._is_large:
+            self._callables.clear()
         # A graph compiled for tracing needs as much memory as the other, permanently if the
         # session compiles it automatically.
         run = self._compiled(feeds, fetches, trace_level=config_pb2.RunOptions.FULL_TRACE)
@@ -210,8 +225,7 @@ def _cluster() -> Cluster:
     over a small one, and of which a process may do only one at a time.
     """
     cpu = device_properties_pb2.DeviceProperties(type="CPU", num_cores=1)
-    name = "/job:localhost/replica:0/task:0/device:CPU:0"
-    made = Cluster(devices=[device_properties_pb2.NamedDevice(name=name, properties=cpu)])
+    made = Cluster(devices=[device_properties_pb2.NamedDevice(name=_CPU, properties=cpu)])
     atexit.register(made.Shutdown)  # Python may delete the module of the function before
     return made
 
@@ -250,3 +264,48 @@ def optimized(
     found = TensorGraph.from_graph_def(offline_passes(small, passes, inputs, outputs))
     found.nodes.update({name: node for name, node in large.items() if name in found})
     return found
+
+
+def compiled(
+    graph: TensorGraph,
+    held: Mapping[str, NDArray[Any]],
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+) -> Runner:
+    """Return a graph in a session, with ops fused for the outputs.
+
+    Args:
+        graph: the graph.
+        held: constants that are fed in every run instead, and their values.
+        inputs: tensors that are fed.
+        outputs: tensors that are fetched; others may not exist after fusion.
+    """
+    is_large = sum(map(constant_bytes, graph.nodes.values())) > _LARGE_GRAPH_BYTES
+    try:
+        return Runner(runnable(_fused(graph, held, inputs, outputs)), held, is_large=is_large)
+    except (tf.errors.OpError, ValueError, ModelLoadError):
+        # Convolutions fused in BF16 exist only inside of a session.
+        logger.debug("The session has to fuse the ops", exc_info=True)
+    whole = runnable(without(graph, held))
+    return Runner(whole, held, is_fused=False, is_large=is_large)
+
+
+def _fused(
+    graph: TensorGraph, held: Collection[str], inputs: Iterable[str], outputs: Iterable[str]
+) -> GraphDef:
+    """Return a graph as a session would fuse its ops, which copies large constants several times.
+
+    Raises:
+        tf.errors.OpError: a pass refuses the graph.
+    """
+    large = {name for name, node in graph.nodes.items() if constant_bytes(node) > LARGE}
+    light = without(graph, large.union(held))
+    for node in light.node:
+        node.device = node.device or _CPU
+    light = offline_passes(light, _FUSING, (*inputs, *held), outputs)
+    for node in light.node:
+        if node.name in large and node.name not in held:
+            controls = node.input[:]  # which passes may have changed
+            node.CopyFrom(graph.nodes[node.name])
+            node.input[:] = controls
+    return light
