@@ -15,6 +15,7 @@ from neural_mp.tuning.final_selection import Selection, closest, with_figures
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.metric_values import is_usable
+from neural_mp.tuning.stage_noise import stage_noise
 
 #: Outcomes that training may improve.
 _IMPROVABLE = (Outcome.MISSED, Outcome.PRUNED)
@@ -58,6 +59,7 @@ def trained_selection(
                 metrics=dict(evaluator.values),
             )
         trial = job.rated(replace(trial, seconds=time.perf_counter() - started), plan)
+        log.stage_noise = stage_noise(job, model, plan, log, converted)
     except (TrainingError, ConversionError, ConfigurationError, DeadlineExceededError) as error:
         history.abandon(number, plan.plan, str(error))
         log.warn(f"the plan of trial {promising.number + 1} could not be trained: {error}")

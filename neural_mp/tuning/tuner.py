@@ -36,6 +36,7 @@ from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_pro
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
 from neural_mp.tuning.sharding import ShardingPolicy
+from neural_mp.tuning.stage_noise import stage_noise
 from neural_mp.tuning.trained_plan import trained_selection
 from neural_mp.tuning.trial_runner import TrialRunner
 from neural_mp.tuning.unchecked import converted_unchecked
@@ -106,6 +107,8 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
         if selection.trial is None:
             log.warn(why_fp32(job, trials, baseline.accuracy))
         selection = with_faster_kernels(job, model, selection, log, deadline, baseline.accuracy)
+    if trained is None:
+        log.stage_noise = stage_noise(job, model, selection.plan, log)
     trials = latest(trials, selection)
     settlement = settled(job, selection, baseline.accuracy, log, deadline)
     return _judged_result(job, log, history, settlement, baseline, trials)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp import AccuracyCriterion, MixedPrecision
+from neural_mp import AccuracyCriterion, MixedPrecision, compare
 
 FACTOR, WIDTH = 300.0, 64
 
@@ -65,6 +65,20 @@ def converter(stream, digits, accuracy, tmp_path) -> MixedPrecision:
     return made
 
 
+def check_stages(result, converter, stages):
+    """Assert the noise at each stage; that of the result is the one of a comparison."""
+    noise = result.report.stage_noise
+    assert [stage.value for stage in noise.stages] == stages
+    assert noise.ops.keys() == set(result.plan)
+    first = next(iter(converter.calib_dataloader))[0]
+    compared = compare(converter.model, result, [first])
+    assert noise.samples == len(first)
+    assert noise.outputs[stages[-1]] == pytest.approx(compared.outputs[0].noise, rel=1e-3)
+    last = compared.layers[-1]
+    assert noise.ops[last.name][stages[-1]] == pytest.approx(last.noise, rel=1e-3)
+    assert noise.outputs[stages[-1]] < noise.outputs["nearest"]
+
+
 @pytest.mark.slow
 def test_a_run_learns_weights_before_it_gives_up_int8(converter):
     result = converter()
@@ -77,6 +91,7 @@ def test_a_run_learns_weights_before_it_gives_up_int8(converter):
     reasons = {reason for row in result.sensitivity() for reason in [row.reason]}
     for op in result.plan:
         assert any(f"relative error of results: {op} " in reason for reason in reasons)
+    check_stages(result, converter, ["nearest", "reconstructed"])
     errors = result.record.measured.layer_errors
     assert errors.keys() == set(result.plan)
     assert np.mean([each["learned"] / each["nearest"] for each in errors.values()]) < 0.5

@@ -78,6 +78,10 @@ def check(result):
     assert result.report.accuracy == trained.accuracy
     assert result.plan.counts()["int8"] >= 4
     assert accuracy(result.model) == pytest.approx(trained.accuracy, abs=1e-6)
+    noise = result.report.stage_noise
+    assert noise.ops.keys() == set(trained.plan)
+    assert [stage.value for stage in noise.stages] == ["nearest", "trained"]
+    assert noise.outputs["trained"] != noise.outputs["nearest"]
     assert any("was trained" in warning for warning in result.report.warnings)
 
 

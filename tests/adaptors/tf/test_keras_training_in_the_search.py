@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from neural_mp import MixedPrecision
+from neural_mp import MixedPrecision, compare
 from neural_mp.testing import digits
 
 TRAIN, TEST = digits()
@@ -74,6 +74,10 @@ def check(result):
     assert result.report.accuracy == trained.accuracy
     assert result.plan.counts()["int8"] == 4
     assert accuracy(result.model) == pytest.approx(trained.accuracy, abs=1e-6)
+    noise = result.report.stage_noise
+    assert noise.ops.keys() == set(trained.plan)
+    assert [stage.value for stage in noise.stages] == ["nearest", "trained"]
+    assert noise.outputs["trained"] != noise.outputs["nearest"]
     assert any("was trained" in warning for warning in result.report.warnings)
 
 
@@ -140,4 +144,10 @@ def test_the_users_own_function_trains_with_fit_of_keras(tmp_path):
 def test_without_labels_the_plan_is_trained_on_the_calibration_batches(tmp_path):
     options = {"train_dataloader": None, "loss": None, "epochs": 60}
     options |= {"accuracy_criterion": {"absolute": 0.05}}
-    check(search(tmp_path, **options, calib_dataloader=[images for images, _ in BATCHES]).fit())
+    batches = [images for images, _ in BATCHES]
+    result = search(tmp_path, **options, calib_dataloader=batches).fit()
+    check(result)
+    outputs = result.report.stage_noise.outputs
+    assert outputs["trained"] < 0.5 * outputs["nearest"]
+    compared = compare(trained_net(), result, batches[:2]).outputs[0].noise
+    assert outputs["trained"] == pytest.approx(compared, rel=1e-3)
