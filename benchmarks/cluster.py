@@ -51,8 +51,8 @@ from neural_mp.core.trial import Outcome
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.decisions import combinations, levels, plan_of
 from neural_mp.tuning.baseline import calibrated
+from neural_mp.tuning.deadline import Deadline
 from neural_mp.tuning.early_stopping import RunningValues
-from neural_mp.tuning.evaluator import Deadline
 from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named, read_workers
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.executors.ray_nodes import WATCHFUL

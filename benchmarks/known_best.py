@@ -36,7 +36,7 @@ from neural_mp.profiling import interleaved_rounds, uncontended
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.decisions import combinations, levels, plan_of
 from neural_mp.tuning.baseline import calibrated
-from neural_mp.tuning.evaluator import Deadline
+from neural_mp.tuning.deadline import Deadline
 from neural_mp.tuning.listener import RunLog
 
 #: Of the plans timed first, so many are timed again.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,8 @@ from neural_mp.util.user_calls import call_user
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
 
+#: Time limit of a training that begins at the limit, which ends after one step.
+_LEAST_SECONDS = 1e-3
 #: Folder of the checkpoints in a workspace.
 TRAINING_FOLDER = "training"
 
@@ -54,22 +58,27 @@ def with_training(job: TuningJob, given: MixedPrecision) -> TuningJob:
 
 def _training(
     given: MixedPrecision, finished: Callable[[Any], Any]
-) -> Callable[[AnyTunableModel, ResolvedPlan], AnyModel]:
-    """Return FP32 model, plan → the trained, converted model."""
+) -> Callable[[AnyTunableModel, ResolvedPlan, float], AnyModel]:
+    """Return FP32 model, plan, seconds → the trained, converted model."""
 
-    def train(model: AnyTunableModel, plan: ResolvedPlan) -> AnyModel:
+    def train(model: AnyTunableModel, plan: ResolvedPlan, seconds: float) -> AnyModel:
+        end = time.monotonic() + seconds
         simulation = model.simulated(plan, TrainingSchedule())
         if given.train_func is not None:
             call_user(given.train_func, simulation, form="train_func(model)")
         else:
-            _fit(given, model, plan, simulation)
+            _fit(given, model, plan, simulation, max(end - time.monotonic(), _LEAST_SECONDS))
         return LoadedModel(model.adaptor, finished(simulation), boundary=model.boundary)
 
     return train
 
 
 def _fit(
-    given: MixedPrecision, model: AnyTunableModel, plan: ResolvedPlan, simulation: Any
+    given: MixedPrecision,
+    model: AnyTunableModel,
+    plan: ResolvedPlan,
+    simulation: Any,
+    seconds: float,
 ) -> None:
     """Train in the loop of this package, with checkpoints in the workspace."""
     batches = given.train_dataloader
@@ -84,12 +93,13 @@ def _fit(
     folder = Path(given.workspace) / TRAINING_FOLDER / name
     if not given.resume:
         shutil.rmtree(folder, ignore_errors=True)
+    budget = min(given.exit_policy.train_seconds or math.inf, seconds)
     fit(
         simulation,
         batches,
         given.loss,
         epochs=given.epochs,
-        seconds=given.exit_policy.train_seconds or None,
+        seconds=None if math.isinf(budget) else budget,
         folder=folder,
     )
 

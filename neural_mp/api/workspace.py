@@ -32,7 +32,8 @@ def correction_options(options: MixedPrecision) -> CorrectionOptions:
     """Return the options of corrections of weights; finished blocks are kept in the cache."""
     folder = _cache_folder(options)
     learning = LearnOptions(options.rounding_steps, int(options.random_seed))
-    return CorrectionOptions(learning, None if folder is None else folder / WEIGHTS_FOLDER)
+    weights = None if folder is None else folder / WEIGHTS_FOLDER
+    return CorrectionOptions(learning, weights, bool(options.resume))
 
 
 def _cache_folder(options: MixedPrecision) -> Path | None:

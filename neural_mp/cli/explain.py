@@ -11,11 +11,16 @@ import typer
 from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import ModelArgument, ModelOptions
 from neural_mp.cli.output import Output
+from neural_mp.cli.stored_runs import read_run
+from neural_mp.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from neural_mp.api.explain import Explanation
     from neural_mp.core.graph import Op
+    from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
+    from neural_mp.core.stage_noise import StageNoise
+    from neural_mp.runs.record import RunRecord
 
 EPILOG = epilog("explain model.onnx Softmax_7 --precision bf16")
 
@@ -27,6 +32,10 @@ def explain(
         list[str] | None, typer.Option(help="int8, bf16 or fp16; default: all.")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Plan file to explain.")] = None,
+    workspace: Annotated[
+        Path | None,
+        typer.Option(help="Workspace of a run, or a saved result, to explain with its noise."),
+    ] = None,
     *,
     options: ModelOptions,
     out: Output,
@@ -35,17 +44,39 @@ def explain(
     from neural_mp.api.explain import explained
     from neural_mp.core.precision import parse_precisions
     from neural_mp.reporting import explanation_table
+    from neural_mp.reporting.stage_noise import stage_words
 
+    if plan is not None and workspace is not None:
+        raise ConfigurationError("explain takes --plan or --workspace, got both; remove one")
+    record = None if workspace is None else read_run(workspace)
     precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
     loaded = options.load(model, out)
-    explained_op, found = explained(loaded, op, precisions, plan)
+    explained_op, found = explained(loaded, op, precisions, plan or _plan(record))
     rows = {p: (said.list, said.runs_in, said.reason) for p, said in found.items()}
     out.show(explanation_table(explained_op, rows))
+    noise = _noise(record)
+    words = "" if noise is None else stage_words(noise, explained_op.name)
+    if words:
+        out.line(f"SQNR of its result against FP32: {words}")
     if out.as_json:
-        out.document(_document(explained_op, found))
+        out.document(_document(explained_op, found, noise))
 
 
-def _document(op: Op, found: Mapping[Precision, Explanation]) -> dict[str, Any]:
+def _plan(record: RunRecord | None) -> PrecisionPlan | None:
+    """Return the plan of a run that its noise belongs to."""
+    if record is None or record.ending is None:
+        return None
+    trained = [trial for trial in record.trials if trial.trained]
+    return trained[-1].plan if trained else record.ending.plan
+
+
+def _noise(record: RunRecord | None) -> StageNoise | None:
+    return None if record is None or record.ending is None else record.ending.report.stage_noise
+
+
+def _document(
+    op: Op, found: Mapping[Precision, Explanation], noise: StageNoise | None
+) -> dict[str, Any]:
     precisions = {
         precision.value: {
             "list": said.list.name if said.list else None,
@@ -54,4 +85,6 @@ def _document(op: Op, found: Mapping[Precision, Explanation]) -> dict[str, Any]:
         }
         for precision, said in found.items()
     }
-    return {"op": op.name, "type": op.type, "precisions": precisions}
+    by_stage = None if noise is None else noise.ops.get(op.name)
+    noises = None if by_stage is None else dict(by_stage)
+    return {"op": op.name, "type": op.type, "precisions": precisions, "stage_noise": noises}

@@ -11,7 +11,7 @@ import typer
 from neural_mp.cli.documents import SCHEMA, trial_document
 from neural_mp.cli.errors import epilog
 from neural_mp.cli.output import Output
-from neural_mp.errors import HistoryError
+from neural_mp.cli.stored_runs import read_run
 
 if TYPE_CHECKING:
     from neural_mp.runs.record import RunRecord
@@ -56,7 +56,7 @@ def report(
     """Write an HTML report of a run, finished or killed."""
     from neural_mp.reporting.page import comparison_page, page_of, write_page
 
-    record = _read(workspace, storage, number, model)
+    record = read_run(workspace, storage, number, model)
     other = None if against is None else _other(against, workspace, storage, model)
     with out.working(f"Writing the page of {record.name or 'the run'}"):
         write_page(output, page_of(record) if other is None else comparison_page(record, other))
@@ -67,47 +67,13 @@ def report(
         out.warn(f"no browser is available; open {output} yourself")
 
 
-def _read(
-    workspace: Path | None, storage: str | None, number: int | None, model: str | None
-) -> RunRecord:
-    """Return the record of a run.
-
-    Raises:
-        HistoryError: no such run is stored.
-    """
-    from neural_mp.api.saved_model import RECORD_FILE
-    from neural_mp.api.workspace import DEFAULT_WORKSPACE
-    from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
-    from neural_mp.runs.record_schema import read_record_file
-    from neural_mp.util.validators import file_path, validate_option
-
-    if storage is not None:
-        return read_record(storage_url(DEFAULT_WORKSPACE, storage), number, model)
-    workspace = Path(DEFAULT_WORKSPACE) if workspace is None else workspace
-    validate_option("the workspace", file_path, workspace)
-    if (workspace / HISTORY_FILE).is_file():
-        return read_record(storage_url(workspace), number, model)
-    if (workspace / RECORD_FILE).is_file():
-        if number is not None or model is not None:
-            raise HistoryError(
-                f"--run and --model require a workspace, got the saved result {str(workspace)!r}; "
-                f"remove them"
-            )
-        return read_record_file(workspace / RECORD_FILE)
-    what = "contains no runs" if workspace.is_dir() else "is not a folder"
-    raise HistoryError(
-        f"{str(workspace)!r} {what}; give the workspace of a run (default: neural_mp_workspace) or "
-        f"the folder of a saved result"
-    )
-
-
 def _other(
     against: str, workspace: Path | None, storage: str | None, model: str | None
 ) -> RunRecord:
     """Return the record that `--against` names."""
     if against.isdecimal() and not Path(against).exists():
-        return _read(workspace, storage, int(against), model)
-    return _read(Path(against), None, None, None)
+        return read_run(workspace, storage, int(against), model)
+    return read_run(Path(against), None, None, None)
 
 
 def _in_words(record: RunRecord) -> str:

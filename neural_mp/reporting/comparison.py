@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Collection
 
 from rich.console import Group, RenderableType
@@ -37,7 +36,7 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
     for output in comparison.outputs:
         outputs.add_row(
             output.name,
-            _decibels(output.sqnr),
+            formatting.decibels(output.sqnr),
             _cosine(output.cosine),
             f"{output.max_abs_error:.3g}",
         )
@@ -74,7 +73,7 @@ def _cells(layer: LayerDifference) -> tuple[str, ...]:
         ", ".join(names),
         ", ".join(types),
         one if one == other else f"{one} → {other}",
-        _decibels(layer.sqnr),
+        formatting.decibels(layer.sqnr),
         _fall(layer),
         _cosine(layer.cosine),
         f"{layer.max_abs_error:.3g}",
@@ -95,7 +94,7 @@ def _verdict(comparison: Comparison) -> str:
     why = f"first op below {MIN_SQNR_DB:.0f} dB" if low else "largest SQNR drop"
     below = "inputs equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
     place = f"{first.name} ({first.type})"
-    return f"First divergence at {place}: {_decibels(first.sqnr)}, {below}; {why}"
+    return f"First divergence at {place}: {formatting.decibels(first.sqnr)}, {below}; {why}"
 
 
 def _fall(layer: LayerDifference) -> str:
@@ -106,10 +105,6 @@ def _fall(layer: LayerDifference) -> str:
 
 def _from_equal(layer: LayerDifference) -> bool:
     return layer.sqnr_drop > 0 and layer.sqnr_drop + layer.sqnr >= EQUAL
-
-
-def _decibels(sqnr: float) -> str:
-    return "equal" if math.isinf(sqnr) else f"{sqnr:.1f} dB"
 
 
 def _cosine(value: float) -> str:

@@ -123,3 +123,8 @@ def table(title: str, *headings: str, right: Collection[str] = ()) -> Table:
     for heading in headings:
         made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     return made
+
+
+def decibels(sqnr: float) -> str:
+    """Return an SQNR as text."""
+    return "equal" if math.isinf(sqnr) else f"{sqnr:.1f} dB"

@@ -21,6 +21,7 @@ from neural_mp.profiling import Ratio
 from neural_mp.profiling.audit import BROKEN, Audit, AuditedOp, Verdict
 from neural_mp.reporting import formatting
 from neural_mp.reporting.capabilities import reasons_table
+from neural_mp.reporting.stage_noise import stage_noise_table
 from neural_mp.runs.report import MetricFigures, Report, RuntimeFigures
 from neural_mp.tuning.sensitivity import Sensitivity
 from neural_mp.util.text import counted
@@ -182,6 +183,8 @@ def report_tables(report: Report, title: str) -> RenderableType:
         parts.append(runtimes_table(report.runtimes))
     if report.hint is not None:
         parts.append(Text(str(report.hint)))
+    if report.stage_noise is not None:
+        parts.append(stage_noise_table(report.stage_noise))
     if report.ineligible:
         parts.append(reasons_table("Ineligible contractions", report.ineligible))
     parts.extend(Text(line) for line in report.converted)

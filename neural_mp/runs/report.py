@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision, precision_name
+from neural_mp.core.stage_noise import StageNoise
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import Reason, TuningSpace
 from neural_mp.util.display import Printed, displays
@@ -136,6 +137,8 @@ class Report(Printed):
         ineligible: contractions that cannot run in a requested precision, grouped by reason,
             largest group first.
         cache_hits: measurements that came from the measurement cache.
+        stage_noise: noise of each op of the plan that was trained, or of the result if its weights
+            were reconstructed, at each stage; None otherwise.
         runtimes: figures of the compared runtimes, the source first; empty without a comparison.
         hint: a faster runtime for a run with `runtime="source"`; None if none is known.
         record: the stored record of the run; None if there is none.
@@ -169,6 +172,7 @@ class Report(Printed):
     warnings: tuple[str, ...] = ()
     ineligible: tuple[Reason, ...] = ()
     cache_hits: tuple[str, ...] = ()
+    stage_noise: StageNoise | None = None
     runtimes: tuple[RuntimeFigures, ...] = ()
     hint: RuntimeHint | None = None
     record: RunRecord | None = field(default=None, compare=False, repr=False)
@@ -243,6 +247,7 @@ class Report(Printed):
             "conversions": asdict(self.conversions),
             "metrics": {name: asdict(found) for name, found in self.metrics.items()},
             "seconds": dict(self.seconds),
+            "stage_noise": None if self.stage_noise is None else self.stage_noise.to_dict(),
             "runtimes": [asdict(found) for found in self.runtimes],
             "hint": None if self.hint is None else asdict(self.hint),
             "op_counts": {kind: dict(by) for kind, by in self.op_counts.items()},
@@ -313,6 +318,7 @@ _REPORT = record(
             ("source_precisions", "emulated", "amp", "warnings", "cache_hits"), list_of(string)
         ),
         "ineligible": list_of(Reason.from_dict),
+        "stage_noise": optional(StageNoise.from_dict),
         "runtimes": RUNTIME_FIGURES,
         "hint": optional(RUNTIME_HINT),
     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -80,12 +80,19 @@ class Int8Settings:
 
 def without_reconstruction(plan: PrecisionPlan) -> PrecisionPlan:
     """Return a plan of the same speed whose weights are not learned."""
+    return _without(plan, RECONSTRUCTIONS)
+
+
+def rounded_to_nearest(plan: PrecisionPlan) -> PrecisionPlan:
+    """Return a plan without learned weights, and without the bias learned with them."""
+    return _without(plan, (*RECONSTRUCTIONS, "bias_correction"))
+
+
+def _without(plan: PrecisionPlan, names: Collection[str]) -> PrecisionPlan:
+    """Return a plan without some corrections of the ops with learned weights."""
     return plan.replacing(
         {
-            op: replace(
-                config,
-                corrections=tuple(n for n in config.corrections if n not in RECONSTRUCTIONS),
-            )
+            op: replace(config, corrections=tuple(n for n in config.corrections if n not in names))
             for op, config in plan.items()
             if config.is_reconstructed
         }

@@ -18,8 +18,8 @@ from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.record_schema import BASELINE_FIGURES
 from neural_mp.tuning.calibration_batches import Calibration
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.early_stopping import RunningValues
-from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog, target_words
 from neural_mp.tuning.metric_values import is_usable
@@ -48,6 +48,10 @@ def _earlier(value: object) -> tuple[dict[str, Any], dict[str, Any]]:
 _KEPT = record({"baseline": BASELINE_FIGURES, "running": checked(RunningValues.from_dict)})
 
 
+#: Evaluations in FP32 that last as long as one of a converted model, at most; seconds to convert.
+_EVALUATIONS, _CONVERSION = 2, 1.0
+
+
 @dataclass(frozen=True)
 class Baseline:
     """The FP32 model on the user's data.
@@ -63,6 +67,11 @@ class Baseline:
     seconds: float
     cpu_seconds: float
     running: RunningValues
+
+    @property
+    def reserve(self) -> float:
+        """Seconds before a time limit that learning leaves to convert and evaluate its result."""
+        return _EVALUATIONS * self.seconds + _CONVERSION
 
 
 def measured_baseline(

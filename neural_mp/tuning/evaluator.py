@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import pickle
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from neural_mp.common import Metric
 from neural_mp.errors import MetricError, NeuralMPError, message_of
 from neural_mp.runs.report import MetricFigures
 from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.deadline import Deadline
 from neural_mp.tuning.early_stopping import RunningValues, is_check_due
 from neural_mp.tuning.metric_reset import ResetWatch
 from neural_mp.tuning.metric_values import MetricAggregation, MetricBatch, as_scalar
@@ -31,10 +31,6 @@ from neural_mp.util.user_calls import UserCodeError, call_user
 logger = logging.getLogger(__name__)
 
 
-class DeadlineExceededError(Exception):
-    """The time limit passed; caught by the tuner, never seen by users."""
-
-
 class NotShardableError(NeuralMPError):
     """An evaluation cannot be sharded; caught by its caller."""
 
@@ -45,25 +41,6 @@ class TargetOutOfReachError(Exception):
     def __init__(self, accuracy: float) -> None:
         super().__init__()
         self.accuracy = accuracy
-
-
-@dataclass
-class Deadline:
-    """A time limit, checked after each batch."""
-
-    seconds: float = 0.0
-    started: float = field(default_factory=time.monotonic)
-
-    def check(self) -> None:
-        """Raise `DeadlineExceededError` if the time limit passed; zero seconds set no limit."""
-        if self.seconds and time.monotonic() - self.started > self.seconds:
-            raise DeadlineExceededError
-
-    def left(self) -> float:
-        """Return the seconds left, as argument of another `Deadline`; 0 without a limit."""
-        if not self.seconds:
-            return 0.0
-        return max(self.seconds - (time.monotonic() - self.started), 1e-6)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.profiling import ratio
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.final_selection import Selection, compare_latency
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog

@@ -86,8 +86,8 @@ class TuningJob:
         alternatives: the verified FP32 models in other runtimes that the result is compared with.
         hint: seconds of each phase → another runtime that is faster in FP32, if any; None for no
             search.
-        train: FP32 model, plan → the converted model, trained with the rounding of the plan: for
-            the most promising plan if none meets the target; None without training.
+        train: FP32 model, plan, seconds → the converted model, trained with the rounding of the
+            plan: for the most promising plan if none meets the target; None without training.
     """
 
     model: AnyTunableModel
@@ -104,7 +104,7 @@ class TuningJob:
     runtimes: tuple[RuntimeFigures, ...] = ()
     alternatives: tuple[AnyModel, ...] = ()
     hint: Callable[[Mapping[str, float]], RuntimeHint | None] | None = None
-    train: Callable[[AnyTunableModel, ResolvedPlan], AnyModel] | None = None
+    train: Callable[[AnyTunableModel, ResolvedPlan, float], AnyModel] | None = None
 
     @property
     def space(self) -> TuningSpace:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
+from neural_mp.core.stage_noise import StageNoise
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
 from neural_mp.tuning.criterion import AccuracyCriterion
@@ -74,6 +75,7 @@ class RunLog:
 
     Attributes:
         cache_hits: measurements taken from an earlier run.
+        stage_noise: noise of a plan before and after its weights recovered accuracy; or None.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class RunLog:
         self.warnings = list(warnings)
         self.seconds = dict(seconds or {})
         self.cache_hits: list[str] = []
+        self.stage_noise: StageNoise | None = None
 
     def cache_hit(self, measurement: str) -> None:
         """Record a measurement as taken from an earlier run."""

@@ -10,7 +10,7 @@ from neural_mp.core.enums import is_latency_only
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio, ratio, uncontended
 from neural_mp.runs.report import MetricFigures, RuntimeFigures
-from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.final_selection import LatencyComparison, Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog

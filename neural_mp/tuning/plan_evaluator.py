@@ -17,14 +17,9 @@ from neural_mp.core.trial import Outcome
 from neural_mp.errors import DataError, MetricError, message_of
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.early_stopping import RunningValues, will_miss_target
-from neural_mp.tuning.evaluator import (
-    Deadline,
-    DeadlineExceededError,
-    Evaluator,
-    NotShardableError,
-    TargetOutOfReachError,
-)
+from neural_mp.tuning.evaluator import Evaluator, NotShardableError, TargetOutOfReachError
 from neural_mp.tuning.metric_values import is_usable
 from neural_mp.tuning.paired_losses import TextLosses, metric_of_texts
 from neural_mp.tuning.sharding import Shard, ShardResult
@@ -67,6 +62,7 @@ class PlanEvaluator:
         baseline: FP32's accuracy.
         running: FP32's running accuracy; empty without early stopping.
         inputs: a batch for locating NaN and Inf.
+        reserve: seconds that the learning of weights leaves for the evaluation.
     """
 
     model: AnyTunableModel
@@ -75,6 +71,12 @@ class PlanEvaluator:
     baseline: float
     running: RunningValues
     inputs: Any
+    reserve: float = 0.0
+
+    def converted(self, plan: ResolvedPlan, deadline: Deadline) -> AnyModel:
+        """Return the converted model; weights are learned until the end of the time limit."""
+        with self.model.options.learning.limit.until(deadline.end - self.reserve):
+            return self.model.converted(plan)
 
     def __call__(
         self, plan: ResolvedPlan, deadline: Deadline
@@ -97,7 +99,7 @@ class PlanEvaluator:
             return PlanEvaluation(outcome, accuracy, error, seconds, values, bound=bound)
 
         try:
-            model = self.model.converted(plan)
+            model = self.converted(plan, deadline)
             accuracy, passes = self._accuracy(model, deadline)
         except TargetOutOfReachError as lost:
             return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
@@ -130,7 +132,7 @@ class PlanEvaluator:
         """
         started = time.perf_counter()
         try:
-            model = self.model.converted(shard.plan)
+            model = self.converted(shard.plan, deadline)
             states = self.evaluator.states(model, deadline, shard.batches, self.model)
             origin = self._origin_of_nan(model) if shard.is_first else None
         except (DeadlineExceededError, UserCodeError, NotShardableError, DataError):

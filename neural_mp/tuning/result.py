@@ -66,6 +66,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         amp=job.amp,
         warnings=tuple(log.warnings),
         cache_hits=tuple(log.cache_hits),
+        stage_noise=log.stage_noise,
         runtimes=job.runtimes,
         hint=None if job.hint is None else job.hint(log.seconds),
     )

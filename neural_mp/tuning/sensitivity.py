@@ -24,7 +24,7 @@ from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import TuningSpace, why_int8
 from neural_mp.space.resolution import BY_PLAN
 from neural_mp.tuning.baseline import calibrated
-from neural_mp.tuning.evaluator import Deadline
+from neural_mp.tuning.deadline import Deadline
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.probe import MeasuringProbe

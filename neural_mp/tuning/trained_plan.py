@@ -10,12 +10,15 @@ from neural_mp.adaptors.loaded_model import AnyTunableModel
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import ConfigurationError, ConversionError, TrainingError
 from neural_mp.runs.history import History
-from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
+from neural_mp.tuning.baseline import Baseline
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.final_selection import Selection, closest, with_figures
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.metric_values import is_usable
+from neural_mp.tuning.stage_noise import stage_noise
 
+_NOT_EVALUATED = "not evaluated before the time limit"
 #: Outcomes that training may improve.
 _IMPROVABLE = (Outcome.MISSED, Outcome.PRUNED)
 
@@ -24,7 +27,7 @@ def trained_selection(
     job: TuningJob,
     model: AnyTunableModel,
     trials: Sequence[Trial],
-    baseline: float,
+    baseline: Baseline,
     history: History,
     log: RunLog,
     deadline: Deadline,
@@ -38,29 +41,41 @@ def trained_selection(
     promising = closest([trial for trial in trials if trial.outcome in _IMPROVABLE])
     if job.train is None or promising is None:
         return None, None
+    words = f"the plan of trial {promising.number + 1}"
+    # The trial lasted as long as the conversion and evaluation of the plan will last again.
+    again = promising.seconds - log.seconds.get("reconstruction", 0.0)
+    seconds = deadline.end - max(baseline.reserve, again) - time.monotonic()
+    if seconds <= 0:
+        log.warn(f"{words} was not trained: no time was left; set a longer timeout, and resume")
+        return None, None
     plan, started = job.space.resolve(promising.plan), time.perf_counter()
     number = history.start()
     try:
-        with log.phase("train", f"Training the plan of trial {promising.number + 1}"):
-            converted = job.train(model, plan)
+        with log.phase("train", f"Training {words}"):
+            converted = job.train(model, plan, seconds)
             evaluator, criterion = job.evaluator, job.settings.criterion
             accuracy = evaluator(converted, deadline, None, model)
         trial = Trial(plan.plan, Outcome.MISSED, number=number, trained=True)
         if is_usable(accuracy):
-            met = evaluator.spread.met(criterion, baseline, accuracy)
+            met = evaluator.spread.met(criterion, baseline.accuracy, accuracy)
             figures = job.figures(converted, plan) if met else {}
             trial = replace(
                 trial,
                 outcome=Outcome.MET if met else Outcome.MISSED,
                 accuracy=accuracy,
-                loss=criterion.loss(baseline, accuracy),
+                loss=criterion.loss(baseline.accuracy, accuracy),
                 objectives=figures,
                 metrics=dict(evaluator.values),
             )
         trial = job.rated(replace(trial, seconds=time.perf_counter() - started), plan)
-    except (TrainingError, ConversionError, ConfigurationError, DeadlineExceededError) as error:
+        log.stage_noise = stage_noise(job, model, plan, log, converted)
+    except DeadlineExceededError:
+        history.abandon(number, plan.plan, _NOT_EVALUATED)
+        log.warn(f"{words} was trained, but {_NOT_EVALUATED}; set a longer timeout, and resume")
+        return None, None
+    except (TrainingError, ConversionError, ConfigurationError) as error:
         history.abandon(number, plan.plan, str(error))
-        log.warn(f"the plan of trial {promising.number + 1} could not be trained: {error}")
+        log.warn(f"{words} could not be trained: {error}")
         return None, None
     except (Exception, KeyboardInterrupt) as error:
         history.abandon(number, plan.plan, str(error) or type(error).__name__)
@@ -68,5 +83,5 @@ def trained_selection(
     history.finish(trial)
     log.listener.trial(trial, trial.speedup)
     found = f"{promising.accuracy:.6g} before and {accuracy:.6g} after training"
-    log.warn(f"the plan of trial {promising.number + 1} was trained: accuracy {found}")
+    log.warn(f"{words} was trained: accuracy {found}")
     return (with_figures(trial, plan, converted) if trial.met else None), trial

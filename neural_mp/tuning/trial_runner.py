@@ -12,7 +12,8 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import NeuralMPError, TuningError, message_of
 from neural_mp.runs.history import History
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError, NotShardableError
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
+from neural_mp.tuning.evaluator import NotShardableError
 from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog

@@ -15,8 +15,8 @@ from neural_mp.runs.history import History
 from neural_mp.runs.record import ELEMENTS, LAYER_ERRORS
 from neural_mp.strategies.base import Search
 from neural_mp.tuning.baseline import Baseline, calibrated, measured_baseline
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.early_stopping import RunningValues
-from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.final_selection import (
     Selection,
     closest,
@@ -37,6 +37,7 @@ from neural_mp.tuning.problem import cache_of_probes, problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
 from neural_mp.tuning.sharding import ShardingPolicy
+from neural_mp.tuning.stage_noise import stage_noise
 from neural_mp.tuning.trained_plan import trained_selection
 from neural_mp.tuning.trial_runner import TrialRunner
 from neural_mp.tuning.unchecked import converted_unchecked
@@ -86,8 +87,11 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     cache = cache_of_probes(job, model.observations)
     probe = MeasuringProbe(job, model, history.cache, allowance(job, baseline), cache=cache)
     search = _TrialSearch(job, model, history, baseline, log, deadline, kept)
-    with log.phase("search"):
+    learning = model.options.learning.limit
+    with log.phase("search"), learning.until(deadline.end - baseline.reserve):
         search.drive(job.strategy.search(problem_of(job, model, probe)))
+    if learning.ended_work:
+        log.warn(LEARNING_ENDED)
     log.seconds["probe"] = probe.seconds
     _record_reconstruction(model, history, log)
     if probe.has_cache_hits:
@@ -97,9 +101,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     selection, trials = _chosen(job, model, search.trials, search.measured_alone, log)
     found, trained = None, None
     if selection.trial is None:
-        found, trained = trained_selection(
-            job, model, trials, baseline.accuracy, history, log, deadline
-        )
+        found, trained = trained_selection(job, model, trials, baseline, history, log, deadline)
         trials += [] if trained is None else [trained]
     if found is not None:
         selection = found
@@ -107,6 +109,8 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
         if selection.trial is None:
             log.warn(why_fp32(job, trials, baseline.accuracy))
         selection = with_faster_kernels(job, model, selection, log, deadline, baseline.accuracy)
+    if trained is None:
+        log.stage_noise = stage_noise(job, model, selection.plan, log)
     trials = latest(trials, selection)
     settlement = settled(job, selection, baseline.accuracy, log, deadline)
     return _judged_result(job, log, history, settlement, baseline, trials)
@@ -143,6 +147,13 @@ def allowance(job: TuningJob, baseline: Baseline | None) -> float:
     return max(LEAST_ALLOWANCE * threads, 0.0 if baseline is None else baseline.cpu_seconds)
 
 
+#: Warning of a time limit that ended reconstruction.
+LEARNING_ENDED = (
+    "the learning of weights ended at the time limit; other layers are rounded to nearest, set a "
+    "longer timeout"
+)
+
+
 class _TrialSearch:
     """The search phase of a run; its list of trials grows."""
 
@@ -164,6 +175,7 @@ class _TrialSearch:
             baseline.accuracy,
             baseline.running if settings.early_stopping else RunningValues(),
             job.measurement.inputs,
+            baseline.reserve,
         )
         self.job, self.log, self.trials = job, log, list(trials)
         sharding = ShardingPolicy(job.evaluator, baseline.seconds, baseline.cpu_seconds, log.warn)

@@ -18,7 +18,7 @@ from neural_mp.runs.report import Report
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.baseline import calibrated
-from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.final_selection import (
     LatencyComparison,
     Selection,

@@ -14,7 +14,8 @@ from neural_mp.api.user_metrics import given_metrics
 from neural_mp.errors import MetricError
 from neural_mp.metrics import build_metric
 from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.evaluator import Deadline, Evaluator
+from neural_mp.tuning.deadline import Deadline
+from neural_mp.tuning.evaluator import Evaluator
 
 IMAGES = np.random.default_rng(0).normal(size=(6, 1, 8, 8)).astype(np.float32)
 MASKS = np.random.default_rng(1).integers(0, 2, (6, 8, 8))

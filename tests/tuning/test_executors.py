@@ -20,7 +20,7 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, MissingFrameworkError
-from neural_mp.tuning.evaluator import DeadlineExceededError
+from neural_mp.tuning.deadline import DeadlineExceededError
 from neural_mp.tuning.executors import WorkerPayload, read_workers
 from neural_mp.tuning.executors.contract import DIED, _Package
 from neural_mp.tuning.executors.local import LocalExecutor, max_processes

@@ -8,7 +8,8 @@ import pytest
 from neural_mp.errors import MetricError
 from neural_mp.metrics import Accuracy
 from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.evaluator import Deadline, Evaluator
+from neural_mp.tuning.deadline import Deadline
+from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.metric_values import as_scalar
 
 

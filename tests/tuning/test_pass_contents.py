@@ -12,7 +12,8 @@ from neural_mp.common import DataLoader
 from neural_mp.errors import DataError
 from neural_mp.metrics import Accuracy
 from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.evaluator import Deadline, Evaluator
+from neural_mp.tuning.deadline import Deadline
+from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.pass_contents import PassContents
 
 SAMPLES, CLASSES = 48, 4

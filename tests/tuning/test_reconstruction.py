@@ -1,12 +1,16 @@
 """Learned weights in whole runs: chosen before a fallback, and reported per layer."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp import AccuracyCriterion, MixedPrecision
+from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, compare
+from neural_mp.adaptors.common import reconstruction
+from neural_mp.tuning.baseline import Baseline
 
 FACTOR, WIDTH = 300.0, 64
 
@@ -65,6 +69,20 @@ def converter(stream, digits, accuracy, tmp_path) -> MixedPrecision:
     return made
 
 
+def check_stages(result, converter, stages):
+    """Assert the noise at each stage; that of the result is the one of a comparison."""
+    noise = result.report.stage_noise
+    assert [stage.value for stage in noise.stages] == stages
+    assert noise.ops.keys() == set(result.plan)
+    first = next(iter(converter.calib_dataloader))[0]
+    compared = compare(converter.model, result, [first])
+    assert noise.samples == len(first)
+    assert noise.outputs[stages[-1]] == pytest.approx(compared.outputs[0].noise, rel=1e-3)
+    last = compared.layers[-1]
+    assert noise.ops[last.name][stages[-1]] == pytest.approx(last.noise, rel=1e-3)
+    assert noise.outputs[stages[-1]] < noise.outputs["nearest"]
+
+
 @pytest.mark.slow
 def test_a_run_learns_weights_before_it_gives_up_int8(converter):
     result = converter()
@@ -77,6 +95,56 @@ def test_a_run_learns_weights_before_it_gives_up_int8(converter):
     reasons = {reason for row in result.sensitivity() for reason in [row.reason]}
     for op in result.plan:
         assert any(f"relative error of results: {op} " in reason for reason in reasons)
+    check_stages(result, converter, ["nearest", "reconstructed"])
     errors = result.record.measured.layer_errors
     assert errors.keys() == set(result.plan)
     assert np.mean([each["learned"] / each["nearest"] for each in errors.values()]) < 0.5
+
+
+def trial_with_learned_weights(result):
+    """Return the first trial with learned weights."""
+    return next(
+        trial
+        for trial in result.trials
+        if any(config.is_reconstructed for config in trial.plan.values())
+    )
+
+
+class LateLayers:
+    """Learning of layers, after the second of which the clock shows the end of a time limit."""
+
+    limit = 1000.0
+
+    def __init__(self, monkeypatch):
+        self.learned, self.late = 0, 0.0
+        self.learn, clock = reconstruction.reconstructed_layer, time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + self.late)
+        monkeypatch.setattr(reconstruction, "reconstructed_layer", self)
+
+    def __call__(self, *args, **options):
+        found = self.learn(*args, **options)
+        self.learned += 1
+        if self.learned == 2:
+            self.late += self.limit - 100  # of which the time to evaluate is left
+        return found
+
+
+@pytest.mark.slow
+def test_a_time_limit_ends_learning_and_what_was_learned_is_evaluated(converter, monkeypatch):
+    layers = LateLayers(monkeypatch)
+    converter.exit_policy = ExitPolicy(timeout=layers.limit)
+    monkeypatch.setattr(Baseline, "reserve", 150.0)
+    result = converter()
+    assert layers.learned == 2
+    learned = trial_with_learned_weights(result)
+    assert learned.accuracy is not None
+    assert any("learning of weights ended at the time limit" in w for w in result.report.warnings)
+    assert len(result.record.measured.layer_errors) == 2
+    converter.resume = True
+    again = converter()
+    assert layers.learned == 2
+    assert trial_with_learned_weights(again).accuracy == learned.accuracy
+    converter.resume = False
+    layers.late = 0
+    converter()
+    assert layers.learned >= 5  # a new run does not start from weights that were not learned

@@ -16,11 +16,8 @@ from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.metrics import Accuracy, build_metric
 from neural_mp.testing import Accuracy as WithoutMerge
 from neural_mp.tuning import executors, sharding, trial_runner
-from neural_mp.tuning.evaluator import (
-    Deadline,
-    DeadlineExceededError,
-    NotShardableError,
-)
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
+from neural_mp.tuning.evaluator import NotShardableError
 from neural_mp.tuning.executors import Executor, WorkerPayload
 from neural_mp.tuning.executors.contract import crashed
 from neural_mp.tuning.listener import Listener

@@ -11,7 +11,8 @@ from neural_mp.core.trial import Outcome
 from neural_mp.errors import MetricError, TuningError
 from neural_mp.metrics import build_metric
 from neural_mp.tuning.batches import Batches
-from neural_mp.tuning.evaluator import Deadline, Evaluator
+from neural_mp.tuning.deadline import Deadline
+from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.objectives import Measurement
 
 

@@ -15,7 +15,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
 from neural_mp.reporting.tables import verdict
 from neural_mp.tuning import objectives, unchecked
-from neural_mp.tuning.evaluator import Deadline
+from neural_mp.tuning.deadline import Deadline
 from neural_mp.tuning.probe import MeasuringProbe
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

@@ -215,6 +215,8 @@ def _learned(
     mean, square = np.zeros_like(value), np.zeros_like(value)
     share = np.float32(_PENALTY / weight.shape[-1])
     for step in range(steps):
+        if options.limit.ends():
+            break
         sigmoid = 1 / (1 + np.exp(-value))
         raw = sigmoid * (_ZETA - _GAMMA) + _GAMMA
         up = np.clip(raw, 0, 1)

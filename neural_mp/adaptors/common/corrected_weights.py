@@ -24,7 +24,7 @@ from neural_mp.adaptors.common.grouped_weight import (
     InputMoments,
     Quantizer,
 )
-from neural_mp.adaptors.common.learned_rounding import DEFAULT_LEARNING, LearnOptions
+from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
 from neural_mp.adaptors.common.weight_corrections import (
     awq_factors,
@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 #: Maximum bytes of moments at a time outside of blocks; more layers are observed in further passes.
 _MOMENT_BYTES = 1 << 30
 
+#: End of the context of weights whose learning ended at a time limit.
+_ENDED = "\nended at a time limit"
+
 _Specs = dict[str, QuantSpec]
 _Made = dict[str, GroupedWeight]
 
@@ -56,10 +59,13 @@ class CorrectionOptions:
     Attributes:
         learning: options of learned rounding.
         folder: where finished blocks are kept for a resumed run; None to keep none.
+        resumes: whether weights whose learning ended at a time limit are taken from the folder, as
+            trials of the resumed run have them.
     """
 
-    learning: LearnOptions = DEFAULT_LEARNING
+    learning: LearnOptions = field(default_factory=LearnOptions)
     folder: Path | None = None
+    resumes: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,7 @@ class CorrectedWeights(Generic[M]):
         def earlier(ops: Collection[str]) -> _Made | None:
             before.extend(f"{op} {specs[op]}" for op in ops)
             part = {op: specs[op] for op in ops}
-            return self._kept(part, "\n".join(before))
+            return self._kept_or_ended(part, "\n".join(before))
 
         def start(op: str, moments: InputMoments | None) -> GroupedWeight:
             return self._corrected(op, specs[op].unlearned, moments)
@@ -194,7 +200,8 @@ class CorrectedWeights(Generic[M]):
         given = quantizers, self.options.learning, earlier, start
         for made in blocks.learned(self.model, self.batches, *given):
             found |= made
-            self._keep(made, {op: specs[op] for op in made}, "\n".join(before))
+            context = self._context("\n".join(before))
+            self._keep(made, {op: specs[op] for op in made}, context)
         return found
 
     @property
@@ -305,6 +312,11 @@ class CorrectedWeights(Generic[M]):
         weights = {op: self._weights[op] for op in specs}
         return self._store.get(weights, specs, context)
 
+    def _kept_or_ended(self, specs: _Specs, context: str) -> _Made | None:
+        """Return kept weights of a context; see `CorrectionOptions.resumes`."""
+        found = (self._kept(specs, each) for each in reversed(self._contexts(context)))
+        return next((kept for kept in found if kept is not None), None)
+
     def _keep(self, made: Mapping[str, GroupedWeight], specs: _Specs, context: str = "") -> None:
         if self._store is not None:
             self._store.put(made, specs, context)
@@ -314,9 +326,10 @@ class CorrectedWeights(Generic[M]):
     ) -> Mapping[str, GroupedWeight] | None:
         """Return op → the weight that was kept for a context, as codes; None if none was."""
         if context not in self._reconstructed and self._store is not None:
-            kept = self._store.get(weights, specs, context)
-            if kept is not None:
-                self._reconstructed[context] = kept
+            for each in self._contexts(context):
+                kept = self._store.get(weights, specs, each)
+                if kept is not None:
+                    self._reconstructed[context] = kept
         return self._reconstructed.get(context)
 
     def keep_reconstructed(
@@ -324,7 +337,15 @@ class CorrectedWeights(Generic[M]):
     ) -> None:
         """Keep the weights of a context for later conversions and resumed runs."""
         self._reconstructed[context] = dict(made)
-        self._keep(made, dict(specs), context)
+        self._keep(made, dict(specs), self._context(context))
+
+    def _context(self, context: str) -> str:
+        """Return the context of weights that were learned just now."""
+        return context + _ENDED if self.options.learning.limit.ends() else context
+
+    def _contexts(self, context: str) -> list[str]:
+        """Return the contexts that weights are taken from, the last first."""
+        return [context + _ENDED, context] if self.options.resumes else [context]
 
     @cached_property
     def _store(self) -> WeightStore | None:

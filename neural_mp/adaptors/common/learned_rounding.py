@@ -25,6 +25,7 @@ from neural_mp.adaptors.common.grouped_weight import (
 from neural_mp.core.enums import Scheme
 from neural_mp.core.quant_spec import ROUNDING_STEPS
 from neural_mp.util.pytree import Array
+from neural_mp.util.time_limit import TimeLimit
 
 #: Smallest and largest fraction of a group's range.
 _FACTORS = 0.3, 1.2
@@ -39,10 +40,12 @@ class LearnOptions:
     Attributes:
         steps: number of steps per block.
         seed: seed of the samples of each step.
+        limit: ends learning at a step; the best rounding so far counts.
     """
 
     steps: int = ROUNDING_STEPS
     seed: int = 0
+    limit: TimeLimit = field(default_factory=TimeLimit, compare=False, repr=False)
 
     def rate(self, step: int) -> float:
         """Return the size of a step; all steps together move a shift by half a step at most."""
@@ -166,6 +169,8 @@ def learned_alone(
             np.where(better, found.offsets, best.offsets),
             found.input_factors,
         )
+        if options.limit.ends():
+            break
         if step < options.steps:
             learned.descend(gradient, options.rate(step))
     return best

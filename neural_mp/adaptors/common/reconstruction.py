@@ -188,44 +188,55 @@ class _Reconstruction(Generic[M]):
         return found
 
     def _learned(self, ops: list[str], weights: Mapping[str, Floats]) -> dict[str, GroupedWeight]:
+        """Return the learned weights of a pass; rounded to nearest from the time limit on."""
         started = time.perf_counter()
-        sums = self._sums(ops, weights)
-        found = {}
+        limit = self.corrected.options.learning.limit
+        sums = {} if limit.ends() else self._sums(ops, weights)
         reading = (time.perf_counter() - started) / len(ops)
+        found = {}
         for op in ops:
-            began = time.perf_counter()
-            config, weight = self.given.plan.plan[op], weights[op]
-            grid = _grid(config)
-            best = nearest = grid.nearest(weight, grid.full(weight))
-            shift = np.zeros(weight.shape[:2], np.float32)
-            if sums[op].rows:
-                shifts = "bias_correction" in config.corrections and self.layers[op].shifts
-                error = sums[op].error(shifts)
-                best = reconstructed_layer(
-                    weight,
-                    grid,
-                    damped(error, weight),
-                    self.corrected.options.learning,
-                    rounding="adaround" in config.corrections,
-                    scales="learned_scale" in config.corrections,
-                )
-                shift = sums[op].lost_mean(best.floats()) if shifts else shift
-                self.corrected.layer_errors[op] = LayerErrors(
-                    relative_error(error, nearest),
-                    relative_error(error, best),
-                    time.perf_counter() - began + reading,
-                )
+            if limit.ends():
+                grid = _grid(self.given.plan.plan[op])
+                nearest = grid.nearest(weights[op], grid.full(weights[op]))
+                found[op] = _grouped(nearest, np.zeros(weights[op].shape[:2], np.float32))
             else:
-                logger.warning(
-                    "calibration did not reach %r; its weight is rounded to nearest, give data "
-                    "that reaches it",
-                    op,
-                )
-            found[op] = _grouped(best, shift)
+                found[op] = self._layer(op, weights[op], sums[op], reading)
         logger.info(
             "Reconstructed %s in %.1f s", ", ".join(map(repr, ops)), time.perf_counter() - started
         )
         return found
+
+    def _layer(self, op: str, weight: Floats, sums: MomentsOfRows, reading: float) -> GroupedWeight:
+        """Return the learned weight of a layer; `reading` is its share of the pass, in seconds."""
+        began = time.perf_counter()
+        config = self.given.plan.plan[op]
+        grid = _grid(config)
+        best = nearest = grid.nearest(weight, grid.full(weight))
+        shift = np.zeros(weight.shape[:2], np.float32)
+        if sums.rows:
+            shifts = "bias_correction" in config.corrections and self.layers[op].shifts
+            error = sums.error(shifts)
+            best = reconstructed_layer(
+                weight,
+                grid,
+                damped(error, weight),
+                self.corrected.options.learning,
+                rounding="adaround" in config.corrections,
+                scales="learned_scale" in config.corrections,
+            )
+            shift = sums.lost_mean(best.floats()) if shifts else shift
+            self.corrected.layer_errors[op] = LayerErrors(
+                relative_error(error, nearest),
+                relative_error(error, best),
+                time.perf_counter() - began + reading,
+            )
+        else:
+            logger.warning(
+                "calibration did not reach %r; its weight is rounded to nearest, give data that "
+                "reaches it",
+                op,
+            )
+        return _grouped(best, shift)
 
     def _sums(self, ops: list[str], weights: Mapping[str, Floats]) -> dict[str, MomentsOfRows]:
         sums = {op: MomentsOfRows.of(weights[op]) for op in ops}
@@ -243,6 +254,8 @@ class _Reconstruction(Generic[M]):
         )
         for part, ((name, exact), (other, seen)) in enumerate(pairs):
             assert name == other
+            if self.corrected.options.learning.limit.ends():
+                break
             for op in readers[name]:
                 layer = self.layers[op]
                 most = self._rows(layer, len(exact) if exact.ndim else 1)

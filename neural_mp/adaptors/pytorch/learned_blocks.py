@@ -63,6 +63,8 @@ def learned_weights(
         ops = [op for op in block.layers if op in quantizers]
         made = recall(ops) if ops else {}
         first: dict[str, GroupedWeight] = {}
+        if made is None and options.limit.ends():
+            return  # the caller corrects the other layers by themselves
         if made is None:
             informed = [op for op in ops if quantizers[op].unlearned.spec.needs_data]
             moments = moments_of_layers(module, block, informed, exact, calls.calls[place])
@@ -129,11 +131,14 @@ class _Student:
                 learning[op].descend(gradient, options.rate(step - 1))
             now = {op: found.rounded() for op, found in learning.items()}
             self.set_weights(now)
-            if step % _STEPS_PER_TRIAL and step < options.steps:
+            ends = options.limit.ends()
+            if step % _STEPS_PER_TRIAL and step < options.steps and not ends:
                 continue
             error = self.error(tried, inputs, targets, calls)
             if error < least:
                 best, least = now, error
+            if ends:
+                break
         return best
 
     def _gradients(

@@ -18,6 +18,7 @@ from neural_mp.reporting.page.sections import (
     ops_section,
     run_section,
     runtimes_section,
+    stage_noise_section,
 )
 from neural_mp.reporting.page.summary import about, notices, tiles
 from neural_mp.reporting.page.time_section import (
@@ -124,6 +125,7 @@ def _content(view: View) -> list[Child]:
         _in_pairs(trials_section(view), time_section(view)),
         map_section(view),
         _in_pairs(noise_section(view, wide=single is None), single),
+        _in_pairs(stage_noise_section(view)),
         _in_pairs(finalists_section(view), predicted_section(view), conversions_section(view)),
         ops_section(),
         _in_pairs(run_section(view), machine_section(view)),

@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TypeGuard
 
 from neural_mp.core.precision import Precision
+from neural_mp.core.stage_noise import STAGE_WORDS
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page.charts import (
     NAMES,
@@ -22,6 +23,7 @@ from neural_mp.reporting.page.charts import (
     stacked,
 )
 from neural_mp.reporting.page.page_model import View
+from neural_mp.reporting.stage_noise import stage_rows
 from neural_mp.reporting.tables import RUNTIME_HEADINGS, runtime_rows
 from neural_mp.tuning.sensitivity import Sensitivity
 from neural_mp.util.html import Element, element, table
@@ -204,6 +206,21 @@ def ops_section() -> Element:
         scrolling(element("table", id="ops"), "Table of ops"),
         element("p", id="more", class_="lead after"),
         class_="card one",
+    )
+
+
+def stage_noise_section(view: View) -> Element | None:
+    """Return the noise of each op before and after its weights recovered accuracy; or None."""
+    noise = view.report.stage_noise if view.report else None
+    if noise is None:
+        return None
+    rows = stage_rows(noise, len(noise.ops))
+    figures = table(["op", *(STAGE_WORDS[stage] for stage in noise.stages)], rows)
+    return card(
+        "Noise before and after recovery",
+        f"SQNR of results against FP32, on {counted(noise.samples, 'calibration sample')}: higher "
+        "is closer to FP32. Training on labels may move a result away from FP32.",
+        scrolling(figures, "Noise before and after recovery", "middle after"),
     )
 
 

@@ -21,7 +21,7 @@ from neural_mp.errors import (
     message_of,
 )
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
+from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.plan_evaluator import PlanEvaluation, PlanEvaluator
 from neural_mp.tuning.sharding import Shard, ShardResult

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from neural_mp.errors import TuningError
-from neural_mp.tuning.evaluator import DeadlineExceededError
+from neural_mp.tuning.deadline import DeadlineExceededError
 from neural_mp.tuning.executors.contract import (
     Answer,
     Executor,

@@ -8,6 +8,7 @@ import pytest
 from neural_mp.adaptors.common.adaround import LayerError, WeightGrid, reconstructed_layer
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
+from neural_mp.util.time_limit import TimeLimit
 
 GROUPS, OUTPUTS, INPUTS, ROWS = 2, 16, 36, 2000
 OPTIONS = LearnOptions()
@@ -49,6 +50,33 @@ def test_every_weight_is_rounded_up_or_down(layer, limit, per_channel):
     position = weight / found.scales
     assert np.all(np.abs(found.codes - position) < 1)
     assert np.abs(found.codes).max() == limit
+
+
+class Steps(TimeLimit):
+    """A limit that ends work after a number of steps."""
+
+    left = 0
+
+    def ends(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_a_time_limit_ends_learning_at_a_step_and_the_best_so_far_counts(layer):
+    rows, weight = layer
+    grid, error = WeightGrid(7), error_of(rows, weight)
+
+    def lost(steps: int) -> float:
+        limit = Steps()
+        limit.left = steps
+        options = LearnOptions(limit=limit)
+        found = reconstructed_layer(weight, grid, error, options, rounding=True, scales=False)
+        return float(errors(rows, weight, found.floats()).sum())
+
+    nearest = grid.nearest(weight, grid.full(weight)).floats()
+    at_once, soon, late = lost(0), lost(600), lost(10**6)
+    assert at_once == pytest.approx(float(errors(rows, weight, nearest).sum()))
+    assert late < soon < at_once
 
 
 @pytest.mark.parametrize("limit", [7, 63, 127])

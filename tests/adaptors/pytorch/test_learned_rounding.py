@@ -25,6 +25,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.precision import weight_only
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
+from neural_mp.util.time_limit import TimeLimit
 
 ADAPTOR = PyTorchAdaptor()
 STEPS = 30
@@ -261,3 +262,20 @@ def test_experts_of_a_block_are_learned_with_it():
 def test_learned_rounding_excludes_hqq():
     with pytest.raises(PlanError, match="hqq excludes other corrections"):
         QuantSpec.parse("uint4 asymmetric per_group 64 hqq autoround")
+
+
+@pytest.mark.slow
+def test_a_time_limit_ends_learning_and_other_blocks_are_corrected_alone(model, monkeypatch):
+    """The limit passes in the first block."""
+    whole, calls = _made(model, "awq autoround", 3), []
+
+    def ends(limit: TimeLimit) -> bool:
+        calls.append(limit)
+        return len(calls) > 5
+
+    monkeypatch.setattr(TimeLimit, "ends", ends)
+    found, start = _made(model, "awq autoround", 3), _made(model, "awq", 3)
+    assert found.keys() == whole.keys() == start.keys()
+    assert _block_error(_rounded(found)) <= _block_error(_rounded(start))
+    differ = [op for op in found if not np.array_equal(found[op].codes, start[op].codes)]
+    assert not any("layers.1" in op for op in differ)

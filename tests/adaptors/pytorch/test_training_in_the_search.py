@@ -1,8 +1,10 @@
 """A search without a plan that meets the target trains the most promising plan."""
 
+import json
 import math
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 
 from neural_mp import MixedPrecision
 from neural_mp.errors import ConfigurationError
+from neural_mp.tuning.baseline import Baseline
 
 BATCHES = [
     (torch.from_numpy(TRAIN.images[i : i + 50]), torch.from_numpy(TRAIN.labels[i : i + 50]))
@@ -78,6 +81,10 @@ def check(result):
     assert result.report.accuracy == trained.accuracy
     assert result.plan.counts()["int8"] >= 4
     assert accuracy(result.model) == pytest.approx(trained.accuracy, abs=1e-6)
+    noise = result.report.stage_noise
+    assert noise.ops.keys() == set(trained.plan)
+    assert [stage.value for stage in noise.stages] == ["nearest", "trained"]
+    assert noise.outputs["trained"] != noise.outputs["nearest"]
     assert any("was trained" in warning for warning in result.report.warnings)
 
 
@@ -142,6 +149,52 @@ def test_the_users_own_function_trains(tmp_path):
 
     options = {"train_dataloader": None, "loss": None, "train_func": train}
     check(search(tmp_path, **options).fit())
+
+
+class LateBatches:
+    """Batches of which the second epoch ends shortly before the time limit of the run."""
+
+    limit = 1000.0
+
+    def __init__(self, monkeypatch):
+        self.epochs, self.late = 0, 0.0
+        clock = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + self.late)
+
+    def __iter__(self):
+        self.epochs += 1
+        for number, batch in enumerate(BATCHES):
+            if self.epochs == 2 and number == 3:
+                self.late = self.limit - 100
+            yield batch
+
+
+@pytest.mark.slow
+def test_a_time_limit_ends_training_and_the_best_epoch_is_evaluated(tmp_path, monkeypatch):
+    batches = LateBatches(monkeypatch)
+    monkeypatch.setattr(Baseline, "reserve", 150.0)
+    limits = {"max_trials": 1, "train_seconds": 5000, "timeout": batches.limit}
+    options = {"train_dataloader": batches, "epochs": 10}
+    result = search(tmp_path, exit_policy=limits, **options).fit()
+    assert batches.epochs == 2
+    missed, trained = result.trials
+    assert trained.trained
+    assert trained.accuracy > missed.accuracy
+    (file,) = tmp_path.glob("training/*/training.json")
+    progress = json.loads(file.read_text())
+    assert len(progress["losses"]) == 2
+    assert not progress["complete"]
+
+
+@pytest.mark.slow
+def test_without_time_left_the_plan_is_not_trained_and_the_run_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(Baseline, "reserve", 2000.0)
+    limits = {"max_trials": 1, "train_seconds": 5000, "timeout": 1000}
+    batches = Counting()
+    result = search(tmp_path, exit_policy=limits, train_dataloader=batches, epochs=10).fit()
+    assert (batches.epochs, len(result.trials), result.met) == (0, 1, False)
+    said = "the plan of trial 1 was not trained: no time was left; set a longer timeout, and resume"
+    assert said in result.report.warnings
 
 
 def test_options_that_do_not_fit_are_named(tmp_path):

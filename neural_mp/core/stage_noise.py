@@ -1,0 +1,77 @@
+"""Noise of a plan's results before and after its weights recover accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from neural_mp.util.string_enum import StringEnum
+from neural_mp.util.validators import mapping_of, non_negative_float, non_negative_integer, record
+
+
+class Stage(StringEnum):
+    """Origin of the weights of a plan."""
+
+    NEAREST = "nearest"  #: rounded to nearest, with the corrections that are not learned
+    RECONSTRUCTED = "reconstructed"  #: learned from FP32's results, layer by layer
+    TRAINED = "trained"  #: trained with the rounding of the plan
+
+
+#: Stage → heading.
+STAGE_WORDS: Mapping[Stage, str] = {
+    Stage.NEAREST: "rounded to nearest",
+    Stage.RECONSTRUCTED: "after reconstruction",
+    Stage.TRAINED: "after training",
+}
+
+
+@dataclass(frozen=True)
+class StageNoise:
+    """NSR against FP32 of one plan with the weights of each stage, on calibration samples.
+
+    Attributes:
+        ops: op of the plan → stage → NSR of its result, or of the result of the kernel that the op
+            is fused into.
+        outputs: stage → NSR of the noisiest output.
+        samples: number of calibration samples.
+    """
+
+    ops: Mapping[str, Mapping[str, float]]
+    outputs: Mapping[str, float]
+    samples: int
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that were measured, in order."""
+        return tuple(stage for stage in Stage if stage.value in self.outputs)
+
+    def noisiest(self, count: int) -> dict[str, Mapping[str, float]]:
+        """Return the ops that are noisiest when rounded to nearest, in the order of the model."""
+        ranked = sorted(self.ops, key=lambda op: -self.ops[op].get(Stage.NEAREST.value, 0.0))
+        chosen = set(ranked[:count])
+        return {op: by for op, by in self.ops.items() if op in chosen}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-compatible dict."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> StageNoise:
+        """Read the output of `to_dict`."""
+        return cls(**_SCHEMA(data))
+
+
+_SCHEMA = record(
+    {
+        "ops": mapping_of(mapping_of(non_negative_float)),
+        "outputs": mapping_of(non_negative_float),
+        "samples": non_negative_integer,
+    }
+)
+
+
+def decibels(nsr: float) -> float:
+    """Return the SQNR of an NSR in dB; infinite without noise."""
+    return -10 * math.log10(nsr) if nsr else math.inf

@@ -1,0 +1,43 @@
+"""Table of the noise of a plan's results before and after its weights recover accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from neural_mp.core.stage_noise import STAGE_WORDS, Stage, StageNoise, decibels
+from neural_mp.reporting import formatting
+
+#: Ops in the table of a report.
+_MOST = 12
+
+
+def stage_noise_table(noise: StageNoise) -> Table:
+    """Return the SQNR of the noisiest ops and of the outputs at each stage."""
+    left = len(noise.ops) - _MOST
+    more = f", {_MOST} noisiest of {len(noise.ops)} ops" if left > 0 else ""
+    words = [STAGE_WORDS[stage] for stage in noise.stages]
+    table = formatting.table(f"SQNR of results against FP32{more}", "op", *words, right=words)
+    for row in stage_rows(noise, _MOST):
+        table.add_row(*row)
+    return table
+
+
+def stage_rows(noise: StageNoise, count: int) -> list[list[str]]:
+    """Return the cells of the noisiest ops, and of the outputs at the end."""
+    rows = [[op, *_cells(by, noise.stages)] for op, by in noise.noisiest(count).items()]
+    return [*rows, ["outputs", *_cells(noise.outputs, noise.stages)]]
+
+
+def _cells(by_stage: Mapping[str, float], stages: tuple[Stage, ...]) -> list[str]:
+    found = (by_stage.get(stage.value) for stage in stages)
+    return ["–" if nsr is None else formatting.decibels(decibels(nsr)) for nsr in found]
+
+
+def stage_words(noise: StageNoise, op: str) -> str:
+    """Return the SQNR of an op at each stage as text; empty if the op was not measured."""
+    if op not in noise.ops:
+        return ""
+    cells = zip(noise.stages, _cells(noise.ops[op], noise.stages), strict=True)
+    return ", ".join(f"{cell} {STAGE_WORDS[stage]}" for stage, cell in cells)

@@ -1,0 +1,153 @@
+"""A search without a plan that meets the target trains the most promising plan of a Keras model."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from neural_mp import MixedPrecision, compare
+from neural_mp.testing import digits
+
+TRAIN, TEST = digits()
+IMAGES, TEST_IMAGES = TRAIN.images.transpose(0, 2, 3, 1), TEST.images.transpose(0, 2, 3, 1)
+BATCHES = [(IMAGES[i : i + 50], TRAIN.labels[i : i + 50]) for i in range(0, 1200, 50)]
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@cache
+def trained_net():
+    """A net that all-INT8 plans damage: the channels of its first result differ 10000 times."""
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 1))
+    first = layers.Conv2D(16, 3, padding="same", activation="relu", name="first")
+    second = layers.DepthwiseConv2D(3, padding="same", activation="relu", name="second")
+    last = layers.Conv2D(32, 1, strides=2, activation="relu", name="last")
+    x = layers.Flatten()(last(second(first(image))))
+    net = keras.Model(image, layers.Dense(10, name="head")(x))
+    steps = 12 * len(BATCHES)
+    rate = keras.optimizers.schedules.CosineDecay(5e-3, steps)
+    net.compile(keras.optimizers.Adam(rate), LOSS)
+    net.fit(IMAGES[:1200], TRAIN.labels[:1200], 50, 12, verbose=0, shuffle=False)
+    factors = np.logspace(0, 4, 16)
+    kernel, bias = first.get_weights()
+    first.set_weights([kernel * factors, bias * factors])
+    kernel, bias = second.get_weights()
+    second.set_weights([kernel / factors[:, None], bias])
+    return net
+
+
+def accuracy(model):
+    found = np.asarray(model(TEST_IMAGES))
+    return float((found.argmax(1) == TEST.labels).mean())
+
+
+def search(folder, **options):
+    """Return a search whose only plan, all layers in INT8 without corrections, misses."""
+    given = {
+        "precisions": "int8",
+        "strategy": "basic",
+        "calib_dataloader": [images for images, _ in BATCHES[:4]],
+        "eval_func": accuracy,
+        "accuracy_criterion": {"absolute": 0.025},
+        "objective": "modelsize",
+        "exit_policy": {"max_trials": 1, "train_seconds": 600},
+        "train_dataloader": BATCHES,
+        "loss": LOSS,
+        "workspace": folder,
+    }
+    return MixedPrecision(model=trained_net(), **{**given, **options})
+
+
+def check(result):
+    """Assert that training saved the plan of the only other trial."""
+    missed, trained = result.trials
+    assert missed.outcome.value == "missed"
+    assert missed.accuracy < result.report.baseline_accuracy - 0.05
+    assert trained.trained
+    assert trained.plan == missed.plan
+    assert result.met
+    assert result.report.accuracy == trained.accuracy
+    assert result.plan.counts()["int8"] == 4
+    assert accuracy(result.model) == pytest.approx(trained.accuracy, abs=1e-6)
+    noise = result.report.stage_noise
+    assert noise.ops.keys() == set(trained.plan)
+    assert [stage.value for stage in noise.stages] == ["nearest", "trained"]
+    assert noise.outputs["trained"] != noise.outputs["nearest"]
+    assert any("was trained" in warning for warning in result.report.warnings)
+
+
+class Counting:
+    """Batches that count their epochs."""
+
+    epochs = 0
+
+    def __iter__(self):
+        self.epochs += 1
+        return iter(BATCHES)
+
+
+@pytest.mark.slow
+def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(tmp_path):
+    result = search(tmp_path).fit()
+    check(result)
+    batches = Counting()
+    again = search(tmp_path, train_dataloader=batches, resume=True).fit()
+    assert batches.epochs == 0
+    check(again)
+    assert again.report.accuracy == result.report.accuracy
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from test_keras_training_in_the_search import BATCHES, search
+class Killing:
+    epochs = 0
+    def __iter__(self):
+        self.epochs += 1
+        if self.epochs == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return iter(BATCHES)
+search({folder!r}, train_dataloader=Killing()).fit()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(tmp_path):
+    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    batches = Counting()
+    result = search(tmp_path, train_dataloader=batches, resume=True).fit()
+    assert batches.epochs == 7
+    check(result)
+    whole = search(tmp_path / "whole").fit()
+    assert result.report.accuracy == pytest.approx(whole.report.accuracy, abs=0.01)
+
+
+@pytest.mark.slow
+def test_the_users_own_function_trains_with_fit_of_keras(tmp_path):
+    def train(model):
+        rate = keras.optimizers.schedules.CosineDecay(1e-3, 10 * len(BATCHES))
+        model.compile(keras.optimizers.Adam(rate), LOSS)
+        model.fit(IMAGES[:1200], TRAIN.labels[:1200], 50, 10, verbose=0)
+
+    options = {"train_dataloader": None, "loss": None, "train_func": train}
+    check(search(tmp_path, **options).fit())
+
+
+@pytest.mark.slow
+def test_without_labels_the_plan_is_trained_on_the_calibration_batches(tmp_path):
+    options = {"train_dataloader": None, "loss": None, "epochs": 60}
+    options |= {"accuracy_criterion": {"absolute": 0.05}}
+    batches = [images for images, _ in BATCHES]
+    result = search(tmp_path, **options, calib_dataloader=batches).fit()
+    check(result)
+    outputs = result.report.stage_noise.outputs
+    assert outputs["trained"] < 0.5 * outputs["nearest"]
+    compared = compare(trained_net(), result, batches[:2]).outputs[0].noise
+    assert outputs["trained"] == pytest.approx(compared, rel=1e-3)
