@@ -94,7 +94,7 @@ def test_options_are_checked_when_they_are_used(caplog):
         (lambda: StaticQuantConfig(fp8_config="E4M3"), "INT8"),
         (lambda: RTNConfig(dtype="nf4").constraint(), "dtype='int'"),
         (lambda: AutoRoundConfig(scheme="MXFP4").constraint(), "W4A16"),
-        (lambda: quantization.prepare_qat(nn.Linear(2, 2)), "training.quantization_aware"),
+        (lambda: quantization.prepare_qat(nn.Linear(2, 2), {}), "training.quantization_aware"),
     ],
 )
 def test_what_is_missing_names_the_nearest_way_here(make, nearest):

@@ -29,7 +29,8 @@ _MODULES: Mapping[str, Sequence[str]] = {
         *("experimental.scheduler", "experimental.compression"),
     ),
     "metric": ("experimental.metric", "experimental.metric.metric", "metric", "metric.metric"),
-    "config": ("config", "training"),
+    "config": ("config",),
+    "training": ("training",),
     "quantization": ("quantization",),
     "mix_precision": ("mix_precision",),
     "benchmark": ("benchmark",),
@@ -158,8 +159,8 @@ _REASONS: Mapping[str, Sequence[str]] = {
         *("IntermediateLayersKnowledgeDistillationLossConfig", "PyTorchKnowledgeDistillationLoss"),
         *("model_slim", "parse_auto_slim_config"),
     ),
-    "train with neural_mp.training.quantization_aware and finish, or in the search by train_func": (
-        *("QuantizationAwareTrainingConfig", "TensorflowQATModel", "prepare_compression"),
+    "use prepare_compression, or neural_mp.training.quantization_aware and finish": (
+        *("TensorflowQATModel",),
     ),
     "QAT models of TensorFlow are read directly; pass the model to Quantization": (
         *("ModelConversion",),
