@@ -20,7 +20,7 @@ from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.training import trained_in_place
 from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
 from neural_mp.compat.inc.v3.base_config import BaseConfig
-from neural_mp.compat.inc.v3.conversion import algorithms_of, conversion_of, parsed_config
+from neural_mp.compat.inc.v3.conversion import algorithms_of, conversion_of, parsed_config, rules_of
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError
 
@@ -67,7 +67,7 @@ def prepare(model: Any, quant_config: Any, inplace: bool = True, example_inputs:
         example_inputs: inputs of one call, if the model is not called before `convert`.
     """
     config = parsed_config(quant_config)
-    algorithms_of(config)
+    rules_of(algorithms_of(config))  # errors of options come before the calibration loop
     model = model if inplace else copy.deepcopy(model)
     previous = _attribute(model, _PREPARED)
     if previous is not None:
@@ -237,6 +237,8 @@ def _converted(
         if isinstance(member, AutoRoundConfig) and member.target_bits is not None:
             return _with_bits(model, member, data)
     conversion = conversion_of(config, model)
+    for algorithm in algorithms_of(config):
+        logger.info(f"Start to apply {algorithm.name} on the model.")
     result = converted_by_rules(model, conversion, data, _as_batch(example))
     for line in result.report.warnings:
         logger.warning("%s", line)
