@@ -215,13 +215,16 @@ def _learned(
     else:
         nearest = error.of(grid.nearest(weight, scales).floats())
         nearest = np.maximum(nearest, _EXACT * error.power + _TINY)
-        codes = _descended(position, choice, nearest[..., None], _STEPS_PER_STEP * options.steps)
+        codes = _descended(position, choice, nearest[..., None], options)
     return RoundedLayer(settled(codes, choice), scales)
 
 
-def _descended(position: Floats, choice: CodeChoice, nearest: Floats, steps: int) -> Floats:
+def _descended(
+    position: Floats, choice: CodeChoice, nearest: Floats, options: LearnOptions
+) -> Floats:
     """Return codes chosen by descent, given the errors of rounding to nearest."""
     low, is_free, scales = choice.low, choice.is_free, choice.scales
+    steps = _STEPS_PER_STEP * options.steps
     up = (position - low) * is_free
     stretched = np.clip((up - _GAMMA) / (_ZETA - _GAMMA), 1e-6, 1 - 1e-6)
     value = np.log(stretched / (1 - stretched)).astype(np.float32)

@@ -233,11 +233,16 @@ class CorrectedWeights(Generic[M]):
             for spec in missing[op]:
                 self._made[op, spec] = self._holder.hold(self._corrected(op, spec, None))
         for moments in self._moments(observed):
-            for spec_of in _levels({op: observed[op] for op in moments}):
-                made = {op: self._corrected(op, s, moments[op]) for op, s in spec_of.items()}
-                self._keep(made, spec_of)
-                held = self._held(made)
-                self._made.update({(op, spec_of[op]): weight for op, weight in held.items()})
+            left = dict(moments)
+            del moments  # so that those of each layer end with its last weight
+            ops = list(left)
+            for op in ops:
+                found = left.pop(op)
+                for spec in observed[op]:
+                    made = self._corrected(op, spec, found)
+                    self._made[op, spec] = self._holder.hold(made)
+            for spec_of in _levels({op: observed[op] for op in ops}):
+                self._keep({op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of)
 
     def _corrected(self, op: str, spec: QuantSpec, moments: InputMoments | None) -> GroupedWeight:
         quantizer = self.quantizer(spec)
@@ -295,7 +300,7 @@ class CorrectedWeights(Generic[M]):
                     "data that reaches them",
                     ", ".join(map(repr, unread)),
                 )
-            yield {op: moments.get(op) for op in part}
+            yield {op: moments.pop(op, None) for op in part}
 
     def _recall(self, observed: Mapping[str, Collection[QuantSpec]]) -> bool:
         """Take the weights of some ops from the kept ones; return whether all are kept."""

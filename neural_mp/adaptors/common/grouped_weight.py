@@ -9,6 +9,7 @@ the inputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
@@ -105,6 +106,11 @@ class GroupedWeight:
         """The zero points nearest to the offsets, uint8 [outputs, groups]."""
         return np.clip(np.rint(self.steps), 0, max_code(self.bits)).astype(np.uint8)
 
+    def rows(self, part: slice) -> GroupedWeight:
+        """Return the weight of some outputs."""
+        scales, offsets = self.scales[part], self.offsets[part]
+        return replace(self, held=self.codes[part], scales=scales, offsets=offsets)
+
     def full_groups(self) -> Codes:
         """Return the codes as [outputs, groups, group size], filled up with zero points."""
         found = in_groups(self.codes, self.group_size)
@@ -125,6 +131,15 @@ class GroupedWeight:
         """Return the weight with the factors of its inputs, float32 [outputs, inputs]."""
         factors = self.input_factors
         return self.stored() if factors is None else self.stored() * factors
+
+
+def joined_rows(parts: Iterable[GroupedWeight]) -> GroupedWeight:
+    """Return the weight whose parts, one after another, `GroupedWeight.rows` returns."""
+    found = list(parts)
+    codes = np.concatenate([part.codes for part in found])
+    scales = np.concatenate([part.scales for part in found])
+    offsets = np.concatenate([part.offsets for part in found])
+    return replace(found[0], held=codes, scales=scales, offsets=offsets)
 
 
 @dataclass(frozen=True)
