@@ -1,13 +1,18 @@
 """Accuracy of nets that lose more than 5 points in INT8 or 4-bit weights, and what is recovered.
 
-    OMP_NUM_THREADS=1 python benchmarks/qat.py [--only narrow] [--samples 500]
+    OMP_NUM_THREADS=1 python benchmarks/qat.py [--peer PYTHON] [--only narrow] [--epochs 10]
 
-Every method converts a net with the same plan: all layers in INT8, or all dense layers in 4-bit
-weights. `rounded to nearest` is calibration alone; `reconstruction` learns the weights from the
-FP32 results of each layer on calibration images, without labels (`adaround learned_scale
-bias_correction`, and `autoround` for weights in groups). INT8 layers run in PyTorch, ONNX Runtime
-and OpenVINO, 4-bit weights in PyTorch; ONNX files are exported from PyTorch.
-Accuracy is that of the converted model on test images. Seconds are CPU seconds of the conversion.
+Every method converts a net with the same plan: all layers in INT8 with INT8 activations, or all
+dense layers in 4-bit weights with float activations, for which every runtime has a kernel.
+`to nearest` is calibration alone; `reconstruction` learns the weights from the FP32 results of each
+layer on calibration images, without labels (`adaround learned_scale bias_correction`, and
+`autoround` for weights in groups). `training` goes on from the reconstructed plan, on labels;
+`training alone` from the plan without it. INT8 layers run in PyTorch, ONNX Runtime and OpenVINO,
+4-bit weights in PyTorch; ONNX files are exported from PyTorch. `--peer` is a Python with torchao,
+NNCF, OpenVINO and scikit-learn, whose training takes as many steps at the same rate.
+
+Accuracy is that of the simulation and of the converted model, on test images. Seconds are CPU
+seconds of conversion or training; a step is compared with one of FP32 training, taken in turn.
 """
 
 from __future__ import annotations
@@ -20,137 +25,153 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent / "models")
 
 import argparse
+import json
+import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from qat_nets import CASES, Case, accuracy
+from qat_rounding import Loaded, load, nearest, reconstruction
+from qat_training import Outcome, Tool, outcome, runs_of, step_seconds
+from resnet50 import resnet50
 from search_data import Digits
 from tables import markdown_table
+from torch import nn
 
-from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
-from neural_mp.adaptors.common.reconstruction import reconstructable
-from neural_mp.adaptors.contract import Adaptor
-from neural_mp.adaptors.registry import adaptor_named
-from neural_mp.core.enums import WeightCorrection
-from neural_mp.core.hardware import detect
-from neural_mp.core.observations import Observations
+from neural_mp import training
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import RECONSTRUCTIONS, OpConfig, Precision
-from neural_mp.space import TuningSpace
+from neural_mp.core.precision import Precision
 
-HEADINGS = ("net", "runtime", "method", "FP32", "accuracy", "recovered", "CPU seconds")
+HEADINGS = ("net", "runtime", "method", "simulation", "converted")
+HEADINGS = (*HEADINGS, "recovered", "CPU seconds", "step / FP32")
 RUNTIMES = ("pytorch", "onnxrt", "openvino")
+PEERS = {"torchao": "torchao", "nncf": "NNCF"}
+PEER_SCRIPT = Path(__file__).resolve().parent / "models" / "qat_peers.py"
+FOLDED = 0.5
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A net in one runtime, calibrated."""
+class Line:
+    """A line of the table; accuracies of FP32 and of rounding to nearest stand in all of a net."""
 
-    adaptor: Adaptor[Any]
-    model: Any
-    space: TuningSpace
-    observations: Observations
-    images: np.ndarray
-    bits: int
+    method: str
+    converted: float
+    simulated: float | None = None
+    seconds: float | None = None
+    ratio: float | None = None
 
-    def plan(self, **corrections: tuple[str, ...]) -> PrecisionPlan:
-        """Return the plan of all layers, with `weight` and `layer` corrections."""
-        precision = Precision(f"int{self.bits}")
-        layers = reconstructable(self.adaptor, self.model)
-        wanted = tuple(map(WeightCorrection, corrections.get("weight", ())))
-        found: dict[str, OpConfig] = {}
-        for op in self.space.tunable_ops:
-            config = next((c for c in self._configs(op, precision, wanted)), None)
-            if config is not None:
-                names = corrections.get("layer", ()) if op in layers else ()
-                found[op] = replace(config, corrections=names)
-        return PrecisionPlan(found)
-
-    def _configs(
-        self, op: str, precision: Precision, wanted: tuple[WeightCorrection, ...]
-    ) -> Iterator[OpConfig]:
-        for config in self.space.capabilities[op].configs:
-            given = () if config.weight is None else config.weight.corrections
-            if config.precision is precision and given == wanted:
-                yield config
-
-    def converted(self, plan: PrecisionPlan) -> Callable[[np.ndarray], object]:
-        """Return a function that runs the net in a plan."""
-        corrected = CorrectedWeights(self.adaptor, self.model, lambda: [self.images])
-        resolved = self.space.resolve(plan)
-        model = self.adaptor.convert(self.model, resolved, self.observations, self.space, corrected)
-        return lambda images: self.adaptor.predict(model, images)
+    def cells(self, exact: float, rounded: float) -> list[str]:
+        gained = (self.converted - rounded) / (exact - rounded) if exact > rounded else 0.0
+        is_start = self.seconds is None or self.converted == rounded
+        figures = (
+            (self.simulated, ".1%"),
+            (self.converted, ".1%"),
+            (None if is_start else gained, ".0%"),
+            (self.seconds, ".1f"),
+            (self.ratio, ".2f"),
+        )
+        return [self.method, *("" if v is None else format(v, form) for v, form in figures)]
 
 
-def nearest(loaded: Loaded) -> Callable[[np.ndarray], object]:
-    """Convert with weights rounded to nearest."""
-    return loaded.converted(loaded.plan())
-
-
-def reconstruction(loaded: Loaded) -> Callable[[np.ndarray], object]:
-    """Convert with weights learned from FP32 results."""
-    if loaded.bits < Precision.INT8.bits:
-        return loaded.converted(loaded.plan(weight=("autoround",)))
-    return loaded.converted(loaded.plan(layer=("bias_correction", *RECONSTRUCTIONS)))
-
-
-#: Method → a function from a calibrated net to its runs; the first is what others recover from.
-METHODS: Mapping[str, Callable[[Loaded], Callable[[np.ndarray], object]]] = {
-    "rounded to nearest": nearest,
-    "reconstruction": reconstruction,
-}
-
-
-def load(case: Case, runtime: str, images: np.ndarray, folder: Path) -> Loaded:
-    """Load and calibrate the net of a case in a runtime."""
-    net, adaptor = case.net(), adaptor_named(runtime)
-    source: Any = net
-    if runtime != "pytorch":
-        source = str(folder / f"{case.build.__name__}.onnx")
-        batch = (torch.tensor(images[:8]),)
-        free = ({0: torch.export.Dim.AUTO},)
-        torch.onnx.export(net, batch, source, dynamo=True, dynamic_shapes=free, verbose=False)
-    model = adaptor.load(source, example=images[:8])
-    space = adaptor.space(model, detect())
-    int8 = space.restricted_to([Precision.INT8])
-    return Loaded(adaptor, model, space, adaptor.observe(model, [images], int8), images, case.bits)
-
-
-def rows(case: Case, runtime: str, samples: int, folder: Path) -> Iterator[list[str]]:
-    """Yield the rows of a net in a runtime."""
-    loaded = load(case, runtime, Digits("train").images[:samples], folder)
-    exact = accuracy(lambda images: loaded.adaptor.predict(loaded.model, images))
-    lost = 0.0
-    for name, method in METHODS.items():
+def by_rounding(loaded: Loaded) -> Iterator[Line]:
+    """Yield FP32, rounding to nearest, and reconstruction."""
+    yield Line("FP32", accuracy(lambda images: loaded.adaptor.predict(loaded.model, images)))
+    for name, plan in (("to nearest", nearest), ("reconstruction", reconstruction)):
         started = time.process_time()
-        run = method(loaded)
+        run = loaded.converted(plan(loaded))
         seconds = time.process_time() - started
-        found = accuracy(run)
-        lost = lost or exact - found
-        gained = 1 - (exact - found) / lost if lost else 0.0
-        figures = f"{exact:.1%}", f"{found:.1%}", f"{gained:.0%}", f"{seconds:.1f}"
-        yield [case.name, runtime, name, *figures]
+        yield Line(name, accuracy(run), seconds=seconds)
+
+
+def by_training(loaded: Loaded, case: Case, epochs: int) -> Iterator[Line]:
+    """Yield training from the reconstructed plan, and from the plan alone."""
+    images = torch.from_numpy(loaded.images)
+    for name, plan in (("training", reconstruction), ("training alone", nearest)):
+        found = outcome(tool(plan(loaded)), case, images, epochs)
+        yield line(f"{name}, {epochs} epochs", found)
+
+
+def tool(plan: PrecisionPlan) -> Tool:
+    """Return training with a plan; batch norms are frozen half way."""
+
+    def simulate(net: nn.Module, images: torch.Tensor, steps: int) -> nn.Module:
+        norms = int(FOLDED * steps)
+        made: nn.Module = training.quantization_aware(
+            net, plan, calibration=[images], norm_steps=norms
+        )
+        return made
+
+    return Tool(simulate, lambda simulation: runs_of(training.finish(simulation).model))
+
+
+def line(method: str, found: Outcome) -> Line:
+    return Line(method, found.converted, found.simulated, found.seconds, found.ratio)
+
+
+def by_peer(python: str, name: str, case: Case, epochs: int, samples: int) -> Iterator[Line]:
+    """Yield a peer's model before and after its training, in its own Python."""
+    numbers = (str(each) for each in (CASES.index(case), epochs, samples))
+    with tempfile.TemporaryDirectory() as folder:  # the peers write files where they stand
+        command = [python, str(PEER_SCRIPT), name, *numbers]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    yield Line(f"{PEERS[name]}, calibrated", found.pop("before"))
+    yield line(f"{PEERS[name]}, {epochs} epochs", Outcome(**found))
+
+
+def rows(case: Case, options: argparse.Namespace, folder: Path) -> Iterator[list[str]]:
+    """Yield the rows of a net: in PyTorch, by the peers, then in the other runtimes."""
+    images = Digits("train").images[: options.samples]
+    runtimes = RUNTIMES if case.bits == Precision.INT8.bits else RUNTIMES[:1]
+    for runtime in runtimes:
+        loaded = load(case, runtime, images, folder)
+        lines = list(by_rounding(loaded))
+        if runtime == "pytorch":
+            lines += by_training(loaded, case, options.epochs)
+            for name in PEERS if options.peer else ():
+                lines += by_peer(options.peer, name, case, options.epochs, options.samples)
+        for each in lines:
+            yield [case.name, runtime, *each.cells(lines[0].converted, lines[1].converted)]
+
+
+def resnet50_ratio(count: int = 5) -> float:
+    """Return CPU seconds of a step of ResNet-50 in INT8 over those in FP32."""
+    net = resnet50().eval()
+    images, labels = torch.randn(8, 3, 96, 96), torch.randint(0, 1000, (8,))
+    convolutions = (n for n, m in net.named_modules() if isinstance(m, nn.Conv2d | nn.Linear))
+    plan = PrecisionPlan.from_dict(dict.fromkeys(convolutions, "int8"))
+    simulation = training.quantization_aware(net, plan, calibration=[images])
+    modules = net.train(), simulation.train()
+    both = [(each, torch.optim.Adam(each.parameters(), 1e-5)) for each in modules]
+    ratios = []
+    for _ in range(count):
+        fp32, ours = (step_seconds(*each, images, labels) for each in both)
+        ratios.append(ours / fp32)
+    return statistics.median(ratios)
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a part of the names of the nets")
     parser.add_argument("--samples", type=int, default=500, help="calibration images")
-    given = parser.parse_args()
+    parser.add_argument("--epochs", type=int, default=10, help="of 24 steps each")
+    parser.add_argument("--peer", help="a Python with torchao, nncf, openvino and scikit-learn")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
-            if given.only in case.name:
-                runtimes = RUNTIMES if case.bits == Precision.INT8.bits else RUNTIMES[:1]
-                for runtime in runtimes:
-                    found += rows(case, runtime, given.samples, Path(folder))
+            if options.only in case.name:
+                found += rows(case, options, Path(folder))
     print(markdown_table(HEADINGS, found))
+    print(f"ResNet-50 in INT8, batch 8, 96×96: a step takes {resnet50_ratio():.2f} of FP32")
 
 
 if __name__ == "__main__":

@@ -50,15 +50,26 @@ def first_fallbacks(
     return [without_tensors(problem.space, missed.plan, tensors[:n]) for n in sorted(counts)]
 
 
+def tolerated_noise_ratio(problem: TuningProblem, missed: Trial) -> float:
+    """Return the noise that is expected to meet the target over that of a plan that missed it.
+
+    0 after a wide miss, of which nothing is expected.
+    """
+    tolerance, loss = problem.tolerance, missed.loss
+    # A plan may miss with a tolerated loss: by the bound of a loss on other texts.
+    if not tolerance or loss is None or not tolerance < loss <= _MAX_LOSS_RATIO * tolerance:
+        return 0.0
+    return tolerance / loss * _NOISE_MARGIN
+
+
 def _fewest(
     problem: TuningProblem, model: CostModel, missed: Trial, tensors: Sequence[QuantizedTensor]
 ) -> set[int]:
     """Return the least number of tensors whose fallback is predicted to suffice, if known."""
-    tolerance, loss = problem.tolerance, missed.loss
-    # A plan may miss with a tolerated loss: by the bound of a loss on other texts.
-    if not tolerance or loss is None or not tolerance < loss <= _MAX_LOSS_RATIO * tolerance:
+    ratio = tolerated_noise_ratio(problem, missed)
+    if not ratio:
         return set()
-    most = model.cost(missed.plan)[1] * tolerance / loss * _NOISE_MARGIN
+    most = model.cost(missed.plan)[1] * ratio
 
     def suffices(count: int) -> bool:
         return model.cost(without_tensors(problem.space, missed.plan, tensors[:count]))[1] <= most

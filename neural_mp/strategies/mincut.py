@@ -33,7 +33,7 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.bit_allocation import BitAllocation
-from neural_mp.strategies.front_gap import first_fallbacks, halfway
+from neural_mp.strategies.front_gap import first_fallbacks, halfway, tolerated_noise_ratio
 from neural_mp.strategies.low_bits import has_met, without, without_slow_low_bits
 from neural_mp.strategies.refinement import (
     fastest_nearby,
@@ -162,7 +162,7 @@ class _Run:
             for_size = self._cost_inputs().in_int8_for_size_only(fastest)
             yield from self._try(without_int8(self.problem.space, fastest, for_size))
             if not self._has_met():
-                yield from self._try_corrections(fastest)
+                yield from self._try_corrections(fastest, first)
             if not self._has_met():
                 yield from self._try_reconstruction(fastest)
             if not self._has_met():
@@ -309,14 +309,15 @@ class _Run:
             kept = self._cost_model(conversion_factor=factor).best_plan(0.0)
             yield only(plan, [op for op in kept if kept[op].precision is Precision.INT8])
 
-    def _try_corrections(self, plan: PrecisionPlan) -> Steps:
+    def _try_corrections(self, plan: PrecisionPlan, missed: Trial) -> Steps:
         """Try the calibration algorithm or bias correction with the least noise on few samples."""
         probe = self.problem.probe
         before = probe.output_noise(self._finished(plan))
         if before is None:
             return
-        best, least = self.settings, before * _MAX_NSR_RATIO_FOR_TRIAL
-        settings = [Int8Settings(name) for name in RANGE_ALGORITHMS[1:]]
+        worthwhile = max(_MAX_NSR_RATIO_FOR_TRIAL, tolerated_noise_ratio(self.problem, missed))
+        best, least = self.settings, before * worthwhile
+        settings = [Int8Settings(name) for name in RANGE_ALGORITHMS[:0:-1]]  # the best come last
         settings += [Int8Settings(bias_correction=True)] if self.corrections else []
         for self.settings in settings:
             found = probe.output_noise(self._finished(plan))

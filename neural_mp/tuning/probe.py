@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
@@ -27,7 +27,7 @@ from neural_mp.profiling import interleaved_medians
 from neural_mp.runs.record import OUTPUT_NSR, TIMES, corrections_in
 from neural_mp.search.corrections import without_reconstruction
 from neural_mp.space import ResolvedPlan
-from neural_mp.strategies.base import Probe, TuningProblem
+from neural_mp.strategies.base import Probe
 from neural_mp.tuning.form_timing import form_times
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
@@ -50,6 +50,8 @@ T = TypeVar("T")
 
 #: Minimum CPU seconds per thread for measurements, if an evaluation costs less.
 LEAST_ALLOWANCE = 4.0
+#: Kind of measurement, beside `TIMES`.
+_NOISE = "noise"
 #: Key of the run's history for the reason of missing op timings.
 _UNTIMED = "why ops were not timed"
 #: Exceeds the caches of a core.
@@ -91,8 +93,9 @@ class MeasuringProbe(Probe):
         model: the FP32 model, calibrated.
         run_cache: measurements of this run.
         cache: measurements of earlier runs under the same conditions.
-        allowance: maximum CPU seconds.
-        spent: CPU seconds spent so far.
+        allowance: maximum CPU seconds for times, and again for noise: however long the times of ops
+            took, a plan that misses its target narrowly needs it.
+        spent: kind of measurement → CPU seconds spent so far.
         seconds: wall-clock seconds spent so far.
         untimed: reason for missing op timings; empty if complete or not requested.
         has_cache_hits: whether any measurement was taken from an earlier run.
@@ -104,21 +107,21 @@ class MeasuringProbe(Probe):
     model: AnyTunableModel
     run_cache: MeasurementCache
     allowance: float
-    spent: float = 0.0
+    spent: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     seconds: float = 0.0
     untimed: str = ""
     has_cache_hits: bool = False
     cache: MeasurementCache = NO_CACHE
     effort: Effort = THOROUGH
     converted: dict[ResolvedPlan, AnyModel] | None = field(default=None, repr=False)
-    _longest: float = 0.0
+    _longest: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _reference: list[Any] | None = field(default=None, repr=False)
 
     def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
         """See the base class."""
         resolved = self.job.space.resolve(plan)
         key = f"noise {_digest([resolved])}"
-        found = self._kept(key, optional(number), lambda: self._noise(resolved))
+        found = self._kept(key, optional(number), lambda: self._noise(resolved), of=_NOISE)
         if alone is not None and found is not None:
             self.run_cache.put(f"{OUTPUT_NSR}{corrections_in(resolved.plan)}: {alone}", found)
         return found
@@ -307,18 +310,23 @@ class MeasuringProbe(Probe):
         return self.converted[plan]
 
     def _kept(
-        self, key: str, kind: Validator[T], measure: Callable[[], Any], plans: int = 1
+        self,
+        key: str,
+        kind: Validator[T],
+        measure: Callable[[], Any],
+        plans: int = 1,
+        of: str = TIMES,
     ) -> T | None:
         """Return a cached value, or measure it if there is time for `plans` plans."""
         known, recalled = self._recalled(key, kind)
         if known:
             return recalled
-        before = self.spent
-        with self._counted():
-            value = measure() if self._has_time(time.process_time(), plans) else None
+        before = self.spent[of]
+        with self._counted(of):
+            value = measure() if self._has_time(time.process_time(), plans, of) else None
         # Op timings run several models several times: no estimate for one plan.
         if key != TIMES:
-            self._longest = max(self._longest, (self.spent - before) / plans)
+            self._longest[of] = max(self._longest[of], (self.spent[of] - before) / plans)
         if value is not None and not self.untimed:
             self._shared.put(key, value)
         self.run_cache.put(key, value)
@@ -347,42 +355,19 @@ class MeasuringProbe(Probe):
         return digest_of([self.job.measurement.inputs, [] if first is None else first])
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, of: str = TIMES) -> Iterator[None]:
         """Count the time spent in this context."""
         started, clock = time.process_time(), time.perf_counter()
         yield
-        self.spent += time.process_time() - started
+        self.spent[of] += time.process_time() - started
         self.seconds += time.perf_counter() - clock
 
-    def _has_time(self, started: float, plans: int = 1) -> bool:
+    def _has_time(self, started: float, plans: int = 1, of: str = TIMES) -> bool:
         """Whether the allowance suffices for `plans` more plans, given the time since `started`."""
-        passed = self.spent + time.process_time() - started
-        return passed + plans * self._longest < self.allowance
-
-
-def problem_of(job: TuningJob, model: AnyTunableModel, probe: Probe) -> TuningProblem:
-    """Return the input of a strategy for a calibrated model."""
-    settings = job.settings
-    return TuningProblem(
-        job.space,
-        model.observations,
-        settings.precisions,
-        settings.seed,
-        job.objectives,
-        probe,
-        settings.criterion.tolerance,
-        job.measurement.workload,
-    )
-
-
-def cache_of_probes(job: TuningJob, observations: Observations) -> MeasurementCache:
-    """Return the cache of earlier runs of the model with the same observations."""
-    seen = json.dumps(observations.to_dict(), sort_keys=True)
-    return job.cache.scoped(
-        space=job.space.digest,
-        observations=hashlib.sha256(seen.encode()).hexdigest(),
-        **job.measurement.conditions,
-    )
+        passed = self.spent[of] + time.process_time() - started
+        # To time a plan takes longer than its noise: both convert and run it.
+        longest = self._longest[of] if of == _NOISE else max(self._longest.values(), default=0.0)
+        return passed + plans * longest < self.allowance
 
 
 def _digest(plans: Sequence[ResolvedPlan]) -> str:

@@ -32,7 +32,8 @@ from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.other_runtimes import Settlement, settled
 from neural_mp.tuning.plan_evaluator import PlanEvaluator
-from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_probes, problem_of
+from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe
+from neural_mp.tuning.problem import cache_of_probes, problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
 from neural_mp.tuning.sharding import ShardingPolicy

@@ -31,7 +31,8 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import latency_figures
 from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_runtimes
-from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe, problem_of
+from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe
+from neural_mp.tuning.problem import problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
 from neural_mp.tuning.sqnr import compared_with_fp32, warn_of_noise

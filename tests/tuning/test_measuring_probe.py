@@ -168,6 +168,32 @@ def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
     assert SEEN["latencies"] is None
 
 
+class LookingLate(Looking):
+    """Asks for noise after all the time for times is spent."""
+
+    def search(self, problem):
+        low = problem.space.fastest_plan()
+        problem.probe.latencies([low])
+        SEEN.update(noise=problem.probe.output_noise(low))
+        yield [low]
+
+
+@pytest.mark.slow
+def test_noise_is_measured_however_long_the_times_of_ops_took(converter, monkeypatch):
+    """A plan that misses its target narrowly needs another calibration, not fewer INT8 ops."""
+    monkeypatch.setattr("neural_mp.api.config_objects.strategy_named", lambda name: LookingLate())
+    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 0.5)
+    real = MeasuringProbe._latencies
+
+    def slow(self, plans):
+        work(1.0)
+        return real(self, plans)
+
+    monkeypatch.setattr(MeasuringProbe, "_latencies", slow)
+    converter()
+    assert SEEN["noise"] is not None
+
+
 def test_relative_noise_counts_every_output_alike_and_nan_as_useless():
     large, small = np.full(10, 1000.0), np.full(10, 1.0)
     off = [large + 10, small + 0.5]

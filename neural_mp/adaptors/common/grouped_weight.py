@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +54,23 @@ class InputMoments:
     magnitudes: Floats
 
 
+class HeldCodes(Protocol):
+    """Codes that are held elsewhere, in fewer bytes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of outputs and of inputs."""
+
+    def read(self) -> Codes:
+        """Return the codes, a byte each."""
+
+
 @dataclass(frozen=True)
 class GroupedWeight:
     """A weight in groups along its last axis.
 
     Attributes:
-        codes: uint8 [outputs, inputs], 0 to 2^bits - 1.
+        held: the codes, or where they are read from.
         scales, offsets: float32 [outputs, groups].
         group_size: number of consecutive inputs per scale.
         bits: bits per code.
@@ -66,7 +78,7 @@ class GroupedWeight:
             by; None for 1.
     """
 
-    codes: Codes
+    held: Codes | HeldCodes
     scales: Floats
     offsets: Floats
     group_size: int
@@ -74,9 +86,14 @@ class GroupedWeight:
     input_factors: Floats | None = None
 
     @property
+    def codes(self) -> Codes:
+        """The codes, uint8 [outputs, inputs], 0 to 2^bits - 1."""
+        return self.held if isinstance(self.held, np.ndarray) else self.held.read()
+
+    @property
     def inputs(self) -> int:
         """Number of inputs."""
-        return int(self.codes.shape[1])
+        return int(self.held.shape[1])
 
     @property
     def steps(self) -> Floats:

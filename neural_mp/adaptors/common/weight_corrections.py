@@ -74,7 +74,7 @@ def corrected_weight(
         start = corrected_weight(weight, quantizer.unlearned, moments, factors)
         learned = LearnedRounding(weight, quantizer, start)
         return learned_alone(weight, learned, moments.products, options)
-    factor = _Factor.of(moments) if WeightCorrection.GPTQ in corrections else None
+    factor = InverseFactor.of(moments.products) if WeightCorrection.GPTQ in corrections else None
     if factors is not None:
         return _rounded(weight, quantizer, moments, factor, factors)
     if WeightCorrection.AWQ in corrections:
@@ -97,8 +97,8 @@ def _error(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> floa
 
 
 @dataclass(frozen=True)
-class _Factor:
-    """Factor of the inverse of H, for GPTQ.
+class InverseFactor:
+    """Factor of the inverse of H, the mean products of inputs, for GPTQ.
 
     Attributes:
         order: the inputs in the order of rounding, those with the largest power first.
@@ -109,16 +109,17 @@ class _Factor:
     upper: Floats
 
     @classmethod
-    def of(cls, moments: InputMoments) -> _Factor:
+    def of(cls, products: Floats) -> InverseFactor:
+        """Factorize the mean products [inputs, inputs]."""
         from scipy.linalg import lapack  # the import takes a tenth of a second
 
-        power = np.diagonal(moments.products).astype(np.float64)
+        power = np.diagonal(products).astype(np.float64)
         # The damping is relative to each input's own power, so that outliers leave others alone.
         power[power <= 0] = 1.0
         size = np.sqrt(power)
         order = np.argsort(-power, kind="stable")
         # One array throughout: it is the largest of all in wide layers.
-        matrix = np.asfortranarray(moments.products[np.ix_(order, order)], np.float64)
+        matrix = np.asfortranarray(products[np.ix_(order, order)], np.float64)
         matrix /= size[order]
         matrix /= size[order, None]
         np.fill_diagonal(matrix, 1 + _DAMPING)
@@ -144,7 +145,11 @@ def awq_factors(
     tried on some rows with the rounding that follows. Errors of several readers are relative to
     their errors without factors.
     """
-    factor = _Factor.of(moments) if WeightCorrection.GPTQ in quantizer.spec.corrections else None
+    factor = (
+        InverseFactor.of(moments.products)
+        if WeightCorrection.GPTQ in quantizer.spec.corrections
+        else None
+    )
     readers = [w[:: -(-len(w) // _ROWS_TRIED)].astype(np.float32) for w in weights]
     size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
     best: Floats | None = None
@@ -167,7 +172,7 @@ def _rounded(
     weight: Floats,
     quantizer: Quantizer,
     moments: InputMoments,
-    factor: _Factor | None,
+    factor: InverseFactor | None,
     factors: Floats | None,
 ) -> GroupedWeight:
     """Round a weight for inputs multiplied by `factors`, each row in the best of several ways."""
@@ -195,7 +200,7 @@ def _ways(
     scaled: Floats,
     quantizer: Quantizer,
     moments: InputMoments,
-    factor: _Factor | None,
+    factor: InverseFactor | None,
     factors: Floats | None,
 ) -> Iterator[GroupedWeight]:
     """Yield a weight rounded to nearest, then compensated, with full and with chosen ranges."""

@@ -27,12 +27,6 @@ def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return torch.dot(first.reshape(-1), second.reshape(-1))
 
 
-def _row_dots(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return the inner products of the rows of two tensors, without a product of all values."""
-    rows, columns = first.flatten(1).unsqueeze(1), second.flatten(1).unsqueeze(2)
-    return torch.bmm(rows, columns).reshape(-1)
-
-
 class _RoundActivation(torch.autograd.Function):
     """uint8 quantize and dequantize of a tensor, computed as `qdq_ops.quantize` does."""
 
@@ -45,22 +39,27 @@ class _RoundActivation(torch.autograd.Function):
             steps = ops.in_steps(x, scale, zero_point)
         else:
             steps = x * (1 / scale) + (zero_point + 0.5)
-        rounded = ops.dequantized(steps.clamp(0, ops.QMAX).floor_(), scale, zero_point)
-        ctx.save_for_backward(steps, rounded)
+        rounded = ops.dequantized(steps.clamp_(0, ops.QMAX).floor_(), scale, zero_point)
+        ctx.save_for_backward(x, rounded)
         ctx.scale, ctx.zero_point = scale, zero_point
         return rounded
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Return the gradients by the tensor, within its range, and by the log of the scale."""
-        (grad,), (steps, rounded) = grads, ctx.saved_tensors
-        within = torch.ops.aten.hardtanh_backward(grad, steps, 0.0, float(ops.QMAX))
+        (grad,), (x, rounded), scale = grads, ctx.saved_tensors, ctx.scale
+        offset = ctx.zero_point + 0.5
+        if isinstance(scale, float):
+            low, high = -offset * scale, (ops.QMAX - offset) * scale
+            within = torch.ops.aten.hardtanh_backward(grad, x, low, high)
+        else:
+            steps = x * (1 / scale) + offset
+            within = torch.ops.aten.hardtanh_backward(grad, steps, 0.0, float(ops.QMAX))
         if not ctx.needs_input_grad[1]:
             return within, None, None, None
         # d(rounded)/d(log scale) is rounded − x within the range, and rounded outside.
-        lost = _dot(within, steps) - (ctx.zero_point + 0.5) * within.sum()
-        found = _dot(grad, rounded) - lost * ctx.scale
-        return within, found * gradient_factor(steps.numel(), ops.QMAX), None, None
+        found = _dot(grad, rounded).sub_(_dot(within, x))
+        return within, found.mul_(gradient_factor(x.numel(), ops.QMAX)), None, None
 
 
 class _RoundWeight(torch.autograd.Function):
@@ -85,8 +84,11 @@ class _RoundWeight(torch.autograd.Function):
         within = torch.ops.aten.hardtanh_backward(grad, steps, -edge, edge)
         if not ctx.needs_input_grad[1]:
             return within, None, None, None
-        found = _row_dots(grad, rounded) - _row_dots(within, weight)
-        return within, found * gradient_factor(weight[0].numel(), ctx.limit), None, None
+        # One product of all values and one sum: fewer calls than inner products row by row.
+        products = (grad * rounded).addcmul_(within, weight, value=-1)
+        found = products.sum(dim=tuple(range(1, weight.ndim)))
+        factor = gradient_factor(weight.numel() // len(weight), ctx.limit)
+        return within, found.mul_(factor), None, None
 
 
 class FakeQuantizer(nn.Module):
@@ -109,8 +111,8 @@ class FakeQuantizer(nn.Module):
     @property
     def encoding(self) -> QuantParams:
         """The current scale and zero point."""
-        scale = float(self.initial) * math.exp(float(self.log_scale.detach()))
-        return QuantParams(scale, int(self.zero_point))
+        scale = self.initial.item() * math.exp(self.log_scale.item())
+        return QuantParams(scale, int(self.zero_point.item()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensor after quantize and dequantize, in float32."""
@@ -163,7 +165,7 @@ class FakeWeight(nn.Module):
         """Return the weight after quantize and dequantize."""
         if self.observing:
             self._observe(weight.detach())
-        scales = self.scales.reshape(-1, *[1] * (weight.ndim - 1))
+        scales = self.scales.view(-1, *[1] * (weight.ndim - 1))
         found: torch.Tensor = _RoundWeight.apply(weight, self.log_scales, scales, self.limit)
         return found
 

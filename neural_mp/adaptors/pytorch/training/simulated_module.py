@@ -35,6 +35,7 @@ class SimulatedModule(nn.Module):
         self.schedule = schedule
         self.source = source
         self.record: Any = None
+        self._phase = False, False
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,12 +64,13 @@ class SimulatedModule(nn.Module):
     def _advance(self) -> None:
         """Set the phase of the schedule, and count a step in training mode."""
         step = int(self.steps)
-        observing = self.training and self.schedule.observes(step)
-        norms = self.schedule.trains_norms(step)
-        for module in self.modules():
-            if isinstance(module, NormedLayer) and module.trains_norm != norms:
-                module.trains_norm = norms
-            if isinstance(module, FakeQuantizer | FakeWeight) and module.observing != observing:
-                module.observing = observing
+        phase = self.training and self.schedule.observes(step), self.schedule.trains_norms(step)
+        if phase != self._phase:
+            observing, norms = self._phase = phase
+            for module in self.modules():
+                if isinstance(module, NormedLayer):
+                    module.trains_norm = norms
+                elif isinstance(module, FakeQuantizer | FakeWeight):
+                    module.observing = observing
         if self.training:
-            self.steps += 1
+            self.steps.add_(1)  # in place: an assignment to a module takes much longer
