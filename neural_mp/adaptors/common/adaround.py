@@ -215,11 +215,13 @@ def _learned(
     else:
         nearest = error.of(grid.nearest(weight, scales).floats())
         nearest = np.maximum(nearest, _EXACT * error.power + _TINY)
-        codes = _descended(position, choice, nearest[..., None], _STEPS_PER_STEP * options.steps)
+        codes = _descended(position, choice, nearest[..., None], options)
     return RoundedLayer(settled(codes, choice), scales)
 
 
-def _descended(position: Floats, choice: CodeChoice, nearest: Floats, steps: int) -> Floats:
+def _descended(
+    position: Floats, choice: CodeChoice, nearest: Floats, options: LearnOptions
+) -> Floats:
     """Return codes chosen by descent, given the errors of rounding to nearest."""
     low, is_free, scales = choice.low, choice.is_free, choice.scales
     up = (position - low) * is_free
@@ -228,6 +230,7 @@ def _descended(position: Floats, choice: CodeChoice, nearest: Floats, steps: int
     slope = (scales * is_free / nearest).astype(np.float32)
     mean, square = np.zeros_like(value), np.zeros_like(value)
     share = np.float32(_PENALTY / position.shape[-1])
+    steps = _STEPS_PER_STEP * options.steps
     for step in range(steps):
         if options.limit.ends():
             break
