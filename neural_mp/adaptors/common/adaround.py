@@ -231,6 +231,7 @@ def _descended(
     slope = (scales * is_free / nearest).astype(np.float32)
     mean, square = np.zeros_like(value), np.zeros_like(value)
     share = np.float32(_PENALTY / position.shape[-1])
+    steps = _STEPS_PER_STEP * options.steps
     for step in range(steps):
         if options.limit.ends():
             break

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -118,3 +119,23 @@ def test_weights_of_a_frozen_graph_are_trained(tmp_path):
     progress = training.fit(model, BATCHES, LOSS, epochs=3, learning_rate=5e-3)
     assert progress.losses[-1] < progress.losses[0]
     assert distance(model, training.finish(model)) < 1e-2
+
+
+def test_watch_stops_the_training_of_a_simulation_and_names_the_layer():
+    model = simulation()
+    model.compile(keras.optimizers.Adam(1e-3), LOSS)
+    watch = training.Watch(2)
+    before = watch_losses(model, watch)
+    assert np.isfinite(before).all()
+    assert watch.finding is None
+    kernel = kernel_of(model, "head")
+    kernel.assign(kernel * np.nan)
+    with pytest.raises(TrainingError, match="2 steps in a row.*weights of 'head_weight'"):
+        watch_losses(model, watch)
+    assert watch.finding.layer == "head_weight"
+
+
+def watch_losses(model, watch):
+    """Train by `fit` with a watch, and return the losses."""
+    labels = np.concatenate([labels for _, labels in BATCHES])
+    return model.fit(IMAGES, labels, 16, 2, verbose=0, callbacks=[watch]).history["loss"]

@@ -59,7 +59,9 @@ def simulated(
             depthwise = node.op == "DepthwiseConv2dNative"
             axes = summed_axes(value.ndim, depthwise) if position else (1,)
             limit = weight_qmax(plan.plan[name].weight)
-            kernels[constant] = FakeWeight(value, axes, limit, learned, name not in frozen)
+            named = f"{_plain(reference, name)}_weight"
+            trains = name not in frozen
+            kernels[constant] = FakeWeight(value, axes, limit, learned, trains, named)
     floats = {
         constant: FloatWeight(model.graph.value(constant), reader not in frozen)
         for constant, reader in _weights(model)
@@ -67,7 +69,9 @@ def simulated(
     }
     _check_ops(model, [*kernels, *floats])
     quantizers = {
-        owner: FakeQuantizer(QuantParams.of(ranges[owner]), learned)
+        owner: FakeQuantizer(
+            QuantParams.of(ranges[owner]), learned, f"{_plain(reference, owner)}_result"
+        )
         for owner in dict.fromkeys(plan.flow.scale_owner.values())
     }
     trained = [*(kernel.weight.trainable for kernel in kernels.values())]
@@ -77,6 +81,12 @@ def simulated(
             "layer, or give the model before it was quantized or frozen"
         )
     return SimulatedModel(source, schedule, kernels, floats, quantizers)
+
+
+def _plain(model: TensorFlowModel, node: str) -> str:
+    """Return the name of a node's layer, or of the node, as part of the name of a Keras layer."""
+    owners = owners_of(model.layers.get(node, ()))
+    return (owners[-1].name if owners else node).replace("/", "_")
 
 
 def _check_ops(model: TensorFlowModel, weights: Iterable[str]) -> None:
