@@ -31,14 +31,12 @@ from neural_mp.adaptors.tensorflow.training.simulated_model import (
     SimulatedModel,
     Source,
 )
-from neural_mp.adaptors.tensorflow.training.simulated_walk import rounding_of
+from neural_mp.adaptors.tensorflow.training.simulated_walk import owners_of, rounding_of
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.errors import ConfigurationError, ConversionError
 from neural_mp.space import ResolvedPlan
 
-#: Keras layer whose freezing does not freeze the layer that it is folded into.
-_NORM = "BatchNormalization"
 #: Op types → input position of a weight.
 _WEIGHT_AT = {**dict.fromkeys(LAYERS, 1), "BiasAdd": 1}
 
@@ -52,7 +50,7 @@ def simulated(
 ) -> SimulatedModel:
     """Return the trainable simulation of a model; see `Simulation.simulated`."""
     source = Source(model, plan, ranges, rounding_of(model, plan), reference)
-    frozen, learned = _frozen_nodes(model), schedule.learn_scales
+    frozen, learned = _frozen_nodes(reference), schedule.learn_scales
     kernels: dict[str, FakeWeight] = {}
     for name, position in source.rounding.weights.items():
         constant, node = source.constant_of(name), model.graph.nodes[name]
@@ -117,8 +115,7 @@ def _frozen_nodes(model: TensorFlowModel) -> frozenset[str]:
     }
     found = set()
     for node, layers in model.layers.items():
-        owners = [layer for layer in layers if layer.type != _NORM] or layers
-        if fixed.intersection(layer.name for layer in owners):
+        if fixed.intersection(layer.name for layer in owners_of(layers)):
             found.add(node)
     return frozenset(found)
 
