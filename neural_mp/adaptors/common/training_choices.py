@@ -47,7 +47,7 @@ class LossChoice:
 class OptimizerChoice:
     """An optimizer by name; the learning rate is that of the training.
 
-    Weight decay applies to weights alone: logarithms of scales have no natural zero.
+    Weight decay applies to weights alone: it would pull learned scales back to the calibrated ones.
 
     Attributes:
         name: one of `OPTIMIZERS`.

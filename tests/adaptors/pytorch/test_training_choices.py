@@ -40,6 +40,9 @@ def test_an_optimizer_by_name_trains_as_that_of_pytorch_and_scales_do_not_decay(
     name, options, theirs
 ):
     model = simulation()
+    with torch.no_grad():
+        for scale in model.scales():  # logarithms relative to calibrated scales, 0 at first
+            scale.add_(0.3)
     other = copy.deepcopy(model)
     choice = training.OptimizerChoice(name, options)
     training.fit(model, BATCHES, F.cross_entropy, epochs=1, learning_rate=RATE, optimizer=choice)
