@@ -11,6 +11,7 @@ from neural_mp.api.loading import resolve_source
 from neural_mp.common import DataLoader, Metric
 from neural_mp.config import Settings
 from neural_mp.config.source import KeyPath
+from neural_mp.config.training import TRAIN
 from neural_mp.core.enums import Dialect
 from neural_mp.data import OWN, Transform, Vocabulary, build_dataloader, build_transforms
 from neural_mp.data.user_imports import named_in_file
@@ -63,7 +64,7 @@ def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
 
     Args:
         settings: settings of the tuning file.
-        section: `ACCURACY`, `PERFORMANCE` or `CALIBRATION`.
+        section: `ACCURACY`, `PERFORMANCE`, `CALIBRATION` or `TRAIN`.
 
     Raises:
         ConfigurationError: a name or an option is invalid.
@@ -73,6 +74,7 @@ def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
         ACCURACY: settings.evaluation.dataloader,
         PERFORMANCE: settings.evaluation.performance.dataloader,
         CALIBRATION: settings.calibration.dataloader,
+        TRAIN: None if settings.train is None else settings.train.dataloader,
     }[section]
     if spec is None:
         return None

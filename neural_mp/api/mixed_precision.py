@@ -170,7 +170,8 @@ class MixedPrecision:
         self.train_func: Callable[[Any], Any] | None = None
         self.train_dataloader: Any = None
         self.loss: Callable[[Any, Any], Any] | None = None
-        self.epochs: int = EPOCHS
+        trained = settings.train
+        self.epochs: int = (trained.epochs if trained else None) or EPOCHS
         self.workspace: str | Path = tuning.workspace or DEFAULT_WORKSPACE
         self.storage: str | None = tuning.storage
         self.resume: bool = tuning.resume
@@ -286,8 +287,9 @@ class MixedPrecision:
         """
         log = RunLog(self._checked_listener())
         with log.loading():
-            job, log_folder = self._preparation(log).job()
-            job = with_training(job, self)
+            builder = self._preparation(log)
+            job, log_folder = builder.job()
+            job = with_training(job, self, builder.settings)
         found = tune(job, log)
         plan = found.plan.plan
         report = replace(found.report, record=found.record)

@@ -6,17 +6,22 @@ import hashlib
 import math
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.common.simulation import TrainingSchedule
+from neural_mp.adaptors.common.training_choices import LossChoice, OptimizerChoice
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel, LoadedModel
+from neural_mp.api import config_objects
 from neural_mp.api.quantization_aware import untrainable
+from neural_mp.config import Settings
+from neural_mp.config.training import TRAIN
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import ResolvedPlan
-from neural_mp.training.loop import fit
+from neural_mp.training.loop import LEARNING_RATE, fit
 from neural_mp.tuning.job import TuningJob
 from neural_mp.util.user_calls import call_user
 
@@ -29,35 +34,87 @@ _LEAST_SECONDS = 1e-3
 TRAINING_FOLDER = "training"
 
 
-def with_training(job: TuningJob, given: MixedPrecision) -> TuningJob:
-    """Return the job with the training that the options request, if any.
+@dataclass(frozen=True)
+class _Wanted:
+    """The training that options and tuning file request; Python overrides the file.
+
+    Attributes:
+        batches: batches for the loss; None to train on the calibration batches.
+        loss: function of outputs and targets, in the framework's order; None without labels.
+        optimizer: optimizer by name; None for the default.
+    """
+
+    batches: Any = None
+    loss: Callable[[Any, Any], Any] | None = None
+    optimizer: OptimizerChoice | None = None
+    learning_rate: float = LEARNING_RATE
+
+
+@dataclass(frozen=True, eq=False)
+class _FirstBatches:
+    """The first batches of a loader, in each pass."""
+
+    loader: Iterable[Any]
+    most: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.loader, self.most)
+
+
+def with_training(job: TuningJob, given: MixedPrecision, settings: Settings) -> TuningJob:
+    """Return the job with the training that the options or the tuning file request, if any.
 
     Raises:
         ConfigurationError: an option is invalid, or the framework of the model cannot be trained.
+        DataError: the data that the file names are missing or invalid.
     """
-    seconds = given.exit_policy.train_seconds
-    if given.train_func is None and given.train_dataloader is None and not seconds:
+    asked = given.train_func is not None or given.train_dataloader is not None
+    if not asked and not given.exit_policy.train_seconds and settings.train is None:
         return job
     if given.train_func is not None and not callable(given.train_func):
         raise ConfigurationError(
             f"train_func must be a function that trains a model, got {given.train_func!r}"
         )
-    if (given.train_dataloader is None) != (given.loss is None):
-        raise ConfigurationError(
-            "train_dataloader and loss, a function of outputs and targets, must be set together; "
-            "set both, or only exit_policy.train_seconds to train without labels"
-        )
     adaptor = job.model.adaptor
     if adaptor.simulation is None:
         raise ConfigurationError(
-            f"{untrainable(adaptor.framework)}, or remove train_func, train_dataloader and "
-            f"exit_policy.train_seconds, as a search reconstructs by itself"
+            f"{untrainable(adaptor.framework)}, or remove train_func, train_dataloader, "
+            f"exit_policy.train_seconds and quantization.train, as a search reconstructs by itself"
         )
-    return replace(job, train=_training(given, adaptor.simulation.finished))
+    wanted = _wanted(given, settings, adaptor.simulation.loss)
+    if (wanted.batches is None) != (wanted.loss is None):
+        raise ConfigurationError(
+            "train_dataloader and loss, a function of outputs and targets, must be set together, "
+            "in Python or as dataloader and loss of quantization.train; set both, or only "
+            "exit_policy.train_seconds to train without labels"
+        )
+    return replace(job, train=_training(given, wanted, adaptor.simulation.finished))
+
+
+def _wanted(
+    given: MixedPrecision,
+    settings: Settings,
+    named_loss: Callable[[LossChoice], Callable[[Any, Any], Any]],
+) -> _Wanted:
+    batches, loss, file = given.train_dataloader, given.loss, settings.train
+    if file is None or given.train_func is not None:
+        return _Wanted(batches, loss)
+    if batches is None:
+        batches = config_objects.loader(settings, TRAIN)
+    if batches is not None and file.max_batches is not None:
+        batches = _FirstBatches(batches, file.max_batches)
+    with settings.source.at((*TRAIN, "loss")):
+        for name, options in (file.loss or {}).items():
+            loss = loss or named_loss(LossChoice(name, **options))
+    for name, options in (file.optimizer or {}).items():
+        rate = options.get("learning_rate", LEARNING_RATE)
+        rest = {key: value for key, value in options.items() if key != "learning_rate"}
+        return _Wanted(batches, loss, OptimizerChoice(name, rest), rate)
+    return _Wanted(batches, loss)
 
 
 def _training(
-    given: MixedPrecision, finished: Callable[[Any], Any]
+    given: MixedPrecision, wanted: _Wanted, finished: Callable[[Any], Any]
 ) -> Callable[[AnyTunableModel, ResolvedPlan, float], AnyModel]:
     """Return FP32 model, plan, seconds → the trained, converted model."""
 
@@ -67,7 +124,8 @@ def _training(
         if given.train_func is not None:
             call_user(given.train_func, simulation, form="train_func(model)")
         else:
-            _fit(given, model, plan, simulation, max(end - time.monotonic(), _LEAST_SECONDS))
+            left = max(end - time.monotonic(), _LEAST_SECONDS)
+            _fit(given, wanted, model, plan, simulation, left)
         return LoadedModel(model.adaptor, finished(simulation), boundary=model.boundary)
 
     return train
@@ -75,13 +133,14 @@ def _training(
 
 def _fit(
     given: MixedPrecision,
+    wanted: _Wanted,
     model: AnyTunableModel,
     plan: ResolvedPlan,
     simulation: Any,
     seconds: float,
 ) -> None:
     """Train in the loop of this package, with checkpoints in the workspace."""
-    batches = given.train_dataloader
+    batches = wanted.batches
     if batches is None:
         if model.data is None:
             raise ConfigurationError(
@@ -89,7 +148,7 @@ def _fit(
                 "calib_dataloader or train_dataloader"
             )
         batches = list(model.data())
-    name = plan_digest(model, plan)
+    name = plan_digest(model, plan, wanted.optimizer)
     folder = Path(given.workspace) / TRAINING_FOLDER / name
     if not given.resume:
         shutil.rmtree(folder, ignore_errors=True)
@@ -97,13 +156,20 @@ def _fit(
     fit(
         simulation,
         batches,
-        given.loss,
+        wanted.loss,
         epochs=given.epochs,
+        learning_rate=wanted.learning_rate,
+        optimizer=wanted.optimizer,
         seconds=None if math.isinf(budget) else budget,
         folder=folder,
     )
 
 
-def plan_digest(model: AnyTunableModel, plan: ResolvedPlan) -> str:
-    """Return the name of the checkpoints of a model and a plan."""
-    return hashlib.sha256(f"{model.fingerprint} {plan.plan.to_yaml()}".encode()).hexdigest()[:16]
+def plan_digest(
+    model: AnyTunableModel, plan: ResolvedPlan, optimizer: OptimizerChoice | None
+) -> str:
+    """Return the name of the checkpoints of a model, a plan and an optimizer."""
+    words = f"{model.fingerprint} {plan.plan.to_yaml()}"
+    if optimizer is not None:
+        words += f" {optimizer.name} {sorted(optimizer.options.items())}"
+    return hashlib.sha256(words.encode()).hexdigest()[:16]

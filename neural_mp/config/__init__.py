@@ -16,6 +16,7 @@ from neural_mp.config.settings import (
     ModelSettings,
     PerformanceSettings,
     Settings,
+    TrainSettings,
     TuningSettings,
 )
 from neural_mp.config.source import IgnoredSettingWarning, read_file, read_mapping, read_text
@@ -32,6 +33,7 @@ __all__ = [
     "ModelSettings",
     "PerformanceSettings",
     "Settings",
+    "TrainSettings",
     "TuningSettings",
     "load_settings",
     "parse_settings",

@@ -26,6 +26,7 @@ from neural_mp.config.settings import (
     TuningSettings,
 )
 from neural_mp.config.source import KeyPath, Source
+from neural_mp.config.training import as_used, train_settings
 from neural_mp.config.values import EACH, NO_METRICS, bools_of, numbers_of
 from neural_mp.core.enums import Dialect, QuantDType
 from neural_mp.core.precision import INTEGERS, Precision, Precisions
@@ -59,7 +60,8 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
     """
     dialect = dialect or dialect_of(source.data)
     ignored = source.ignored
-    content = without_ignored(source.data, ignored)
+    content = as_used(source.data, ignored) if dialect is Dialect.INC else source.data
+    content = without_ignored(content, ignored)
     source.check_repeated(dialect)
     with source.at(()):
         data = SCHEMAS[dialect](content)
@@ -72,6 +74,7 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
             amp=_amp(data.get("mixed_precision", {})),
             approach=quantization.get("approach"),
             calibration=CalibrationSettings(**quantization.get("calibration", {})),
+            train=train_settings(quantization.get("train"), dialect),
             tuning=_tuning(data.get("tuning", {}), dialect, ignored),
             evaluation=_evaluation(data.get("evaluation", {}), dialect, ignored),
             dialect=dialect,

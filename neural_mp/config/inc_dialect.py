@@ -20,6 +20,7 @@ Ignored = Callable[[KeyPath, str], None]
 
 _DATALOADERS = (
     "quantization.calibration.dataloader",
+    "quantization.train.dataloader",
     "evaluation.accuracy.dataloader",
     "evaluation.performance.dataloader",
 )
@@ -36,6 +37,7 @@ _FITTED = "INT8 ops are chosen by measurement, not by a fixed rule"
 _SIGOPT = "SigOpt is not used; trials are stored in an Optuna storage"
 _SEARCHED = "the strategy chooses these values itself"
 _TRAINING = "only trained models are tuned; nothing is trained from this file"
+_ONE_TRAINER = "training runs in one process"
 _ONE_PROCESS = "measurements run in one process; only cores_per_instance sets its threads"
 
 #: Key path, with `*` for any single key → behavior instead of the setting.
@@ -51,7 +53,10 @@ IGNORED: Mapping[str, str] = {
     "train": _TRAINING,
     "model.backend": "the framework chooses its own backend",
     "model.quant_format": "the adaptor chooses the format",
-    "quantization.train": _TRAINING,
+    "quantization.train.frequency": "the learning rate decays along half a cosine",
+    "quantization.train.execution_mode": "the framework chooses how a step runs",
+    "quantization.train.hostfile": _ONE_TRAINER,
+    "quantization.train.hostconfig": _ONE_TRAINER,
     "quantization.advance": "corrections are chosen by the strategy",
     "quantization.recipes": _FITTED,
     "quantization.optimization_level": _FITTED,
@@ -143,7 +148,7 @@ INT8_APPROACHES: Mapping[str, str | None] = {
 
 #: Unsupported INT8 approaches → reason.
 IGNORED_APPROACHES: Mapping[str, str] = {
-    "quant_aware_training": "a file names no loss; set train_func or train_dataloader in Python",
+    "quant_aware_training": "there is no section quantization.train; set train_func in Python",
 }
 
 #: INC's words for the quantization of a tensor → ours.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from neural_mp.adaptors.common.training_choices import LOSSES, OPTIMIZERS, REDUCTIONS
 from neural_mp.amp import EDIT_OPTIONS
 from neural_mp.config import values
 from neural_mp.core.enums import Dialect
@@ -23,7 +24,11 @@ from neural_mp.util.validators import (
     checked,
     integer_between,
     invalid,
+    is_finite,
+    matching,
+    non_negative_float,
     one_of,
+    positive_float,
     seed_number,
     validate_at,
 )
@@ -67,11 +72,46 @@ def _by_name(validator: Validator[Any]) -> Section:
     return read
 
 
+def _one_named(kind: str, choices: Mapping[str, Section]) -> Section:
+    """Return a validator for one name with its options, or the name alone.
+
+    Args:
+        kind: word for the named things in messages.
+        choices: name → validator of its options.
+    """
+
+    def read(value: Any) -> dict[str, Any]:
+        data = {value: None} if isinstance(value, str) else value
+        if not isinstance(data, dict) or len(data) != 1:
+            raise invalid(f"one of {', '.join(choices)} with its options", value)
+        ((name, options),) = data.items()
+        if name not in choices:
+            near = did_you_mean(str(name), choices)
+            raise InvalidValueError(
+                f"there is no {kind} {name!r} here{near}; train with others by train_func in Python"
+            )
+        return {name: validate_at(name, choices[name], {} if options is None else options)}
+
+    return read
+
+
 def _each_valid(data: Mapping[str, Any], keys: Mapping[str, Validator[Any]]) -> dict[str, Any]:
     given = {key: value for key, value in data.items() if value is not None}
     return {key: validate_at(key, keys[key], value) for key, value in given.items()}
 
 
+def _refused(reason: str) -> Validator[Any]:
+    """Return a validator that refuses every value."""
+
+    def read(value: Any) -> Any:
+        raise InvalidValueError(f"must not be given: {reason}")
+
+    return read
+
+
+_BELOW_ONE = matching(
+    "a number from 0, below 1", lambda value: is_finite(value) and 0 <= value < 1, float
+)
 _TENSOR = _section(
     **{kind: values.quant_words(kind) for kind in QUANT_CHOICES},
     group_size=values.GROUP_SIZES,
@@ -95,6 +135,36 @@ _DATALOADER = _section(
     transform=values.TRANSFORMS,
 )
 
+_OPTIONS: Mapping[str, Validator[Any]] = dict(
+    learning_rate=positive_float,
+    momentum=non_negative_float,
+    nesterov=boolean,
+    weight_decay=non_negative_float,
+    epsilon=positive_float,
+    amsgrad=boolean,
+    **dict.fromkeys(("beta_1", "beta_2"), _BELOW_ONE),
+)
+_LOSS = _one_named(
+    "loss",
+    dict.fromkeys(LOSSES, _section(reduction=one_of(REDUCTIONS), from_logits=boolean)),
+)
+_OPTIMIZER = _one_named(
+    "optimizer",
+    {
+        name: _section(**{option: _OPTIONS[option] for option in ("learning_rate", *options)})
+        for name, options in OPTIMIZERS.items()
+    },
+)
+_TRAIN = _section(
+    dataloader=_DATALOADER,
+    **dict.fromkeys(("loss", "criterion"), _LOSS),
+    optimizer=_OPTIMIZER,
+    **dict.fromkeys(("epochs", "epoch", "end_epoch"), integer_between(1)),
+    start_epoch=integer_between(0),
+    **dict.fromkeys(("max_batches", "iteration"), integer_between(1)),
+    postprocess=_refused("transforms have no gradients; set train_func in Python"),
+)
+
 
 def _schema(share: Any, amount: Any, seconds: Any, trials: Any, seed: Any) -> Section:
     return _section(
@@ -116,6 +186,7 @@ def _schema(share: Any, amount: Any, seconds: Any, trials: Any, seed: Any) -> Se
             approach=values.approach,
             use_bf16=boolean,
             calibration=_section(sampling_size=values.SIZES, dataloader=_DATALOADER),
+            train=_TRAIN,
             model_wise=_LIMITS,
             optype_wise=_by_name(_LIMITS),
             op_wise=_by_name(_LIMITS),

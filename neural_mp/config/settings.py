@@ -53,6 +53,25 @@ class CalibrationSettings:
 
 
 @dataclass(frozen=True)
+class TrainSettings:
+    """Settings of the training of the most promising plan.
+
+    Attributes:
+        dataloader: the mapping as written; its batches are inputs and targets.
+        loss: name of the loss → its options.
+        optimizer: name of the optimizer → its options, with the learning rate; None for Adam.
+        epochs: number of passes over the batches; None uses the default.
+        max_batches: number of batches of an epoch; None for all.
+    """
+
+    dataloader: Mapping[str, Any] | None = None
+    loss: Mapping[str, Mapping[str, Any]] | None = None
+    optimizer: Mapping[str, Mapping[str, Any]] | None = None
+    epochs: int | None = None
+    max_batches: int | None = None
+
+
+@dataclass(frozen=True)
 class TuningSettings:
     """Settings of the search.
 
@@ -168,6 +187,7 @@ class Settings:
         amp: ops allowed in 16 bits; None if not given.
         approach: source of INT8 ranges: `static`, `dynamic`, `weight_only`; None for all.
         calibration: settings of calibration.
+        train: settings of the training; None if the file requests none.
         tuning: settings of the search.
         evaluation: settings of accuracy and latency measurements.
         dialect: vocabulary of datasets, transforms and metrics.
@@ -186,6 +206,7 @@ class Settings:
     calibration: CalibrationSettings = CalibrationSettings()
     tuning: TuningSettings = field(default_factory=TuningSettings)
     evaluation: EvaluationSettings = EvaluationSettings()
+    train: TrainSettings | None = None
     dialect: Dialect = Dialect.OWN
     source: Source = field(default_factory=lambda: Source("the settings"), compare=False)
     folder: Path | None = field(default=None, compare=False)

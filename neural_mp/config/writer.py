@@ -9,7 +9,13 @@ from typing import Any
 import yaml
 
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
-from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
+from neural_mp.config.settings import (
+    EvaluationSettings,
+    Settings,
+    TrainSettings,
+    TuningSettings,
+)
+from neural_mp.config.training import TRAINED_APPROACH
 from neural_mp.config.values import ANY, EACH, NO_METRICS
 from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
@@ -61,7 +67,7 @@ def settings_to_yaml(settings: Settings) -> str:
         "target": settings.target,
         "mixed_precision": {"precisions": _precisions(settings.precisions), **_amp(settings.amp)},
         "quantization": {
-            **_given({"approach": settings.approach}),
+            **_given({"approach": _approach(settings), "train": _train(settings.train)}),
             "calibration": _given(vars(settings.calibration)),
             **_constraints(settings.constraints),
         },
@@ -108,6 +114,16 @@ def _limit(limit: OpConstraint) -> dict[str, Any]:
     if limit.precisions is not None or "dtype" in {*weight, *activation}:
         return _given({"precisions": _precisions(limit.precisions), **data})
     return _given(data)
+
+
+def _approach(settings: Settings) -> str | None:
+    # In files of INC, other approaches do not train.
+    trained = settings.train is not None and settings.dialect is Dialect.INC
+    return TRAINED_APPROACH if trained else settings.approach
+
+
+def _train(train: TrainSettings | None) -> dict[str, Any] | None:
+    return None if train is None else _given(vars(train))
 
 
 def _tuning(tuning: TuningSettings, dialect: Dialect) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.adaptors import registry
 
 if TYPE_CHECKING:
+    from neural_mp.adaptors.common.training_choices import OptimizerChoice
     from neural_mp.adaptors.pytorch.training.autocast import autocast
     from neural_mp.adaptors.pytorch.training.grad_scaler import GradScaler
     from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
@@ -45,6 +46,7 @@ _LAZY = {
     "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "enable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "finish": (None, "neural_mp.api.quantization_aware"),
+    "OptimizerChoice": (None, "neural_mp.adaptors.common.training_choices"),
     "TrainingProgress": (None, "neural_mp.training.loop"),
     "fit": (None, "neural_mp.training.loop"),
     "first_nonfinite": (None, "neural_mp.training.models"),
@@ -61,6 +63,7 @@ __all__ = [
     "GradScaler",
     "LossScale",
     "LossScaleOptimizer",
+    "OptimizerChoice",
     "TrainingProgress",
     "Watch",
     "advise",

@@ -14,6 +14,7 @@ from typing import Any
 
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.simulation import Trainer, TrainingSchedule
+from neural_mp.adaptors.common.training_choices import OptimizerChoice
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.io.files import write_atomic
@@ -85,6 +86,7 @@ def fit(
     *,
     epochs: int = EPOCHS,
     learning_rate: float = LEARNING_RATE,
+    optimizer: OptimizerChoice | None = None,
     evaluate: Callable[[Any], float] | None = None,
     higher_is_better: bool = True,
     seconds: float | None = None,
@@ -104,6 +106,7 @@ def fit(
             FP32 model and requires no labels.
         epochs: number of passes over the batches.
         learning_rate: learning rate of the first epoch; decays to 0 along half a cosine.
+        optimizer: an optimizer by name; default: Adam.
         evaluate: function of the simulation in inference mode that returns its accuracy, which
             chooses the best epoch. Default: the mean loss of the epoch.
         higher_is_better: direction of `evaluate`.
@@ -129,7 +132,7 @@ def fit(
         )
     adaptor = adaptor_for(model)
     offered = needed(adaptor.simulation, adaptor.framework, "training with a plan")
-    trainer = offered.trainer(model, loss)
+    trainer = offered.trainer(model, loss, optimizer or OptimizerChoice())
     kept = _Checkpoints(None if folder is None else validate_option("folder", file_path, folder))
     end = math.inf if seconds is None else time.monotonic() + seconds
     progress = kept.resume(trainer)

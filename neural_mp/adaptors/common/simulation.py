@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from neural_mp.adaptors.common.training_choices import LossChoice, OptimizerChoice
 from neural_mp.core.observations import Range
 from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan
@@ -117,12 +118,14 @@ class Simulation(Generic[M]):
             ranges of quantized tensors, as in `Adaptor.convert_graph`; schedule → an object of the
             framework that can be trained and computes as the converted model does.
             `ConfigurationError` if it has no weight to train.
-        trainer: such an object, loss → its training steps. A loss is a function of outputs and
-            targets, in the framework's order; without one, outputs are trained towards those of the
-            FP32 model.
+        trainer: such an object, loss, optimizer → its training steps. A loss is a function of
+            outputs and targets, in the framework's order; without one, outputs are trained towards
+            those of the FP32 model.
         finished: such an object → the converted model with its weights and scales.
+        loss: a loss by name → such a function.
     """
 
     simulated: Callable[[M, M, ResolvedPlan, Mapping[str, Range], TrainingSchedule], Any]
-    trainer: Callable[[Any, Callable[[Any, Any], Any] | None], Trainer]
+    trainer: Callable[[Any, Callable[[Any, Any], Any] | None, OptimizerChoice], Trainer]
     finished: Callable[[Any], M]
+    loss: Callable[[LossChoice], Callable[[Any, Any], Any]]

@@ -8,6 +8,7 @@ import time
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_quantization_aware import IMAGES, LABELS, TEST, TRAIN, Net
@@ -67,7 +68,8 @@ def search(folder, **options):
         "loss": F.cross_entropy,
         "workspace": folder,
     }
-    return MixedPrecision(model=trained_net(), **{**given, **options})
+    conf = options.pop("conf", None)
+    return MixedPrecision(conf, model=trained_net(), **{**given, **options})
 
 
 def check(result):
@@ -206,3 +208,38 @@ def test_options_that_do_not_fit_are_named(tmp_path):
     refused("must be set together", train_dataloader=[(IMAGES, LABELS)])
     refused("train_func must be a function", train_func="train")
     refused("train_seconds", exit_policy={"train_seconds": -1})
+
+
+FILE = """
+version: 1.0
+model: {{name: net, framework: pytorch}}
+quantization:
+  approach: quant_aware_training
+  train:
+    start_epoch: 0
+    end_epoch: 10
+    iteration: 20
+    dataloader:
+      batch_size: 50
+      dataset: {{"numpy": {{inputs: {0}/images.npy, labels: {0}/labels.npy}}}}
+    optimizer: {{{1}: {{learning_rate: 0.005}}}}
+    criterion: {{CrossEntropyLoss: {{reduction: mean}}}}
+tuning: {{accuracy_criterion: {{absolute: 0.025}}}}
+"""
+
+
+def from_file(folder, optimizer="Adam", **options):
+    """Return the search with the training of a file of INC 1.x."""
+    np.save(folder / "images.npy", TRAIN.images[:1200])
+    np.save(folder / "labels.npy", TRAIN.labels[:1200].astype(np.int32))
+    (folder / "conf.yaml").write_text(FILE.format(folder, optimizer))
+    given = {"train_dataloader": None, "loss": None, "exit_policy": {"max_trials": 1}}
+    return search(folder, conf=str(folder / "conf.yaml"), **{**given, **options})
+
+
+@pytest.mark.slow
+def test_a_file_of_inc_trains_with_its_section(tmp_path):
+    result = from_file(tmp_path).fit()
+    check(result)
+    (file,) = tmp_path.glob("training/*/training.json")
+    assert len(json.loads(file.read_text())["losses"]) == 10

@@ -60,7 +60,8 @@ def search(folder, **options):
         "loss": LOSS,
         "workspace": folder,
     }
-    return MixedPrecision(model=trained_net(), **{**given, **options})
+    conf = options.pop("conf", None)
+    return MixedPrecision(conf, model=trained_net(), **{**given, **options})
 
 
 def check(result):
@@ -151,3 +152,28 @@ def test_without_labels_the_plan_is_trained_on_the_calibration_batches(tmp_path)
     assert outputs["trained"] < 0.5 * outputs["nearest"]
     compared = compare(trained_net(), result, batches[:2]).outputs[0].noise
     assert outputs["trained"] == pytest.approx(compared, rel=1e-3)
+
+
+def section(folder, loss, optimizer):
+    """Return the options of a search with a file of INC 1.x, and no training in Python."""
+    np.savez(folder / "train.npz", images=IMAGES[:1200], labels=TRAIN.labels[:1200])
+    data = {"path": str(folder / "train.npz"), "inputs_key": "images", "labels_key": "labels"}
+    train = {
+        "end_epoch": 10,
+        "dataloader": {"batch_size": 50, "dataset": {"numpy": data}},
+        "criterion": loss,
+        "optimizer": optimizer,
+    }
+    quantization = {"approach": "quant_aware_training", "train": train}
+    conf = {"version": 1.0, "model": {"framework": "tensorflow"}, "quantization": quantization}
+    given = {"train_dataloader": None, "loss": None, "exit_policy": {"max_trials": 1}}
+    return {"conf": conf, **given}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["CrossEntropyLoss", "SparseCategoricalCrossentropy"])
+def test_a_file_of_inc_trains_with_its_section(tmp_path, name):
+    loss = {name: {"reduction": "sum_over_batch_size", "from_logits": True}}
+    optimizer = {"Adam": {"learning_rate": 5e-4, "epsilon": 1e-7}}
+    result = search(tmp_path, **section(tmp_path, loss, optimizer)).fit()
+    check(result)

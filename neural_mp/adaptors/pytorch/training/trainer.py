@@ -14,29 +14,34 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
+from neural_mp.adaptors.common.training_choices import OptimizerChoice
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.dynamic_shapes import flat_inputs
 from neural_mp.adaptors.pytorch.model import TorchModel
+from neural_mp.adaptors.pytorch.training.choices import optimizer_of
 from neural_mp.adaptors.pytorch.training.numerics_trace import loss_value
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
 from neural_mp.errors import ConfigurationError
 
+_ADAM = OptimizerChoice()
+
 
 class Trainer:
-    """Adam on the weights and scales of a simulation.
+    """Steps of an optimizer on the weights and scales of a simulation.
 
     Without a loss, batches are inputs alone, and the outputs are trained towards those of the FP32
     model.
     """
 
     def __init__(
-        self, model: SimulatedModule, loss: Callable[[Any, Any], Any] | None = None
+        self,
+        model: SimulatedModule,
+        loss: Callable[[Any, Any], Any] | None = None,
+        optimizer: OptimizerChoice = _ADAM,
     ) -> None:
         self.model, self.loss = model, loss
-        trained = [p for p in model.parameters() if p.requires_grad]
-        # One call for all parameters: of small nets, a call per scale takes most of a step.
-        self.optimizer = torch.optim.Adam(trained, fused=True)
+        self.optimizer = optimizer_of(model, optimizer)
 
     def step(self, batch: Any, learning_rate: float) -> float:
         """See the protocol."""

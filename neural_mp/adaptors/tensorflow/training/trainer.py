@@ -8,20 +8,22 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
 from neural_mp.adaptors.common.tensor_variants import UINT8
+from neural_mp.adaptors.common.training_choices import OptimizerChoice
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, NodeDef, data_inputs, node_of
+from neural_mp.adaptors.tensorflow.training.choices import optimizer_of
 from neural_mp.adaptors.tensorflow.training.numerics_trace import loss_function
 from neural_mp.adaptors.tensorflow.training.simulated_model import SimulatedModel
 from neural_mp.adaptors.tensorflow.training.simulated_walk import owners_of
 from neural_mp.errors import ConfigurationError
 
 _ANOTHER = "use another folder"
+_ADAM = OptimizerChoice()
 #: Ops with a kernel whose result may be a number if an input is NaN.
 _HIDING = frozenset(
     ("Relu", "Relu6", "Maximum", "Minimum", "MaxPool", "Max", "Min", "ClipByValue", "SelectV2")
@@ -29,19 +31,21 @@ _HIDING = frozenset(
 
 
 class Trainer:
-    """Adam on the weights and scales of a simulation.
+    """Steps of an optimizer on the weights and scales of a simulation.
 
     A loss is a Keras loss or a function of targets and outputs. Without a loss, batches are inputs
     alone, and the outputs are trained towards those of the FP32 model.
     """
 
     def __init__(
-        self, model: SimulatedModel, loss: Callable[[Any, Any], Any] | None = None
+        self,
+        model: SimulatedModel,
+        loss: Callable[[Any, Any], Any] | None = None,
+        optimizer: OptimizerChoice = _ADAM,
     ) -> None:
         self.model = model
         self.loss = None if loss is None else loss_function(loss)
-        self.optimizer = keras.optimizers.Adam()
-        self.optimizer.build(model.trainable_variables)
+        self.optimizer = optimizer_of(model, optimizer)
         self._hidden = _before_hiding(model)
         self._compiled = tf.function(self._step, reduce_retracing=True)
 

@@ -1,0 +1,54 @@
+"""Losses and optimizers by name compute as those of Keras."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from neural_mp import training
+from neural_mp.adaptors.common.training_choices import LossChoice
+from neural_mp.adaptors.tensorflow.training.choices import chosen_loss, optimizer_of
+from neural_mp.core.plan import PrecisionPlan
+
+LOGITS = np.random.default_rng(0).normal(size=(12, 10)).astype(np.float32)
+CLASSES = np.random.default_rng(1).integers(0, 10, 12)
+
+
+def simulation():
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential([keras.Input((8,)), layers.Dense(4, name="head")], name="net")
+    plan = PrecisionPlan.from_dict({"net_1/head_1/MatMul": "int8"})
+    return training.quantization_aware(net, plan, calibration=[LOGITS[:, :8]])
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_weights_decay_and_scales_do_not(name):
+    model = simulation()
+    choice = training.OptimizerChoice(name, {"weight_decay": 0.1})
+    optimizer = optimizer_of(model, choice)
+    optimizer.learning_rate = 0.5
+    scales = {id(scale) for scale in model.scales()}
+    for scale in model.scales():  # logarithms relative to calibrated scales, 0 at first
+        scale.assign(0 * scale.value + 0.3)
+    before = [np.array(v.value) for v in model.trainable_variables]
+    optimizer.apply_gradients([(0 * v.value, v) for v in model.trainable_variables])
+    assert scales
+    for old, variable in zip(before, model.trainable_variables, strict=True):
+        factor = 1.0 if id(variable) in scales else 1 - 0.5 * 0.1
+        np.testing.assert_allclose(np.array(variable.value), factor * old, rtol=1e-5)
+
+
+@pytest.mark.parametrize("logits", [True, False])
+@pytest.mark.parametrize("reduction", ["auto", "sum"])
+def test_cross_entropy_reads_class_numbers_and_distributions(logits, reduction):
+    outputs = LOGITS if logits else np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
+    rows = -(LOGITS - np.log(np.exp(LOGITS).sum(1, keepdims=True)))[np.arange(12), CLASSES]
+    wanted = rows.sum() if reduction == "sum" else rows.mean()
+    for name, targets in (
+        ("CrossEntropyLoss", CLASSES),
+        ("CrossEntropyLoss", np.eye(10, dtype=np.float32)[CLASSES]),
+        ("SparseCategoricalCrossentropy", CLASSES),
+        ("SparseCategoricalCrossentropy", CLASSES[:, None]),
+    ):
+        loss = chosen_loss(LossChoice(name, reduction, logits))
+        assert float(loss(targets, outputs)) == pytest.approx(wanted, rel=1e-4), name
