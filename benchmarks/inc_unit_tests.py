@@ -4,8 +4,8 @@
 
 The folder is a clone of the repository. Files run unchanged, each in a process of its own, with
 every import of `neural_compressor` answered by this package, and with a decoder of random weights
-in place of every model of a hub. The tables list passed and failed tests per file, and the last
-line of each failure.
+of the same architecture (GPT-J, OPT) in place of every model of a hub. The tables list passed and
+failed tests per file, and the last line of each failure. `test_pt2e_quant` needs `expecttest`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,20 @@ from rich.console import Console
 from rich.table import Table
 
 _HERE = Path(__file__).resolve().parent
-_FOLDER = "test/torch"
+_FOLDER = "test"
 FILES = (
-    *("test_config.py", "test_autotune.py", "quantization/test_pt2e_quant.py"),
-    *("quantization/test_static_quant.py", "quantization/test_smooth_quant.py"),
-    *("quantization/weight_only/test_rtn.py", "quantization/weight_only/test_gptq.py"),
-    *("quantization/weight_only/test_awq.py", "quantization/weight_only/test_teq.py"),
-    *("quantization/weight_only/test_hqq.py", "quantization/weight_only/test_mixed_algos.py"),
+    *("common/test_common.py", "common/test_logger.py", "common/test_param.py"),
+    *("common/test_utility.py", "torch/test_config.py", "torch/test_autotune.py"),
+    *("torch/utils/test_auto_accelerator.py", "torch/utils/test_torch_utility.py"),
+    *(
+        f"torch/quantization/test_{name}.py"
+        for name in ("static_quant", "smooth_quant", "pt2e_quant", "mx_quant", "autoround_cpu")
+    ),
+    *(
+        f"torch/quantization/weight_only/test_{name}.py"
+        for name in ("rtn", "gptq", "awq", "teq", "hqq", "mixed_algos", "woq_utils", "load")
+    ),
+    "torch/quantization/weight_only/test_transformers.py",
 )
 _LONGEST = 900
 #: Loaded by pytest in the folder of the tests.
@@ -43,9 +50,15 @@ from neural_mp.compat.inc.import_aliases import THEIRS, register
 register(THEIRS)
 
 
-def decoder(*values, **options):
-    """A decoder of random weights in place of one of a hub."""
+def decoder(name, *values, **options):
+    """A decoder of random weights in place of one of a hub, of the same architecture."""
     torch.manual_seed(0)
+    if "opt" in str(name).lower():
+        config = transformers.OPTConfig(
+            vocab_size=1000, hidden_size=64, num_hidden_layers=2, ffn_dim=128,
+            num_attention_heads=4, max_position_embeddings=512, word_embed_proj_dim=64,
+        )
+        return transformers.OPTForCausalLM(config).eval()
     config = transformers.GPTJConfig(
         vocab_size=1000, n_positions=512, n_embd=32, n_layer=5, n_head=4, rotary_dim=4,
         n_inner=37, bos_token_id=98, eos_token_id=98,
@@ -104,7 +117,8 @@ def _outcome(name: str, source: str) -> Row:
         (folder / Path(name).name).write_text(source, encoding="utf-8")
         report = folder / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
-        more = {"PYTHONPATH": str(_HERE.parent), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        path = os.pathsep.join([str(_HERE.parent), os.environ.get("PYTHONPATH", "")])
+        more = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         try:
             subprocess.run(
                 [*command, f"--junitxml={report}", Path(name).name],
@@ -125,14 +139,22 @@ def _read(name: str, report: Path) -> Row:
         problem = case.find("failure")
         problem = case.find("error") if problem is None else problem
         if problem is not None:
-            message = (problem.get("message") or "").strip()
-            lines = message.splitlines() or [(problem.text or "no message").strip()]
-            row.failures[str(case.get("name"))] = re.sub(r"\s+", " ", lines[0])[:160]
+            row.failures[str(case.get("name"))] = _reason(problem)
         elif case.find("skipped") is not None:
             row.skipped += 1
         else:
             row.passed += 1
     return row
+
+
+def _reason(problem: ElementTree.Element) -> str:
+    """Return the line of a failure that names its cause."""
+    message = (problem.get("message") or "").strip()
+    text = (problem.text or "no message").strip()
+    if message == "collection failure":  # the cause is the last error of the traceback
+        errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
+        message = errors[-1] if errors else text.splitlines()[-1]
+    return re.sub(r"\s+", " ", (message or text).splitlines()[0])[:160]
 
 
 _HEADINGS = ("file", "passed", "failed", "skipped")

@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from neural_mp.compat.inc.v3.flow import result_of
 from neural_mp.compat.inc.v3.lm_eval import LMEvalParser, evaluate
+from neural_mp.compat.inc.v3.torch_quantization import RTNConfig, load_empty_model, quantize
 from neural_mp.compat.inc.v3.transformers_names import (
     AutoModelForCausalLM,
     AwqConfig,
@@ -51,6 +52,14 @@ def test_a_folder_is_quantized_on_loading_and_saved_for_the_next_time(
     (tmp_path / "saved" / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert torch.equal(again(_TOKENS[0]).logits, model(_TOKENS[0]).logits)
+
+
+def test_a_model_loaded_for_conversion_by_layers_gives_the_same_result(folder):
+    ids = _TOKENS[0]
+    with torch.no_grad():
+        whole = quantize(LlamaForCausalLM.from_pretrained(folder).eval(), RTNConfig())(ids)
+        layers = quantize(load_empty_model(folder), RTNConfig(use_layer_wise=True))(ids)
+    assert torch.equal(whole.logits, layers.logits)
 
 
 def test_calibration_texts_become_windows(tmp_path):

@@ -185,7 +185,7 @@ _REASONS: Mapping[str, Sequence[str]] = {
         *("block_wise_calibration",),
     ),
     "load the model with transformers; layers are converted in place of its weights": (
-        *("initialize_model_and_tokenizer", "load_empty_model", "load_first_layer_only"),
+        *("initialize_model_and_tokenizer", "load_first_layer_only"),
     ),
     "generate of the converted model is that of transformers": ("_beam_search", "_greedy_search"),
     "pass a torch.dtype": ("convert_dtype_str2torch",),

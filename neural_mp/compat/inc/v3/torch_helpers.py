@@ -203,6 +203,18 @@ def export(model: Any, example_inputs: tuple[Any, ...], dynamic_shapes: Any = No
     return program.module()
 
 
+def load_empty_model(pretrained_model_name_or_path: Any, cls: Any = None, **options: Any) -> Any:
+    """Return a model of transformers for conversion layer by layer: with its weights, here.
+
+    Args:
+        pretrained_model_name_or_path: folder or name of the model.
+        cls: class of transformers; default: `AutoModelForCausalLM`.
+        **options: passed on to `from_pretrained`.
+    """
+    kind = importlib.import_module("transformers").AutoModelForCausalLM if cls is None else cls
+    return kind.from_pretrained(pretrained_model_name_or_path, **options).eval()
+
+
 def set_module(model: Any, op_name: str, new_module: Any) -> None:
     """Replace a module by its path."""
     parent, _, name = op_name.rpartition(".")

@@ -44,7 +44,7 @@ from neural_mp.compat.inc.v3.torch_configs import (
     get_default_static_config,
     get_default_teq_config,
 )
-from neural_mp.compat.inc.v3.torch_helpers import is_ipex_imported
+from neural_mp.compat.inc.v3.torch_helpers import is_ipex_imported, load_empty_model
 
 __all__ = [
     "AWQConfig",
@@ -83,6 +83,7 @@ __all__ = [
     "get_woq_tuning_config",
     "is_ipex_imported",
     "load",
+    "load_empty_model",
     "prepare",
     "prepare_qat",
     "quantize",
