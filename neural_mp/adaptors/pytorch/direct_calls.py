@@ -204,7 +204,8 @@ class DirectCalls:
         """
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
-            return run_call(model, model.module, call)
+            module = model.module if model.shell is None else model.once(_direct_form)
+            return run_call(model, module, call)
         if not is_accepted(model, call):
             run_call(model, model.module, call)
             accept(model, call)
@@ -237,6 +238,26 @@ class DirectCalls:
             {name: places[id(value)] for name, value in call.kwargs.items()},
             arrays,
         )
+
+
+class _DirectPart(nn.Module):
+    """A graph within the user's code; see `DirectGraph`."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__()
+        self._direct = DirectGraph(graph)
+
+    def forward(self, *args: object, **kwargs: object) -> Any:
+        """Return the graph's result."""
+        return self._direct(*args, **kwargs)
+
+
+def _direct_form(model: TorchModel) -> nn.Module:
+    """Return the user's code with graphs that check inputs of a known signature once.
+
+    A decoder calls hundreds of graphs per token, and each check costs as long as a small product.
+    """
+    return model.built(lambda part: _DirectPart(part.runnable), model.converted_parts)
 
 
 def keeps_state(model: TorchModel) -> bool:
