@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 FRAMEWORKS = ("torch", "tensorflow", "keras", "onnx", "onnxruntime", "sklearn", "optuna", "scipy")
 
 
@@ -54,6 +56,7 @@ def test_a_model_is_recognised_without_importing_its_framework():
     assert not imported(report) & set(FRAMEWORKS)
 
 
+@pytest.mark.slow
 def test_what_trains_imports_its_own_framework_when_it_is_asked_for():
     assert not imported(run("from neural_mp.training import LossScale")) & set(FRAMEWORKS)
     assert "tensorflow" not in imported(run("from neural_mp.training import GradScaler"))

@@ -49,6 +49,7 @@ def _result(net, batches, tmp_path, **options):
 FP32_BYTES = 4 * 3 * (64 * 64 + 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [3.5, 4.6, 6.0, 12.0])
 def test_the_model_fits_into_the_limit_and_uses_most_of_it(net, batches, tmp_path, bits):
     result = _result(net, batches, tmp_path, max_bits=bits)
@@ -59,12 +60,14 @@ def test_the_model_fits_into_the_limit_and_uses_most_of_it(net, batches, tmp_pat
     assert any("max_bits" in warning for warning in result.report.warnings)
 
 
+@pytest.mark.slow
 def test_more_bytes_are_spent_on_the_weights_that_matter_most(net, batches, tmp_path):
     result = _result(net, batches, tmp_path, max_bits=6.5)
     bits = {op: bits_of(result.plan[op]) for op in ("first", "second", "last")}
     assert bits["last"] > max(bits["first"], bits["second"])
 
 
+@pytest.mark.slow
 def test_larger_limits_yield_more_accurate_models(net, batches, tmp_path):
     noise = []
     for limit in (6_000, 8_000, 14_000):

@@ -73,6 +73,7 @@ def test_codes_take_their_bits_of_memory(net, converted, bits):
     assert held == weights * bits // 8 + 2 * 2 * weights // 32 + rest
 
 
+@pytest.mark.slow
 def test_saved_and_exported_models_compute_the_same(converted, tmp_path):
     x = torch.randint(0, 50, (3, 5))
     converted.save(tmp_path / "saved")
