@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 from command_here import run_main
-from quick_runs import measure_briefly, search_briefly, trace_once
+from quick_runs import decide_early, measure_briefly, search_briefly, trace_once
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: Module → its number of epochs, and how many are enough to learn what an example is about.
@@ -71,6 +71,7 @@ def _fresh(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ):
         measure_briefly(patch)
         search_briefly(patch)
+        decide_early(patch)
         trace_once(patch)
         patch.chdir(folder)
         patch.setattr(sys, "path", [str(folder), *sys.path])

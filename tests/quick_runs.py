@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from neural_mp.adaptors.common import adaround
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api import job_builder, loading
 from neural_mp.core.enums import Objective
@@ -142,10 +143,12 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 def search_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure two neighbours of a plan in one round, in place of six in up to four.
 
-    For tests of what a user writes, who gets a plan: its last percent of speed is not asked about.
+    Roundings are learned in a fifth of the steps. For tests of what a user writes, who gets a plan:
+    its last percent of speed is not asked about.
     """
     monkeypatch.setattr(refinement, "_NEIGHBOURS", 2)
     monkeypatch.setattr(refinement, "_MAX_ROUNDS", 1)
+    monkeypatch.setattr(adaround, "_STEPS_PER_STEP", 1)
 
 
 def decide_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 
 import pytest
 import yaml
@@ -23,6 +24,18 @@ def digits_example(request, copies):
     """A copy of the example, run from Python once."""
     folder = copies / request.param
     return folder, run_script(folder / "tune.py")
+
+
+@pytest.fixture(scope="module")
+def tuned_by_yaml(copies):
+    """Return the folder and the printed text of `tune conf.yaml` in an example, run once."""
+
+    @cache
+    def tuned(example):
+        folder = copies / example
+        return folder / "tuned", run_command(folder, "tune", "conf.yaml", "-o", "tuned")
+
+    return tuned
 
 
 def test_a_saved_model_in_bf16(copies):
@@ -61,25 +74,25 @@ SAMPLES = {
 }
 
 
-def test_samples_of_the_command_line_have_the_columns_of_their_outputs(copies):
+def test_samples_of_the_command_line_have_the_columns_of_their_outputs(copies, tuned_by_yaml):
     folder = copies / "pytorch_digits"
+    tuned, printed = tuned_by_yaml("pytorch_digits")
+    plan = yaml.safe_load((tuned / "plan.yaml").read_text("utf-8"))
+    plan["ops"]["block2.conv1"] = "fp32"
+    (folder / "edited.yaml").write_text(yaml.safe_dump(plan), "utf-8")
     for command, count in SAMPLES.items():
-        found = headings(run_command(folder, *command.split()))
+        is_tune = command.startswith("tune")
+        found = headings(printed if is_tune else run_command(folder, *command.split()))
         expected = headings(sample_of(command))
         assert expected, command
         assert found[:count] == expected[:count], command
-        if command.startswith("tune"):
-            plan = yaml.safe_load((folder / "tuned" / "plan.yaml").read_text("utf-8"))
-            plan["ops"]["block2.conv1"] = "fp32"
-            (folder / "edited.yaml").write_text(yaml.safe_dump(plan), "utf-8")
 
 
-def test_the_yaml_example_finds_the_same(digits_example):
+def test_the_yaml_example_finds_the_same(digits_example, tuned_by_yaml):
     folder, _ = digits_example
-    run_command(folder, "tune", "conf.yaml", "--output", "out/from_yaml")
     from_python, from_yaml = (
-        json.loads((folder / "out" / name / "neural_mp.json").read_text())
-        for name in ("tuned", "from_yaml")
+        json.loads((found / "neural_mp.json").read_text())
+        for found in (folder / "out" / "tuned", tuned_by_yaml(folder.name)[0])
     )
     assert from_yaml["met"]
     # Of two plans that are about as fast, either may be taken; one plan has one accuracy.

@@ -59,8 +59,8 @@ def calibration(
     `converter.calib_dataloader = calibrated`.
 
     Args:
-        model: the object that the user's code calls: a `torch.nn.Module`; no other framework offers
-            recording so far.
+        model: the object that the user's code calls: a `torch.nn.Module` or a Keras model; no other
+            framework offers recording so far.
         samples: number of samples from which on no further call is recorded; default: all, which
             are kept in memory.
         framework: framework of the model; default: detected.

@@ -34,8 +34,8 @@ class _Origin:
 def untrainable(framework: str) -> str:
     """Return the message for a framework without training, with what there is instead."""
     return (
-        f"training with a plan is for PyTorch and Keras models, got a model of {framework}: its "
-        f"weights are reconstructed without labels only; name the corrections 'adaround' and "
+        f"training with a plan is for PyTorch and TensorFlow models, got a model of {framework}: "
+        f"its weights are reconstructed without labels only; name the corrections 'adaround' and "
         f"'learned_scale' in the plan"
     )
 

@@ -5,7 +5,7 @@ from neural_mp.space.capability import Capability, Constraints, OpConstraint, Qu
 from neural_mp.space.effective_ops import EffectiveOp, planned_by_name, planned_ops
 from neural_mp.space.explanations import Reason, counted_reasons, why_int8
 from neural_mp.space.resolution import ResolvedPlan
-from neural_mp.space.rules import ConversionRules
+from neural_mp.space.rules import ConversionRules, name_matches
 from neural_mp.space.space import TuningSpace
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "ResolvedPlan",
     "TuningSpace",
     "counted_reasons",
+    "name_matches",
     "peak_activation_bytes",
     "planned_by_name",
     "planned_ops",

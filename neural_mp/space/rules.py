@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from neural_mp.core.graph import Op, OpGraph
@@ -62,9 +62,14 @@ class ConversionRules:
 
 def _matches(pattern: str, op: Op) -> bool:
     """Whether a pattern matches the beginning of a name of an op, or is one of its types."""
+    names = (op.name, *(layer.name for layer in op.layers))
+    return name_matches(pattern, names) or pattern in op.types
+
+
+def name_matches(pattern: str, names: Iterable[str]) -> bool:
+    """Whether a pattern, or text that is none, matches the beginning of one of several names."""
     try:
         found = re.compile(pattern)
     except re.error:
         found = re.compile(re.escape(pattern))
-    names = (op.name, *(layer.name for layer in op.layers))
-    return any(found.match(name) for name in names) or pattern in op.types
+    return any(found.match(name) for name in names)

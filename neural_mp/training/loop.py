@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.common.optional import needed
-from neural_mp.adaptors.common.simulation import Trainer
+from neural_mp.adaptors.common.simulation import Trainer, TrainingSchedule
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.io.files import write_atomic
@@ -123,6 +123,10 @@ def fit(
         raise ConfigurationError(f"loss must be a function of outputs and targets, got {loss!r}")
     if isinstance(batches, Iterator):
         raise DataError("batches must be readable once per epoch, got an iterator; give a list")
+    if not isinstance(getattr(model, "schedule", None), TrainingSchedule):
+        raise ConfigurationError(
+            f"fit requires a model made by quantization_aware, got a {type(model).__name__}"
+        )
     adaptor = adaptor_for(model)
     offered = needed(adaptor.simulation, adaptor.framework, "training with a plan")
     trainer = offered.trainer(model, loss)
@@ -158,7 +162,7 @@ def _epoch(
     for batch in batches:
         losses.append(trainer.step(batch, rate))
         if not math.isfinite(losses[-1]):
-            place = trainer.first_non_finite(batch) or "the loss"
+            place = trainer.first_non_finite(batch) or "the loss or a gradient"
             raise TrainingError(
                 f"the loss is {losses[-1]} in step {len(losses)} of epoch {epoch}; the first "
                 f"NaN or Inf is {place}; lower the learning rate ({rate:.3g}). The model has the "

@@ -31,6 +31,8 @@ class StringEnum(str, Enum):
         Raises:
             NeuralMPError: from `error`, if no member has the value.
         """
+        if isinstance(value, cls):  # of the many quantizations in a search space, nearly every word
+            return value
         values = [member.value for member in cls]
         if not isinstance(value, str) or value not in values:
             raise error(f"{what} cannot be {value!r}{did_you_mean(str(value), values)}")

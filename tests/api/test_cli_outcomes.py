@@ -79,6 +79,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_search(here, run
     assert not (here / "neural_mp_workspace").exists()
 
 
+@pytest.mark.slow
 def test_trials_count_on_after_resume(here, run, monkeypatch):
     _edit(here, "tuning:", "tuning:\n  strategy: random\n  exit_policy: {max_trials: 1}")
     _never_faster(here)

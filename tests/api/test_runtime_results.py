@@ -186,6 +186,7 @@ def test_the_source_is_the_result_if_no_runtime_gains_enough(net, batches, times
     assert found.loaded.boundary is None
 
 
+@pytest.mark.slow
 def test_a_slower_result_without_accuracy_check_is_a_warning(net, batches, times):
     class Slower(Listener):
         def phase(self, name: str, total: int | None = None) -> None:

@@ -74,12 +74,12 @@ def test_the_given_model_is_returned_if_no_configuration_meets_the_target(net, a
 
 def test_configurations_without_a_kernel_are_skipped(net, agreement, caplog):
     measured, seen, _ = agreement
-    options = TuningConfig([RTNConfig(dtype="nf4"), RTNConfig(bits=[6, 8])], tolerable_loss=0.02)
+    options = TuningConfig([RTNConfig(dtype="mxfp4"), RTNConfig(bits=[9, 8])], tolerable_loss=0.02)
     assert result_of(autotune(net, options, measured)).plan["0"].precision == "int8"
     assert len(seen) == 2
     assert caplog.text.count("skipped") == 2
-    with pytest.raises(NotHereError, match="nf4"):
-        autotune(net, TuningConfig(RTNConfig(dtype="nf4")), measured)
+    with pytest.raises(NotHereError, match="mxfp4"):
+        autotune(net, TuningConfig(RTNConfig(dtype="mxfp4")), measured)
 
 
 def test_no_more_trials_than_allowed_and_none_twice(net, agreement):

@@ -19,6 +19,7 @@ from neural_mp.compat.inc.v3.torch_quantization import (
     RTNConfig,
     StaticQuantConfig,
     get_all_config_set,
+    prepare,
 )
 from neural_mp.errors import ConfigurationError
 
@@ -77,8 +78,8 @@ def test_options_are_checked_when_they_are_used(caplog):
     assert "did you mean 'bits'" in caplog.text
     with pytest.raises(AttributeError, match="did you mean 'group_size'"):
         _ = RTNConfig().group_sizes
-    with pytest.raises(ConfigurationError, match="one of 2, 3, 4, 8, got 6"):
-        RTNConfig(bits=6).constraint()
+    with pytest.raises(ConfigurationError, match="from 2 to 8, got 9"):
+        RTNConfig(bits=9).constraint()
     with pytest.raises(ConfigurationError, match="from 1, or -1, got 0"):
         HQQConfig(group_size=0).constraint()
     with pytest.raises(ConfigurationError, match="did you mean 'gptq'"):
@@ -88,13 +89,12 @@ def test_options_are_checked_when_they_are_used(caplog):
 @pytest.mark.parametrize(
     ("make", "nearest"),
     [
-        (lambda: quantization.FP8Config(fp8_config="E4M3"), "INT8StaticQuantConfig"),
+        (lambda: prepare(nn.Linear(2, 2), quantization.FP8Config()), "INT8StaticQuantConfig"),
         (lambda: quantization.MXQuantConfig(), "groups of 32"),
-        (lambda: quantization.get_default_fp8_config(), "INT8StaticQuantConfig"),
-        (lambda: StaticQuantConfig(fp8_config="E4M3"), "INT8"),
-        (lambda: RTNConfig(dtype="nf4").constraint(), "dtype='int'"),
+        (lambda: prepare(nn.Linear(2, 2), StaticQuantConfig(fp8_config="E4M3")), "INT8"),
+        (lambda: RTNConfig(dtype="mxfp4").constraint(), "dtype='int'"),
         (lambda: AutoRoundConfig(scheme="MXFP4").constraint(), "W4A16"),
-        (lambda: quantization.prepare_qat(nn.Linear(2, 2)), "training.quantization_aware"),
+        (lambda: quantization.prepare_qat(nn.Linear(2, 2), {}), "training.quantization_aware"),
     ],
 )
 def test_what_is_missing_names_the_nearest_way_here(make, nearest):

@@ -336,13 +336,13 @@ def test_a_dataset_by_name_takes_a_transform():
 
 
 def test_what_is_not_here_says_so_when_it_is_used():
-    from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
+    from neural_mp.compat.inc.config import TensorflowQATModel
     from neural_mp.compat.inc.experimental import Pruning
 
     with pytest.raises(NotHereError, match="Pruning .* is not supported: .*nothing is pruned"):
         Pruning("conf.yaml")
     with pytest.raises(NotHereError, match="training.quantization_aware"):
-        QuantizationAwareTrainingConfig()
+        TensorflowQATModel()
     with pytest.raises(ImportError, match="Quantisation"):
         from neural_mp.compat.inc.experimental import Quantisation  # noqa: F401
 

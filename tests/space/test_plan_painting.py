@@ -180,6 +180,7 @@ def test_resolving_changes_nothing_of_what_a_plan_means(drawn):
     assert again.flow == resolved.flow
 
 
+@pytest.mark.slow
 @given(spaces())
 def test_a_painting_gives_just_what_the_plan_means(drawn):
     space, plan = drawn

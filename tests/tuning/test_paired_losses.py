@@ -111,6 +111,7 @@ def run(tmp_path_factory):
     return tuned
 
 
+@pytest.mark.slow
 def test_a_trial_has_the_bound_that_decides(run):
     result = run(0.02)
     assert result.met
@@ -122,6 +123,7 @@ def test_a_trial_has_the_bound_that_decides(run):
     assert [t.loss_bound for t in again.trials] == [t.loss_bound for t in result.trials]
 
 
+@pytest.mark.slow
 def test_a_plan_that_meets_the_target_on_these_texts_only_is_missed(run):
     loose = next(trial for trial in run(0.02).trials if trial.loss_bound is not None)
     between = (loose.loss + loose.loss_bound) / 2

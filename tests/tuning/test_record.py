@@ -263,6 +263,7 @@ def test_ops_that_take_long_are_timed_in_few_runs_or_on_one_sample(seconds, batc
     assert recording._sampling(seconds, 1.0, batch_size) == expected
 
 
+@pytest.mark.slow
 def test_without_time_for_a_batch_the_ops_of_both_models_are_timed_on_one_sample(
     net, digits, tmp_path, monkeypatch, quick_runs
 ):

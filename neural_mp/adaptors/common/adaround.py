@@ -6,8 +6,10 @@ t = E[x̂ (wx)]. Both are sums over the calibration samples, so that no sample i
 
 `adaround` chooses for every weight between the two codes next to it by gradient descent on a
 rectified sigmoid, with a penalty that lets it end at 0 or 1 (Nagel et al., "Up or Down? Adaptive
-Rounding for Post-Training Quantization", 2020, equations 21 to 25). `learned_scale` clips weights
-to the range with the least error, and fits the scale to the codes by least squares.
+Rounding for Post-Training Quantization", 2020, equations 21 to 25). Wide layers, for which descent
+takes minutes, choose column by column; the codes of all layers then settle, see `settled_rounding`.
+`learned_scale` clips weights to the range with the least error, and fits the scale to the codes by
+least squares.
 """
 
 from __future__ import annotations
@@ -20,6 +22,12 @@ from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.calibration import MIN_RANGE_WIDTH
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
+from neural_mp.adaptors.common.settled_rounding import (
+    SWEEPS,
+    CodeChoice,
+    compensated,
+    settled,
+)
 
 Floats = NDArray[np.float32]
 
@@ -36,8 +44,10 @@ _SHRINKS = tuple(2 ** (-step / 2) for step in range(1, 13))
 _REFINED = tuple(2 ** (step / 8) for step in (-2, -1, 1, 2))
 #: Steps per step of the options: a step here takes a product of matrices, not a run of a block.
 _STEPS_PER_STEP = 5
-#: Maximum operations of one layer; wide layers are learned in fewer steps, at least in the minimum.
-_MOST_OPERATIONS, _LEAST_STEPS = 4e11, 50
+#: Operations of a step above which a layer is wide.
+_WIDE = 1e8
+#: Operations per cube of the inputs: factors of the products.
+_PER_CUBE = 2.0
 #: Relative error below which rounding to nearest is exact.
 _EXACT = 1e-9
 _TINY = 1e-30
@@ -56,12 +66,6 @@ class LayerError:
     products: Floats
     targets: Floats
     power: Floats
-
-    def gradient(self, weight: Floats) -> Floats:
-        """Return half of the gradient by the weight [groups, outputs, inputs]."""
-        found: Floats = weight @ self.products
-        found -= self.targets
-        return found
 
     def of(self, weight: Floats) -> Floats:
         """Return the mean squared error of every output, [groups, outputs]."""
@@ -200,27 +204,41 @@ def _fitted(rounded: RoundedLayer, grid: WeightGrid, error: LayerError) -> Round
 def _learned(
     weight: Floats, grid: WeightGrid, scales: Floats, error: LayerError, options: LearnOptions
 ) -> RoundedLayer:
-    """Return a weight whose codes are each one of the two next to it, chosen by descent."""
+    """Return a weight whose codes are each one of the two next to it."""
     position = np.clip(weight / scales, -grid.limit, grid.limit)
     low = np.floor(position)
     # The largest weight stays, so that kernels derive the same scale from it.
     is_free = (np.abs(position) < grid.limit) & (low < grid.limit)
-    up = np.where(is_free, position - low, 0)
+    choice = CodeChoice(low, is_free.astype(np.float32), scales, error.products, error.targets)
+    if _is_wide(weight):
+        codes = compensated(weight, choice)
+    else:
+        nearest = error.of(grid.nearest(weight, scales).floats())
+        nearest = np.maximum(nearest, _EXACT * error.power + _TINY)
+        codes = _descended(position, choice, nearest[..., None], options)
+    return RoundedLayer(settled(codes, choice), scales)
+
+
+def _descended(
+    position: Floats, choice: CodeChoice, nearest: Floats, options: LearnOptions
+) -> Floats:
+    """Return codes chosen by descent, given the errors of rounding to nearest."""
+    low, is_free, scales = choice.low, choice.is_free, choice.scales
+    steps = _STEPS_PER_STEP * options.steps
+    up = (position - low) * is_free
     stretched = np.clip((up - _GAMMA) / (_ZETA - _GAMMA), 1e-6, 1 - 1e-6)
     value = np.log(stretched / (1 - stretched)).astype(np.float32)
-    nearest = error.of(grid.nearest(weight, scales).floats())
-    nearest = np.maximum(nearest, _EXACT * error.power + _TINY)
-    slope = (scales * is_free / nearest[..., None]).astype(np.float32)
-    steps = steps_of(weight, options)
+    slope = (scales * is_free / nearest).astype(np.float32)
     mean, square = np.zeros_like(value), np.zeros_like(value)
-    share = np.float32(_PENALTY / weight.shape[-1])
+    share = np.float32(_PENALTY / position.shape[-1])
+    steps = _STEPS_PER_STEP * options.steps
     for step in range(steps):
         if options.limit.ends():
             break
         sigmoid = 1 / (1 + np.exp(-value))
         raw = sigmoid * (_ZETA - _GAMMA) + _GAMMA
         up = np.clip(raw, 0, 1)
-        found = 2 * slope * error.gradient((low + up * is_free) * scales)
+        found = 2 * slope * choice.gradient(low + up * is_free)
         exponent = _exponent(step / steps)
         if exponent is not None:
             off = 2 * up - 1
@@ -231,23 +249,24 @@ def _learned(
         corrected = np.sqrt(square / (1 - _DECAYS[1] ** (step + 1)))
         rate = _RATE / (1 - _DECAYS[0] ** (step + 1))
         value -= rate * mean / (corrected + 1e-12)
-    return RoundedLayer((low + ((value > 0) & is_free)).astype(np.float32), scales)
+    return (low + (value > 0) * is_free).astype(np.float32)
+
+
+def _is_wide(weight: Floats) -> bool:
+    return _operations_per_step(weight) > _WIDE
 
 
 def operations_of(weight: Floats, options: LearnOptions) -> float:
     """Return the number of operations to learn rounding and scales of a weight."""
-    errors = steps_of(weight, options) + len(_SHRINKS) + len(_REFINED)
-    return _operations_per_step(weight) * errors
+    steps = SWEEPS + len(_SHRINKS) + len(_REFINED)
+    found = _operations_per_step(weight) * steps
+    if _is_wide(weight):
+        return found + _PER_CUBE * len(weight) * float(weight.shape[-1]) ** 3
+    return found + _operations_per_step(weight) * _STEPS_PER_STEP * options.steps
 
 
 def _operations_per_step(weight: Floats) -> float:
     return 2.0 * weight.size * weight.shape[-1]
-
-
-def steps_of(weight: Floats, options: LearnOptions) -> int:
-    """Return the number of steps of a layer."""
-    affordable = _MOST_OPERATIONS / _operations_per_step(weight)
-    return min(_STEPS_PER_STEP * options.steps, max(int(affordable), _LEAST_STEPS))
 
 
 def _exponent(passed: float) -> float | None:

@@ -44,6 +44,27 @@ def _packed_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArra
     return np.packbits(flat, axis=-1, bitorder="big" if upper else "little")
 
 
+def unpacked(
+    stored: NDArray[np.uint8], bits: int, columns: int, order: BitOrder
+) -> NDArray[np.uint8]:
+    """Return the codes [rows, columns] that `packed` stored as bytes."""
+    if bits == 8:
+        return np.array(stored)
+    upper = order is BitOrder.UPPER_FIRST
+    if 8 % bits:
+        single = np.unpackbits(stored, axis=-1, bitorder="big" if upper else "little")
+        single = single[..., : columns * bits].reshape(*stored.shape[:-1], columns, bits)
+        shifts = np.arange(bits, dtype=np.uint8)
+        shifted = single << (shifts[::-1] if upper else shifts)
+        return np.bitwise_or.reduce(shifted, axis=-1)
+    per_byte = 8 // bits
+    found = np.empty((*stored.shape[:-1], stored.shape[-1] * per_byte), np.uint8)
+    shifts_of_bytes = range(0, 8, bits)
+    for place, shift in enumerate(reversed(shifts_of_bytes) if upper else shifts_of_bytes):
+        found[..., place::per_byte] = stored >> np.uint8(shift) & np.uint8((1 << bits) - 1)
+    return np.ascontiguousarray(found[..., :columns])
+
+
 def packed_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     """Return codes [rows, columns] as int32 words, the first column in the lowest bits."""
     padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % (32 // bits))))

@@ -24,6 +24,7 @@ from neural_mp.adaptors.common.grouped_weight import (
     InputMoments,
     Quantizer,
 )
+from neural_mp.adaptors.common.held_codes import CodeHolder
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
 from neural_mp.adaptors.common.weight_corrections import (
@@ -199,9 +200,9 @@ class CorrectedWeights(Generic[M]):
         quantizers = {op: self.quantizer(spec) for op, spec in specs.items()}
         given = quantizers, self.options.learning, earlier, start
         for made in blocks.learned(self.model, self.batches, *given):
-            found |= made
             context = self._context("\n".join(before))
             self._keep(made, {op: specs[op] for op in made}, context)
+            found |= self._held(made)
         return found
 
     @property
@@ -230,12 +231,18 @@ class CorrectedWeights(Generic[M]):
         }
         for op in missing.keys() - observed.keys():
             for spec in missing[op]:
-                self._made[op, spec] = self._corrected(op, spec, None)
+                self._made[op, spec] = self._holder.hold(self._corrected(op, spec, None))
         for moments in self._moments(observed):
-            for spec_of in _levels({op: observed[op] for op in moments}):
-                made = {op: self._corrected(op, s, moments[op]) for op, s in spec_of.items()}
-                self._made.update({(op, spec_of[op]): weight for op, weight in made.items()})
-                self._keep(made, spec_of)
+            left = dict(moments)
+            del moments  # so that those of each layer end with its last weight
+            ops = list(left)
+            for op in ops:
+                found = left.pop(op)
+                for spec in observed[op]:
+                    made = self._corrected(op, spec, found)
+                    self._made[op, spec] = self._holder.hold(made)
+            for spec_of in _levels({op: observed[op] for op in ops}):
+                self._keep({op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of)
 
     def _corrected(self, op: str, spec: QuantSpec, moments: InputMoments | None) -> GroupedWeight:
         quantizer = self.quantizer(spec)
@@ -293,7 +300,7 @@ class CorrectedWeights(Generic[M]):
                     "data that reaches them",
                     ", ".join(map(repr, unread)),
                 )
-            yield {op: moments.get(op) for op in part}
+            yield {op: moments.pop(op, None) for op in part}
 
     def _recall(self, observed: Mapping[str, Collection[QuantSpec]]) -> bool:
         """Take the weights of some ops from the kept ones; return whether all are kept."""
@@ -302,7 +309,7 @@ class CorrectedWeights(Generic[M]):
             kept = self._kept(specs)
             if kept is None:
                 return False
-            found |= {(op, specs[op]): weight for op, weight in kept.items()}
+            found |= {(op, specs[op]): weight for op, weight in self._held(kept).items()}
         self._made.update(found)
         return True
 
@@ -316,6 +323,13 @@ class CorrectedWeights(Generic[M]):
         """Return kept weights of a context; see `CorrectionOptions.resumes`."""
         found = (self._kept(specs, each) for each in reversed(self._contexts(context)))
         return next((kept for kept in found if kept is not None), None)
+
+    def _held(self, made: Mapping[str, GroupedWeight]) -> _Made:
+        return {op: self._holder.hold(weight) for op, weight in made.items()}
+
+    @cached_property
+    def _holder(self) -> CodeHolder:
+        return CodeHolder(self.options.folder)
 
     def _keep(self, made: Mapping[str, GroupedWeight], specs: _Specs, context: str = "") -> None:
         if self._store is not None:

@@ -9,8 +9,10 @@ the inputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +55,23 @@ class InputMoments:
     magnitudes: Floats
 
 
+class HeldCodes(Protocol):
+    """Codes that are held elsewhere, in fewer bytes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of outputs and of inputs."""
+
+    def read(self) -> Codes:
+        """Return the codes, a byte each."""
+
+
 @dataclass(frozen=True)
 class GroupedWeight:
     """A weight in groups along its last axis.
 
     Attributes:
-        codes: uint8 [outputs, inputs], 0 to 2^bits - 1.
+        held: the codes, or where they are read from.
         scales, offsets: float32 [outputs, groups].
         group_size: number of consecutive inputs per scale.
         bits: bits per code.
@@ -66,7 +79,7 @@ class GroupedWeight:
             by; None for 1.
     """
 
-    codes: Codes
+    held: Codes | HeldCodes
     scales: Floats
     offsets: Floats
     group_size: int
@@ -74,9 +87,14 @@ class GroupedWeight:
     input_factors: Floats | None = None
 
     @property
+    def codes(self) -> Codes:
+        """The codes, uint8 [outputs, inputs], 0 to 2^bits - 1."""
+        return self.held if isinstance(self.held, np.ndarray) else self.held.read()
+
+    @property
     def inputs(self) -> int:
         """Number of inputs."""
-        return int(self.codes.shape[1])
+        return int(self.held.shape[1])
 
     @property
     def steps(self) -> Floats:
@@ -87,6 +105,11 @@ class GroupedWeight:
     def zero_points(self) -> Codes:
         """The zero points nearest to the offsets, uint8 [outputs, groups]."""
         return np.clip(np.rint(self.steps), 0, max_code(self.bits)).astype(np.uint8)
+
+    def rows(self, part: slice) -> GroupedWeight:
+        """Return the weight of some outputs."""
+        scales, offsets = self.scales[part], self.offsets[part]
+        return replace(self, held=self.codes[part], scales=scales, offsets=offsets)
 
     def full_groups(self) -> Codes:
         """Return the codes as [outputs, groups, group size], filled up with zero points."""
@@ -108,6 +131,15 @@ class GroupedWeight:
         """Return the weight with the factors of its inputs, float32 [outputs, inputs]."""
         factors = self.input_factors
         return self.stored() if factors is None else self.stored() * factors
+
+
+def joined_rows(parts: Iterable[GroupedWeight]) -> GroupedWeight:
+    """Return the weight whose parts, one after another, `GroupedWeight.rows` returns."""
+    found = list(parts)
+    codes = np.concatenate([part.codes for part in found])
+    scales = np.concatenate([part.scales for part in found])
+    offsets = np.concatenate([part.offsets for part in found])
+    return replace(found[0], held=codes, scales=scales, offsets=offsets)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,11 @@ _DAMPING = 0.01
 
 @dataclass
 class MomentsOfRows:
-    """Sums over the rows that a layer read, exact and rounded."""
+    """Sums over the rows that a layer read, exact and rounded.
+
+    All are taken around the means of the first rows: of inputs that hardly vary, the squares alone
+    would leave nothing but rounding errors.
+    """
 
     products: Floats
     targets: Floats
@@ -25,6 +29,8 @@ class MomentsOfRows:
     inputs: Floats
     results: Floats
     rows: int = 0
+    #: Means of the first rows: of inputs [groups, inputs] and of results [groups, outputs].
+    origins: tuple[Floats, Floats] | None = None
 
     @classmethod
     def of(cls, weight: Floats) -> MomentsOfRows:
@@ -40,7 +46,15 @@ class MomentsOfRows:
 
     def add(self, weight: Floats, exact: Floats, read: Floats) -> None:
         """Add rows [groups, rows, inputs]."""
+        if not exact.shape[1]:
+            return
         results = exact @ weight.swapaxes(1, 2)
+        if self.origins is None:
+            self.origins = read.mean(axis=1), results.mean(axis=1)
+        read, results = (
+            rows - origin[:, None]
+            for rows, origin in zip((read, results), self.origins, strict=True)
+        )
         self.products += read.swapaxes(1, 2) @ read
         self.targets += results.swapaxes(1, 2) @ read
         self.power += np.einsum("gro,gro->go", results, results)
@@ -51,20 +65,32 @@ class MomentsOfRows:
     def error(self, centered: bool) -> LayerError:
         """Return the mean squared error of the rows; `centered` without that of the means."""
         rows = np.float32(self.rows)
-        found = LayerError(self.products / rows, self.targets / rows, self.power / rows)
-        if not centered:
-            return found
         inputs, results = self.inputs / rows, self.results / rows
-        return LayerError(
-            found.products - inputs[:, :, None] * inputs[:, None],
-            found.targets - results[:, :, None] * inputs[:, None],
-            found.power - results**2,
+        found = LayerError(
+            self.products / rows - inputs[:, :, None] * inputs[:, None],
+            self.targets / rows - results[:, :, None] * inputs[:, None],
+            self.power / rows - results**2,
         )
+        if centered:
+            return found
+        inputs, results = self._means()
+        return LayerError(
+            found.products + inputs[:, :, None] * inputs[:, None],
+            found.targets + results[:, :, None] * inputs[:, None],
+            found.power + results**2,
+        )
+
+    def _means(self) -> tuple[Floats, Floats]:
+        """Return the means of inputs and results."""
+        assert self.origins is not None
+        rows, (inputs, results) = np.float32(self.rows), self.origins
+        return inputs + self.inputs / rows, results + self.results / rows
 
     def lost_mean(self, weight: Floats) -> Floats:
         """Return the mean error of the results, [groups, outputs]."""
-        found: Floats = self.results - np.einsum("goi,gi->go", weight, self.inputs)
-        return found / np.float32(self.rows)
+        inputs, results = self._means()
+        found: Floats = results - np.einsum("goi,gi->go", weight, inputs)
+        return found
 
 
 def damped(error: LayerError, weight: Floats) -> LayerError:

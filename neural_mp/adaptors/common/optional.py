@@ -200,7 +200,7 @@ class GroupedWeights(Generic[M]):
     """
 
     weights: Callable[[M], Mapping[str, Array]]
-    input_moments: Callable[[M, Iterable[Any], Collection[str]], Mapping[str, InputMoments]]
+    input_moments: Callable[[M, Iterable[Any], Collection[str]], dict[str, InputMoments]]
     with_weights: Callable[[M, Mapping[str, GroupedWeight]], M]
     parameters: GroupParameters = GroupParameters.BFLOAT16
     blocks: Blocks[M] | None = None

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -89,11 +90,27 @@ def reconstructable(adaptor: Framework[M], model: M) -> frozenset[str]:
 def reconstructable_in_minutes(
     adaptor: Framework[M], model: M, options: LearnOptions
 ) -> frozenset[str]:
-    """Return the `reconstructable` layers; none if learning all of them takes many minutes."""
-    found = reconstructable(adaptor, model)
-    layers = adaptor.corrections.layer_params(model) if adaptor.corrections else {}
-    operations = sum(operations_of(_matrix(layers[op]), options) for op in found)
-    return found if operations <= _OPERATIONS_OF_MINUTES else frozenset()
+    """Return the `reconstructable` layers that are learned in some minutes, small ones first."""
+    if adaptor.corrections is None:
+        return frozenset()
+    layers = adaptor.corrections.layer_params(model)
+    costs = {op: _operations(layers[op], options) for op in reconstructable(adaptor, model)}
+    ordered = sorted(costs, key=lambda op: (costs[op], op))
+    sums = accumulate(costs[op] for op in ordered)
+    return frozenset(
+        op for op, total in zip(ordered, sums, strict=True) if total <= _OPERATIONS_OF_MINUTES
+    )
+
+
+def _operations(layer: LayerParams, options: LearnOptions) -> float:
+    """Return the number of operations to sum up the moments of a layer and to learn its weight."""
+    weight = _matrix(layer)
+    return operations_of(weight, options) + 2.0 * _rows(weight) * _moment_count(layer)
+
+
+def _rows(weight: Floats) -> int:
+    """Return the number of rows of all samples that the moments are taken of."""
+    return max(_LEAST_ROWS, _ROWS_PER_INPUT * weight.shape[2])
 
 
 def reconstructed(given: ModelToRound[M], samples: int, corrected: CorrectedWeights[M]) -> M:
@@ -268,9 +285,8 @@ class _Reconstruction(Generic[M]):
 
     def _rows(self, layer: LayerParams, samples: int) -> int:
         """Return the number of rows to take from a part of a batch."""
-        inputs = _matrix(layer).shape[2]
         share = samples / max(self.samples, samples)
-        return max(1, int(np.ceil(max(_LEAST_ROWS, _ROWS_PER_INPUT * inputs) * share)))
+        return max(1, int(np.ceil(_rows(_matrix(layer)) * share)))
 
     def _as_read(self, op: str, values: Array) -> Array:
         """Return the input of a layer as its kernel rounds it."""

@@ -89,7 +89,10 @@ class Trainer(Protocol):
     """Training steps of one simulation."""
 
     def step(self, batch: Any, learning_rate: float) -> float:
-        """Run one step and return the loss before the step; weights stay if it is not finite."""
+        """Run one step and return the loss before the step.
+
+        NaN if a number of the pass or a gradient is not finite; the weights then stay.
+        """
 
     def first_non_finite(self, batch: Any) -> str | None:
         """Return the place of the first NaN or Inf of a batch; None if all numbers are finite."""

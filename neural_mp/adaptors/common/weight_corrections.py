@@ -20,6 +20,7 @@ from neural_mp.adaptors.common.grouped_weight import (
     InputMoments,
     Quantizer,
     in_groups,
+    joined_rows,
     max_code,
     middle_code,
     to_bfloat16,
@@ -37,6 +38,8 @@ from neural_mp.util.pytree import Array
 _DAMPING = 0.01
 #: Columns that GPTQ rounds between two updates of all later columns.
 _BLOCK = 128
+#: Values of a weight that are rounded at once, in whole rows, and the least number of rows.
+_VALUES_AT_ONCE, _LEAST_ROWS = 1 << 19, 128
 #: Fractions of a group's range that are tried, in order: the last ones for 2 and 3 bits only.
 _SHRINKS = tuple(1 - step / 20 for step in range(13))
 _SHRINKS_OF_4_BITS = 7
@@ -74,22 +77,32 @@ def corrected_weight(
         start = corrected_weight(weight, quantizer.unlearned, moments, factors)
         learned = LearnedRounding(weight, quantizer, start)
         return learned_alone(weight, learned, moments.products, options)
-    factor = _Factor.of(moments) if WeightCorrection.GPTQ in corrections else None
+    factor = InverseFactor.of(moments.products) if WeightCorrection.GPTQ in corrections else None
     if factors is not None:
         return _rounded(weight, quantizer, moments, factor, factors)
     if WeightCorrection.AWQ in corrections:
         factors = awq_factors([weight], quantizer, moments)
     scaled = _rounded(weight, quantizer, moments, factor, factors)
-    plain = quantizer.nearest(weight)
+    plain = joined_rows(quantizer.nearest(weight[part]) for part in _row_parts(weight))
     better = _error(weight, plain, moments) < _error(weight, scaled, moments)
     return plain if better else scaled
 
 
 def row_errors(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> Floats:
     """Return the mean squared error of each output."""
-    change = rounded.floats() - weight
-    errors: Floats = np.einsum("ij,ij->i", change @ moments.products, change)
-    return errors
+    found = []
+    for part in _row_parts(weight):
+        change = rounded.rows(part).floats()
+        change -= weight[part]
+        found.append(np.einsum("ij,ij->i", change @ moments.products, change))
+    return np.concatenate(found)
+
+
+def _row_parts(weight: Array) -> Iterator[slice]:
+    """Yield parts of the rows of a weight, which limit the memory of intermediate results."""
+    count = max(_LEAST_ROWS, _VALUES_AT_ONCE // max(weight.shape[1], 1))
+    for first in range(0, max(len(weight), 1), count):
+        yield slice(first, first + count)
 
 
 def _error(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> float:
@@ -97,8 +110,8 @@ def _error(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> floa
 
 
 @dataclass(frozen=True)
-class _Factor:
-    """Factor of the inverse of H, for GPTQ.
+class InverseFactor:
+    """Factor of the inverse of H, the mean products of inputs, for GPTQ.
 
     Attributes:
         order: the inputs in the order of rounding, those with the largest power first.
@@ -109,30 +122,44 @@ class _Factor:
     upper: Floats
 
     @classmethod
-    def of(cls, moments: InputMoments) -> _Factor:
+    def of(cls, products: Floats) -> InverseFactor:
+        """Factorize the mean products [inputs, inputs]."""
         from scipy.linalg import lapack  # the import takes a tenth of a second
 
-        power = np.diagonal(moments.products).astype(np.float64)
+        power = np.diagonal(products).astype(np.float64)
         # The damping is relative to each input's own power, so that outliers leave others alone.
         power[power <= 0] = 1.0
-        size = np.sqrt(power)
+        size = np.sqrt(power).astype(np.float32)
         order = np.argsort(-power, kind="stable")
-        # One array throughout: it is the largest of all in wide layers.
-        matrix = np.asfortranarray(moments.products[np.ix_(order, order)], np.float64)
-        matrix /= size[order]
-        matrix /= size[order, None]
+        # One array throughout: it is the largest of all in wide layers. With the inputs in reverse,
+        # a factor of H itself is inverted, and float32 is exact enough beside the damping.
+        last = order[::-1]
+        matrix = products[np.ix_(last, last)].T
+        matrix /= size[last]
+        matrix /= size[last, None]
         np.fill_diagonal(matrix, 1 + _DAMPING)
-        matrix, _ = lapack.dpotrf(matrix, overwrite_a=1)
-        matrix, _ = lapack.dpotri(matrix, overwrite_c=1)
-        matrix, failed = lapack.dpotrf(matrix, overwrite_a=1)
+        matrix, failed = lapack.spotrf(matrix, overwrite_a=1)
         if failed:
             raise np.linalg.LinAlgError("the moments of inputs are not positive definite")
-        matrix /= size[order]
-        return cls(order, np.ascontiguousarray(matrix, np.float32))
+        matrix, _ = lapack.strtri(matrix, overwrite_c=1)
+        upper = _turned(matrix.T)
+        upper /= size[order]
+        return cls(order, upper)
 
     def scaled(self, factors: Floats | None) -> Floats:
         """Return the factor for inputs multiplied by `factors`."""
         return self.upper if factors is None else self.upper / factors[self.order]
+
+
+def _turned(matrix: Floats) -> Floats:
+    """Reverse the rows and the columns of a matrix in place."""
+    flat = np.ascontiguousarray(matrix).reshape(-1)
+    half = len(flat) // 2
+    for first in range(0, half, _VALUES_AT_ONCE):
+        part = flat[first : min(first + _VALUES_AT_ONCE, half)]
+        other = flat[len(flat) - first - len(part) : len(flat) - first]
+        part[:], other[:] = other[::-1].copy(), part[::-1].copy()
+    return flat.reshape(matrix.shape)
 
 
 def awq_factors(
@@ -144,7 +171,11 @@ def awq_factors(
     tried on some rows with the rounding that follows. Errors of several readers are relative to
     their errors without factors.
     """
-    factor = _Factor.of(moments) if WeightCorrection.GPTQ in quantizer.spec.corrections else None
+    factor = (
+        InverseFactor.of(moments.products)
+        if WeightCorrection.GPTQ in quantizer.spec.corrections
+        else None
+    )
     readers = [w[:: -(-len(w) // _ROWS_TRIED)].astype(np.float32) for w in weights]
     size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
     best: Floats | None = None
@@ -167,10 +198,25 @@ def _rounded(
     weight: Floats,
     quantizer: Quantizer,
     moments: InputMoments,
-    factor: _Factor | None,
+    factor: InverseFactor | None,
     factors: Floats | None,
 ) -> GroupedWeight:
-    """Round a weight for inputs multiplied by `factors`, each row in the best of several ways."""
+    """Round a weight for inputs multiplied by `factors`, some rows at a time."""
+    scaled = None if factor is None else InverseFactor(factor.order, factor.scaled(factors))
+    return joined_rows(
+        _rounded_rows(weight[part], quantizer, moments, scaled, factors)
+        for part in _row_parts(weight)
+    )
+
+
+def _rounded_rows(
+    weight: Floats,
+    quantizer: Quantizer,
+    moments: InputMoments,
+    factor: InverseFactor | None,
+    factors: Floats | None,
+) -> GroupedWeight:
+    """Round rows of a weight, each in the best of several ways."""
     scaled = weight if factors is None else weight / factors
     ways = _ways(scaled, quantizer, moments, factor, factors)
     kept = next(ways)
@@ -195,7 +241,7 @@ def _ways(
     scaled: Floats,
     quantizer: Quantizer,
     moments: InputMoments,
-    factor: _Factor | None,
+    factor: InverseFactor | None,
     factors: Floats | None,
 ) -> Iterator[GroupedWeight]:
     """Yield a weight rounded to nearest, then compensated, with full and with chosen ranges."""
@@ -207,12 +253,11 @@ def _ways(
         clipped = _best_ranges(scaled, quantizer, power)
         yield quantizer.on_grid(scaled, *clipped, factors)
         return
-    upper = factor.scaled(factors)
     # An error that later inputs compensate for counts less: by the square of U's diagonal.
     remaining = np.empty_like(power)
-    remaining[factor.order] = 1 / np.diagonal(upper) ** 2
+    remaining[factor.order] = 1 / np.diagonal(factor.upper) ** 2
     for grid in (full, _best_ranges(scaled, quantizer, remaining)):
-        codes = _compensated(scaled, quantizer, grid, factor.order, upper)
+        codes = _compensated(scaled, quantizer, grid, factor.order, factor.upper)
         yield quantizer.weight(codes, *grid, factors)
 
 

@@ -26,7 +26,7 @@ def recording(module: nn.Module, record: Callable[[Any], None]) -> Iterator[None
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not any(map(_is_filled_cache, (*args, *kwargs.values()))):
-            record(_inputs(module, args, kwargs))
+            record(inputs_of_call(module, args, kwargs))
 
     handle = module.register_forward_pre_hook(before, with_kwargs=True)
     try:
@@ -40,7 +40,7 @@ def _is_filled_cache(value: object) -> bool:
     return callable(length) and bool(length())
 
 
-def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def inputs_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the inputs of a call as a batch: the only one, a dict, or a tuple without names."""
     parameters = inspect.signature(with_code(module).forward).parameters
     by_position = [name for name, p in parameters.items() if p.kind is not _VARIABLE]

@@ -210,9 +210,25 @@ def guess_call(module: nn.Module) -> CallArgs:
     )
 
 
+def is_transposed_dense(module: nn.Module) -> bool:
+    """Whether a module is a `Conv1D` of transformers: dense, with the weight [inputs, outputs]."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D"
+
+
+def as_linear(transposed: nn.Module) -> nn.Linear:
+    """Return a `Conv1D` of transformers as a linear layer that shares its parameters."""
+    stored: Any = transposed
+    layer = nn.Linear(*stored.weight.shape, device="meta")
+    layer.weight = nn.Parameter(stored.weight.detach().t(), requires_grad=False)
+    layer.bias = stored.bias
+    return layer.eval()
+
+
 def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
     known = nn.Conv2d | nn.Conv1d | nn.Linear | nn.Embedding
-    first = next((m for m in module.modules() if isinstance(m, known)), None)
+    layers = (as_linear(m) if is_transposed_dense(m) else m for m in module.modules())
+    first = next((layer for layer in layers if isinstance(layer, known)), None)
     dtype = float_dtype(module)
     match first:
         case nn.Conv2d():

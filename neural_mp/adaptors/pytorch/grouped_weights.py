@@ -102,7 +102,9 @@ def moments_of_layers(
         # The first run decides which layers share: experts read other rows in every run.
         if alike.setdefault(op, first) == op:
             rows = read.detach().float().numpy()
-            sums.setdefault(op, MomentSums.of_size(rows.shape[-1])).add(rows)
+            if op not in sums:
+                sums[op] = MomentSums.of_size(rows.shape[-1])
+            sums[op].add(rows)
 
     hooks = [
         module.get_submodule(block.layers[op]).register_forward_pre_hook(hook_of(op)) for op in ops

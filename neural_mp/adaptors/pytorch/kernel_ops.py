@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -11,12 +13,14 @@ from neural_mp.adaptors.pytorch import qdq_ops as ops
 
 aten = torch.ops.aten
 
-#: Maximum number of rows for which the int8-weight kernel beats a float product.
-_FEW_ROWS = 16
+#: Maximum number of rows for which the int8-weight kernel beats a product with expanded weights.
+_FEW_ROWS = 32
 #: Block size of that kernel; it reads past the end of weights that are not a multiple.
 _BLOCK = 32
-#: Maximum number of rows for which the 4-bit kernel beats a product of floats.
-_FEW_ROWS_OF_4_BITS = 64
+#: Likewise for the 4-bit kernel.
+_FEW_ROWS_OF_4_BITS = 96
+#: Weights that are expanded at a time: a part stays in the cache, and its memory is used again.
+_EXPANDED = 1 << 19
 #: The 4-bit kernel computes blocks of this many outputs.
 OUTPUT_BLOCK = 16
 
@@ -83,11 +87,14 @@ def weight_only_linear(
     """Run a dense layer with int8 weights [outputs, inputs] and one scale per output.
 
     For few rows, as in token-by-token generation, reading weights dominates: weights are then read
-    as int8, and `x` is rounded to bfloat16.
+    as int8, and `x` is rounded to bfloat16. Many rows reuse a weight, which is then expanded.
     """
     features = x.shape[-1]
     if features % _BLOCK or x.numel() > _FEW_ROWS * features or not x.numel():
-        return F.linear(x, ops.dequantize_weight(q, scales).to(x.dtype), bias)
+        # Integers up to 127 are exact in bfloat16.
+        result = _expanded_product(x, lambda part, dtype: part.to(dtype), q)
+        result = result.mul_(scales).to(x.dtype)
+        return result if bias is None else result + bias
     rows = x.reshape(-1, features).to(torch.bfloat16)
     result = aten._weight_int8pack_mm(rows, q, scales.to(torch.bfloat16)).to(x.dtype)
     result = result.reshape(*x.shape[:-1], len(q))
@@ -105,12 +112,11 @@ def four_bit_linear(
 ) -> torch.Tensor:
     """Run a dense layer with 4-bit weights, `x` rounded to bfloat16 for few rows.
 
-    The kernel reads `kernel_weight` and `scales_and_offsets` (see `four_bit_weight`). Many rows
-    reuse a weight, which is then expanded once.
+    The kernel reads `kernel_weight` and `scales_and_offsets` (see `four_bit_weight`).
     """
     features = x.shape[-1]
     if x.numel() > _FEW_ROWS_OF_4_BITS * features or not x.numel():
-        return _expanded_linear(x, ops.dequantize_grouped(q, scales, offsets), bias)
+        return _expanded_linear(x, q, scales, offsets, 4, bias)
     rows = x.reshape(-1, features).to(torch.bfloat16)
     group = features // scales.shape[1]
     result = aten._weight_int4pack_mm_for_cpu(rows, kernel_weight, group, scales_and_offsets)
@@ -118,13 +124,62 @@ def four_bit_linear(
     return result if bias is None else result + bias
 
 
-def _expanded_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+def _expanded_product(
+    x: torch.Tensor,
+    expand: Callable[..., torch.Tensor],
+    *stored: torch.Tensor,
 ) -> torch.Tensor:
-    if x.dtype is torch.float32 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        result = F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16)).to(x.dtype)
-        return result if bias is None else result + bias
-    return F.linear(x, weight.to(x.dtype), bias)
+    """Return the product with a weight that is expanded some outputs at a time, in float32.
+
+    Computes in bfloat16 where the CPU has instructions for that, unless `x` is float16.
+
+    Args:
+        x: the inputs.
+        expand: tensors of some outputs, and a dtype → their weight.
+        stored: the tensors, one row per output.
+    """
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    is_float16 = x.dtype is torch.float16
+    dtype = torch.bfloat16 if has_bfloat16 and not is_float16 else torch.float32
+    count = max(OUTPUT_BLOCK, _EXPANDED // max(x.shape[-1], 1))
+    rows = x.to(dtype)
+    parts = zip(*(tensor.split(count) for tensor in stored), strict=True)
+    return torch.cat([F.linear(rows, expand(*part, dtype)) for part in parts], dim=-1).float()
+
+
+def _expanded_linear(
+    x: torch.Tensor,
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor,
+    bits: int,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Run a dense layer with packed weights that are expanded."""
+
+    def expand(*part: Any) -> torch.Tensor:
+        *values, dtype = part
+        if bits == 4 and dtype is torch.bfloat16:
+            return _bfloat16_of_4_bits(*values)
+        return ops.dequantize_grouped(*values, bits).to(dtype)
+
+    result = _expanded_product(x, expand, q, scales, offsets).to(x.dtype)
+    return result if bias is None else result + bias
+
+
+def _bfloat16_of_4_bits(
+    q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """Compute `ops.dequantize_grouped` in bfloat16, two codes at a time.
+
+    The last four bits of the bfloat16 number 128 are the last bits of its whole part.
+    """
+    pairs = q.to(torch.int32)
+    first = pairs >> 4
+    pairs.bitwise_left_shift_(16).bitwise_or_(first)
+    pairs.bitwise_and_(0x000F000F).bitwise_or_(0x43004300)
+    steps = pairs.view(torch.bfloat16).unflatten(-1, (scales.shape[-1], -1)).sub_(128 + 8)
+    return steps.mul_(scales.unsqueeze(-1)).add_(offsets.unsqueeze(-1)).flatten(-2)
 
 
 def four_bit_weight(
@@ -148,7 +203,7 @@ def low_bit_linear(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Run a dense layer with weights that no kernel reads as stored: expanded in every run."""
-    return _expanded_linear(x, ops.dequantize_grouped(q, scales, offsets, bits), bias)
+    return _expanded_linear(x, q, scales, offsets, bits, bias)
 
 
 def low_bit_embedding(

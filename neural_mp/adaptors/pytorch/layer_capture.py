@@ -7,7 +7,6 @@ dense layers and embeddings are graphs of their own. Layers of equal form are ex
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,8 +18,6 @@ from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.module_capture import watch_calls
 from neural_mp.errors import CaptureError
 
-#: `Conv1D` of GPT-2 in `transformers`: a dense layer with the weight [inputs, outputs].
-_TRANSPOSED = "transformers.pytorch_utils.Conv1D"
 _PARAMETERS = ("weight", "bias")
 
 
@@ -57,13 +54,7 @@ def _as_layer(module: nn.Module) -> nn.Module | None:
     kind = type(module)
     if kind is nn.Linear or (kind is nn.Embedding and module.max_norm is None):
         return module
-    if f"{kind.__module__}.{kind.__name__}" != _TRANSPOSED:
-        return None
-    stored: Any = module
-    layer = nn.Linear(*stored.weight.shape, device="meta")
-    layer.weight = nn.Parameter(stored.weight.detach().t(), requires_grad=False)
-    layer.bias = stored.bias
-    return layer.eval()
+    return capture.as_linear(module) if capture.is_transposed_dense(module) else None
 
 
 def _form(layer: nn.Module, call: CallArgs) -> Hashable:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.optional import (
+    CallRecording,
     Corrections,
     GraphDump,
     Hessian,
@@ -30,6 +31,7 @@ from neural_mp.adaptors.common.optional import (
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.tensorflow import (
+    call_recording,
     capabilities,
     hessian,
     layer_params,
@@ -81,6 +83,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         "saved_model", storage.boundary, storage.transfer_folder, tf.convert_to_tensor
     )
     graph_dump = GraphDump(storage.dump_graph)
+    call_recording = CallRecording(call_recording.recording)
 
     graph = staticmethod(build_graph)
     int8_accumulation = staticmethod(int8_accumulation)

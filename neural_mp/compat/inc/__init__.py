@@ -15,7 +15,7 @@ from neural_mp.compat.inc.import_aliases import HERE, absent_names, register
 _MODULES = {
     "config": (
         *("AccuracyCriterion", "BenchmarkConfig", "MixedPrecisionConfig"),
-        *("PostTrainingQuantConfig", "TuningCriterion"),
+        *("PostTrainingQuantConfig", "QuantizationAwareTrainingConfig", "TuningCriterion"),
     ),
     "metric": ("METRICS", "Metric", "BaseMetric"),
     "model": ("Model",),
@@ -23,7 +23,7 @@ _MODULES = {
     "utils": ("options", "set_random_seed", "set_workspace"),
     "experimental": ("MixedPrecision",),
     "top_level": ("Quantization", "Benchmark"),
-    **dict.fromkeys(("benchmark", "data", "mix_precision", "quantization"), ()),
+    **dict.fromkeys(("benchmark", "data", "mix_precision", "quantization", "training"), ()),
 }
 _NAMES = {name: module for module, names in _MODULES.items() for name in names}
 

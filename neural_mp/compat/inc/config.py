@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.user_objects import tensor_names
@@ -26,9 +26,10 @@ from neural_mp.config.inc_dialect import (
     STRATEGIES,
 )
 from neural_mp.config.source import Source
-from neural_mp.core.enums import Dialect
+from neural_mp.core.enums import Approach, Dialect
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.data.option_checks import one_of
+from neural_mp.space import ConversionRules, OpConstraint
 from neural_mp.space.capability import Constraints
 from neural_mp.tuning import criterion
 from neural_mp.util import validators
@@ -276,6 +277,39 @@ class MixedPrecisionConfig(_Conversion):
         wanted = parse_precisions(self.precisions or "fp32")
         kept = tuple(precision for precision in wanted if precision not in self.excluded_precisions)
         return self.settings_for(kept or (Precision.FP32,), constraints=limits)
+
+
+@dataclass
+class QuantizationAwareTrainingConfig(_Conversion):
+    """Training with the rounding of INT8.
+
+    Attributes:
+        quant_format, reduce_range, quant_level: no effect; a warning is logged if set.
+    """
+
+    reduce_range: bool | None = None
+    quant_format: str = "default"
+    quant_level: str | int = "auto"
+
+    #: The approach, as scripts read it.
+    approach: ClassVar[str] = "quant_aware_training"
+
+    def rules(self) -> ConversionRules:
+        """Return the rules of INT8 ops; raise ConfigurationError for an invalid value."""
+        self._warn_without_effect()
+        given = _constraints(
+            "quantization", op_wise=self.op_name_dict, optype_wise=self.op_type_dict
+        )
+        int8 = OpConstraint((Precision.INT8,), approaches=(Approach.STATIC,), is_lenient=True)
+        wanted = "int8" not in self.excluded_precisions
+        named = {rf"(?:{pattern})\Z": limit for pattern, limit in given.op_wise.items()}
+        return ConversionRules(
+            ((frozenset(), int8),) if wanted else (), by_type=given.optype_wise, by_name=named
+        )
+
+    def criterion(self) -> criterion.AccuracyCriterion:
+        """Return the tolerable loss."""
+        return _tuning(self.accuracy_criterion, self.tuning_criterion).criterion
 
 
 @dataclass

@@ -29,7 +29,8 @@ _MODULES: Mapping[str, Sequence[str]] = {
         *("experimental.scheduler", "experimental.compression"),
     ),
     "metric": ("experimental.metric", "experimental.metric.metric", "metric", "metric.metric"),
-    "config": ("config", "training"),
+    "config": ("config",),
+    "training": ("training",),
     "quantization": ("quantization",),
     "mix_precision": ("mix_precision",),
     "benchmark": ("benchmark",),
@@ -63,7 +64,7 @@ _MODULES: Mapping[str, Sequence[str]] = {
     ),
     "v3.common_names": (
         *("common", "common.utils", "common.utils.logger", "common.utils.utility"),
-        *("common.utils.constants", "common.base_config"),
+        *("common.utils.constants", "common.base_config", "common.tuning_param"),
     ),
     "v3.base_tuning": ("common.base_tuning",),
     "v3.tensorflow_names": (
@@ -158,14 +159,14 @@ _REASONS: Mapping[str, Sequence[str]] = {
         *("IntermediateLayersKnowledgeDistillationLossConfig", "PyTorchKnowledgeDistillationLoss"),
         *("model_slim", "parse_auto_slim_config"),
     ),
-    "train with neural_mp.training.quantization_aware and finish, or in the search by train_func": (
-        *("QuantizationAwareTrainingConfig", "TensorflowQATModel", "prepare_compression"),
+    "use prepare_compression, or neural_mp.training.quantization_aware and finish": (
+        *("TensorflowQATModel",),
     ),
     "QAT models of TensorFlow are read directly; pass the model to Quantization": (
         *("ModelConversion",),
     ),
     "no CPU kernel computes in float8; use INT8StaticQuantConfig or MixedPrecisionConfig": (
-        *("FP8Config", "HybridGPTQConfig", "get_default_fp8_config", "get_default_fp8_config_set"),
+        *("HybridGPTQConfig",),
         *("get_default_qat_module_mappings",),
     ),
     "no CPU kernel computes in microscaling types; use INT8StaticQuantConfig, or RTNConfig and "
@@ -173,12 +174,11 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "there is no adaptor for MXNet": ("check_mx_version", "get_backend_name"),
     _INTERNAL: (
         *("FRAMEWORKS", "Objective", "_parse_ckpt_bn_input", "modified_pickle", "get_path"),
-        *("recover_model_from_json", "CapturedDataloader", "MulLinear", "WOQModelLoader"),
-        *("pt2e_compat", "get_example_input", "WeightOnlyLinear", "INCWeightOnlyLinear"),
+        *("recover_model_from_json", "MulLinear", "WOQModelLoader"),
+        *("pt2e_compat", "WeightOnlyLinear", "INCWeightOnlyLinear"),
         *("_AutoRoundModelReference", "_is_autoround_model_free_string_case"),
         *("get_layer_names_in_block", "get_multimodal_block_names", "register_algo"),
-        *("Evaluator", "TuningMonitor", "ConfigLoader", "init_tuning", "ConfigRegistry"),
-        *("config_registry", "register_config", "TuningLogger", "log_process"),
+        *("log_process",),
     ),
     "calibration text is the user's: call the prepared model on it before convert": (
         *("get_dataloader", "get_mllm_dataloader", "get_default_llm_dataloader"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neural_mp.adaptors.common.code_packing import BitOrder, packed, packed_words
+from neural_mp.adaptors.common.code_packing import BitOrder, packed, packed_words, unpacked
 from neural_mp.adaptors.pytorch.qdq_ops import codes_of
 
 GENERATOR = np.random.default_rng(0)
@@ -36,6 +36,13 @@ def test_a_byte_that_is_not_full_is_filled_up_with_zeros():
     assert packed(codes, 4, LOWER).tolist() == [[0x21, 0x0F], [0x54, 0x06]]
     assert packed(codes, 4, UPPER).tolist() == [[0x12, 0xF0], [0x45, 0x60]]
     assert packed(codes, 8, LOWER) is codes
+
+
+@pytest.mark.parametrize("order", BitOrder)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_packed_codes_are_unpacked_in_both_orders(bits, order):
+    codes = GENERATOR.integers(2**bits, size=(3, 21)).astype(np.uint8)
+    assert (unpacked(packed(codes, bits, order), bits, 21, order) == codes).all()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 import hostile_decoder as decoder
 import numpy as np
 import onnx
@@ -56,6 +58,12 @@ def _converted(path, batches, spec, runtime="onnxrt"):
     return convert_with_plan(source, plan, inputs=batches[0], calibration=batches)
 
 
+@pytest.fixture(scope="module")
+def converted(path, batches):
+    """Return the result for a quantization and a runtime, converted once."""
+    return cache(partial(_converted, path, batches))
+
+
 def _own_loss(result, folder, runtime) -> float:
     """Return the loss of a saved file that the runtime alone loads and runs."""
     if runtime == "onnxrt":
@@ -72,13 +80,13 @@ def _own_loss(result, folder, runtime) -> float:
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
-def losses(request, path, batches, tmp_path_factory):
+def losses(request, path, converted, tmp_path_factory):
     """Rounding → the increase of the loss in percent."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     reference = decoder.loss(lambda ids: session.run(None, {"ids": ids})[0])
     found = {}
     for words in ("rtn", "awq", "gptq", "awq gptq"):
-        result = _converted(path, batches, f"{SPEC} {words}", request.param)
+        result = converted(f"{SPEC} {words}", request.param)
         assert result.audit().holds
         folder = tmp_path_factory.mktemp("files")
         found[words] = 100 * (_own_loss(result, folder, request.param) / reference - 1)
@@ -171,11 +179,10 @@ def test_a_search_corrects_weights(path, tmp_path):
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_factors_of_inputs_are_folded_into_norms_and_layers(path, batches, runtime):
+def test_factors_of_inputs_are_folded_into_norms_and_layers(converted, runtime):
     """Only attention has no constant that could hold the factors of the layer behind."""
     plain, scaled = (
-        _products(_converted(path, batches, f"{SPEC} {words}", runtime).model)
-        for words in ("rtn", "awq gptq")
+        _products(converted(f"{SPEC} {words}", runtime).model) for words in ("rtn", "awq gptq")
     )
     added = set(scaled) - set(plain)
     assert len(added) == len(scaled) - len(plain) <= 2
@@ -191,9 +198,9 @@ def _products(model) -> list[str]:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_folded_factors_change_no_result(path, batches, runtime, monkeypatch):
+def test_folded_factors_change_no_result(path, batches, converted, runtime, monkeypatch):
     spec = f"{SPEC} awq gptq"
-    folded = _converted(path, batches, spec, runtime)(batches[0])
+    folded = converted(spec, runtime)(batches[0])
     monkeypatch.setattr(
         conversion, "fold_factors", lambda adaptor, model, groups, weights, _: (model, weights)
     )

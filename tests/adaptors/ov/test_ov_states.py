@@ -49,6 +49,7 @@ def converted(net):
     return convert_with_plan(net, plan, inputs=FEEDS)
 
 
+@pytest.mark.slow
 def test_every_call_begins_with_an_empty_state(net, converted):
     adaptor = OpenVinoAdaptor()
     model = adaptor.load(net, example=FEEDS)

@@ -168,3 +168,28 @@ def test_misuse_of_the_loop_is_named(tmp_path):
     (tmp_path / "epoch_1.state").write_bytes(b"damaged")
     with pytest.raises(ConfigurationError, match="checkpoint must be"):
         training.fit(model, BATCHES, F.cross_entropy, epochs=2, folder=tmp_path)
+
+
+def test_a_gradient_that_is_nan_changes_no_weight():
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * torch.nan
+
+    def loss(found, labels):
+        return F.cross_entropy(Broken.apply(found), labels)
+
+    model = simulation()
+    best = weights(model)
+    with pytest.raises(TrainingError, match="the first NaN or Inf is the loss or a gradient"):
+        training.fit(model, BATCHES, loss, epochs=1)
+    assert_same(weights(model), best)
+
+
+def test_a_model_that_is_no_simulation_is_refused():
+    with pytest.raises(ConfigurationError, match="made by quantization_aware, got a Linear"):
+        training.fit(torch.nn.Linear(4, 4), [torch.zeros(2, 4)], epochs=1)

@@ -8,7 +8,7 @@ folded with the running statistics, as in the converted model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,25 @@ class NormSource:
     Attributes:
         layer: the convolution.
         norm: its batch norm.
+        paths: their paths in the model.
     """
 
     layer: nn.Module
     norm: nn.Module
+    paths: tuple[str, str]
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Parameter or buffer of the `NormedLayer` → its path in the model."""
+        layer, norm = self.paths
+        return {
+            "weight": f"{layer}.weight",
+            "bias": f"{layer}.bias",
+            "norm_weight": f"{norm}.weight",
+            "norm_bias": f"{norm}.bias",
+            "running_mean": f"{norm}.running_mean",
+            "running_var": f"{norm}.running_var",
+        }
 
 
 def norm_source(
@@ -49,7 +64,9 @@ def norm_source(
     paths = source_modules(layer, path)
     if original is None or weight is None or len(paths) != 2:
         return None
-    found = NormSource(*(original.get_submodule(each) for each in paths))
+    layer_path, norm_path = paths
+    modules = original.get_submodule(layer_path), original.get_submodule(norm_path)
+    found = NormSource(*modules, (layer_path, norm_path))
     known = isinstance(found.norm, nn.modules.batchnorm._BatchNorm)
     own = getattr(found.layer, "weight", None)
     if not known or not isinstance(own, torch.Tensor) or own.shape != weight.shape:

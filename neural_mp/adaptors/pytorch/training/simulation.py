@@ -55,6 +55,8 @@ class SimulatedPart:
         weights: constants of a stored weight → its parameter and `FakeWeight` or `FakeGroups`.
         floats: constant of the portable form → its parameter.
         norms: constants of a stored weight and of the bias → its `NormedLayer`.
+        origins: parameter or buffer of the trainable graph → its path in the user's model, or the
+            path of a constant that the capture made.
     """
 
     module: GraphModule
@@ -62,6 +64,7 @@ class SimulatedPart:
     weights: dict[tuple[str, ...], tuple[str, str]] = field(default_factory=dict)
     floats: dict[str, str] = field(default_factory=dict)
     norms: dict[tuple[str, ...], str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,7 @@ class _Simulator:
                 value = fx.attribute(self.source, str(theirs.target)) if weight is not None else 0
                 parameter = self.parameter(name, start, self.trains(value, layer))
                 self.found.weights[key] = parameter, self.add("weight_quantizer", fake)
+                self.found.origins[parameter] = self.origin(theirs)
             parameter, fake_name = self.found.weights[key]
             with self.module.graph.inserting_before(mine):
                 read = self.module.graph.get_attr(parameter)
@@ -230,21 +234,25 @@ class _Simulator:
         source = norm_source(self.original, given, self.path, weight)
         if source is None or layer.args[1].op != "call_module":
             return
-        fake = self.module.get_submodule(layer.args[1].target)
+        rounded = layer.args[1]
+        fake = self.module.get_submodule(rounded.target)
         bias = fx.arguments(layer)["bias"]
-        (key,) = (k for k, (_, name) in self.found.weights.items() if name == layer.args[1].target)
-        users = sum(n.target == layer.args[1].target for n in self.module.graph.nodes)
+        (key,) = (k for k, (_, name) in self.found.weights.items() if name == rounded.target)
+        users = sum(n.target == rounded.target for n in self.module.graph.nodes)
         if users > 1 or not isinstance(fake, FakeWeight):
             return  # another layer reads the same weight
         name = self.add("normed_layer", NormedLayer(source, layer.target, rest_of(layer), fake))
-        self.module.delete_submodule(layer.args[1].target)  # now of the normed layer
+        self.module.delete_submodule(rounded.target)  # now of the normed layer
         del self.found.weights[key]
         self.found.norms[(*key, str(bias.target))] = name
+        for own, path in source.origins.items():
+            self.found.origins[f"{name}.{own}"] = path
         with self.module.graph.inserting_before(layer):
             result = self.module.graph.call_module(name, (layer.args[0],))
         result.meta = dict(layer.meta)
         layer.replace_all_uses_with(result)
         self.module.graph.erase_node(layer)
+        self.module.graph.erase_node(rounded)  # the next weight gets the name of its module
 
     def floats(self) -> None:
         """Make the remaining float weights and biases trainable."""
@@ -262,6 +270,7 @@ class _Simulator:
                 trained = all(self.trains(value, user) for user in node.users)
                 stored = value.detach().float()
                 self.found.floats[name] = self.parameter(_plain(name), stored, trained)
+                self.found.origins[self.found.floats[name]] = self.origin(node)
             with self.module.graph.inserting_before(node):
                 read = self.module.graph.get_attr(self.found.floats[name])
                 read.meta["val"] = value
@@ -277,6 +286,10 @@ class _Simulator:
         # Folded weights are new tensors, so look at the module that they come from.
         owners = source_modules(reader, self.path)
         return not owners or owners[0] not in self.frozen
+
+    def origin(self, constant: Node) -> str:
+        """Return the path of a constant in the whole model."""
+        return ".".join(filter(None, (self.path, str(constant.target))))
 
     def parameter(self, name: str, value: torch.Tensor, trained: bool) -> str:
         """Register a copy of a weight, and return its name."""

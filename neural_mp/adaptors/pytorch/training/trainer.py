@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,7 +39,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(trained, fused=True)
 
     def step(self, batch: Any, learning_rate: float) -> float:
-        """Run one step and return the loss before the step; weights stay if it is not finite."""
+        """See the protocol."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.model.train()
@@ -48,7 +49,11 @@ class Trainer:
             if torch.isfinite(loss):
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-                self.optimizer.step()
+                grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+                if torch.stack([grad.norm() for grad in grads]).isfinite().all():
+                    self.optimizer.step()
+                else:
+                    number = math.nan
         self.model.eval()
         return number
 

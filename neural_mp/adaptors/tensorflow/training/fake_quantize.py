@@ -66,8 +66,8 @@ _rounded_average = _activation_rounding(_half_to_even)
 class FakeQuantizer(keras.layers.Layer):
     """The quantization of a tensor to uint8, or of tensors with a common scale."""
 
-    def __init__(self, encoding: QuantParams, learned: bool) -> None:
-        super().__init__(dtype=_F32)
+    def __init__(self, encoding: QuantParams, learned: bool, name: str | None = None) -> None:
+        super().__init__(dtype=_F32, name=name)
         self.log_scale = self.add_weight(
             shape=(), dtype=_F32, initializer="zeros", trainable=learned, name="log_scale"
         )
@@ -121,9 +121,15 @@ class FakeWeight(keras.layers.Layer):
     """
 
     def __init__(
-        self, value: Array, axes: tuple[int, ...], limit: int, learned: bool, trained: bool
+        self,
+        value: Array,
+        axes: tuple[int, ...],
+        limit: int,
+        learned: bool,
+        trained: bool,
+        name: str | None = None,
     ) -> None:
-        super().__init__(dtype=_F32)
+        super().__init__(dtype=_F32, name=name)
         self.limit, self.axes = limit, axes
         scales = weight_scales(value, axes, limit)
         self.weight = variable_of(self, value, "weight", trained)

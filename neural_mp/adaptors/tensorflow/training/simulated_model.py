@@ -22,6 +22,8 @@ from neural_mp.core.observations import Range
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import ResolvedPlan
 
+Seen = Callable[[NodeDef, Sequence[tf.Tensor]], None]
+
 
 @dataclass(frozen=True)
 class Source:
@@ -125,21 +127,26 @@ class SimulatedModel(keras.Model):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Run the model; a call in training mode is one step of the schedule."""
-        if not training:
-            return self.walked(inputs)
+        return self.advanced(inputs) if training else self.walked(inputs)
+
+    def advanced(self, inputs: Any, seen: Seen | None = None) -> Any:
+        """Run one step of the schedule; `seen` as for `walked`."""
         observing = None
         if self.schedule.observe_steps:
             observing = self.steps.value < self.schedule.observe_steps
         self.steps.assign_add(1)
-        return self.walked(inputs, observing)
+        return self.walked(inputs, observing, seen)
 
     def walked(
         self,
         inputs: Any,
         observing: tf.Tensor | None = None,
-        seen: Callable[[NodeDef, Sequence[tf.Tensor]], None] | None = None,
+        seen: Seen | None = None,
     ) -> Any:
-        """Run the graph; ranges follow the data if `observing`; `seen` gets all results."""
+        """Run the graph; ranges follow the data if `observing`.
+
+        `seen` gets each node and its results, before they are rounded.
+        """
         signature, graph = self.source.given.signature, self.source.given
         weights = {name: kernel(observing) for name, kernel in self.kernels.items()}
         owner = self.source.plan.flow.scale_owner

@@ -28,10 +28,18 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES
 from neural_mp.adaptors.tensorflow.training.graph_ops import call_node
+from neural_mp.core.graph import Layer
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan
 
 _AVERAGE = "AvgPool"
+#: Keras layer that is folded into the layer before.
+_NORM = "BatchNormalization"
+
+
+def owners_of(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Return the layers of a node, without norms that are folded into it."""
+    return tuple(layer for layer in layers if layer.type != _NORM) or layers
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ class Walk:
         variable: constant → its trained value; None for other constants.
         quantized: tensor, its value, whether it is an average → the value after quantize and
             dequantize.
-        seen: called with each node and its results.
+        seen: called with each node and its results, before they are rounded.
     """
 
     model: TensorFlowModel
@@ -112,20 +120,20 @@ class Walk:
         fed = {node_of(tensor) for tensor in feeds}
         for name, node in self.model.graph.nodes.items():
             if name not in fed:
-                results = self._constant(node) if node.op == CONSTANT else self._computed(node)
-                if self.seen is not None:
-                    self.seen(node, results)
+                if node.op == CONSTANT:
+                    self._constant(node)
+                else:
+                    self._computed(node)
         return [self._value(tensor) for tensor in self.model.signature.output_tensors]
 
-    def _constant(self, node: NodeDef) -> list[tf.Tensor]:
+    def _constant(self, node: NodeDef) -> None:
         trained = self.variable(node.name)
-        if trained is not None:
-            self._variants[node.name] = {FP32: trained}
-            return [trained]
-        self._variants[node.name] = {}  # read by `_value`, only if needed
-        return []
+        # Other constants are read by `_value`, only if needed.
+        self._variants[node.name] = {} if trained is None else {FP32: trained}
+        if trained is not None and self.seen is not None:
+            self.seen(node, [trained])
 
-    def _computed(self, node: NodeDef) -> list[tf.Tensor]:
+    def _computed(self, node: NodeDef) -> None:
         name = node.name
         low, typed = self.rounding.runs_in.get(name, FP32), typed_inputs(node)
         inputs = []
@@ -137,15 +145,16 @@ class Walk:
             else:
                 inputs.append(self._value(tensor, low if position in typed else FP32))
         results = call_node(node, inputs)
+        if self.seen is not None:
+            self.seen(node, results)
         kind = self.rounding.results.get(name, FP32)
         for index, result in enumerate(results):
             tensor, variant = (name, kind) if index == 0 else (f"{name}:{index}", FP32)
             if variant == UINT8 and name not in self.rounding.unchanged:
-                results[index] = result = self.quantized(name, result, node.op == _AVERAGE)
+                result = self.quantized(name, result, node.op == _AVERAGE)
             elif variant in DTYPES and variant != FP32:
                 result = tf.cast(result, DTYPES[variant])
             self._variants[tensor] = {variant: result}
-        return results
 
     def _value(self, tensor: str, variant: str = FP32) -> tf.Tensor:
         """Return a variant of a tensor, made on the first request."""

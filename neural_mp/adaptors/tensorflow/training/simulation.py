@@ -31,14 +31,12 @@ from neural_mp.adaptors.tensorflow.training.simulated_model import (
     SimulatedModel,
     Source,
 )
-from neural_mp.adaptors.tensorflow.training.simulated_walk import rounding_of
+from neural_mp.adaptors.tensorflow.training.simulated_walk import owners_of, rounding_of
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.errors import ConfigurationError, ConversionError
 from neural_mp.space import ResolvedPlan
 
-#: Keras layer whose freezing does not freeze the layer that it is folded into.
-_NORM = "BatchNormalization"
 #: Op types → input position of a weight.
 _WEIGHT_AT = {**dict.fromkeys(LAYERS, 1), "BiasAdd": 1}
 
@@ -52,7 +50,7 @@ def simulated(
 ) -> SimulatedModel:
     """Return the trainable simulation of a model; see `Simulation.simulated`."""
     source = Source(model, plan, ranges, rounding_of(model, plan), reference)
-    frozen, learned = _frozen_nodes(model), schedule.learn_scales
+    frozen, learned = _frozen_nodes(reference), schedule.learn_scales
     kernels: dict[str, FakeWeight] = {}
     for name, position in source.rounding.weights.items():
         constant, node = source.constant_of(name), model.graph.nodes[name]
@@ -61,7 +59,9 @@ def simulated(
             depthwise = node.op == "DepthwiseConv2dNative"
             axes = summed_axes(value.ndim, depthwise) if position else (1,)
             limit = weight_qmax(plan.plan[name].weight)
-            kernels[constant] = FakeWeight(value, axes, limit, learned, name not in frozen)
+            named = f"{_plain(reference, name)}_weight"
+            trains = name not in frozen
+            kernels[constant] = FakeWeight(value, axes, limit, learned, trains, named)
     floats = {
         constant: FloatWeight(model.graph.value(constant), reader not in frozen)
         for constant, reader in _weights(model)
@@ -69,7 +69,9 @@ def simulated(
     }
     _check_ops(model, [*kernels, *floats])
     quantizers = {
-        owner: FakeQuantizer(QuantParams.of(ranges[owner]), learned)
+        owner: FakeQuantizer(
+            QuantParams.of(ranges[owner]), learned, f"{_plain(reference, owner)}_result"
+        )
         for owner in dict.fromkeys(plan.flow.scale_owner.values())
     }
     trained = [*(kernel.weight.trainable for kernel in kernels.values())]
@@ -79,6 +81,12 @@ def simulated(
             "layer, or give the model before it was quantized or frozen"
         )
     return SimulatedModel(source, schedule, kernels, floats, quantizers)
+
+
+def _plain(model: TensorFlowModel, node: str) -> str:
+    """Return the name of a node's layer, or of the node, as part of the name of a Keras layer."""
+    owners = owners_of(model.layers.get(node, ()))
+    return (owners[-1].name if owners else node).replace("/", "_")
 
 
 def _check_ops(model: TensorFlowModel, weights: Iterable[str]) -> None:
@@ -117,8 +125,7 @@ def _frozen_nodes(model: TensorFlowModel) -> frozenset[str]:
     }
     found = set()
     for node, layers in model.layers.items():
-        owners = [layer for layer in layers if layer.type != _NORM] or layers
-        if fixed.intersection(layer.name for layer in owners):
+        if fixed.intersection(layer.name for layer in owners_of(layers)):
             found.add(node)
     return frozenset(found)
 

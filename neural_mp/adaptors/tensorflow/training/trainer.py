@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,13 +13,19 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.simulation import LEAST_POWER, inputs_and_targets
+from neural_mp.adaptors.common.tensor_variants import UINT8
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
+from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, NodeDef, data_inputs, node_of
 from neural_mp.adaptors.tensorflow.training.numerics_trace import loss_function
 from neural_mp.adaptors.tensorflow.training.simulated_model import SimulatedModel
+from neural_mp.adaptors.tensorflow.training.simulated_walk import owners_of
 from neural_mp.errors import ConfigurationError
 
 _ANOTHER = "use another folder"
+#: Ops with a kernel whose result may be a number if an input is NaN.
+_HIDING = frozenset(
+    ("Relu", "Relu6", "Maximum", "Minimum", "MaxPool", "Max", "Min", "ClipByValue", "SelectV2")
+)
 
 
 class Trainer:
@@ -35,10 +42,11 @@ class Trainer:
         self.loss = None if loss is None else loss_function(loss)
         self.optimizer = keras.optimizers.Adam()
         self.optimizer.build(model.trainable_variables)
+        self._hidden = _before_hiding(model)
         self._compiled = tf.function(self._step, reduce_retracing=True)
 
     def step(self, batch: Any, learning_rate: float) -> float:
-        """Run one step and return the loss before the step; weights stay if it is not finite."""
+        """See the protocol."""
         self.optimizer.learning_rate = learning_rate
         inputs, targets = inputs_and_targets(batch, self.loss is not None)
         wanted = self._reference(inputs) if self.loss is None else targets
@@ -46,8 +54,14 @@ class Trainer:
 
     def _step(self, inputs: Any, targets: Any) -> tf.Tensor:
         variables = self.model.trainable_variables
+        values = [*tf.nest.flatten(inputs), *(variable.value for variable in variables)]
+
+        def seen(node: NodeDef, results: Sequence[tf.Tensor]) -> None:
+            if node.name in self._hidden:
+                values.extend(results)
+
         with tf.GradientTape() as tape:
-            outputs = self.model(inputs, training=True)
+            outputs = self.model.advanced(inputs, seen)
             if self.loss is None:
                 loss = _distance(outputs, targets)
             else:
@@ -56,10 +70,11 @@ class Trainer:
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         if not pairs:
             raise ConfigurationError("the loss must depend on a weight, got none that does")
-        tf.cond(
-            tf.math.is_finite(loss), lambda: self._apply(pairs), lambda: tf.constant(0, tf.int64)
-        )
-        return loss
+        sums = [tf.reduce_sum(tf.cast(v, tf.float32)) for v in values if v.dtype.is_floating]
+        norm = tf.cast(tf.linalg.global_norm([g for g, _ in pairs]), tf.float32)
+        finite = tf.reduce_all(tf.math.is_finite(tf.stack([loss, norm, *sums])))
+        tf.cond(finite, lambda: self._apply(pairs), lambda: tf.constant(0, tf.int64))
+        return tf.where(finite, loss, math.nan)
 
     def _apply(self, pairs: Sequence[tuple[Any, Any]]) -> tf.Tensor:
         self.optimizer.apply_gradients(pairs)
@@ -76,13 +91,11 @@ class Trainer:
         arrays = tf.nest.flatten(_tensors(inputs))
         if not all(map(_finite, arrays)):
             return "the input"
-        layers = self.model.source.given.layers
         found: list[str] = []
 
         def seen(node: NodeDef, results: Sequence[tf.Tensor]) -> None:
             if not found and not all(map(_finite, results)):
-                known = layers.get(node.name)
-                found.append(f"the result of layer {known[-1].name if known else node.name!r}")
+                found.append(_place(self.model.source.given, node))
 
         self.model.walked(_tensors(inputs), seen=seen)
         return next(iter(found), None)
@@ -111,6 +124,28 @@ class Trainer:
             ) from error
         for variable, value in zip(held, values, strict=True):
             variable.assign(value)
+
+
+def _before_hiding(model: SimulatedModel) -> frozenset[str]:
+    """Return the nodes whose NaN may not reach the loss, as the next kernel hides it."""
+    graph, rounding = model.source.given.graph, model.source.rounding
+    found = {name for name, kind in rounding.results.items() if kind == UINT8}
+    for name, node in graph.nodes.items():
+        inputs = data_inputs(node)
+        positions = range(len(inputs)) if node.op in _HIDING else rounding.reads.get(name, ())
+        found.update(node_of(inputs[position]) for position in positions)
+    return frozenset(found)
+
+
+def _place(model: TensorFlowModel, node: NodeDef) -> str:
+    """Return the description of a result or weight, by its layer if known."""
+    word, name = "the result", node.name
+    if node.op == CONSTANT:
+        word = "a weight"
+        readers = (n.name for n in model.graph.nodes.values() if name in map(node_of, n.input))
+        name = next(readers, name)
+    owners = owners_of(model.layers.get(name, ()))
+    return f"{word} of layer {owners[-1].name if owners else name!r}"
 
 
 def _tensors(values: Any) -> Any:

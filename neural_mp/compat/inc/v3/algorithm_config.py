@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.v3.base_config import BaseConfig
+from neural_mp.compat.inc.v3.devices import ProcessorType, is_client
 from neural_mp.core.enums import Approach, Scheme
 from neural_mp.core.precision import INTEGERS, Precision, parse_precisions
-from neural_mp.core.quant_spec import RANGE_ALGORITHMS, ROUNDINGS
+from neural_mp.core.quant_spec import RANGE_ALGORITHMS, ROUND_TO_NEAREST, ROUNDINGS
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import OpConstraint, QuantConstraint
 from neural_mp.util.validators import is_integer
@@ -21,6 +22,11 @@ DENSE = frozenset({"Linear", "Conv1D", "Dense"})
 #: Pattern of the output layers of decoders.
 OUTPUT_LAYERS = r"(.*\.)?(lm_head|output_layer|embed_out)$"
 _FLOATS = ("fp32", "float", "bf16", "fp16")
+#: Small floating-point type → bits of the asymmetric integers in groups that take its place.
+_SMALL_FLOATS: Mapping[str, int] = {
+    **dict.fromkeys(("nf4", "fp4", "fp4_e2m1", "fp4_e2m1_bnb"), 4),
+    **dict.fromkeys(("fp8_e4m3", "fp8_e4m3fn", "fp8_e4m3fnuz", "fp8_e5m2", "fp8_e5m2fnuz"), 8),
+}
 
 
 class AlgorithmConfig(BaseConfig):
@@ -49,6 +55,20 @@ class AlgorithmConfig(BaseConfig):
         """Return the configurations to try if a script names none."""
         return cls()
 
+    @classmethod
+    def get_predefined_configs(cls) -> dict[ProcessorType, AlgorithmConfig]:
+        """Return kind of processor → its default configuration."""
+        if "use_layer_wise" not in cls.defaults:
+            return {kind: cls() for kind in ProcessorType}
+        return {kind: cls(use_layer_wise=is_client(kind)) for kind in ProcessorType}
+
+    @classmethod
+    def get_model_info(cls, model: Any) -> list[tuple[str, str]]:
+        """Return name and type of the layers of a module that the options may hold for."""
+        leaves = (pair for pair in model.named_modules() if not any(pair[1].children()))
+        found = [(name, type(layer).__name__) for name, layer in leaves]
+        return [pair for pair in found if not cls.types or pair[1] in cls.types]
+
     def kept(self) -> tuple[str, ...]:
         """Return patterns of the ops that the algorithm leaves in FP32, unless they are named."""
         return ()
@@ -72,19 +92,60 @@ class WeightOnlyConfig(AlgorithmConfig):
         "group_dim": "groups are of consecutive inputs",
         "folding": "the factors of inputs stay in the layer",
         "act_order": "damping is relative to the power of each input",
+        "use_full_range": "the range of a symmetric group is as long on both sides of 0",
+        "use_mse_search": "use HQQConfig, whose offsets minimize the error of the weights",
         "absorb_layer_dict": "the factors of inputs stay in the layer",
     }
 
     @property
     def bit_width(self) -> int:
-        """Bits of the weight; `dtype` "int4" sets them, too."""
-        dtype = str(self.options.get("dtype") or "int")
-        suffix = dtype.removeprefix("int")
-        return (
-            int(suffix)
-            if dtype.startswith("int") and suffix.isdecimal()
-            else self._value("bits", 4)
-        )
+        """Bits of the weight; `dtype` "int4" or "nf4" sets them, too."""
+        if self._is_small_float:
+            return _SMALL_FLOATS[self._dtype]
+        return self._stored(self._asked_bits)
+
+    @property
+    def _asked_bits(self) -> Any:
+        suffix = self._dtype.removeprefix("int")
+        return int(suffix) if suffix.isdecimal() else self._value("bits", 4)
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.options.get("dtype") or "int")
+
+    def _stored(self, bits: Any) -> int:
+        """Return the bits of the smallest kernel that holds a number of bits.
+
+        Raises:
+            ConfigurationError: no kernel does.
+        """
+        if not is_integer(bits) or not min(INTEGERS) <= bits <= max(INTEGERS):
+            raise ConfigurationError(
+                f"bits of a weight must be a whole number from {min(INTEGERS)} to "
+                f"{max(INTEGERS)}, got {bits!r}"
+            )
+        return min(kernel for kernel in INTEGERS if kernel >= bits)
+
+    @property
+    def _is_small_float(self) -> bool:
+        return self._dtype in _SMALL_FLOATS
+
+    @property
+    def _rounding(self) -> str:
+        found = next(word for word in self.roundings if word in ROUNDINGS)
+        return "hqq" if self._is_small_float and found == ROUND_TO_NEAREST else found
+
+    def warn_without_effect(self) -> None:
+        """Log warnings for options without effect, and for weights of another type than asked."""
+        super().warn_without_effect()
+        if self._dtype in _FLOATS:
+            return
+        if self._is_small_float or self.bit_width != self._asked_bits:
+            asked = self._dtype if self._is_small_float else f"{self._asked_bits} bits"
+            logger.warning(
+                "no kernel reads weights in %s: integers of %d bits are used, rounded by %s",
+                *(asked, self.bit_width, self._rounding),
+            )
 
     def _value(self, name: str, otherwise: Any) -> Any:
         value = self.options.get(name)
@@ -92,27 +153,20 @@ class WeightOnlyConfig(AlgorithmConfig):
 
     def constraint(self) -> OpConstraint:
         """Return the constraint of a dense layer."""
-        dtype = str(self.options.get("dtype") or "int")
-        if dtype in _FLOATS:
+        if self._dtype in _FLOATS:
             return FP32_ONLY
-        if not dtype.startswith("int"):
+        if not self._is_small_float and not self._dtype.startswith("int"):
             raise NotHereError(
-                f"{type(self).__name__}(dtype={dtype!r}) is not supported: no kernel here reads "
-                f"weights of this type; set dtype='int', for the distribution of weights that "
-                f"{dtype} suits with HQQConfig or GPTQConfig"
+                f"{type(self).__name__}(dtype={self._dtype!r}) is not supported: no kernel here "
+                f"reads weights of this type; set dtype='int'"
             )
-        if self.bit_width not in INTEGERS:
-            raise ConfigurationError(
-                f"bits of a weight must be one of {', '.join(map(str, INTEGERS))}, got "
-                f"{self.bit_width!r}"
-            )
-        symmetric = self._value("use_sym", True)
+        symmetric = self._value("use_sym", True) and not self._is_small_float
         return OpConstraint(
             (INTEGERS[self.bit_width],),
             QuantConstraint(
                 scheme=(Scheme.SYMMETRIC if symmetric else Scheme.ASYMMETRIC,),
                 group_size=self._group_sizes(),
-                rounding=(next(word for word in self.roundings if word in ROUNDINGS),),
+                rounding=(self._rounding,),
             ),
             approaches=(Approach.WEIGHT_ONLY,),
             # INT8 has one scale per channel; below 4 bits, all weights are asymmetric.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.v3.algorithm_config import WeightOnlyConfig
-from neural_mp.compat.inc.v3.torch_configs import is_client
+from neural_mp.compat.inc.v3.devices import is_client
 from neural_mp.core.precision import INTEGERS, Precision, parse_precisions
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import OpConstraint
@@ -83,6 +83,13 @@ class AutoRoundConfig(WeightOnlyConfig):
 
     def constraint(self) -> OpConstraint:
         """Return the constraint of a dense layer, by the scheme and the options besides it."""
+        return self._weights().constraint()
+
+    def warn_without_effect(self) -> None:
+        """Log warnings for options without effect, and for weights of another type than asked."""
+        self._weights().warn_without_effect()
+
+    def _weights(self) -> _Weights:
         bits, size = self._scheme(self.options["scheme"])
         options: dict[str, Any] = {
             "bits": bits,
@@ -93,7 +100,7 @@ class AutoRoundConfig(WeightOnlyConfig):
         chosen = {k: v if self.options[k] is None else self.options[k] for k, v in options.items()}
         plain = _Weights(**chosen)
         plain.iters = self.options["iters"]
-        return plain.constraint()
+        return plain
 
     def _scheme(self, scheme: Any) -> tuple[int, int]:
         if isinstance(scheme, Mapping):

@@ -8,13 +8,14 @@ from typing import Any
 
 from neural_mp.api.calibration import CalibrationInputs, calibration
 from neural_mp.api.mixed_precision import MixedPrecision
-from neural_mp.compat.inc.v3.algorithm_config import AlgorithmConfig
 from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
 from neural_mp.compat.inc.v3.base_config import BaseConfig, expanded
 from neural_mp.compat.inc.v3.base_tuning import EvaluationFuncWrapper, OrderedTrials, TuningConfig
-from neural_mp.compat.inc.v3.conversion import ALGORITHMS, algorithms_of
+from neural_mp.compat.inc.v3.config_registry import get_all_config_set_from_config_registry
+from neural_mp.compat.inc.v3.conversion import algorithms_of
 from neural_mp.compat.inc.v3.flow import own_module, quantize
 from neural_mp.compat.inc.v3.torch_configs import (
+    DOUBLE_QUANT_CONFIGS,
     AWQConfig,
     GPTQConfig,
     RTNConfig,
@@ -112,16 +113,12 @@ def _precisions(config_set: Any, model: Any) -> tuple[Precision, ...]:
 
 def get_all_config_set() -> list[BaseConfig]:
     """Return the configurations to try of every algorithm."""
-    found: list[BaseConfig] = []
-    for kind in ALGORITHMS.values():
-        assert issubclass(kind, AlgorithmConfig)
-        found.append(kind.get_config_set_for_tuning())
-    return found
+    return get_all_config_set_from_config_registry("torch")
 
 
 def get_rtn_double_quant_config_set() -> list[RTNConfig]:
     """Return the configurations with quantized scales."""
-    return [get_default_double_quant_config(name) for name in ("BNB_NF4", "GGML_TYPE_Q4_K")]
+    return [get_default_double_quant_config(name) for name in DOUBLE_QUANT_CONFIGS]
 
 
 def get_woq_tuning_config() -> list[BaseConfig]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from neural_mp.compat.inc.log import logger
 from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.space import name_matches
 
 #: Keys in the dict of a configuration with settings of single ops.
 GLOBAL, LOCAL = "global", "local"
@@ -40,6 +41,14 @@ class BaseConfig:
     defaults: ClassVar[Mapping[str, Any]] = {}
     #: Options whose values are lists themselves.
     lists: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Read the options of a class that lists their names in `params_list`."""
+        super().__init_subclass__(**options)
+        listed = cls.__dict__.get("params_list")
+        if isinstance(listed, list):
+            cls.defaults = dict.fromkeys(map(str, listed))
+            cls.lists = frozenset(str(p) for p in listed if getattr(p, "holds_lists", False))
 
     def __init__(
         self, *values: Any, white_list: str | Sequence[Any] | None = EVERY_OP, **options: Any
@@ -80,6 +89,9 @@ class BaseConfig:
             for key in self.white_list:
                 self.local_config[key].options[name] = value
 
+    def _post_init(self) -> None:
+        """Do nothing: the white list holds from the start. Classes of scripts call this."""
+
     @property
     def global_config(self) -> BaseConfig | None:
         """The options for all ops without settings of their own; None if there are none."""
@@ -100,6 +112,37 @@ class BaseConfig:
                 logger.warning("the configuration of %s is replaced", key)
             self.local_config[key] = config
         return self
+
+    def to_config_mapping(
+        self, config_list: Iterable[BaseConfig] | None = None, model_info: Any = ()
+    ) -> dict[tuple[str, str], BaseConfig]:
+        """Return (name, type) of an op → the configuration that it is converted by.
+
+        Names come before types, and types before the options for all ops; of several names or
+        types, the last one counts.
+
+        Args:
+            config_list: the configurations; default: this one, or its members.
+            model_info: pairs of name and type of the ops, as of `get_model_info`.
+        """
+        found: dict[tuple[str, str], BaseConfig] = {}
+        for name, kind in model_info:
+            for config in self.members() if config_list is None else config_list:
+                chosen = config.of_op(name, kind)
+                if chosen is not None:
+                    found[name, kind] = chosen
+        return found
+
+    def of_op(self, name: str, kind: str) -> BaseConfig | None:
+        """Return the configuration of an op; None if it has none."""
+        by_name = [
+            c
+            for key, c in self.local_config.items()
+            if isinstance(key, str) and name_matches(key, (name,))
+        ]
+        by_type = [c for key, c in self.local_config.items() if type_name(key) == kind]
+        local = by_name or by_type
+        return local[-1] if local else self.global_config
 
     def get_params_dict(self) -> dict[str, Any]:
         """Return option → value."""
@@ -224,6 +267,18 @@ class ComposableConfig(BaseConfig):
         return {config.name: config.to_dict() for config in self.config_list}
 
     @classmethod
+    def from_dict(  # type: ignore[override]
+        cls, config_dict: Mapping[str, Any], config_registry: Mapping[str, type[BaseConfig]]
+    ) -> BaseConfig:
+        """Read a dict of algorithms: `from_named`."""
+        return cls.from_named(config_dict, config_registry)
+
+    def get_model_info(self, model: Any) -> list[tuple[str, str]]:
+        """Return name and type of the layers that the members' options may hold for."""
+        found = (pair for config in self.config_list for pair in config.get_model_info(model))
+        return list(dict.fromkeys(found))
+
+    @classmethod
     def from_named(
         cls, config_dict: Mapping[str, Any], known: Mapping[str, type[BaseConfig]]
     ) -> BaseConfig:
@@ -266,11 +321,13 @@ def expanded(configs: BaseConfig | Iterable[BaseConfig]) -> Iterator[BaseConfig]
         yield from config.expand()
 
 
+def type_name(key: Any) -> str:
+    """Return the name of a type of ops, which may be a class."""
+    return key if isinstance(key, str) else getattr(key, "__name__", str(key))
+
+
 def _plain(value: Any) -> Any:
     """Return a value with types as keys replaced by their names."""
     if isinstance(value, Mapping):
-        return {
-            key if isinstance(key, str) else getattr(key, "__name__", str(key)): _plain(item)
-            for key, item in value.items()
-        }
+        return {type_name(key): _plain(item) for key, item in value.items()}
     return value

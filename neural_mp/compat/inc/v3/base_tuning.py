@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,51 @@ class EvaluationFuncWrapper:
             ) from None
 
 
+class Evaluator:
+    """Weighted sum of several evaluation functions.
+
+    Attributes:
+        eval_fn_registry: dicts with `eval_fn`, `weight` and `name`.
+    """
+
+    def __init__(self) -> None:
+        self.eval_fn_registry: list[dict[str, Any]] = []
+
+    def set_eval_fn_registry(
+        self, eval_fns: Callable[..., Any] | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+    ) -> None:
+        """Set the functions: one, or dicts with `eval_fn`, and perhaps `weight` and `name`."""
+        if eval_fns is None:
+            return
+        given = {"eval_fn": eval_fns} if callable(eval_fns) else eval_fns
+        self.eval_fn_registry = [
+            {"weight": 1.0, "name": getattr(one["eval_fn"], "__name__", "eval_fn"), **one}
+            for one in ([given] if isinstance(given, Mapping) else given)
+        ]
+
+    def get_number_of_eval_functions(self) -> int:
+        """Return the number of functions."""
+        return len(self.eval_fn_registry)
+
+    def self_check(self) -> None:
+        """Check that there is a function.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if not self.eval_fn_registry:
+            raise ConfigurationError(
+                "an evaluator requires an evaluation function, got none; call set_eval_fn_registry"
+            )
+
+    def evaluate(self, model: Any) -> float:
+        """Return the weighted sum of the functions' values for a model."""
+        return float(sum(one["weight"] * one["eval_fn"](model) for one in self.eval_fn_registry))
+
+
+evaluator = Evaluator()
+
+
 class TuningConfig:
     """Options of `autotune`.
 
@@ -131,8 +177,8 @@ class TuningConfig:
         """Whether a strategy of neural-mp searches, and not the order of a set."""
         return self.config_set is None or self.sampler == OUR_SAMPLER
 
-    def criterion(self, eval_fn: Callable[..., Any]) -> AccuracyCriterion:
-        """Return the tolerated loss with the direction of an evaluation function.
+    def criterion(self, eval_fn: Callable[..., Any] | None = None) -> AccuracyCriterion:
+        """Return the tolerated loss with the direction of an evaluation function, if there is one.
 
         Raises:
             ConfigurationError: the direction is unclear: the name suggests an error.
@@ -143,21 +189,146 @@ class TuningConfig:
             any_tolerance=True,
             any_baseline=True,
         )
+        if eval_fn is None:
+            return wanted
         try:
             return directed(wanted, MetricSet(()), eval_fn)
         except ConfigurationError as error:
             words = str(error).replace("in accuracy_criterion", "in TuningConfig", 1)
             raise ConfigurationError(words) from None
 
-    def configs(self) -> Iterator[BaseConfig]:
-        """Yield the configurations in the order of the sampler, each once."""
-        found = ConfigSet.from_fwk_configs(self.config_set)
+    def configs(self) -> ConfigLoader:
+        """Return the configurations in the order of the sampler, each once."""
+        return ConfigLoader(self.config_set, self.sampler)
+
+
+class ConfigLoader:
+    """The configurations of a set, in the order of a sampler, each once.
+
+    Args:
+        config_set: a configuration or several; lists of values are expanded.
+        sampler: order of the set: a class as of `Sampler`.
+    """
+
+    def __init__(
+        self, config_set: BaseConfig | Iterable[BaseConfig], sampler: Any = default_sampler
+    ) -> None:
+        self.config_set = ConfigSet.from_fwk_configs(config_set)
+        self.sampler = sampler(self.config_set)
+
+    def __iter__(self) -> Iterator[BaseConfig]:
         seen: list[BaseConfig] = []
-        for index in self.sampler(found):
-            config = found[index]
+        for index in self.sampler:
+            config = self.config_set[index]
             if config not in seen:
                 seen.append(config)
                 yield config
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """Outcome of one configuration.
+
+    Attributes:
+        trial_index: number of the trial.
+        trial_result: accuracy.
+        quant_config: the configuration.
+    """
+
+    trial_index: int
+    trial_result: float
+    quant_config: BaseConfig
+
+
+class TuningMonitor:
+    """The trials so far, judged by the target.
+
+    Args:
+        tuning_config: the options of the search.
+        eval_fn: the function that measures accuracy, whose name may suggest the direction.
+    """
+
+    def __init__(
+        self, tuning_config: TuningConfig, eval_fn: Callable[..., Any] | None = None
+    ) -> None:
+        self.tuning_config = tuning_config
+        self.criterion = tuning_config.criterion(eval_fn)
+        self.tuning_history: list[TrialRecord] = []
+        self.baseline: float | None = None
+
+    def set_baseline(self, baseline: float) -> None:
+        """Set the accuracy in FP32."""
+        self.baseline = baseline
+        target = self.criterion.target(baseline)
+        logger.info("accuracy in FP32 %.4g, target %.4g", baseline, target)
+
+    def add_trial_result(
+        self, trial_index: int, trial_result: float, quant_config: BaseConfig
+    ) -> None:
+        """Record a trial."""
+        self.tuning_history.append(TrialRecord(trial_index, trial_result, quant_config))
+        logger.info(
+            "trial %d, %s: accuracy %.4g, target %s",
+            *(trial_index, quant_config.name, trial_result, "met" if self.met() else "missed"),
+        )
+
+    def get_number_of_trials(self) -> int:
+        """Return the number of trials."""
+        return len(self.tuning_history)
+
+    def get_best_trial_record(self) -> TrialRecord:
+        """Return the trial with the best accuracy.
+
+        Raises:
+            ConfigurationError: there is no trial.
+        """
+        if not self.tuning_history:
+            raise ConfigurationError("no trial is recorded; call add_trial_result first")
+        best = self.tuning_history[0]
+        for trial in self.tuning_history:
+            if self.criterion.loss(best.trial_result, trial.trial_result) < 0:
+                best = trial
+        return best
+
+    def get_best_quant_config(self) -> BaseConfig:
+        """Return the configuration of the trial with the best accuracy."""
+        return self.get_best_trial_record().quant_config
+
+    def met(self) -> bool:
+        """Whether the last trial meets the target."""
+        if self.baseline is None or not self.tuning_history:
+            return False
+        return self.criterion.met(self.baseline, self.tuning_history[-1].trial_result)
+
+    def need_stop(self) -> bool:
+        """Whether the last trial meets the target, or no more are allowed."""
+        return self.met() or len(self.tuning_history) >= self.tuning_config.max_trials
+
+
+class TuningLogger:
+    """Log lines of a loop over configurations."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        subject, _, event = name.rpartition("_")
+        if event not in ("start", "end") or not subject:
+            raise AttributeError(
+                f"TuningLogger has no attribute {name!r}; names are those of a phase and its start "
+                f"or end, e.g. 'trial_start'"
+            )
+
+        def log(trial_index: int | None = None, **ignored: Any) -> None:
+            logger.info(
+                "%s%s: %s", subject, "" if trial_index is None else f" {trial_index}", event
+            )
+
+        return log
+
+
+def init_tuning(
+    tuning_config: TuningConfig,
+) -> tuple[ConfigLoader, TuningLogger, TuningMonitor]:
+    """Return the configurations, the log and the monitor of a loop that a script writes itself."""
+    return tuning_config.configs(), TuningLogger(), TuningMonitor(tuning_config)
 
 
 @dataclass(frozen=True)
@@ -184,43 +355,34 @@ class OrderedTrials:
             NeuralMPError: no configuration is supported.
         """
         most = validate_option("max_trials", integer_between(1), self.options.max_trials)
-        criterion = self.options.criterion(self.evaluation.eval_fn)
-        baseline = self.evaluation.evaluate(model)
-        target = criterion.target(baseline)
-        logger.info("accuracy in FP32 %.4g, target %.4g", baseline, target)
-        best: tuple[float, BaseConfig] | None = None
+        monitor = TuningMonitor(self.options, self.evaluation.eval_fn)
+        monitor.set_baseline(self.evaluation.evaluate(model))
         refused: NeuralMPError | None = None
-        tried = 0
-        for number, config in enumerate(self.options.configs(), 1):
-            if number > most:
-                break
+        for number, config in enumerate(itertools.islice(self.options.configs(), most), 1):
             try:
                 converted = convert(config)
             except (NotHereError, ConfigurationError) as error:
                 logger.warning("trial %d, %s: skipped: %s", number, config.name, error)
                 refused = error
                 continue
-            tried += 1
-            accuracy = self.evaluation.evaluate(converted)
-            met = criterion.met(baseline, accuracy)
-            logger.info(
-                "trial %d, %s: accuracy %.4g, target %s",
-                *(number, config.name, accuracy, "met" if met else "missed"),
-            )
-            if met:
+            monitor.add_trial_result(number, self.evaluation.evaluate(converted), config)
+            if monitor.met():
                 return converted
-            if best is None or criterion.loss(best[0], accuracy) < 0:
-                best = accuracy, config
-        if refused is not None and not tried:
+        if refused is not None and not monitor.tuning_history:
             raise refused
-        closest = "" if best is None else f"; {best[1].name} came closest, with {best[0]:.4g}"
+        self._warn(monitor)
+        return model
+
+    def _warn(self, monitor: TuningMonitor) -> None:
+        closest = ""
+        if monitor.tuning_history:
+            best = monitor.get_best_trial_record()
+            closest = f"; {best.quant_config.name} came closest, with {best.trial_result:.4g}"
         logger.warning(
-            "no configuration meets the target %.4g%s; the model in FP32 is returned; set "
+            "no configuration meets the target%s; the model in FP32 is returned; set "
             "sampler='neural_mp' to search the precision of each op",
-            target,
             closest,
         )
-        return model
 
 
 __getattr__ = absent_names(globals())

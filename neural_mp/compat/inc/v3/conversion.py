@@ -8,7 +8,7 @@ from typing import Any
 from neural_mp.api.by_rules import Conversion
 from neural_mp.compat.inc.v3.algorithm_config import AlgorithmConfig
 from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
-from neural_mp.compat.inc.v3.base_config import EVERY_OP, BaseConfig, ComposableConfig
+from neural_mp.compat.inc.v3.base_config import EVERY_OP, BaseConfig, ComposableConfig, type_name
 from neural_mp.compat.inc.v3.torch_configs import CONFIGS
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError
@@ -51,8 +51,8 @@ def conversion_of(config: BaseConfig, model: Any) -> Conversion:
     cannot be captured, if only weights are quantized.
     """
     algorithms = algorithms_of(config)
-    for algorithm in algorithms:
-        algorithm.warn_without_effect()
+    for used in _in_use(algorithms):
+        used.warn_without_effect()
     is_decoder = hasattr(model, "generate")
     in_layers = all(algorithm.in_layers for algorithm in algorithms)
     return Conversion(
@@ -61,6 +61,16 @@ def conversion_of(config: BaseConfig, model: Any) -> Conversion:
         otherwise=Capture.LAYERS if in_layers else Capture.MODULES,
         corrects=any(algorithm.corrects for algorithm in algorithms),
     )
+
+
+def _in_use(algorithms: tuple[AlgorithmConfig, ...]) -> list[AlgorithmConfig]:
+    """Return the distinct configurations that ops are converted by."""
+    found: list[AlgorithmConfig] = []
+    for algorithm in algorithms:
+        usual = [algorithm] if algorithm.white_list == EVERY_OP else []
+        local = [single for c in algorithm.local_config.values() for single in algorithms_of(c)]
+        found += [config for config in (*usual, *local) if config not in found]
+    return found
 
 
 def rules_of(algorithms: tuple[AlgorithmConfig, ...]) -> ConversionRules:
@@ -78,5 +88,5 @@ def rules_of(algorithms: tuple[AlgorithmConfig, ...]) -> ConversionRules:
             if isinstance(key, str):
                 by_name[key] = single.constraint()
             else:
-                by_type[getattr(key, "__name__", str(key))] = single.constraint()
+                by_type[type_name(key)] = single.constraint()
     return ConversionRules(tuple(defaults), tuple(kept), by_type, by_name)

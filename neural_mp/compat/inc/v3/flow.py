@@ -13,16 +13,21 @@ from neural_mp.api.calibration import CalibrationInputs, calibration
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.optimized_model import load as load_saved
+from neural_mp.api.quantization_aware import finish
+from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
 from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.compat.inc.log import logger
+from neural_mp.compat.inc.training import trained_in_place
 from neural_mp.compat.inc.v3.autoround import AutoRoundConfig
 from neural_mp.compat.inc.v3.base_config import BaseConfig
-from neural_mp.compat.inc.v3.conversion import algorithms_of, conversion_of, parsed_config
+from neural_mp.compat.inc.v3.conversion import algorithms_of, conversion_of, parsed_config, rules_of
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError
 
 #: Attributes of a module: its calibration, and the result that it belongs to.
 _PREPARED, _RESULT = "_neural_mp_prepared", "_neural_mp_result"
+#: Attribute of a module in training.
+_TRAINED = "_neural_mp_trained"
 _FORMATS = ("default", "huggingface")
 
 
@@ -62,7 +67,7 @@ def prepare(model: Any, quant_config: Any, inplace: bool = True, example_inputs:
         example_inputs: inputs of one call, if the model is not called before `convert`.
     """
     config = parsed_config(quant_config)
-    algorithms_of(config)
+    rules_of(algorithms_of(config))  # errors of options come before the calibration loop
     model = model if inplace else copy.deepcopy(model)
     previous = _attribute(model, _PREPARED)
     if previous is not None:
@@ -83,15 +88,21 @@ def convert(model: Any, quant_config: Any = None, inplace: bool = True, **ignore
     """Return the converted module; the given one stays as it was.
 
     Args:
-        model: a module, prepared or not.
+        model: a module, prepared or not, or trained after `prepare_qat`.
         quant_config: the configuration, for a model that is not prepared.
         inplace: ignored: the result is a new module.
         **ignored: ignored.
 
     Raises:
         ConfigurationError: the model is not prepared, and no configuration is given.
-        DataError: the configuration needs calibration, and the prepared model was not called.
+        DataError: the prepared model was not called, and needs calibration or training.
     """
+    trained = _attribute(model, _TRAINED)
+    if trained is not None:
+        result = finish(trained.made())
+        trained.remove()
+        delattr(model, _TRAINED)
+        return own_module(result)
     prepared = _attribute(model, _PREPARED)
     if prepared is None and quant_config is None:
         raise ConfigurationError(
@@ -135,16 +146,26 @@ def quantize(
 
 
 def prepare_qat(model: Any, mapping: Any = None, inplace: bool = True) -> Any:
-    """Raise NotHereError: a simulation for training needs a plan.
+    """Return the model, whose calls from now on have the rounding of INT8, for training.
+
+    The first call calibrates. The model keeps its parameters; `convert` ends the training.
+
+    Args:
+        model: a module.
+        mapping: not supported: modules are not replaced.
+        inplace: whether the given model, and not a copy, is trained and returned.
 
     Raises:
-        NotHereError: always.
+        NotHereError: `mapping` is given.
     """
-    raise NotHereError(
-        "prepare_qat of Intel Neural Compressor is not supported; use "
-        "neural_mp.training.quantization_aware(model, plan), the training loop, and "
-        "neural_mp.training.finish"
-    )
+    if mapping is not None:
+        raise NotHereError(
+            "mapping of prepare_qat is not supported, as modules are not replaced; leave it out, "
+            "or train a plan with neural_mp.training.quantization_aware"
+        )
+    model = model if inplace else copy.deepcopy(model)
+    setattr(model, _TRAINED, trained_in_place(model, QuantizationAwareTrainingConfig().rules()))
+    return model
 
 
 def save(
@@ -216,6 +237,8 @@ def _converted(
         if isinstance(member, AutoRoundConfig) and member.target_bits is not None:
             return _with_bits(model, member, data)
     conversion = conversion_of(config, model)
+    for algorithm in algorithms_of(config):
+        logger.info(f"Start to apply {algorithm.name} on the model.")
     result = converted_by_rules(model, conversion, data, _as_batch(example))
     for line in result.report.warnings:
         logger.warning("%s", line)

@@ -16,6 +16,7 @@ from neural_mp.compat.inc.v3.algorithm_config import (
     PrecisionConfig,
     WeightOnlyConfig,
 )
+from neural_mp.compat.inc.v3.devices import is_client
 from neural_mp.core.enums import Approach
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.space import OpConstraint
@@ -180,6 +181,41 @@ class DynamicQuantConfig(Int8Config):
         return cls()
 
 
+class FP8Config(AlgorithmConfig):
+    """Layers in float8: a configuration to read and to write, that no model here is converted by.
+
+    Its options are kept as they are given.
+    """
+
+    name: ClassVar[str] = "fp8_quant"
+    lists: ClassVar[frozenset[str]] = frozenset({"mod_dict", "blocklist", "allowlist"})
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "dump_stats_path": "./hqt_output/measure",
+        "fp8_config": "E4M3",
+        "hp_dtype": "bf16",
+        "blocklist": {"names": [], "types": ()},
+        "allowlist": {"names": [], "types": ()},
+        "mode": "AUTOMATIC",
+        "scale_method": "maxabs_hw",
+        "scale_params": {},
+        "observer": "maxabs",
+        "mod_dict": {},
+        "measure_exclude": "OUTPUT",
+        "fake_quant": False,
+    }
+
+    def constraint(self) -> OpConstraint:
+        """Raise NotHereError.
+
+        Raises:
+            NotHereError: always.
+        """
+        raise NotHereError(
+            "FP8Config is not supported: no CPU kernel computes in float8; use "
+            "INT8StaticQuantConfig, or MixedPrecisionConfig(dtype='bf16')"
+        )
+
+
 class INT8StaticQuantConfig(Int8Config):
     """INT8 with calibrated ranges."""
 
@@ -187,13 +223,11 @@ class INT8StaticQuantConfig(Int8Config):
     lists: ClassVar[frozenset[str]] = frozenset({"excluded_precisions", "model_info"})
     defaults: ClassVar[Mapping[str, Any]] = {**_INT8, "excluded_precisions": []}
 
-    def __init__(self, *values: Any, **options: Any) -> None:
+    def __new__(cls, *values: Any, **options: Any) -> Any:
+        """Return a configuration of float8 if `fp8_config` is given."""
         if "fp8_config" in options:
-            raise NotHereError(
-                "StaticQuantConfig(fp8_config=…) is not supported: no CPU kernel computes in "
-                "float8; leave out fp8_config for INT8, or use MixedPrecisionConfig(dtype='bf16')"
-            )
-        super().__init__(*values, **options)
+            return FP8Config(*values, **options)
+        return super().__new__(cls)
 
     @classmethod
     def get_config_set_for_tuning(cls, dtype: str = "int8") -> INT8StaticQuantConfig:
@@ -255,7 +289,8 @@ CONFIGS: Mapping[str, type[AlgorithmConfig]] = {
         *(DynamicQuantConfig, INT8StaticQuantConfig, SmoothQuantConfig, MixedPrecisionConfig),
     )
 }
-_DOUBLE_QUANT: Mapping[str, Mapping[str, Any]] = {
+#: Kind of double quantization → options that mean it.
+DOUBLE_QUANT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "BNB_NF4": {"dtype": "nf4", "use_double_quant": True},
     "GGML_TYPE_Q4_K": {
         "use_sym": False,
@@ -265,18 +300,6 @@ _DOUBLE_QUANT: Mapping[str, Mapping[str, Any]] = {
         "double_quant_group_size": 8,
     },
 }
-
-
-def is_client(processor_type: object) -> bool:
-    """Whether a kind of processor, by enumeration or name, is that of a client.
-
-    Raises:
-        ConfigurationError: the kind does not exist.
-    """
-    word = str(getattr(processor_type, "value", processor_type or "server")).lower()
-    if word not in ("client", "server"):
-        raise ConfigurationError(f"processor_type must be client or server, got {word!r}")
-    return word == "client"
 
 
 def get_default_rtn_config(processor_type: object = None) -> RTNConfig:
@@ -314,6 +337,11 @@ def get_default_static_config() -> INT8StaticQuantConfig:
     return INT8StaticQuantConfig()
 
 
+def get_default_fp8_config() -> FP8Config:
+    """Return the default configuration."""
+    return FP8Config()
+
+
 def get_default_sq_config() -> SmoothQuantConfig:
     """Return the default configuration."""
     return SmoothQuantConfig()
@@ -335,12 +363,12 @@ def get_default_double_quant_config(type: str = "BNB_NF4") -> RTNConfig:
     Raises:
         ConfigurationError: the type does not exist.
     """
-    if type not in _DOUBLE_QUANT:
+    if type not in DOUBLE_QUANT_CONFIGS:
         raise ConfigurationError(
-            f"type must be one of {', '.join(_DOUBLE_QUANT)}, got {type!r}"
-            f"{did_you_mean(type, _DOUBLE_QUANT)}"
+            f"type must be one of {', '.join(DOUBLE_QUANT_CONFIGS)}, got {type!r}"
+            f"{did_you_mean(type, DOUBLE_QUANT_CONFIGS)}"
         )
-    return RTNConfig(**_DOUBLE_QUANT[type])
+    return RTNConfig(**DOUBLE_QUANT_CONFIGS[type])
 
 
 __getattr__ = absent_names(globals())

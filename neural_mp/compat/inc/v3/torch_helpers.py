@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import itertools
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -12,10 +14,45 @@ from neural_mp.compat.inc.import_aliases import absent_names
 from neural_mp.compat.inc.log import logger
 from neural_mp.compat.inc.utils import get_torch_version
 from neural_mp.compat.inc.v3.base_config import BaseConfig
-from neural_mp.compat.inc.v3.torch_configs import get_default_double_quant_config
+from neural_mp.compat.inc.v3.devices import (
+    CPU_Accelerator,
+    CUDA_Accelerator,
+    HPU_Accelerator,
+    ProcessorType,
+    XPU_Accelerator,
+    accelerator,
+    accelerator_registry,
+    auto_detect_accelerator,
+    cpu_info,
+    detect_device,
+    detect_processor_type_based_on_hw,
+    get_accelerator,
+    get_processor_type_from_user_config,
+)
+from neural_mp.compat.inc.v3.torch_configs import (
+    DOUBLE_QUANT_CONFIGS,
+    get_default_double_quant_config,
+)
 from neural_mp.errors import CaptureError
 
-__all__ = ["get_torch_version", "logger"]
+__all__ = [
+    "DOUBLE_QUANT_CONFIGS",
+    "CPU_Accelerator",
+    "CUDA_Accelerator",
+    "HPU_Accelerator",
+    "ProcessorType",
+    "XPU_Accelerator",
+    "accelerator",
+    "accelerator_registry",
+    "auto_detect_accelerator",
+    "cpu_info",
+    "detect_device",
+    "detect_processor_type_based_on_hw",
+    "get_accelerator",
+    "get_processor_type_from_user_config",
+    "get_torch_version",
+    "logger",
+]
 
 LWQ_WORKSPACE = "nc_workspace/layer_wise"
 
@@ -26,52 +63,6 @@ class SaveLoadFormat(Enum):
     DEFAULT = "default"
     HUGGINGFACE = "huggingface"
     VLLM = "vllm"
-
-
-class ProcessorType(Enum):
-    """Kinds of processors, which configurations do not distinguish."""
-
-    Client = "Client"
-    Server = "Server"
-
-
-class CpuAccelerator:
-    """The device that models run on: the CPU."""
-
-    def name(self) -> str:
-        """Return the name of the device."""
-        return "cpu"
-
-    def device_name(self, index: int | None = None) -> str:
-        """Return the name of a device."""
-        return self.name()
-
-    current_device = current_device_name = name
-
-    def is_available(self) -> bool:
-        """Return True."""
-        return True
-
-    def synchronize(self) -> None:
-        """Do nothing: a call returns when it is finished."""
-
-    empty_cache = mark_step = synchronize
-
-
-accelerator = CpuAccelerator()
-
-
-def get_accelerator(device_name: str = "auto") -> CpuAccelerator:
-    """Return the CPU."""
-    return accelerator
-
-
-auto_detect_accelerator = get_accelerator
-
-
-def detect_device() -> str:
-    """Return the name of the device."""
-    return accelerator.name()
 
 
 def is_hpex_available() -> bool:
@@ -119,21 +110,69 @@ def move_input_to_device(input: Any, device: Any = None) -> Any:
 move_input_device = move_input_to_device
 
 
-def forward_wrapper(model: Any, input: Any) -> Any:
-    """Return the outputs of a module for a batch: a dict, a list of inputs, or one input."""
+def forward_wrapper(model: Any, input: Any, device: Any = None) -> Any:
+    """Return the outputs of a module for a batch: a dict, a list of inputs, or one input.
+
+    A list that the parameters of the module do not match is one input.
+    """
     if isinstance(input, Mapping):
         return model(**input)
-    if isinstance(input, tuple | list):
+    if isinstance(input, tuple | list) and _takes(model, len(input)):
         return model(*input)
     return model(input)
 
 
+def _takes(model: Any, count: int) -> bool:
+    """Whether a module, or another callable, accepts a number of positional arguments."""
+    try:
+        inspect.signature(getattr(model, "forward", model)).bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
 def model_forward(model: Any, dataloader: Any, iters: int = 100, device: Any = None) -> None:
-    """Run a module on the first batches of a loader."""
-    for count, batch in enumerate(dataloader):
-        if count >= iters:
+    """Run a module on the inputs of the first batches of a loader; -1 for all."""
+    for count, inputs in enumerate(_inputs(dataloader)):
+        if count == iters:
             return
-        forward_wrapper(model, batch)
+        forward_wrapper(model, inputs)
+
+
+def get_example_input(dataloader: Any, i: int = 1) -> Any:
+    """Return the inputs of the batch number `i`; of the last one in a shorter loader."""
+    first = [*itertools.islice(_inputs(dataloader), i + 1)]
+    return first[-1] if first else None
+
+
+def _inputs(dataloader: Any) -> Iterator[Any]:
+    """Yield the inputs of batches: the first of two parts, as in (inputs, label)."""
+    for batch in dataloader:
+        yield batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+
+
+class CapturedDataloader:
+    """The recorded calls of a module, as batches.
+
+    Args:
+        args_list: positional arguments of each call.
+        kwargs_list: keyword arguments of each call.
+    """
+
+    def __init__(
+        self, args_list: Sequence[tuple[Any, ...]], kwargs_list: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.args_list = args_list
+        self.kwargs_list = kwargs_list
+
+    def __iter__(self) -> Iterator[Any]:
+        for args, kwargs in zip(self.args_list, self.kwargs_list, strict=True):
+            if not args:
+                yield kwargs
+            elif kwargs:
+                yield args, kwargs
+            else:
+                yield args[0] if len(args) == 1 else args
 
 
 def export(model: Any, example_inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> Any:
@@ -188,14 +227,6 @@ def get_model_info(model: Any, white_module_list: tuple[type, ...]) -> list[tupl
 def get_quantizer(model: Any, *others: object) -> Any:
     """Return None: an observed model has no quantizer of its own."""
     return None
-
-
-def get_processor_type_from_user_config(user_processor_type: object = None) -> ProcessorType:
-    """Return the kind of a server: configurations do not differ between kinds."""
-    return ProcessorType.Server
-
-
-detect_processor_type_based_on_hw = get_processor_type_from_user_config
 
 
 TorchBaseConfig = BaseConfig

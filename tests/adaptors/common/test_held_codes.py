@@ -1,0 +1,68 @@
+"""Codes between calibration and conversion: read back as made, in few bytes, without a trace."""
+
+import gc
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.common.grouped_weight import Quantizer
+from neural_mp.adaptors.common.held_codes import CodeHolder
+from neural_mp.core.quant_spec import QuantSpec
+
+WEIGHTS = np.random.default_rng(0).normal(size=(3, 256, 1008)).astype(np.float32)
+
+
+def rounded(bits):
+    quantizer = Quantizer(QuantSpec.parse(f"uint{bits} asymmetric per_group 16"))
+    return [quantizer.nearest(weight) for weight in WEIGHTS]
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_held_codes_are_read_as_made(bits, in_file, tmp_path):
+    holder = CodeHolder(tmp_path / "weights" if in_file else None)
+    made = rounded(bits)
+    held = [holder.hold(weight) for weight in made]
+    for before, after in zip(made, held, strict=True):
+        assert np.array_equal(after.codes, before.codes)
+        assert np.array_equal(after.floats(), before.floats())
+        assert after.inputs == 1008
+
+
+@pytest.mark.parametrize(("in_file", "most"), [(False, 0.55), (True, 0.05)])
+def test_held_codes_take_half_a_byte_each_or_a_file(in_file, most, tmp_path):
+    holder = CodeHolder(tmp_path if in_file else None)
+    made = rounded(4)
+    codes = sum(weight.held.size for weight in made)
+    tracemalloc.start()
+    held = [holder.hold(weight) for weight in made]
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(held) == len(made)
+    assert grown <= most * codes
+
+
+def test_other_fields_change_without_reading_the_codes(tmp_path):
+    holder = CodeHolder(tmp_path)
+    held = holder.hold(rounded(4)[0])
+    factors = np.ones(1008, np.float32)
+    assert replace(held, input_factors=factors).held is held.held
+    assert holder.hold(held) is held
+
+
+def test_the_file_ends_with_the_weights(tmp_path):
+    held = CodeHolder(tmp_path).hold(rounded(4)[0])
+    gc.collect()  # the weight alone keeps the file
+    assert held.codes.max() <= 15
+    del held
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def test_codes_stay_in_memory_if_the_folder_cannot_be_made(tmp_path):
+    taken = tmp_path / "file"
+    taken.touch()
+    made = rounded(3)[0]
+    assert np.array_equal(CodeHolder(taken).hold(made).codes, made.codes)

@@ -1,0 +1,55 @@
+"""Moments of inputs: the sums of all rows, and the factor that GPTQ compensates with."""
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.common.grouped_weight import Quantizer
+from neural_mp.adaptors.common.input_moments import MomentSums
+from neural_mp.adaptors.common.weight_corrections import InverseFactor, corrected_weight, row_errors
+from neural_mp.core.quant_spec import QuantSpec
+
+DRAW = np.random.default_rng(0)
+SIZE = 300
+ROWS = (DRAW.normal(size=(500, 20)) @ DRAW.normal(size=(20, SIZE))).astype(np.float32)
+ROWS[:, 3] *= 64
+ROWS[:, 7] = 0
+
+
+@pytest.fixture(scope="module")
+def moments():
+    sums = MomentSums.of_size(SIZE)
+    for part in (ROWS[:100], ROWS[100:100], ROWS[100:].reshape(20, 20, SIZE)):
+        sums.add(part)
+    return sums.moments()
+
+
+def test_moments_are_the_means_over_all_rows(moments):
+    expected = ROWS.T.astype(np.float64) @ ROWS / len(ROWS)
+    np.testing.assert_allclose(moments.products, expected, rtol=1e-4, atol=1e-4)
+    assert np.array_equal(moments.products, moments.products.T)
+    np.testing.assert_allclose(moments.magnitudes, np.abs(ROWS).mean(axis=0), rtol=1e-4)
+
+
+def test_the_factor_is_that_of_the_damped_inverse(moments):
+    found = InverseFactor.of(moments.products)
+    power = np.diagonal(moments.products).astype(np.float64)
+    damped = moments.products + np.diag(np.where(power > 0, 0.01 * power, 1.01))
+    damped = damped[np.ix_(found.order, found.order)]
+    size = np.sqrt(np.diagonal(damped))
+    inverse = np.linalg.inv(damped / size / size[:, None])
+    product = (found.upper.T.astype(np.float64) @ found.upper) * size * size[:, None]
+    assert np.abs(product - inverse).max() < 1e-3 * np.abs(inverse).max()
+    assert not np.tril(found.upper, -1).any()
+
+
+@pytest.mark.parametrize("words", ["awq", "gptq", "awq gptq"])
+def test_a_weight_is_rounded_alike_whole_and_in_parts(moments, words, monkeypatch):
+    weight = DRAW.normal(size=(300, SIZE)).astype(np.float32)
+    quantizer = Quantizer(QuantSpec.parse(f"uint4 asymmetric per_group 64 {words}"))
+    whole = corrected_weight(weight, quantizer, moments)
+    name = "neural_mp.adaptors.common.weight_corrections._VALUES_AT_ONCE"
+    monkeypatch.setattr(name, 1)
+    parts = corrected_weight(weight, quantizer, moments)
+    assert (whole.codes == parts.codes).mean() > 0.98
+    errors = (row_errors(weight, found, moments).sum() for found in (whole, parts))
+    assert next(errors) == pytest.approx(next(errors), rel=0.01)

@@ -1,0 +1,120 @@
+"""Rounding by columns: no single code is better, and the error of wide layers beside descent."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.common import adaround
+from neural_mp.adaptors.common.adaround import LayerError, WeightGrid, reconstructed_layer
+from neural_mp.adaptors.common.layer_moments import MomentsOfRows
+from neural_mp.adaptors.common.learned_rounding import LearnOptions
+from neural_mp.adaptors.common.settled_rounding import CodeChoice, compensated, settled
+
+GROUPS, OUTPUTS, INPUTS, ROWS = 2, 24, 100, 3000
+TOLERANCE = 1e-7
+
+
+def layer_of(outputs: int, inputs: int) -> tuple[np.ndarray, LayerError]:
+    """Return a weight and the error of its results on correlated, rounded inputs."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(GROUPS, outputs, inputs)).astype(np.float32)
+    mixed = rng.normal(size=(GROUPS, ROWS, inputs)) @ rng.normal(size=(GROUPS, inputs, inputs))
+    exact = np.maximum(mixed, 0).astype(np.float32)
+    read = np.rint(exact / 0.5).astype(np.float32) * np.float32(0.5)
+    results = exact @ weight.swapaxes(1, 2)
+    return weight, LayerError(
+        read.swapaxes(1, 2) @ read / ROWS,
+        results.swapaxes(1, 2) @ read / ROWS,
+        (results**2).mean(axis=1),
+    )
+
+
+@pytest.fixture(scope="module")
+def layer():
+    return layer_of(OUTPUTS, INPUTS)
+
+
+def choice_of(weight: np.ndarray, error: LayerError, grid: WeightGrid) -> CodeChoice:
+    scales = grid.full(weight)
+    position = np.clip(weight / scales, -grid.limit, grid.limit)
+    free = (np.abs(position) < grid.limit).astype(np.float32)
+    return CodeChoice(np.floor(position), free, scales, error.products, error.targets)
+
+
+def exactly(error: LayerError, weight: np.ndarray) -> np.ndarray:
+    """Return the mean squared errors, in float64 and relative to the squares of the results."""
+    products, targets, power = (
+        each.astype(np.float64) for each in (error.products, error.targets, error.power)
+    )
+    crossed = np.einsum("goi,goi->go", weight @ products - 2 * targets, weight)
+    return (crossed + power) / power
+
+
+@pytest.mark.parametrize("limit", [7, 127])
+@pytest.mark.parametrize("start", ["nearest", "compensated"])
+def test_no_code_can_change_alone_without_more_error(layer, limit, start):
+    weight, error = layer
+    grid = WeightGrid(limit)
+    choice = choice_of(weight, error, grid)
+    codes = compensated(weight, choice)
+    if start == "nearest":
+        codes = grid.nearest(weight, choice.scales).codes
+    found = settled(codes, choice)
+    least = exactly(error, found * choice.scales)
+    assert np.all(least <= exactly(error, codes * choice.scales) + TOLERANCE)
+    for column in range(INPUTS):
+        other = found.copy()
+        raised = found[:, :, column] == choice.low[:, :, column]
+        other[:, :, column] += np.where(raised, 1, -1) * choice.is_free[:, :, column]
+        assert np.all(exactly(error, other * choice.scales) >= least - TOLERANCE)
+
+
+@pytest.mark.parametrize("limit", [7, 127])
+def test_codes_stay_next_to_the_weight(layer, limit):
+    weight, error = layer
+    choice = choice_of(weight, error, WeightGrid(limit))
+    codes = settled(compensated(weight, choice), choice)
+    assert np.all((codes == choice.low) | (codes == choice.low + choice.is_free))
+    assert np.abs(codes).max() == limit
+
+
+@pytest.mark.parametrize("limit", [7, 127])
+def test_a_wide_layer_has_nearly_the_error_that_descent_would_reach(layer, limit, monkeypatch):
+    weight, error = layer
+    grid = WeightGrid(limit)
+
+    def learned() -> float:
+        found = reconstructed_layer(
+            weight, grid, error, LearnOptions(), rounding=True, scales=False
+        )
+        return float(error.of(found.floats()).sum())
+
+    descended = learned()
+    monkeypatch.setattr(adaround, "_WIDE", 0.0)
+    nearest = float(error.of(grid.nearest(weight, grid.full(weight)).floats()).sum())
+    assert learned() < 0.1 * nearest + 0.9 * descended
+
+
+def test_inputs_that_hardly_vary_have_the_moments_of_their_differences():
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(1, 4, 60)).astype(np.float32)
+    rows = (1000 + rng.normal(size=(1, 400, 60))).astype(np.float32)
+    sums = MomentsOfRows.of(weight)
+    for part in np.array_split(rows, 4, axis=1):
+        sums.add(weight, part, part)
+    error = sums.error(centered=True)
+    expected = np.cov(rows[0].astype(np.float64), rowvar=False, bias=True)
+    np.testing.assert_allclose(error.products[0], expected, atol=1e-3)
+    assert np.linalg.eigvalsh(error.products[0]).min() > 0
+    whole = sums.error(centered=False)
+    np.testing.assert_allclose(whole.products[0], rows[0].T @ rows[0] / 400, rtol=1e-5)
+    assert sums.lost_mean(weight) == pytest.approx(0, abs=0.1)
+
+
+def test_products_without_an_inverse_are_rounded_to_nearest_first(layer):
+    weight, error = layer
+    choice = choice_of(weight, error, WeightGrid(7))
+    broken = replace(choice, products=-choice.products)
+    nearest = np.clip(np.rint(weight / choice.scales), -7, 7)
+    np.testing.assert_array_equal(compensated(weight, broken), nearest)

@@ -1,0 +1,76 @@
+"""Products of many rows, for which stored weights are expanded some outputs at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from neural_mp.adaptors.common.grouped_weight import Quantizer
+from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
+from neural_mp.core.quant_spec import QuantSpec
+
+OUTPUTS, INPUTS = 1200, 1024  # three parts
+DRAW = np.random.default_rng(0)
+WEIGHT = DRAW.normal(size=(OUTPUTS, INPUTS)).astype(np.float32)
+BIAS = torch.from_numpy(DRAW.normal(size=OUTPUTS).astype(np.float32))
+#: Largest relative error of a bfloat16 number.
+STEP = 2**-8
+
+
+def _rows(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.from_numpy(DRAW.normal(size=(count, INPUTS)).astype(np.float32)).to(dtype)
+
+
+def _assert_close(found: torch.Tensor, x: torch.Tensor, weight: np.ndarray, limit: float) -> None:
+    expected = x.double().numpy() @ weight.astype(np.float64).T + BIAS.double().numpy()
+    assert found.dtype is x.dtype
+    error = np.linalg.norm(found.double().numpy() - expected)
+    assert error < limit * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 40, 150])
+def test_int8_weights_give_the_product_of_the_rounded_weight(rows, dtype):
+    q, scales = qdq_ops.quantize_weight(torch.from_numpy(WEIGHT), 127)
+    x = _rows(rows, dtype)
+    found = kernel_ops.weight_only_linear(x, q, scales, BIAS.to(dtype))
+    _assert_close(found, x, q.numpy() * scales.numpy()[:, None], STEP)
+
+
+@pytest.mark.parametrize("rows", [1, 97, 150])
+@pytest.mark.parametrize("words", ["uint4 asymmetric per_group 128", "int4 symmetric per_group 32"])
+def test_4_bits_give_the_product_of_the_rounded_weight(rows, words):
+    weight = Quantizer(QuantSpec.parse(words)).nearest(WEIGHT)
+    stored = qdq_ops.stored_parts(weight)
+    x = _rows(rows)
+    kernel = kernel_ops.four_bit_weight(*stored)
+    found = kernel_ops.four_bit_linear(x, *kernel, *stored, BIAS)
+    _assert_close(found, x, weight.floats(), STEP)
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+def test_few_bits_give_the_product_of_the_rounded_weight(bits):
+    weight = Quantizer(QuantSpec.parse(f"uint{bits} asymmetric per_group 64")).nearest(WEIGHT)
+    x = _rows(5)
+    found = kernel_ops.low_bit_linear(x, *qdq_ops.stored_parts(weight), bits, BIAS)
+    _assert_close(found, x, weight.floats(), STEP)
+
+
+def test_float16_inputs_do_not_overflow():
+    q = torch.full((16, 64), 127, dtype=torch.int8)
+    x = torch.full((50, 64), 100, dtype=torch.float16)
+    found = kernel_ops.weight_only_linear(x, q, torch.full((16,), 1e-3), None)
+    torch.testing.assert_close(found, torch.full((50, 16), 812.8, dtype=torch.float16))
+
+
+def test_the_zero_point_stays_zero_for_many_rows():
+    weight = np.array(WEIGHT[:32, :256])
+    weight[:, ::2] = 0
+    stored = qdq_ops.stored_parts(
+        Quantizer(QuantSpec.parse("uint4 asymmetric per_group 32")).nearest(weight)
+    )
+    x = torch.zeros(120, 256)
+    x[:, ::2] = 1
+    found = kernel_ops.four_bit_linear(x, *kernel_ops.four_bit_weight(*stored), *stored, None)
+    assert not found.any()
