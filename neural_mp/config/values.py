@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from importlib import metadata
 from typing import Any
 
 from neural_mp.adaptors.detect import FRAMEWORKS as DETECTED
@@ -22,6 +21,7 @@ from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.core.quant_spec import MAX_GROUP_SIZE, QUANT_CHOICES, ROUNDINGS
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.tuning.executors import read_workers
+from neural_mp.util.plug_ins import entry_points
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     MOST,
@@ -166,7 +166,7 @@ def precisions(value: Any) -> tuple[Precision, ...] | None:
 def framework(value: Any) -> str | None:
     """Validate the name of a framework, ours, a plug-in's or INC's; None for INC's `NA`."""
     name = TEXT(value)
-    plug_ins = {entry.name for entry in metadata.entry_points(group="neural_mp.adaptors")}
+    plug_ins = {entry.name for entry in entry_points("neural_mp.adaptors")}
     known = {**FRAMEWORKS, **{name: name for name in plug_ins}}
     if name not in known and name.lower() not in known:
         raise invalid("the name of a framework with an adaptor", name, did_you_mean(name, known))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, error_path, message_of
+from neural_mp.util.plug_ins import entry_points
 from neural_mp.util.text import with_article
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -89,12 +90,11 @@ class Registry:
         """Normalized name → entry point that no registered name hides."""
         if self._group is None:
             return {}
-        entries = metadata.entry_points(group=self._group)
-        named = {plain_name(entry.name): entry for entry in entries}
+        named = {plain_name(entry.name): entry for entry in entry_points(self._group)}
         return {name: entry for name, entry in named.items() if name not in self._factories}
 
     def _plug_in(self, name: str) -> metadata.EntryPoint | None:
-        # Reading all entry points takes milliseconds; `module:attribute` is none.
+        # `module:attribute` is no entry point.
         return None if ":" in name else self._plug_ins().get(plain_name(name))
 
     def _loaded(self, entry: metadata.EntryPoint) -> Any:

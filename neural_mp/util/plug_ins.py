@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Container
+from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from neural_mp.errors import NeuralMPError, one_line
 
 logger = logging.getLogger(__name__)
+
+
+def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of a group, read again once a folder of `sys.path` has changed."""
+    return _entry_points(group, tuple(_version(entry) for entry in sys.path))
+
+
+def _version(entry: str) -> tuple[str, int | None]:
+    """Return a folder and when a package in it was last installed or removed."""
+    try:
+        folder = Path(entry).absolute()
+        return str(folder), folder.stat().st_mtime_ns
+    except OSError:
+        return entry, None
+
+
+@lru_cache(maxsize=64)
+def _entry_points(
+    group: str, folders: tuple[tuple[str, int | None], ...]
+) -> tuple[metadata.EntryPoint, ...]:
+    # Python opens a file of every installed package: milliseconds each time.
+    return tuple(metadata.entry_points(group=group))
 
 
 def plug_ins(group: str, taken: Container[str]) -> dict[str, Any]:
@@ -18,7 +43,7 @@ def plug_ins(group: str, taken: Container[str]) -> dict[str, Any]:
     A plug-in that cannot be imported is left out with a warning, so that the others work.
     """
     found = {}
-    for entry in metadata.entry_points(group=group):
+    for entry in entry_points(group):
         if entry.name in taken:
             continue
         try:
@@ -41,7 +66,7 @@ def require_importable(group: str, name: object, refusal: type[NeuralMPError], w
     Raises:
         NeuralMPError: of the class `refusal`, if the import fails.
     """
-    for entry in metadata.entry_points(group=group):
+    for entry in entry_points(group):
         if entry.name != name:
             continue
         try:

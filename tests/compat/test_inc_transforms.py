@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from close_arrays import assert_close
 
 from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
@@ -52,9 +53,9 @@ def test_images_of_records_are_scaled_by_tensorflow_and_arrays_by_opencv():
     expected = tf.image.resize(PHOTO, [20, 25]).numpy()
     found = applied("tensorflow", as_tensor_image(PHOTO), Resize={"size": [20, 25]})
     assert isinstance(found, TensorImage)
-    assert found == pytest.approx(expected, abs=1e-2)
+    assert_close(found, expected, abs=1e-2)
     from_tensor = applied("tensorflow", tf.constant(PHOTO), Resize={"size": [20, 25]})
-    assert from_tensor == pytest.approx(expected, abs=1e-2)
+    assert_close(from_tensor, expected, abs=1e-2)
     assert applied("tensorflow", PHOTO, Resize={"size": [20, 25]}).dtype == np.uint8
 
 
@@ -74,7 +75,7 @@ def test_a_random_part_of_a_tensor_lies_between_pixels_as_in_tensorflow():
     box = [0, 10 / 60, 1, 50 / 60]  # the square in the middle, since no whole one fits
     expected = tf.image.crop_and_resize(PHOTO[None], [box], [0], [20, 25])[0].numpy()
     found = applied("tensorflow", as_tensor_image(PHOTO), RandomResizedCrop=options)
-    assert found == pytest.approx(expected, abs=1e-4)
+    assert_close(found, expected, abs=1e-4)
 
 
 def test_without_opencv_it_says_what_to_install(monkeypatch):
@@ -85,7 +86,7 @@ def test_without_opencv_it_says_what_to_install(monkeypatch):
 
 def test_cast_scales_images_of_records_only():
     found = applied("tensorflow", as_tensor_image(PHOTO), Cast={"dtype": "float32"})
-    assert found == pytest.approx(PHOTO / 255, abs=1e-6)
+    assert_close(found, PHOTO / 255, abs=1e-6)
     for framework in ("tensorflow", "onnxrt", "pytorch"):
         plain = applied(framework, PHOTO, Cast={"dtype": "float32"})
         assert plain.dtype == np.float32
@@ -101,7 +102,7 @@ def test_images_of_records_are_cast_as_tensorflow_does_it(old, new):
     expected = tf.image.convert_image_dtype(image, new).numpy()
     found = applied("tensorflow", as_tensor_image(image), Cast=new)
     assert found.dtype == expected.dtype
-    assert np.asarray(found).astype(float) == pytest.approx(expected.astype(float), rel=1e-3)
+    assert_close(np.asarray(found).astype(float), expected.astype(float), rel=1e-3)
 
 
 @pytest.mark.parametrize("framework", ARRAYS)
@@ -109,8 +110,8 @@ def test_normalize_takes_channels_last(framework):
     options = {"mean": [10.0, 20.0, 30.0], "std": [2.0, 3.0, 4.0]}
     expected = (PHOTO - np.array([10, 20, 30])) / np.array([2, 3, 4])
     found = applied(framework, PHOTO, Normalize=options)
-    assert found == pytest.approx(expected, abs=1e-4)
-    assert applied(framework, PHOTO, Normalize={}) == pytest.approx(PHOTO)
+    assert_close(found, expected, abs=1e-4)
+    assert_close(applied(framework, PHOTO, Normalize={}), PHOTO)
     with pytest.raises(ConfigurationError, match="std must be"):
         made(framework, Normalize={"std": [0.0]})
 
@@ -118,9 +119,9 @@ def test_normalize_takes_channels_last(framework):
 def test_rescale_in_two_steps():
     expected = PHOTO / 127.5 - 1
     options = {"rescale": [127.5, 1.0]}
-    assert applied("tensorflow", PHOTO, KerasRescale=options) == pytest.approx(expected, abs=1e-6)
-    assert applied("tensorflow", PHOTO, Normalize=options) == pytest.approx(expected, abs=1e-6)
-    assert applied("tensorflow", PHOTO, Rescale={}) == pytest.approx(PHOTO / 255, abs=1e-6)
+    assert_close(applied("tensorflow", PHOTO, KerasRescale=options), expected, abs=1e-6)
+    assert_close(applied("tensorflow", PHOTO, Normalize=options), expected, abs=1e-6)
+    assert_close(applied("tensorflow", PHOTO, Rescale={}), PHOTO / 255, abs=1e-6)
 
 
 @pytest.mark.parametrize("framework", ARRAYS)
@@ -184,10 +185,10 @@ def test_the_whole_way_of_inception_nets_is_that_of_tensorflow():
     image = tf.image.central_crop(tf.image.convert_image_dtype(PHOTO, tf.float32), 0.875)
     expected = (tf.image.resize(image, [24, 28]).numpy() - 0.5) * 2
     found = applied("tensorflow", PHOTO, BilinearImagenet={"height": 24, "width": 28})
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert_close(found, expected, abs=1e-5)
     for_onnx = applied("onnxrt", PHOTO, BilinearImagenet={"height": 24, "width": 28})
     assert for_onnx.dtype == np.float32
-    assert for_onnx == pytest.approx(expected, abs=1e-5)
+    assert_close(for_onnx, expected, abs=1e-5)
 
 
 def test_the_shorter_edge_is_scaled_and_the_middle_cut_out():
@@ -202,7 +203,7 @@ def test_the_shorter_edge_is_scaled_and_the_middle_cut_out():
     scaled = tf.image.resize(PHOTO, [30, 45]).numpy()[3:27, 8:36]
     expected = (scaled - np.array([123.68, 116.78, 103.94])) * 0.017
     found = applied("tensorflow", PHOTO, ResizeCropImagenet=options)
-    assert found == pytest.approx(expected, abs=1e-3)
+    assert_close(found, expected, abs=1e-3)
     turned = applied("tensorflow", PHOTO, ResizeCropImagenet={**options, "mean_value": [0.0]})
     swapped = {**options, "mean_value": [0.0], "subpixels": "BGR"}
     assert (applied("tensorflow", PHOTO, ResizeCropImagenet=swapped) == turned[..., ::-1]).all()
@@ -213,7 +214,7 @@ def test_for_onnx_the_result_has_channels_first_and_is_normalized():
     options = {"height": 24, "width": 20, "resize_side": 30}
     found = applied("onnxrt", square, ResizeCropImagenet=options)
     expected = square[3:27, 5:25] / 255 / np.array([0.229, 0.224, 0.225])
-    assert found == pytest.approx(expected.transpose(2, 0, 1), abs=1e-5)
+    assert_close(found, expected.transpose(2, 0, 1), abs=1e-5)
 
 
 def test_an_image_too_small_to_cut_from_is_refused_with_the_option_to_change():

@@ -20,7 +20,7 @@ LARGE = {
     "filled": "<int64[2] d = {8, 16}, int64[2] e = {512, 512}> { m = Mul (d, e) "
     "b = ConstantOfShape (m)",
     "counted": "<int64[3] d = {4096, 4095, 4096}> { m = Unique (d) b = ConstantOfShape (m)",
-    "repeated": "<float[2] t = {1.0, 2.0}, int64[1] m = {100}> "
+    "repeated": "<float[2] t = {1.0, 2.0}, int64[1] m = {64}> "
     "{ a = Tile (t, m) c = Tile (a, m) d = Tile (c, m) b = Tile (d, m)",
     "multiplied": "<float s = {0.0}, float l = {4096.0}, float k = {1.0}, int64[1] z = {0}, "
     "int64[1] o = {1}> "

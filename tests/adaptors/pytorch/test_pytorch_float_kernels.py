@@ -191,6 +191,7 @@ def test_a_run_finds_the_kernels_and_a_saved_result_keeps_them(converter, net, t
     assert packed_calls(again.held) == packed_calls(result.loaded.held)
 
 
+@pytest.mark.slow
 def test_a_replayed_plan_gives_the_same_bits(converter, net, tmp_path):
     result = converter()
     result.save_plan(tmp_path / "plan.yaml")
@@ -200,6 +201,7 @@ def test_a_replayed_plan_gives_the_same_bits(converter, net, tmp_path):
     assert torch.equal(replayed(x), result(x))
 
 
+@pytest.mark.slow
 def test_kernels_that_gain_nothing_are_not_used(converter, monkeypatch):
     monkeypatch.setattr(Measurement, "contest", lambda _, models: [[1.0] * 20 for _ in models])
     result = converter()

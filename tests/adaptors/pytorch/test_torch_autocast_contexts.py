@@ -163,6 +163,7 @@ def test_inference_keeps_the_weights_casts(gated_net, digit_batch):
     assert casts.shapes.count(tuple(gated_net.conv2.weight.shape)) == 1
 
 
+@pytest.mark.slow
 def test_compiled_functions_run_uncompiled_inside(square):
     compiled_runs = []
 
