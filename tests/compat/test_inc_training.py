@@ -234,5 +234,5 @@ def test_onnx_models_are_refused(tmp_path):
         helper.make_model(helper.make_graph([node], "g", [value("x")], [value("y")])),
         tmp_path / "model.onnx",
     )
-    with pytest.raises(ConversionError, match="PyTorch and Keras"):
+    with pytest.raises(ConversionError, match="training with a plan is for PyTorch and"):
         prepare_compression(str(tmp_path / "model.onnx"), QuantizationAwareTrainingConfig())
