@@ -224,7 +224,6 @@ def _descended(
 ) -> Floats:
     """Return codes chosen by descent, given the errors of rounding to nearest."""
     low, is_free, scales = choice.low, choice.is_free, choice.scales
-    steps = _STEPS_PER_STEP * options.steps
     up = (position - low) * is_free
     stretched = np.clip((up - _GAMMA) / (_ZETA - _GAMMA), 1e-6, 1 - 1e-6)
     value = np.log(stretched / (1 - stretched)).astype(np.float32)
