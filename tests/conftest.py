@@ -52,8 +52,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # Each of the many graphs that torch captures makes Python look through all that is there, again and
 # again: a fifth of the time of such tests. What is in cycles is still found, less often. A process
-# takes up to 160 MB more than with 50,000.
-gc.set_threshold(400_000, 10, 100)
+# takes up to 160 MB more than with 50,000. A collection of all objects would come once, near the
+# end, and take a quarter of a minute in each process.
+gc.set_threshold(400_000, 10, 100_000)
 
 
 @pytest.fixture(scope="session", autouse=True)

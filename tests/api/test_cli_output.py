@@ -176,7 +176,7 @@ class TestJson:
 class TestPiped:
     def test_every_name_is_found_by_grep(self, run, tmp_path, monkeypatch):
         keras_nets = pytest.importorskip("keras_nets")
-        keras_nets.keras.utils.clear_session()
+        keras_nets.keras.utils.clear_session(free_memory=False)
         keras_nets.small_net().save(tmp_path / "digits.keras")
         monkeypatch.setenv("COLUMNS", "80")
         model = str(tmp_path / "digits.keras")

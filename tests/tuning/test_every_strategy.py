@@ -11,7 +11,7 @@ from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.core.precision import Precision
 from neural_mp.strategies import strategy_classes
 from neural_mp.testing import Split
-from neural_mp.tuning import evaluator, tuner
+from neural_mp.tuning import deadline, tuner
 
 pytestmark = pytest.mark.slow
 
@@ -77,9 +77,8 @@ def test_the_timeout_ends_it_within_a_batch(converter, accuracy, monkeypatch):
         update(preds, labels)
 
     accuracy.update = timed
-    deadline = evaluator.Deadline
-    monkeypatch.setattr(evaluator, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
-    monkeypatch.setattr(tuner, "Deadline", lambda limit: deadline(limit, started=0))
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    monkeypatch.setattr(tuner, "Deadline", lambda limit: deadline.Deadline(limit, started=0))
     converter.exit_policy = ExitPolicy(timeout=6.5, max_trials=100)
     result = converter()
     assert clock.seconds == 7

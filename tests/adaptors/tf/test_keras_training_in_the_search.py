@@ -23,12 +23,13 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 def trained_net():
     """A net that all-INT8 plans damage: the channels of its first result differ 10000 times."""
     keras.utils.set_random_seed(0)
-    image = keras.Input((8, 8, 1))
+    image = keras.Input((8, 8, 1), name="image")
     first = layers.Conv2D(16, 3, padding="same", activation="relu", name="first")
     second = layers.DepthwiseConv2D(3, padding="same", activation="relu", name="second")
     last = layers.Conv2D(32, 1, strides=2, activation="relu", name="last")
-    x = layers.Flatten()(last(second(first(image))))
-    net = keras.Model(image, layers.Dense(10, name="head")(x))
+    x = layers.Flatten(name="flat")(last(second(first(image))))
+    # Named throughout: a run is resumed by a process in which other layers were made before.
+    net = keras.Model(image, layers.Dense(10, name="head")(x), name="net")
     steps = 12 * len(BATCHES)
     rate = keras.optimizers.schedules.CosineDecay(5e-3, steps)
     net.compile(keras.optimizers.Adam(rate), LOSS)
