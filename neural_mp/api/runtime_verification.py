@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.errors import NeuralMPError, one_line
-from neural_mp.tuning.sqnr import mean_nsr
+from neural_mp.tuning.sqnr import decibels, mean_nsr
 from neural_mp.util.pytree import as_numpy, structure_of, tree_leaves
 
 #: SQNR in dB that FP32 in another runtime must reach, with the source as reference.
@@ -40,8 +39,7 @@ def compared(
             return lowest, reason
         pairs = zip(_arrays(expected), _arrays(found), strict=True)
         for one, other in ((a, b) for a, b in pairs if a.dtype.kind == "f"):
-            nsr = mean_nsr([one], [other])
-            sqnr_db = -10 * math.log10(nsr) if nsr > 0 else math.inf
+            sqnr_db = decibels(mean_nsr([one], [other]))
             lowest = sqnr_db if lowest is None else min(lowest, sqnr_db)
     if lowest is not None and lowest < MIN_RUNTIME_SQNR_DB:
         return lowest, (

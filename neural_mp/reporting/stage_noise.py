@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from neural_mp.core.stage_noise import STAGE_WORDS, Stage, StageNoise, decibels
 from neural_mp.reporting import formatting
+from neural_mp.runs.stage_noise import STAGE_WORDS, Stage, StageNoise
+from neural_mp.tuning.sqnr import decibels
 
 #: Ops in the table of a report.
 _MOST = 12

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision, precision_name
-from neural_mp.core.stage_noise import StageNoise
 from neural_mp.core.trial import Outcome, Trial
+from neural_mp.runs.stage_noise import StageNoise
 from neural_mp.space import Reason, TuningSpace
 from neural_mp.util.display import Printed, displays
 from neural_mp.util.text import counted

@@ -18,7 +18,7 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import ComparisonError
 from neural_mp.tuning.op_outputs import ChunkedOutputs
-from neural_mp.tuning.sqnr import MAX_NSR, MIN_SQNR_DB
+from neural_mp.tuning.sqnr import MAX_NSR, MIN_SQNR_DB, decibels
 from neural_mp.util.display import Displayed, displays
 from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
 from neural_mp.util.text import counted
@@ -174,7 +174,7 @@ class _Sums:
         cosine = min(1.0, self.product / sizes) if sizes else 0.0
         return Difference(
             name,
-            -10 * math.log10(nsr) if nsr else math.inf,
+            decibels(nsr),
             cosine if self.noise else 1.0,
             math.inf if self.broken else self.max_abs_error,
         )

@@ -24,6 +24,11 @@ MIN_SQNR_DB = 20.0
 _COLD = 1.2
 
 
+def decibels(nsr: float) -> float:
+    """Return the SQNR of an NSR in dB; infinite without noise."""
+    return -10 * math.log10(nsr) if nsr > 0 else math.inf
+
+
 def mean_nsr(reference: list[Any], found: list[Any]) -> float:
     """Return the NSR, at most 1e9, which also stands for NaN.
 
@@ -80,7 +85,7 @@ class OutputNoise:
         if not self._nsrs:
             return None
         noise = float(np.mean(self._nsrs))
-        return -10 * math.log10(noise) if noise > 0 else math.inf
+        return decibels(noise)
 
     def _run(self, inputs: Any) -> tuple[list[Any], list[Any]]:
         """Return the outputs of both models, which begin in turn."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.stage_noise import Stage, StageNoise
+from neural_mp.runs.stage_noise import Stage, StageNoise
 from neural_mp.search.corrections import rounded_to_nearest
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.calibration_batches import Calibration

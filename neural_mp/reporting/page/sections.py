@@ -6,7 +6,6 @@ from math import isfinite
 from typing import TypeGuard
 
 from neural_mp.core.precision import Precision
-from neural_mp.core.stage_noise import STAGE_WORDS
 from neural_mp.reporting import formatting
 from neural_mp.reporting.page.charts import (
     NAMES,
@@ -25,6 +24,7 @@ from neural_mp.reporting.page.charts import (
 from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.stage_noise import stage_rows
 from neural_mp.reporting.tables import RUNTIME_HEADINGS, runtime_rows
+from neural_mp.runs.stage_noise import STAGE_WORDS
 from neural_mp.tuning.sensitivity import Sensitivity
 from neural_mp.util.html import Element, element, table
 from neural_mp.util.text import counted

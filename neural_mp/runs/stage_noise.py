@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -70,8 +69,3 @@ _SCHEMA = record(
         "samples": non_negative_integer,
     }
 )
-
-
-def decibels(nsr: float) -> float:
-    """Return the SQNR of an NSR in dB; infinite without noise."""
-    return -10 * math.log10(nsr) if nsr else math.inf
