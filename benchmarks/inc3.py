@@ -19,7 +19,7 @@ from pathlib import Path
 # ruff: noqa: E402
 _HERE = Path(__file__).resolve().parent
 sys.path[0] = str(_HERE / "models")
-sys.path.append(str(_HERE))
+sys.path.append(str(_HERE / "decoders"))
 
 import argparse
 import json
