@@ -85,8 +85,9 @@ class MeasuringProbe(Probe):
     """Measures with the job's model: noise on calibration data, times on the latency batch.
 
     Measurements, and those skipped for lack of time, are stored in the run's history, so that a
-    resumed run obtains identical values. A measurement that would exceed the allowance, judged by
-    the longest so far, is skipped. Time is CPU time over all threads, whatever else is running.
+    resumed run obtains identical values. A measurement of time that would exceed the allowance,
+    judged by the longest so far, is skipped, and one of noise once the allowance is spent. Time is
+    CPU time over all threads, whatever else is running.
 
     Attributes:
         job: the run.
@@ -114,7 +115,7 @@ class MeasuringProbe(Probe):
     cache: MeasurementCache = NO_CACHE
     effort: Effort = THOROUGH
     converted: dict[ResolvedPlan, AnyModel] | None = field(default=None, repr=False)
-    _longest: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
     def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
@@ -326,7 +327,7 @@ class MeasuringProbe(Probe):
             value = measure() if self._has_time(time.process_time(), plans, of) else None
         # Op timings run several models several times: no estimate for one plan.
         if key != TIMES:
-            self._longest[of] = max(self._longest[of], (self.spent[of] - before) / plans)
+            self._longest = max(self._longest, (self.spent[of] - before) / plans)
         if value is not None and not self.untimed:
             self._shared.put(key, value)
         self.run_cache.put(key, value)
@@ -365,9 +366,9 @@ class MeasuringProbe(Probe):
     def _has_time(self, started: float, plans: int = 1, of: str = TIMES) -> bool:
         """Whether the allowance suffices for `plans` more plans, given the time since `started`."""
         passed = self.spent[of] + time.process_time() - started
-        # To time a plan takes longer than its noise: both convert and run it.
-        longest = self._longest[of] if of == _NOISE else max(self._longest.values(), default=0.0)
-        return passed + plans * longest < self.allowance
+        if of == _NOISE:  # the first includes the FP32 outputs: it says little of the next
+            return passed < self.allowance
+        return passed + plans * self._longest < self.allowance
 
 
 def _digest(plans: Sequence[ResolvedPlan]) -> str:
