@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.checkpoint_formats import CheckpointFormat, IntegerLayer, Tensors
+from neural_mp.adaptors.common.code_packing import BitOrder, unpacked
 from neural_mp.adaptors.common.grouped_weight import middle_code
 from neural_mp.errors import ModelLoadError, did_you_mean
 
@@ -148,12 +149,8 @@ def _bits(codes: int, words: int) -> int:
 
 def unpacked_words(words: NDArray[Any], bits: int, columns: int) -> NDArray[np.uint8]:
     """Return the codes [rows, columns] of int32 words [rows, words]; see `packed_words`."""
-    single = np.unpackbits(
-        np.ascontiguousarray(words.astype(np.int32)).view(np.uint8), axis=1, bitorder="little"
-    )
-    parts = single.reshape(len(words), -1, bits)
-    weights = (1 << np.arange(bits)).astype(np.uint8)
-    return np.ascontiguousarray((parts * weights).sum(axis=2, dtype=np.uint8)[:, :columns])
+    stored = np.ascontiguousarray(words.astype(np.int32)).view(np.uint8)
+    return unpacked(stored, bits, columns, BitOrder.LOWER_FIRST)
 
 
 _READERS: Mapping[

@@ -49,7 +49,7 @@ def unpacked(
 ) -> NDArray[np.uint8]:
     """Return the codes [rows, columns] that `packed` stored as bytes."""
     if bits == 8:
-        return np.array(stored)
+        return np.array(stored[..., :columns])
     upper = order is BitOrder.UPPER_FIRST
     if 8 % bits:
         single = np.unpackbits(stored, axis=-1, bitorder="big" if upper else "little")

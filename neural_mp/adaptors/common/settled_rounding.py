@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neural_mp.adaptors.common.grouped_weight import Floats
-from neural_mp.adaptors.common.weight_corrections import InverseFactor
+from neural_mp.adaptors.common.weight_corrections import InverseFactor, compensate
 
 #: Columns whose changes are applied to the others in one product of matrices.
 _BLOCK = 64
@@ -74,17 +74,12 @@ def _by_columns(
 ) -> Floats:
     """Return the codes [inputs, outputs] of columns, in order; the columns are overwritten."""
     codes = np.empty_like(columns)
-    for first in range(0, len(columns), _BLOCK):
-        last = min(first + _BLOCK, len(columns))
-        errors = np.empty((last - first, columns.shape[1]), np.float32)
-        for place in range(first, last):
-            column = columns[place]
-            codes[place] = np.clip(np.rint(column / scales), low[place], high[place])
-            errors[place - first] = (column - codes[place] * scales) / upper[place, place]
-            columns[place + 1 : last] -= (
-                upper[place, place + 1 : last, None] * errors[place - first]
-            )
-        columns[last:] -= upper[first:last, last:].T @ errors
+
+    def rounded(place: int, column: Floats) -> Floats:
+        codes[place] = np.clip(np.rint(column / scales), low[place], high[place])
+        return codes[place] * scales
+
+    compensate(columns, upper, _BLOCK, rounded)
     return codes
 
 

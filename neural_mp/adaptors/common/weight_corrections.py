@@ -7,7 +7,7 @@ way with the least error, so that no row is worse than rounded to nearest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -291,30 +291,48 @@ def _compensated(
     order: NDArray[np.intp],
     upper: Floats,
 ) -> Codes:
-    """Return the codes of a weight whose rounding errors later columns compensate for.
-
-    Frantar et al., "GPTQ", 2022, algorithm 1.
-    """
+    """Return the codes of a weight whose rounding errors later columns compensate for."""
     outputs, inputs = weight.shape
     columns = np.ascontiguousarray(weight.T[order])
     scales, offsets = (np.ascontiguousarray(values.T) for values in grid)
     group = order // quantizer.group_size
     middle, most = middle_code(quantizer.bits), max_code(quantizer.bits)
     codes = np.empty((inputs, outputs), np.uint8)
-    for first in range(0, inputs, _BLOCK):
-        last = min(first + _BLOCK, inputs)
-        errors = np.empty((last - first, outputs), np.float32)
+
+    def rounded(place: int, column: Floats) -> Floats:
+        scale, offset = scales[group[place]], offsets[group[place]]
+        code = np.rint((column - offset) / scale) + middle
+        np.clip(code, 0, most, out=code)
+        codes[order[place]] = code
+        value: Floats = (code - middle) * scale + offset
+        return value
+
+    compensate(columns, upper, _BLOCK, rounded)
+    return np.ascontiguousarray(codes.T)
+
+
+def compensate(
+    columns: Floats, upper: Floats, block: int, rounded: Callable[[int, Floats], Floats]
+) -> None:
+    """Round columns in order, and let those that follow make up for the errors.
+
+    Frantar et al., "GPTQ", 2022, algorithm 1.
+
+    Args:
+        columns: the weight [inputs, outputs] in the order of rounding, which is overwritten.
+        upper: see `InverseFactor`.
+        block: number of columns between two updates of all later columns.
+        rounded: place and column → the column as rounded.
+    """
+    for first in range(0, len(columns), block):
+        last = min(first + block, len(columns))
+        errors = np.empty((last - first, columns.shape[1]), np.float32)
         for place in range(first, last):
-            column, scale, offset = columns[place], scales[group[place]], offsets[group[place]]
-            code = np.rint((column - offset) / scale) + middle
-            np.clip(code, 0, most, out=code)
-            codes[order[place]] = code
-            error = column - ((code - middle) * scale + offset)
+            error = columns[place] - rounded(place, columns[place])
             error /= upper[place, place]
             columns[place + 1 : last] -= upper[place, place + 1 : last, None] * error
             errors[place - first] = error
         columns[last:] -= upper[first:last, last:].T @ errors
-    return np.ascontiguousarray(codes.T)
 
 
 def _half_quadratic(weight: Floats, quantizer: Quantizer) -> GroupedWeight:
