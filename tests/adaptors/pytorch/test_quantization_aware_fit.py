@@ -99,24 +99,21 @@ def test_interrupted_training_continues_after_its_last_epoch(tmp_path):
     assert_same(weights(again), weights(whole))
 
 
+#: Where the killed process finds this file and what it imports.
+FOLDERS = [str(Path(__file__).parents[n]) for n in (0, 2)]
 KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
+import sys
+sys.path[:0] = {folders!r}
 from test_quantization_aware_fit import BATCHES, F, simulation, training
-class Killing:
-    epochs = 0
-    def __iter__(self):
-        self.epochs += 1
-        if self.epochs == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return iter(BATCHES)
-training.fit(simulation(), Killing(), F.cross_entropy, epochs=4, folder={folder!r})
+from trained_searches import CountingEpochs
+batches = CountingEpochs(BATCHES, killed=3)
+training.fit(simulation(), batches, F.cross_entropy, epochs=4, folder={folder!r})
 """
 
 
 @pytest.mark.slow
 def test_a_killed_training_continues_after_its_last_epoch(tmp_path):
-    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    code = KILLED.format(folders=FOLDERS, folder=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert len(json.loads((tmp_path / "training.json").read_text())["losses"]) == 2
     again, whole = simulation(), simulation()

@@ -14,6 +14,7 @@ import torch
 from test_quantization_aware import IMAGES, LABELS, TEST, TRAIN, Net
 from torch import nn
 from torch.nn import functional as F
+from trained_searches import CountingEpochs, check_trained
 
 from neural_mp import MixedPrecision
 from neural_mp.errors import ConfigurationError
@@ -74,63 +75,39 @@ def search(folder, **options):
 
 def check(result):
     """Assert that training saved the plan of the only other trial."""
+    check_trained(result)
     missed, trained = result.trials
-    assert missed.outcome.value == "missed"
-    assert trained.trained
-    assert trained.plan == missed.plan
     assert trained.accuracy > missed.accuracy + 0.02
-    assert result.met
-    assert result.report.accuracy == trained.accuracy
     assert result.plan.counts()["int8"] >= 4
     assert accuracy(result.model) == pytest.approx(trained.accuracy, abs=1e-6)
-    noise = result.report.stage_noise
-    assert noise.ops.keys() == set(trained.plan)
-    assert [stage.value for stage in noise.stages] == ["nearest", "trained"]
-    assert noise.outputs["trained"] != noise.outputs["nearest"]
-    assert any("was trained" in warning for warning in result.report.warnings)
-
-
-class Counting:
-    """Batches that count their epochs."""
-
-    epochs = 0
-
-    def __iter__(self):
-        self.epochs += 1
-        return iter(BATCHES)
 
 
 @pytest.mark.slow
 def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(tmp_path):
     result = search(tmp_path, epochs=10).fit()
     check(result)
-    batches = Counting()
+    batches = CountingEpochs(BATCHES)
     again = search(tmp_path, epochs=10, train_dataloader=batches, resume=True).fit()
     assert batches.epochs == 0
     check(again)
     assert again.report.accuracy == result.report.accuracy
 
 
+#: Where the killed process finds this file and what it imports.
+FOLDERS = [str(Path(__file__).parents[n]) for n in (0, 2)]
 KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-from test_training_in_the_search import BATCHES, search
-class Killing:
-    epochs = 0
-    def __iter__(self):
-        self.epochs += 1
-        if self.epochs == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return iter(BATCHES)
-search({folder!r}, epochs=10, train_dataloader=Killing()).fit()
+import sys
+sys.path[:0] = {folders!r}
+from test_training_in_the_search import BATCHES, CountingEpochs, search
+search({folder!r}, epochs=10, train_dataloader=CountingEpochs(BATCHES, killed=4)).fit()
 """
 
 
 @pytest.mark.slow
 def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(tmp_path):
-    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    code = KILLED.format(folders=FOLDERS, folder=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    batches = Counting()
+    batches = CountingEpochs(BATCHES)
     result = search(tmp_path, epochs=10, train_dataloader=batches, resume=True).fit()
     assert batches.epochs == 7
     check(result)
@@ -192,7 +169,7 @@ def test_a_time_limit_ends_training_and_the_best_epoch_is_evaluated(tmp_path, mo
 def test_without_time_left_the_plan_is_not_trained_and_the_run_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(Baseline, "reserve", 2000.0)
     limits = {"max_trials": 1, "train_seconds": 5000, "timeout": 1000}
-    batches = Counting()
+    batches = CountingEpochs(BATCHES)
     result = search(tmp_path, exit_policy=limits, train_dataloader=batches, epochs=10).fit()
     assert (batches.epochs, len(result.trials), result.met) == (0, 1, False)
     said = "the plan of trial 1 was not trained: no time was left; set a longer timeout, and resume"

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from trained_searches import CountingEpochs, check_trained
 
 from neural_mp import MixedPrecision, compare
 from neural_mp.testing import digits
@@ -67,63 +68,39 @@ def search(folder, **options):
 
 def check(result):
     """Assert that training saved the plan of the only other trial."""
+    check_trained(result)
     missed, trained = result.trials
-    assert missed.outcome.value == "missed"
     assert missed.accuracy < result.report.baseline_accuracy - 0.05
-    assert trained.trained
-    assert trained.plan == missed.plan
-    assert result.met
-    assert result.report.accuracy == trained.accuracy
     assert result.plan.counts()["int8"] == 4
     assert accuracy(result.model) == pytest.approx(trained.accuracy, abs=1e-6)
-    noise = result.report.stage_noise
-    assert noise.ops.keys() == set(trained.plan)
-    assert [stage.value for stage in noise.stages] == ["nearest", "trained"]
-    assert noise.outputs["trained"] != noise.outputs["nearest"]
-    assert any("was trained" in warning for warning in result.report.warnings)
-
-
-class Counting:
-    """Batches that count their epochs."""
-
-    epochs = 0
-
-    def __iter__(self):
-        self.epochs += 1
-        return iter(BATCHES)
 
 
 @pytest.mark.slow
 def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(tmp_path):
     result = search(tmp_path).fit()
     check(result)
-    batches = Counting()
+    batches = CountingEpochs(BATCHES)
     again = search(tmp_path, train_dataloader=batches, resume=True).fit()
     assert batches.epochs == 0
     check(again)
     assert again.report.accuracy == result.report.accuracy
 
 
+#: Where the killed process finds this file and what it imports.
+FOLDERS = [str(Path(__file__).parents[n]) for n in (0, 2)]
 KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-from test_keras_training_in_the_search import BATCHES, search
-class Killing:
-    epochs = 0
-    def __iter__(self):
-        self.epochs += 1
-        if self.epochs == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return iter(BATCHES)
-search({folder!r}, train_dataloader=Killing()).fit()
+import sys
+sys.path[:0] = {folders!r}
+from test_keras_training_in_the_search import BATCHES, CountingEpochs, search
+search({folder!r}, train_dataloader=CountingEpochs(BATCHES, killed=4)).fit()
 """
 
 
 @pytest.mark.slow
 def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(tmp_path):
-    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    code = KILLED.format(folders=FOLDERS, folder=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    batches = Counting()
+    batches = CountingEpochs(BATCHES)
     result = search(tmp_path, train_dataloader=batches, resume=True).fit()
     assert batches.epochs == 7
     check(result)
