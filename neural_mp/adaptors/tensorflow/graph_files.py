@@ -102,7 +102,7 @@ def checked(graph: GraphDef, what: str) -> tf.Graph:
         ModelLoadError: the graph, or a function in its library, has unknown ops or is incomplete.
     """
     try:
-        found = imported(without_large(graph)[0])
+        found = imported(without_large(graph))
         with found.as_default():
             for function in graph.library.function:
                 _check_function(function)

@@ -21,12 +21,13 @@ from tensorflow.python.grappler.cluster import Cluster
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     LARGE,
     GraphDef,
+    NodeDef,
     TensorGraph,
     constant_bytes,
+    copied,
     indexed,
     node_of,
     without,
-    without_large,
 )
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 
@@ -257,13 +258,46 @@ def offline_passes(
 
 
 def optimized(
-    graph: TensorGraph, passes: Iterable[str], inputs: Iterable[str], outputs: Iterable[str]
+    graph: TensorGraph,
+    passes: Iterable[str],
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+    held: Collection[str] = (),
+    device: str = "",
 ) -> TensorGraph:
-    """Return a graph after `offline_passes`, which would copy large constants several times."""
-    small, large = without_large(graph)
-    found = TensorGraph.from_graph_def(offline_passes(small, passes, inputs, outputs))
-    found.nodes.update({name: node for name, node in large.items() if name in found})
+    """Return a graph after `offline_passes`, which would copy large constants several times.
+
+    Args:
+        graph: the graph.
+        passes: see `offline_passes`.
+        inputs: likewise.
+        outputs: likewise.
+        held: constants that are placeholders in the result.
+        device: device of the ops that have none; empty to leave them without.
+
+    Raises:
+        tf.errors.OpError: a pass refuses the graph.
+    """
+    large = {name: node for name, node in graph.nodes.items() if constant_bytes(node) > LARGE}
+    light = without(graph, {*large, *held})
+    if device:
+        for node in light.node:
+            node.device = node.device or device
+    passed = offline_passes(light, passes, (*inputs, *held), outputs)
+    found = TensorGraph.from_graph_def(passed)
+    for name in large.keys() - set(held):
+        if name in found:
+            found.nodes[name] = _with_inputs(large[name], found[name].input)
     return found
+
+
+def _with_inputs(constant: NodeDef, controls: Sequence[str]) -> NodeDef:
+    """Return a constant with the control inputs that passes gave to its placeholder."""
+    if list(constant.input) == list(controls):
+        return constant
+    changed = copied(constant)
+    changed.input[:] = controls
+    return changed
 
 
 def compiled(
@@ -282,30 +316,10 @@ def compiled(
     """
     is_large = sum(map(constant_bytes, graph.nodes.values())) > _LARGE_GRAPH_BYTES
     try:
-        return Runner(runnable(_fused(graph, held, inputs, outputs)), held, is_large=is_large)
+        fused = optimized(graph, _FUSING, inputs, outputs, held, _CPU)
+        return Runner(runnable(fused.to_graph_def()), held, is_large=is_large)
     except (tf.errors.OpError, ValueError, ModelLoadError):
         # Convolutions fused in BF16 exist only inside of a session.
         logger.debug("The session has to fuse the ops", exc_info=True)
     whole = runnable(without(graph, held))
     return Runner(whole, held, is_fused=False, is_large=is_large)
-
-
-def _fused(
-    graph: TensorGraph, held: Collection[str], inputs: Iterable[str], outputs: Iterable[str]
-) -> GraphDef:
-    """Return a graph as a session would fuse its ops, which copies large constants several times.
-
-    Raises:
-        tf.errors.OpError: a pass refuses the graph.
-    """
-    large = {name for name, node in graph.nodes.items() if constant_bytes(node) > LARGE}
-    light = without(graph, large.union(held))
-    for node in light.node:
-        node.device = node.device or _CPU
-    light = offline_passes(light, _FUSING, (*inputs, *held), outputs)
-    for node in light.node:
-        if node.name in large and node.name not in held:
-            controls = node.input[:]  # which passes may have changed
-            node.CopyFrom(graph.nodes[node.name])
-            node.input[:] = controls
-    return light

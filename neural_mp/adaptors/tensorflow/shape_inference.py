@@ -125,7 +125,7 @@ def _inferred_with(
     graph: TensorGraph, turn: int | None, variables: Collection[str], begun: Mapping[str, Shape]
 ) -> dict[str, list[Shape]]:
     """Infer shapes with given shapes of loop variables at the start of every iteration."""
-    small, _ = without_large(graph, _LARGE)
+    small = without_large(graph, _LARGE)
     for node in small.node:
         if node.name in begun:
             types = {"dtype": dtype_attribute(node), "shape": tf.TensorShape(begun[node.name])}
@@ -176,7 +176,7 @@ def with_sizes(graph: TensorGraph, sizes: Mapping[str, tuple[int, ...]]) -> tf.G
         return None
     if any(graph[name].op not in PLACEHOLDERS for name in named):
         return None
-    small, _ = without_large(graph, _LARGE)
+    small = without_large(graph, _LARGE)
     for node in small.node:
         if node.name in named:
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(named[node.name]).as_proto())

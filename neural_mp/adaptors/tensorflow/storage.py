@@ -82,7 +82,7 @@ def save_file(model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -
 def dump_graph(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
     """Write a frozen graph in both formats, as text with placeholders for large constants."""
     graph = model.graph.to_graph_def()
-    files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)[0]}
+    files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)}
     for file, content in files.items():
         graph_files.write(content, file)
     return tuple(files)

@@ -344,13 +344,10 @@ def stand_in(constant: NodeDef) -> NodeDef:
     return node
 
 
-def without_large(
-    graph: TensorGraph | GraphDef, most: int = LARGE
-) -> tuple[GraphDef, dict[str, NodeDef]]:
-    """Return a copy of a graph with placeholders for larger constants, and these constants."""
+def without_large(graph: TensorGraph | GraphDef, most: int = LARGE) -> GraphDef:
+    """Return a copy of a graph with placeholders for larger constants."""
     nodes = graph.nodes.values() if isinstance(graph, TensorGraph) else graph.node
-    large = {node.name: node for node in nodes if constant_bytes(node) > most}
-    return without(graph, large), large
+    return without(graph, {node.name for node in nodes if constant_bytes(node) > most})
 
 
 def without(graph: TensorGraph | GraphDef, constants: Collection[str]) -> GraphDef:

@@ -81,7 +81,7 @@ def check_generated(
             shape = sized.edit(node.name).attr["shape"].shape
             shape.CopyFrom(tf.TensorShape(array.shape).as_proto())
     try:
-        runnable(without_large(sized)[0])
+        runnable(without_large(sized))
     except (ValueError, tf.errors.OpError) as error:
         raise DataError(
             f"the shape of input {unknown[0].name!r} must be known, but neither the graph nor data "
