@@ -116,7 +116,7 @@ def four_bit_linear(
     """
     features = x.shape[-1]
     if x.numel() > _FEW_ROWS_OF_4_BITS * features or not x.numel():
-        return _expanded_linear(x, q, scales, offsets, 4, bias)
+        return low_bit_linear(x, q, scales, offsets, 4, bias)
     rows = x.reshape(-1, features).to(torch.bfloat16)
     group = features // scales.shape[1]
     result = aten._weight_int4pack_mm_for_cpu(rows, kernel_weight, group, scales_and_offsets)
@@ -147,7 +147,7 @@ def _expanded_product(
     return torch.cat([F.linear(rows, expand(*part, dtype)) for part in parts], dim=-1).float()
 
 
-def _expanded_linear(
+def low_bit_linear(
     x: torch.Tensor,
     q: torch.Tensor,
     scales: torch.Tensor,
@@ -155,7 +155,7 @@ def _expanded_linear(
     bits: int,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Run a dense layer with packed weights that are expanded."""
+    """Run a dense layer with packed weights, which are expanded in every run."""
 
     def expand(*part: Any) -> torch.Tensor:
         *values, dtype = part
@@ -192,18 +192,6 @@ def four_bit_weight(
     laid_out = aten._convert_weight_to_int4pack_for_cpu(ops.codes_of(q).to(torch.int32), 1)
     pairs = torch.stack((scales, offsets), dim=-1).transpose(0, 1)
     return laid_out, pairs.to(torch.bfloat16).contiguous()
-
-
-def low_bit_linear(
-    x: torch.Tensor,
-    q: torch.Tensor,
-    scales: torch.Tensor,
-    offsets: torch.Tensor,
-    bits: int,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """Run a dense layer with weights that no kernel reads as stored: expanded in every run."""
-    return _expanded_linear(x, q, scales, offsets, bits, bias)
 
 
 def low_bit_embedding(
