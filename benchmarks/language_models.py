@@ -85,6 +85,7 @@ def _settings(options: argparse.Namespace, keep: Path) -> Settings:
         "layers": (4, 1),
         "rounds": (11, 3),
         "wide": (1024, 256),
+        "rounding_steps": (200, 5),
     }
     chosen = {name: pair[options.quick] for name, pair in sizes.items()}
     given = {name: getattr(options, name) for name in ("steps", "windows")}
