@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/language_models.py [--seeds 0 1 2] [--only PART …]
         [--peer PYTHON] [--keep DIR] [--quick]
 
-Prints a table of the numbers to reach and then the tables of all parts:
+Prints each figure as it is found, and at the end, or when interrupted, a table of the numbers to
+reach and then the tables of all parts:
 
 - `weights`: a small decoder and its twin with outlier channels, trained with each seed. Uniform
   weights of 8 to 2 bits in the largest groups of each layer, the plans of runs with the tolerance
@@ -13,6 +14,7 @@ Prints a table of the numbers to reach and then the tables of all parts:
   FP32 that are measured for every layer alone, in the largest groups of each number of bits.
 - `unseen`: runs with several tuning texts each, whose plans are evaluated on text they do not see.
 - `speed`: decode and prefill of layers with the widths of a decoder of 0.5 billion weights.
+- `chosen`: a search by time alone on these layers, for several numbers of rows per call.
 - `memory`, `killed`: calibration in child processes.
 - `learned`: learned rounding, with the first seed.
 
@@ -30,12 +32,14 @@ from pathlib import Path
 sys.path[:1] = [str(Path(__file__).resolve().parent / part) for part in ("models", "decoders")]
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import unseen
 from calibration import killed, memory
+from chosen import chosen
 from goals import Detail, Figure, Goal, table_of_goals, tables_of
 from peers import peer_plans
 from settings import Settings, Subject
@@ -66,6 +70,7 @@ PARTS: dict[str, Part] = {
     "weights": _weights,
     "unseen": _unseen,
     "speed": lambda subjects: speed(subjects[0].settings),
+    "chosen": lambda subjects: chosen(subjects[0].settings),
     "memory": lambda subjects: memory(subjects[0].settings),
     "killed": lambda subjects: killed(subjects[0].settings),
     "learned": lambda subjects: learned_of(subjects[0]),
@@ -80,6 +85,7 @@ def _settings(options: argparse.Namespace, keep: Path) -> Settings:
         "layers": (4, 1),
         "rounds": (11, 3),
         "wide": (1024, 256),
+        "rounding_steps": (200, 5),
     }
     chosen = {name: pair[options.quick] for name, pair in sizes.items()}
     given = {name: getattr(options, name) for name in ("steps", "windows")}
@@ -97,23 +103,42 @@ def main() -> None:
     parser.add_argument("--windows", type=int, help="windows of each text (256)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the program")
     options = parser.parse_args()
-    figures, details = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        settings = _settings(options, options.keep or Path(folder))
-        subjects = [Subject(seed, settings) for seed in options.seeds]
-        for name in options.only:
-            started = time.perf_counter()
-            for found in PARTS[name](subjects):
-                spent = f"{time.perf_counter() - started:5.0f} s"
-                if isinstance(found, Figure):
-                    figures.append(found)
-                    words = f"{found.goal.value[0]}{', peer' * found.is_peer}: {found.value}"
-                else:
-                    details.append(found)
-                    words = " | ".join(found.cells)
-                print(f"{name} {spent}  {words}", flush=True)
-    print(table_of_goals(figures))
-    print(tables_of(details))
+    figures: list[Figure] = []
+    details: list[Detail] = []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            settings = _settings(options, options.keep or Path(folder))
+            subjects = [Subject(seed, settings) for seed in options.seeds]
+            for index, name in enumerate(options.only, 1):
+                _run(name, f"{index}/{len(options.only)}", subjects, figures, details)
+    finally:  # what an interrupted run has found
+        print(table_of_goals(figures))
+        print(tables_of(details), flush=True)
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of its finished children."""
+    return sum(os.times()[:4])
+
+
+def _run(
+    name: str,
+    place: str,
+    subjects: Sequence[Subject],
+    figures: list[Figure],
+    details: list[Detail],
+) -> None:
+    """Run a part, and print and keep what it finds."""
+    started, used = time.perf_counter(), _cpu_seconds()
+    for found in PARTS[name](subjects):
+        if isinstance(found, Figure):
+            figures.append(found)
+            words = f"{found.goal.value[0]}{', peer' * found.is_peer}: {found.value}"
+        else:
+            details.append(found)
+            words = " | ".join(found.cells)
+        spent, cpu = time.perf_counter() - started, _cpu_seconds() - used
+        print(f"[{place}] {name} {spent:5.0f} s, CPU {cpu:5.0f} s  {words}", flush=True)
 
 
 if __name__ == "__main__":

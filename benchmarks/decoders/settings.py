@@ -30,6 +30,7 @@ class Settings:
         layers: layers of the decoders that are timed.
         rounds: interleaved calls of each form.
         wide: width of the decoder whose calibration is observed.
+        rounding_steps: steps per decoder block of learned rounding.
         keep: folder of trained decoders.
         peer: Python with the tools to compare with.
     """
@@ -40,6 +41,7 @@ class Settings:
     layers: int
     rounds: int
     wide: int
+    rounding_steps: int
     keep: Path
     peer: Path | None
 

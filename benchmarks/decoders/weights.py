@@ -183,6 +183,7 @@ class Measured:
             inputs=self.subject.tuning[0][0],
             capture=Capture.LAYERS,
             calibration=[inputs for inputs, _ in self.subject.calibration],
+            rounding_steps=self.subject.settings.rounding_steps,
         )
 
 

@@ -69,13 +69,15 @@ class Workload:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows per call that layers are timed with, in ascending order."""
-        return tuple(sorted({_DECODE_ROWS, self.prompt}))
+        """Rows per call that layers are timed with, in ascending order; those with a share."""
+        shares = ((_DECODE_ROWS, self.decode), (self.prompt, self.prefill))
+        return tuple(sorted({rows for rows, share in shares if share}))
 
     def seconds(self, times: Mapping[int, float]) -> float:
         """Return the mean seconds per token from the seconds per call of each number of rows."""
-        per_token = self.prefill * times[self.prompt] / self.prompt
-        return (self.decode * times[_DECODE_ROWS] + per_token) / (self.decode + self.prefill)
+        per_token = self.prefill * times[self.prompt] / self.prompt if self.prefill else 0.0
+        one_by_one = self.decode * times[_DECODE_ROWS] if self.decode else 0.0
+        return (one_by_one + per_token) / (self.decode + self.prefill)
 
 
 def form_of(config: OpConfig) -> str | None:

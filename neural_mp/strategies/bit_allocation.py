@@ -40,8 +40,8 @@ class BitAllocation(Strategy):
        others; the cheapest plan predicted within the tolerance is tried, and the prediction
        corrected by each trial: at most four.
 
-    With a workload, time is the mean time per token from the times of every form at both numbers of
-    rows, and layers in dynamic INT8 take part. A form slower than BF16 at both is left out.
+    With a workload, time is the mean time per token from the times of every form at the numbers of
+    rows in use, and layers in dynamic INT8 take part. A form that BF16 beats at each is left out.
 
     Without gradients, the noise at the results of each layer, scaled by one measurement at the
     outputs. Without either, and for ops that have no such form, the strategy is `basic`.
@@ -113,7 +113,7 @@ def _aim(
 def weights_by_bytes(problem: TuningProblem) -> Knapsack:
     """Return the choices of all weights with several forms, by their noise and bytes.
 
-    With a workload, a form slower than BF16 at both numbers of rows is no choice.
+    With a workload, a form slower than BF16 at every number of rows in use is no choice.
     """
     graph = problem.space.graph
     times = {} if problem.workload is None else problem.probe.form_times(problem.workload)

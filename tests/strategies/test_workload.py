@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 import made_up
@@ -44,7 +45,11 @@ class _Probe(Probe):
 
     def form_times(self, workload: Workload) -> Mapping[str, FormTimes]:
         found = {
-            str(form_of(config)): dict(zip(workload.rows, seconds, strict=True))
+            str(form_of(config)): {
+                rows: taken
+                for rows, taken in zip((1, PROMPT), seconds, strict=True)
+                if rows in workload.rows
+            }
             for config, seconds in self.times_of_forms.items()
         }
         return {"op0": found, "op1": found}
@@ -58,7 +63,12 @@ def _space(forms):
     )
 
 
-def _first_plan(workload, times=TIMES, objectives=None, forms=(DYNAMIC, INT8, INT4, BF16, FP32)):
+def _first_plan(*args, **options):
+    found = _first_configs(*args, **options)
+    return {"dynamic" if config == DYNAMIC else config.precision for config in found}
+
+
+def _first_configs(workload, times=TIMES, objectives=None, forms=(DYNAMIC, INT8, INT4, BF16, FP32)):
     trials = made_up.run(
         _space(forms),
         lambda plan: 0.0,
@@ -69,8 +79,7 @@ def _first_plan(workload, times=TIMES, objectives=None, forms=(DYNAMIC, INT8, IN
         objectives=objectives or {"performance": 1.0},
         workload=workload,
     )
-    return {config.precision if config != DYNAMIC else "dynamic"
-            for config in trials[0].plan.values()}  # fmt: skip
+    return {*trials[0].plan.values()}
 
 
 def test_a_workload_of_decode_chooses_4_bits():
@@ -90,6 +99,28 @@ def test_a_form_slower_than_bf16_at_both_row_counts_is_never_chosen():
     slow = {**TIMES, INT4: (2100, 24827), INT8: (2100, 26807), DYNAMIC: (2100, 9965)}
     footprint = {"performance": 0.01, "footprint": 0.99}
     assert _first_plan(Workload(0.5, 0.5, PROMPT), slow, footprint) == {Precision.BF16}
+
+
+@pytest.mark.parametrize(
+    ("workload", "chosen"),
+    [(Workload(1.0, 0.0, PROMPT), Precision.INT4), (Workload(0.0, 1.0, PROMPT), Precision.BF16)],
+)
+def test_a_form_slower_than_bf16_at_the_only_row_count_in_use_is_never_chosen(workload, chosen):
+    footprint = {"performance": 0.01, "footprint": 0.99}
+    assert _first_plan(workload, objectives=footprint, forms=(INT8, INT4, BF16, FP32)) == {chosen}
+
+
+@pytest.mark.parametrize(("decode", "prefill"), [(1, 0), (1, 1), (0, 1)])
+def test_the_choice_by_time_is_no_slower_than_bf16(decode, prefill):
+    draw = random.Random(0)
+    workload = Workload(decode, prefill, PROMPT)
+    for _ in range(20):
+        times = {config: (draw.random(), draw.random()) for config in TIMES}
+        seconds = {
+            config: workload.seconds(dict(zip((1, PROMPT), taken, strict=True)))
+            for config, taken in times.items()
+        }
+        assert all(seconds[config] <= seconds[BF16] for config in _first_configs(workload, times))
 
 
 def test_footprint_beside_the_workload_favours_4_bits():

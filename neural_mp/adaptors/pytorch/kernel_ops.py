@@ -18,11 +18,22 @@ _FEW_ROWS = 32
 #: Block size of that kernel; it reads past the end of weights that are not a multiple.
 _BLOCK = 32
 #: Likewise for the 4-bit kernel.
-_FEW_ROWS_OF_4_BITS = 96
+_FEW_ROWS_OF_4_BITS = 64
 #: Weights that are expanded at a time: a part stays in the cache, and its memory is used again.
 _EXPANDED = 1 << 19
+#: Outputs of which a part holds a multiple: blocks of oneDNN's product in bfloat16.
+_PRODUCT_BLOCK = 64
 #: The 4-bit kernel computes blocks of this many outputs.
 OUTPUT_BLOCK = 16
+
+
+def _steps_of_bytes() -> torch.Tensor:
+    """Return byte → its two codes, minus the middle one, as bfloat16 in one int32."""
+    codes = ops.codes_of(torch.arange(256, dtype=torch.uint8).unsqueeze(-1))
+    return (codes.float() - ops.middle_code(4)).to(torch.bfloat16).view(torch.int32).flatten()
+
+
+_STEPS_OF_BYTES = _steps_of_bytes()
 
 
 def quantize_uint8(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:
@@ -141,10 +152,15 @@ def _expanded_product(
     has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     is_float16 = x.dtype is torch.float16
     dtype = torch.bfloat16 if has_bfloat16 and not is_float16 else torch.float32
-    count = max(OUTPUT_BLOCK, _EXPANDED // max(x.shape[-1], 1))
+    count = _whole_blocks(_EXPANDED // max(x.shape[-1], 1))
     rows = x.to(dtype)
     parts = zip(*(tensor.split(count) for tensor in stored), strict=True)
     return torch.cat([F.linear(rows, expand(*part, dtype)) for part in parts], dim=-1).float()
+
+
+def _whole_blocks(outputs: int) -> int:
+    """Return a number of outputs that the product divides into blocks without a rest."""
+    return max(1, outputs // _PRODUCT_BLOCK) * _PRODUCT_BLOCK
 
 
 def low_bit_linear(
@@ -170,15 +186,9 @@ def low_bit_linear(
 def _bfloat16_of_4_bits(
     q: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
-    """Compute `ops.dequantize_grouped` in bfloat16, two codes at a time.
-
-    The last four bits of the bfloat16 number 128 are the last bits of its whole part.
-    """
-    pairs = q.to(torch.int32)
-    first = pairs >> 4
-    pairs.bitwise_left_shift_(16).bitwise_or_(first)
-    pairs.bitwise_and_(0x000F000F).bitwise_or_(0x43004300)
-    steps = pairs.view(torch.bfloat16).unflatten(-1, (scales.shape[-1], -1)).sub_(128 + 8)
+    """Compute `ops.dequantize_grouped` in bfloat16, two codes at a time."""
+    steps = _STEPS_OF_BYTES.index_select(0, q.flatten().int()).view(torch.bfloat16)
+    steps = steps.view(*scales.shape, -1)
     return steps.mul_(scales.unsqueeze(-1)).add_(offsets.unsqueeze(-1)).flatten(-2)
 
 

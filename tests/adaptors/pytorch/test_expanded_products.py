@@ -38,7 +38,7 @@ def test_int8_weights_give_the_product_of_the_rounded_weight(rows, dtype):
     _assert_close(found, x, q.numpy() * scales.numpy()[:, None], STEP)
 
 
-@pytest.mark.parametrize("rows", [1, 97, 150])
+@pytest.mark.parametrize("rows", [1, 64, 65, 150])
 @pytest.mark.parametrize("words", ["uint4 asymmetric per_group 128", "int4 symmetric per_group 32"])
 def test_4_bits_give_the_product_of_the_rounded_weight(rows, words):
     weight = Quantizer(QuantSpec.parse(words)).nearest(WEIGHT)
