@@ -23,6 +23,10 @@ _NOT_EVALUATED = "not evaluated before the time limit"
 _IMPROVABLE = (Outcome.MISSED, Outcome.PRUNED)
 
 
+def _is_reconstructed(trial: Trial) -> bool:
+    return any(config.is_reconstructed for config in trial.plan.configs.values())
+
+
 def trained_selection(
     job: TuningJob,
     model: AnyTunableModel,
@@ -38,7 +42,9 @@ def trained_selection(
         The selection if the trained plan meets accuracy and speed, else None; and the trial, None
         if nothing was trained.
     """
-    promising = closest([trial for trial in trials if trial.outcome in _IMPROVABLE])
+    improvable = [trial for trial in trials if trial.outcome in _IMPROVABLE]
+    # Of equal losses, training goes further from reconstructed weights.
+    promising = closest(sorted(improvable, key=_is_reconstructed, reverse=True))
     if job.train is None or promising is None:
         return None, None
     words = f"the plan of trial {promising.number + 1}"

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from neural_mp.errors import DataError
 
 #: Loss on class numbers or distributions over classes, in every framework.
 CROSS_ENTROPY = "CrossEntropyLoss"
 #: Loss on class numbers, in Keras.
 SPARSE_CROSS_ENTROPY = "SparseCategoricalCrossentropy"
-LOSSES = (CROSS_ENTROPY, SPARSE_CROSS_ENTROPY)
+#: Loss on targets of 0 and 1, one for each output.
+BINARY_CROSS_ENTROPY = "BinaryCrossentropy"
+#: Loss on numbers, one for each output.
+SQUARED_ERROR = "MeanSquaredError"
+#: Losses that read one target for each output.
+BY_OUTPUT = (BINARY_CROSS_ENTROPY, SQUARED_ERROR)
+LOSSES = (CROSS_ENTROPY, SPARSE_CROSS_ENTROPY, *BY_OUTPUT)
 #: Reductions of a loss over the samples of a batch; `auto` and `sum_over_batch_size` are the mean.
 REDUCTIONS = ("mean", "sum", "auto", "sum_over_batch_size")
 
@@ -41,6 +50,30 @@ class LossChoice:
     def sums(self) -> bool:
         """Whether losses of samples are added; else their mean is taken."""
         return self.reduction == "sum"
+
+
+def check_targets(targets: Sequence[int | None], outputs: Sequence[int | None]) -> None:
+    """Check that targets of a shape, such as [n] for outputs [n, 1], can be those of outputs.
+
+    A size of None is unknown.
+
+    Raises:
+        DataError: the numbers of samples or of values differ.
+    """
+    samples = {each[0] for each in (targets, outputs) if each} - {None}
+    rest = [[size for size in each[1:] if size is not None] for each in (targets, outputs)]
+    are_known = None not in (*targets[1:], *outputs[1:])
+    values = set(map(math.prod, rest)) if are_known else set()
+    if len(samples) > 1 or len(values) > 1:
+        raise DataError(
+            f"targets must have one value for each output, got the shape {list(targets)} for "
+            f"outputs of {list(outputs)}; set a loss in Python, or other targets"
+        )
+
+
+def are_class_numbers(targets: Sequence[int | None], outputs: Sequence[int | None]) -> bool:
+    """Whether targets of a shape are class numbers, such as [n] or [n, 1] for outputs [n, 10]."""
+    return len(targets) < len(outputs) or (targets[-1] == 1 and outputs[-1] != 1)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     def simulation(self) -> Simulation[TorchModel]:
         """Training with the rounding of a plan, whose code is imported on first use."""
         from neural_mp.adaptors.pytorch.training.choices import chosen_loss
-        from neural_mp.adaptors.pytorch.training.simulation import finished, simulated
+        from neural_mp.adaptors.pytorch.training.finishing import finished
+        from neural_mp.adaptors.pytorch.training.simulation import simulated
         from neural_mp.adaptors.pytorch.training.trainer import Trainer
 
         return Simulation(simulated, Trainer, finished, chosen_loss)

@@ -7,6 +7,7 @@ torch's experimental quantization ops.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,13 @@ def _registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any
 def in_steps(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     """Return `x / scale + zero_point + ½` in float32, whose integer part is the quantized `x`."""
     # Fused multiply-add: 2-3 times as fast as round and add.
-    offset = torch.tensor(zero_point + 0.5, dtype=torch.float32)
-    return torch.add(offset, x.float(), alpha=1 / scale)
+    return torch.add(_offset(zero_point), x.float(), alpha=1 / scale)
+
+
+@cache
+def _offset(zero_point: int) -> torch.Tensor:
+    """Return `zero_point + ½`; on small tensors, making it takes as long as adding it."""
+    return torch.tensor(zero_point + 0.5, dtype=torch.float32)
 
 
 def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
@@ -46,7 +52,9 @@ def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
 
 def dequantized(q: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     """Return `(q - zero_point) · scale` of integers in float32, in place."""
-    return q.sub_(zero_point).mul_(scale)
+    # Exact without the call, too; after a ReLU it is 0.
+    shifted = q if isinstance(zero_point, int) and zero_point == 0 else q.sub_(zero_point)
+    return shifted.mul_(scale)
 
 
 def _dequantize(q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from test_quantization_aware import IMAGES, LABELS, simulation
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from neural_mp import training
 from neural_mp.adaptors.common.training_choices import LossChoice
 from neural_mp.adaptors.pytorch.training.choices import chosen_loss
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, DataError
 
 RATE = 1e-2
 BATCHES = [(IMAGES[i : i + 16], LABELS[i : i + 16]) for i in (0, 16, 32)]
@@ -65,11 +66,30 @@ def test_cross_entropy_reads_class_numbers_of_any_width(dtype, reduction):
     loss = chosen_loss(LossChoice(reduction=reduction))
     wanted = F.cross_entropy(logits, LABELS, reduction=reduction)
     torch.testing.assert_close(loss(logits, LABELS.to(dtype)), wanted)
+    torch.testing.assert_close(loss(logits, LABELS.to(dtype)[:, None]), wanted)
     torch.testing.assert_close(loss(logits, F.one_hot(LABELS, 10).float()), wanted)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", ["BinaryCrossentropy", "MeanSquaredError"])
+def test_losses_of_single_outputs_read_columns_and_vectors(name, reduction):
+    outputs = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    targets = (LABELS % 2).numpy()
+    wanted = {
+        "BinaryCrossentropy": np.logaddexp(0, outputs.numpy()) - targets * outputs.numpy(),
+        "MeanSquaredError": (outputs.numpy() - targets) ** 2,
+    }[name]
+    loss = chosen_loss(LossChoice(name, reduction))
+    for shape in ((64,), (64, 1)):
+        for theirs in ((64,), (64, 1)):
+            found = loss(outputs.view(shape), torch.from_numpy(targets).view(theirs))
+            assert float(found) == pytest.approx(getattr(wanted, reduction)(), rel=1e-5)
+    with pytest.raises(DataError, match="one value for each output"):
+        loss(outputs.view(64, 1), torch.zeros(64, 10))
+
+
 def test_what_pytorch_lacks_is_one_error():
-    with pytest.raises(ConfigurationError, match="must be CrossEntropyLoss, got SparseCateg"):
+    with pytest.raises(ConfigurationError, match="must be one of CrossEntropyLoss, .* got Sparse"):
         chosen_loss(LossChoice("SparseCategoricalCrossentropy"))
     choice = training.OptimizerChoice("SGD", {"nesterov": True})
     with pytest.raises(ConfigurationError, match="the optimizer SGD: Nesterov momentum requires"):

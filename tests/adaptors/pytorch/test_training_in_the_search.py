@@ -130,6 +130,34 @@ def test_the_users_own_function_trains(tmp_path):
     check(search(tmp_path, **options).fit())
 
 
+@pytest.mark.slow
+def test_training_starts_from_the_reconstructed_plan_if_no_plan_is_better(tmp_path):
+    started, evaluations = [], []
+
+    def evaluate(model):
+        evaluations.append(accuracy(model))
+        return 1.0 if len(evaluations) == 1 else evaluations[-1]  # out of reach for a plan
+
+    result = search(
+        tmp_path,
+        eval_func=evaluate,
+        strategy="mincut",
+        objective="performance",
+        exit_policy={"max_trials": 2},  # to nearest, then reconstructed
+        train_dataloader=None,
+        loss=None,
+        train_func=lambda model: started.append(accuracy(model)),
+    ).fit()
+    nearest, reconstructed, trained = result.trials
+    is_learned = [
+        any(config.is_reconstructed for config in trial.plan.configs.values())
+        for trial in result.trials
+    ]
+    assert trained.trained
+    assert is_learned == [False, True, reconstructed.accuracy >= nearest.accuracy]
+    assert started == [pytest.approx(max(nearest.accuracy, reconstructed.accuracy), abs=0.002)]
+
+
 class LateBatches:
     """Batches of which the second epoch ends shortly before the time limit of the run."""
 

@@ -9,6 +9,7 @@ from neural_mp import training
 from neural_mp.adaptors.common.training_choices import LossChoice
 from neural_mp.adaptors.tensorflow.training.choices import chosen_loss, optimizer_of
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.errors import DataError
 
 LOGITS = np.random.default_rng(0).normal(size=(12, 10)).astype(np.float32)
 CLASSES = np.random.default_rng(1).integers(0, 10, 12)
@@ -46,9 +47,30 @@ def test_cross_entropy_reads_class_numbers_and_distributions(logits, reduction):
     wanted = rows.sum() if reduction == "sum" else rows.mean()
     for name, targets in (
         ("CrossEntropyLoss", CLASSES),
+        ("CrossEntropyLoss", CLASSES[:, None]),
         ("CrossEntropyLoss", np.eye(10, dtype=np.float32)[CLASSES]),
         ("SparseCategoricalCrossentropy", CLASSES),
         ("SparseCategoricalCrossentropy", CLASSES[:, None]),
     ):
         loss = chosen_loss(LossChoice(name, reduction, logits))
         assert float(loss(targets, outputs)) == pytest.approx(wanted, rel=1e-4), name
+
+
+@pytest.mark.parametrize("logits", [True, False])
+@pytest.mark.parametrize("reduction", ["auto", "sum"])
+@pytest.mark.parametrize("name", ["BinaryCrossentropy", "MeanSquaredError"])
+def test_losses_of_single_outputs_read_columns_and_vectors(name, reduction, logits):
+    targets, scores = CLASSES % 2, LOGITS[:, 0]
+    outputs = scores if logits else 1 / (1 + np.exp(-scores))
+    rows = {
+        "BinaryCrossentropy": np.logaddexp(0, scores) - targets * scores,
+        "MeanSquaredError": (outputs - targets) ** 2,
+    }[name]
+    wanted = rows.sum() if reduction == "sum" else rows.mean()
+    loss = chosen_loss(LossChoice(name, reduction, logits))
+    for shape in ((12,), (12, 1)):
+        for theirs in ((12,), (12, 1)):
+            found = loss(targets.reshape(theirs), outputs.reshape(shape))
+            assert float(found) == pytest.approx(wanted, rel=1e-4)
+    with pytest.raises(DataError, match="one value for each output"):
+        loss(np.zeros((12, 10)), outputs.reshape(12, 1))

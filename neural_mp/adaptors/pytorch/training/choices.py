@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from neural_mp.adaptors.common.training_choices import (
+    BINARY_CROSS_ENTROPY,
     CROSS_ENTROPY,
+    SQUARED_ERROR,
     LossChoice,
     OptimizerChoice,
+    are_class_numbers,
+    check_targets,
 )
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
 from neural_mp.errors import ConfigurationError
@@ -20,6 +25,11 @@ _KINDS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim
 _NAMES = {"epsilon": "eps"}
 _BETAS = ("beta_1", "beta_2")
 _DEFAULT_BETAS = (0.9, 0.999)
+#: Losses that read one target for each output; outputs are logits.
+_BY_OUTPUT: Mapping[str, Callable[..., torch.Tensor]] = {
+    BINARY_CROSS_ENTROPY: F.binary_cross_entropy_with_logits,
+    SQUARED_ERROR: F.mse_loss,
+}
 
 
 def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], torch.Tensor]:
@@ -28,19 +38,33 @@ def chosen_loss(choice: LossChoice) -> Callable[[Any, Any], torch.Tensor]:
     Raises:
         ConfigurationError: PyTorch has no such loss.
     """
+    reduction = "sum" if choice.sums else "mean"
+    if choice.name in _BY_OUTPUT:
+        return partial(_by_output, _BY_OUTPUT[choice.name], reduction)
     if choice.name != CROSS_ENTROPY:
+        known = ", ".join((CROSS_ENTROPY, *_BY_OUTPUT))
         raise ConfigurationError(
-            f"the loss of a PyTorch model must be {CROSS_ENTROPY}, got {choice.name}; set "
+            f"the loss of a PyTorch model must be one of {known}, got {choice.name}; set "
             f"{CROSS_ENTROPY}, or loss in Python"
         )
-    reduction = "sum" if choice.sums else "mean"
+    return partial(_cross_entropy, reduction)
 
-    def cross_entropy(outputs: Any, targets: Any) -> torch.Tensor:
-        # Files have class numbers in 32 bits, too, which PyTorch refuses.
-        wanted = targets if targets.is_floating_point() else targets.long()
-        return F.cross_entropy(outputs, wanted, reduction=reduction)
 
-    return cross_entropy
+def _cross_entropy(reduction: str, outputs: Any, targets: Any) -> torch.Tensor:
+    if targets.is_floating_point() and targets.shape == outputs.shape:
+        return F.cross_entropy(outputs, targets, reduction=reduction)
+    if targets.ndim == outputs.ndim and are_class_numbers(targets.shape, outputs.shape):
+        targets = targets.squeeze(-1)
+    # Files have class numbers in 32 bits, too, which PyTorch refuses.
+    return F.cross_entropy(outputs, targets.long(), reduction=reduction)
+
+
+def _by_output(
+    loss: Callable[..., torch.Tensor], reduction: str, outputs: Any, targets: Any
+) -> torch.Tensor:
+    check_targets(targets.shape, outputs.shape)
+    wanted = targets.reshape(outputs.shape).to(outputs.dtype)
+    return loss(outputs, wanted, reduction=reduction)
 
 
 def optimizer_of(model: SimulatedModule, choice: OptimizerChoice) -> torch.optim.Optimizer:

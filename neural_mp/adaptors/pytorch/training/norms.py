@@ -18,9 +18,9 @@ from torch.fx import Node
 
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch.canonicalize import source_modules
-from neural_mp.adaptors.pytorch.training.fake_quantize import FakeWeight
+from neural_mp.adaptors.pytorch.training.scales import Rounding
 
-#: Lower bound of the magnitude of a norm's scale, by which the folded result is divided.
+#: Lower bound of the magnitude of a norm's scale, by which the folded weight is divided.
 _LEAST_FACTOR = 1e-6
 #: Largest relative difference of folded weights that only the order of rounding causes.
 _ROUNDING = 1e-4
@@ -74,7 +74,7 @@ def norm_source(
     if found.norm.running_var is None or not found.norm.affine:
         return None
     with torch.no_grad():
-        folded = own * _per_channel(_factor(found.norm, found.norm.weight), own.ndim, 0)
+        folded = own * _per_channel(_factor(found.norm, found.norm.weight), own.ndim)
         same = (folded - weight).abs().max() <= _ROUNDING * weight.abs().max()
     return found if bool(same) else None
 
@@ -84,8 +84,8 @@ def _factor(norm: Any, weight: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _per_channel(values: torch.Tensor, axes: int, channel: int) -> torch.Tensor:
-    return values.reshape([-1 if axis == channel else 1 for axis in range(axes)])
+def _per_channel(values: torch.Tensor, axes: int) -> torch.Tensor:
+    return values.view(-1, *[1] * (axes - 1))
 
 
 class NormedLayer(nn.Module):
@@ -103,7 +103,6 @@ class NormedLayer(nn.Module):
         source: NormSource,
         target: Callable[..., Any],
         rest: tuple[Any, ...],
-        fake: FakeWeight,
     ) -> None:
         super().__init__()
         layer: Any = source.layer
@@ -114,31 +113,31 @@ class NormedLayer(nn.Module):
         self.register_buffer("running_mean", norm.running_mean.clone())
         self.register_buffer("running_var", norm.running_var.clone())
         self.eps, self.momentum = norm.eps, 0.1 if norm.momentum is None else norm.momentum
-        self.fake, self.target, self.rest = fake, target, rest
+        self.target, self.rest = target, rest
         self.trains_norm = False
 
     def folded(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight and bias with the norm folded into them, by running statistics."""
         factor = _factor(self, self.norm_weight)
         shift = -self.running_mean if self.bias is None else self.bias - self.running_mean
-        weight = self.weight * _per_channel(factor, self.weight.ndim, 0)
+        weight = self.weight * _per_channel(factor, self.weight.ndim)
         return weight, shift * factor + self.norm_bias
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the result of the layer and its norm."""
-        weight, bias = self.folded()
+    def forward(self, x: torch.Tensor, rounding: Rounding, number: int) -> torch.Tensor:
+        """Return the result of the layer and its norm; `number` is that of its weight."""
         if not (self.trains_norm and self.training):
-            found: torch.Tensor = self.target(x, self.fake(weight), bias, *self.rest)
+            weight, bias = self.folded()
+            found: torch.Tensor = self.target(x, rounding.weight(weight, number), bias, *self.rest)
             return found
-        result = self.target(x, self.fake(weight), None, *self.rest)
-        factor = _factor(self, self.norm_weight)
-        small = factor.abs() < _LEAST_FACTOR
-        factor = torch.where(small, torch.full_like(factor, _LEAST_FACTOR), factor)
-        unscaled = result / _per_channel(factor, result.ndim, 1)
-        if self.bias is not None:
-            unscaled = unscaled + _per_channel(self.bias, result.ndim, 1)
+        # The norm follows, so the factor only decides which integers are nearest: it is multiplied
+        # and divided by, and has no gradient of its own.
+        factor = _factor(self, self.norm_weight.detach())
+        least = torch.where(factor.abs() < _LEAST_FACTOR, _LEAST_FACTOR, factor)
+        weight = rounding.weight(self.weight * _per_channel(factor, self.weight.ndim), number)
+        weight = weight / _per_channel(least, weight.ndim)
+        result = self.target(x, weight, self.bias, *self.rest)
         return nn.functional.batch_norm(
-            unscaled.float(),
+            result.float(),
             self.running_mean,
             self.running_var,
             self.norm_weight,

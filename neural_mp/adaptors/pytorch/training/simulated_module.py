@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.common.simulation import TrainingSchedule
-from neural_mp.adaptors.pytorch.training.fake_quantize import FakeQuantizer, FakeWeight
 from neural_mp.adaptors.pytorch.training.norms import NormedLayer
+from neural_mp.adaptors.pytorch.training.scales import Scales
 
 
 class SimulatedModule(nn.Module):
@@ -36,11 +36,17 @@ class SimulatedModule(nn.Module):
         self.source = source
         self.record: Any = None
         self._phase = False, False
+        has_norms = any(isinstance(module, NormedLayer) for module in network.modules())
+        # Reading the number of steps would cost a small net a part of each step.
+        self._has_phases = schedule.observe_steps > 0 or has_norms
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; a call in training mode is one step of the schedule."""
-        self._advance()
+        if torch.compiler.is_compiling():
+            self._advance_uncompiled()
+        else:  # the wrapper of the compiler takes longer than the function
+            self._advance()
         return self.network(*args, **kwargs)
 
     def weights(self) -> Iterator[nn.Parameter]:
@@ -51,9 +57,7 @@ class SimulatedModule(nn.Module):
     def scales(self) -> Iterator[nn.Parameter]:
         """Yield the logarithms of the scales, e.g. for a group of their own in the optimizer."""
         for module in self.modules():
-            if isinstance(module, FakeQuantizer):
-                yield module.log_scale
-            elif isinstance(module, FakeWeight):
+            if isinstance(module, Scales):
                 yield module.log_scales
 
     def part(self, path: str) -> nn.Module:
@@ -61,16 +65,19 @@ class SimulatedModule(nn.Module):
         return self.network.get_submodule(path)
 
     @torch.compiler.disable
+    def _advance_uncompiled(self) -> None:
+        self._advance()
+
     def _advance(self) -> None:
         """Set the phase of the schedule, and count a step in training mode."""
-        step = int(self.steps)
+        step = int(self.steps) if self._has_phases else 0
         phase = self.training and self.schedule.observes(step), self.schedule.trains_norms(step)
         if phase != self._phase:
             observing, norms = self._phase = phase
             for module in self.modules():
                 if isinstance(module, NormedLayer):
                     module.trains_norm = norms
-                elif isinstance(module, FakeQuantizer | FakeWeight):
+                elif isinstance(module, Scales):
                     module.observing = observing
         if self.training:
             self.steps.add_(1)  # in place: an assignment to a module takes much longer

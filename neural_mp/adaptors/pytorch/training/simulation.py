@@ -9,33 +9,34 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.code_packing import BitOrder, packed
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.simulation import TrainingSchedule
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.canonicalize import source_modules
-from neural_mp.adaptors.pytorch.casts import CAST, DTYPES, narrowed
+from neural_mp.adaptors.pytorch.casts import CAST, DTYPES
 from neural_mp.adaptors.pytorch.convert import write
-from neural_mp.adaptors.pytorch.lowering import runnable_form
-from neural_mp.adaptors.pytorch.model import Part, TorchModel, assembled
+from neural_mp.adaptors.pytorch.model import TorchModel, assembled
 from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, WEIGHTED
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8
-from neural_mp.adaptors.pytorch.training.fake_quantize import (
-    FakeGroups,
-    FakeQuantizer,
-    FakeWeight,
-    round_dynamically,
+from neural_mp.adaptors.pytorch.training.fake_quantize import round_dynamically
+from neural_mp.adaptors.pytorch.training.norms import (
+    NormedLayer,
+    NormSource,
+    norm_source,
+    rest_of,
 )
-from neural_mp.adaptors.pytorch.training.norms import NormedLayer, norm_source, rest_of
+from neural_mp.adaptors.pytorch.training.places import PLACE, name_places, weight_of
+from neural_mp.adaptors.pytorch.training.run_fusion import TENSOR, WEIGHT, fuse_runs
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
+from neural_mp.adaptors.pytorch.training.weight_rows import RowFormat, StoredRows
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.errors import ConfigurationError
@@ -43,6 +44,8 @@ from neural_mp.space import ResolvedPlan
 
 aten = torch.ops.aten
 _INFERENCE_NORM = aten._native_batch_norm_legit_no_training.default
+#: Names of the constants of a stored weight.
+Key = tuple[str, ...]
 
 
 @dataclass
@@ -51,19 +54,23 @@ class SimulatedPart:
 
     Attributes:
         module: the trainable graph.
-        quantizers: node of the portable form that quantizes → name of its `FakeQuantizer`.
-        weights: constants of a stored weight → its parameter and `FakeWeight` or `FakeGroups`.
+        scales: name of its `Scales`; empty if it has none.
+        quantizers: node of the portable form that quantizes → number of its tensor in `Scales`.
+        weights: constants of a stored weight → its parameter.
         floats: constant of the portable form → its parameter.
         norms: constants of a stored weight and of the bias → its `NormedLayer`.
+        numbers: constants of a stored weight → its number in `Scales`.
         origins: parameter or buffer of the trainable graph → its path in the user's model, or the
             path of a constant that the capture made.
     """
 
     module: GraphModule
-    quantizers: dict[str, str] = field(default_factory=dict)
-    weights: dict[tuple[str, ...], tuple[str, str]] = field(default_factory=dict)
+    scales: str = ""
+    quantizers: dict[str, int] = field(default_factory=dict)
+    weights: dict[Key, str] = field(default_factory=dict)
     floats: dict[str, str] = field(default_factory=dict)
     norms: dict[tuple[str, ...], str] = field(default_factory=dict)
+    numbers: dict[Key, int] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
 
@@ -139,12 +146,18 @@ class _Simulator:
         self.module = fx.shallow_copy(portable)
         self.plan, self.learned = plan, schedule.learn_scales
         self.found = SimulatedPart(self.module)
-        self.quantizer_of: dict[str, str] = {}
+        self.encodings: dict[str, QuantParams] = {}
+        self.rows: dict[Key, StoredRows] = {}
+        self.readers: dict[Key, list[tuple[Node, Node]]] = {}
 
     def run(self) -> SimulatedPart:
         self.module._forward_pre_hooks.clear()
         self.module._forward_pre_hooks_with_kwargs.clear()
         nodes = list(self.module.graph.nodes)
+        self.found.scales = self.add("scales", nn.Module())
+        first = next(n for n in nodes if n.op not in ("placeholder", "get_attr"))
+        with self.module.graph.inserting_before(first):
+            self.rounding = self.module.graph.call_module(self.found.scales)
         for node in nodes:
             if node.target is ops.quantize:
                 self.quantize(node)
@@ -155,23 +168,22 @@ class _Simulator:
         for node in nodes:
             if node.target in WEIGHTED or node.target in RECURRENT_INT8:
                 self.weights(node)
-                self.norm(node)
+        self.round_weights()
         self.module.graph.eliminate_dead_code()
         self.floats()
+        name_places(self.module.graph)
+        self.fuse()
         fx.finish(self.module)
         return self.found
 
     def quantize(self, node: Node) -> None:
-        """Replace a quantize node and its dequantize nodes by one module."""
+        """Replace a quantize node and its dequantize nodes by one call."""
         x, scale, zero_point = node.args
         owner = self.plan.flow.scale_owner.get(fx.tensor_name(x), fx.tensor_name(x))
-        if owner not in self.quantizer_of:
-            self.quantizer_of[owner] = self.add(
-                "quantizer", FakeQuantizer(QuantParams(scale, zero_point), self.learned)
-            )
-        self.found.quantizers[node.name] = self.quantizer_of[owner]
+        self.encodings.setdefault(owner, QuantParams(scale, zero_point))
+        self.found.quantizers[node.name] = place = list(self.encodings).index(owner)
         with self.module.graph.inserting_before(node):
-            rounded = self.module.graph.call_module(self.quantizer_of[owner], (x,))
+            rounded = self.module.graph.call_method(TENSOR, (self.rounding, x, place))
         rounded.meta["val"] = x.meta["val"].float()
         for pair in list(node.users):
             dtype = pair.args[3]
@@ -194,7 +206,7 @@ class _Simulator:
             self.module.graph.erase_node(each)
 
     def weights(self, layer: Node) -> None:
-        """Replace the stored integers of a layer by the float weights they were rounded from."""
+        """Make the float weights that the stored integers of a layer were rounded from."""
         op = str(layer.meta.get(fx.OP_NAME))
         for position, (mine, theirs) in enumerate(
             zip(_weights(layer), _weights(self.given[op]), strict=True)
@@ -202,57 +214,80 @@ class _Simulator:
             if mine.target not in (ops.dequantize_weight, ops.dequantize_grouped):
                 continue
             key = tuple(str(part.target) for part in mine.args if isinstance(part, Node))
-            if key not in self.found.weights:
-                stored = [fx.attribute(self.module, name).detach() for name in key]
-                weight = fx.constant(self.source, theirs)
+            self.readers.setdefault(key, []).append((layer, mine))
+            if key in self.rows:
+                continue
+            stored = [fx.attribute(self.module, name).detach() for name in key]
+            weight = fx.constant(self.source, theirs)
+            shape = mine.meta["val"].shape
+            if mine.target is ops.dequantize_weight:
                 config = self.plan.plan.get(op)
-                name = f"{_plain(op)}_weight" + (f"_{position}" if position else "")
-                if mine.target is ops.dequantize_weight:
-                    limit = weight_qmax(config.weight if config is not None else None)
-                    fake: nn.Module = FakeWeight(stored[1], limit, self.learned)
-                else:
-                    bits = mine.args[3] if len(mine.args) > 3 else 4
-                    fake = FakeGroups(stored[1], stored[2], int(bits))
-                start = _start(fake, weight, mine.target(*stored, *mine.args[len(key) :]))
-                value = fx.attribute(self.source, str(theirs.target)) if weight is not None else 0
-                parameter = self.parameter(name, start, self.trains(value, layer))
-                self.found.weights[key] = parameter, self.add("weight_quantizer", fake)
-                self.found.origins[parameter] = self.origin(theirs)
-            parameter, fake_name = self.found.weights[key]
-            with self.module.graph.inserting_before(mine):
-                read = self.module.graph.get_attr(parameter)
-                rounded = self.module.graph.call_module(fake_name, (read,))
-            read.meta["val"] = rounded.meta["val"] = mine.meta["val"]
-            layer.replace_input_with(mine, rounded)
+                limit = weight_qmax(config.weight if config is not None else None)
+                form = RowFormat.channels(shape, limit)
+            else:
+                bits = mine.args[3] if len(mine.args) > 3 else 4
+                form = RowFormat.groups(shape, stored[1].shape[-1], int(bits))
+            self.rows[key] = StoredRows(form, *stored[1:])
+            start = _start(self.rows[key], weight, mine.target(*stored, *mine.args[len(key) :]))
+            value = fx.attribute(self.source, str(theirs.target)) if weight is not None else 0
+            name = f"{_plain(op)}_weight" + (f"_{position}" if position else "")
+            self.found.weights[key] = self.parameter(name, start, self.trains(value, layer))
+            self.found.origins[self.found.weights[key]] = self.origin(theirs)
 
-    def norm(self, layer: Node) -> None:
-        """Let a batch norm folded into a layer be trained, if its source is known."""
-        if layer.target not in CONVOLUTIONS:
+    def round_weights(self) -> None:
+        """Let layers read rounded weights, with their norms where these are trained."""
+        graph = self.module.graph
+        for number, (key, readers) in enumerate(self.readers.items()):
+            source = self.norm_source(key)
+            if source is not None:
+                self.norm(key, source, number)
+                continue
+            layer, mine = readers[0]
+            with graph.inserting_before(mine):
+                read = graph.get_attr(self.found.weights[key])
+                rounded = graph.call_method(WEIGHT, (self.rounding, read, number))
+            for node in (read, rounded):
+                node.meta = {"val": mine.meta["val"], PLACE: weight_of(layer)}
+            for layer, mine in readers:
+                layer.replace_input_with(mine, rounded)
+
+    def fuse(self) -> None:
+        """Add the scales, and fuse the runs that read them."""
+        if not self.encodings and not self.rows:
+            self.found.scales = ""
             return
+        encodings, rows = list(self.encodings.values()), list(self.rows.values())
+        table, tensors, weights = fuse_runs(
+            self.module, self.rounding, encodings, rows, self.learned
+        )
+        self.module.set_submodule(self.found.scales, table)
+        named = self.found.quantizers.items()
+        self.found.quantizers = {node: tensors[number] for node, number in named}
+        self.found.numbers = dict(zip(self.rows, weights, strict=True))
+
+    def norm_source(self, key: Key) -> NormSource | None:
+        """Return the batch norm folded into the only layer that reads a weight, if it is known."""
+        (layer, _), *others = self.readers[key]
+        if others or layer.target not in CONVOLUTIONS or self.rows[key].form.has_offsets:
+            return None
         given = self.given[str(layer.meta.get(fx.OP_NAME))]
         weight = fx.constant(self.source, fx.arguments(given)["weight"])
-        source = norm_source(self.original, given, self.path, weight)
-        if source is None or layer.args[1].op != "call_module":
-            return
-        rounded = layer.args[1]
-        fake = self.module.get_submodule(rounded.target)
+        return norm_source(self.original, given, self.path, weight)
+
+    def norm(self, key: Key, source: NormSource, number: int) -> None:
+        """Let the batch norm folded into a layer be trained."""
+        ((layer, _),) = self.readers[key]
         bias = fx.arguments(layer)["bias"]
-        (key,) = (k for k, (_, name) in self.found.weights.items() if name == rounded.target)
-        users = sum(n.target == rounded.target for n in self.module.graph.nodes)
-        if users > 1 or not isinstance(fake, FakeWeight):
-            return  # another layer reads the same weight
-        name = self.add("normed_layer", NormedLayer(source, layer.target, rest_of(layer), fake))
-        self.module.delete_submodule(rounded.target)  # now of the normed layer
+        name = self.add("normed_layer", NormedLayer(source, layer.target, rest_of(layer)))
         del self.found.weights[key]
         self.found.norms[(*key, str(bias.target))] = name
         for own, path in source.origins.items():
             self.found.origins[f"{name}.{own}"] = path
         with self.module.graph.inserting_before(layer):
-            result = self.module.graph.call_module(name, (layer.args[0],))
+            result = self.module.graph.call_module(name, (layer.args[0], self.rounding, number))
         result.meta = dict(layer.meta)
         layer.replace_all_uses_with(result)
         self.module.graph.erase_node(layer)
-        self.module.graph.erase_node(rounded)  # the next weight gets the name of its module
 
     def floats(self) -> None:
         """Make the remaining float weights and biases trainable."""
@@ -260,8 +295,7 @@ class _Simulator:
             if node.op != "get_attr" or str(node.target) in self.found.floats.values():
                 continue
             value, name = fx.attribute(self.module, str(node.target)), str(node.target)
-            known = {parameter for parameter, _ in self.found.weights.values()}
-            if not fx.is_float(value) or name in known:
+            if not fx.is_float(value) or name in self.found.weights.values():
                 continue
             is_parameter = isinstance(value, nn.Parameter)
             if not is_parameter and not any(_reads_as_weight(user, node) for user in node.users):
@@ -331,7 +365,7 @@ def _differentiable_norm(norm: Node) -> None:
     norm.args = (image, weight, bias, mean, variance, False, momentum, epsilon)
 
 
-def _start(fake: nn.Module, weight: torch.Tensor | None, rounded: torch.Tensor) -> torch.Tensor:
+def _start(rows: StoredRows, weight: torch.Tensor | None, rounded: torch.Tensor) -> torch.Tensor:
     """Return the float weight, with the stored value where it rounds to another integer.
 
     Corrections may store other integers than the nearest.
@@ -339,56 +373,4 @@ def _start(fake: nn.Module, weight: torch.Tensor | None, rounded: torch.Tensor) 
     if weight is None or weight.shape != rounded.shape:
         return rounded
     weight = weight.float()
-    return torch.where(fake(weight) == rounded, weight, rounded)
-
-
-def finished(module: SimulatedModule) -> TorchModel:
-    """Return the converted model with the weights and scales of a simulation."""
-    source: Source = module.source
-    parts = {}
-    with torch.no_grad():
-        for path, part in source.converted.parts.items():
-            trained = module.part(path)
-            parts[path] = _written(part, source.parts[path], trained)
-    return replace(source.converted, parts=parts)
-
-
-def _written(part: Part, names: SimulatedPart, trained: nn.Module) -> Part:
-    """Return a part of the converted model with the numbers of its trained simulation."""
-    portable = fx.shallow_copy(part.portable)
-    for key, (parameter, fake_name) in names.weights.items():
-        weight, fake = getattr(trained, parameter), getattr(trained, fake_name)
-        if isinstance(fake, FakeWeight):
-            values = [fake.integers(weight), fake.scales.clone()]
-        else:
-            codes = packed(fake.codes(weight).numpy(), fake.bits, BitOrder.UPPER_FIRST)
-            values = [torch.from_numpy(codes.copy())]
-        for name, value in zip(key, values, strict=False):
-            _store(portable, name, value)
-    for key, name in names.norms.items():
-        normed = getattr(trained, name)
-        weight, bias = normed.folded()
-        fake = normed.fake
-        for constant, value in zip(
-            key, (fake.integers(weight), fake.scales.clone(), bias), strict=True
-        ):
-            _store(portable, constant, value)
-    for name, parameter in names.floats.items():
-        before, value = fx.attribute(portable, name), getattr(trained, parameter).detach()
-        _store(portable, name, narrowed(value, before.dtype).clone())
-    for node in list(portable.graph.nodes):
-        if node.op == "call_function" and node.name in names.quantizers:
-            encoding = getattr(trained, names.quantizers[node.name]).encoding
-            node.args = (node.args[0], encoding.scale, encoding.zero_point)
-            for pair in list(node.users):
-                pair.args = (node, encoding.scale, encoding.zero_point, *pair.args[3:])
-    portable = fx.finish(portable)
-    return Part(portable, runnable_form(portable), part.example, True)
-
-
-def _store(module: GraphModule, name: str, value: torch.Tensor) -> None:
-    """Replace a constant of a graph; other graphs that share it keep theirs."""
-    owner, _, leaf = name.rpartition(".")
-    holder = module.get_submodule(owner)
-    was_parameter = leaf in holder._parameters
-    setattr(holder, leaf, nn.Parameter(value, requires_grad=False) if was_parameter else value)
+    return torch.where(rows.rounded(weight) == rounded, weight, rounded)

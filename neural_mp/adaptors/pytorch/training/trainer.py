@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.dynamic_shapes import flat_inputs
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.training.choices import optimizer_of
+from neural_mp.adaptors.pytorch.training.fused_runs import FusedRun
 from neural_mp.adaptors.pytorch.training.numerics_trace import loss_value
+from neural_mp.adaptors.pytorch.training.places import PLACE
 from neural_mp.adaptors.pytorch.training.simulated_module import SimulatedModule
 from neural_mp.errors import ConfigurationError
 
@@ -154,26 +156,13 @@ class _Tracer(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Run a node, and record its place if its result is not finite."""
         value = super().run_node(n)
-        if not self.found and n.op != "output":
+        run = self.module.get_submodule(str(n.target)) if n.op == "call_module" else None
+        if isinstance(run, FusedRun) and not self.found:
+            inner = _Tracer(run.plain)
+            inner.run(*self.fetch_args_kwargs_from_env(n)[0])
+            self.found += inner.found
+        if not self.found and PLACE in n.meta:
             leaves = (leaf for leaf in pytree.tree_leaves(value) if fx.is_float(leaf))
             if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):
-                self.found.append(_place(n))
+                self.found.append(n.meta[PLACE])
         return value
-
-
-def _place(node: Node) -> str:
-    if node.op == "placeholder":
-        return f"the input {fx.tensor_name(node)!r}"
-    if fx.OP_NAME in node.meta:
-        return f"the result of layer {node.meta[fx.OP_NAME]!r}"
-    word = "a weight" if node.op == "get_attr" else "a quantized tensor"
-    return f"{word} of layer {next(_readers(node), node.name)!r}"
-
-
-def _readers(node: Node) -> Iterator[str]:
-    """Yield the names of the ops that read a node's result, nearest first."""
-    for user in node.users:
-        if fx.OP_NAME in user.meta:
-            yield str(user.meta[fx.OP_NAME])
-        else:
-            yield from _readers(user)
