@@ -204,14 +204,14 @@ class Quantizer:
 
         Asymmetric offsets are whole numbers of steps, as formats with integer zero points store
         them, and such ranges are extended to hold 0. With 4 codes and free offsets, half a step
-        would cost too much: offsets are any numbers.
+        would cost too much: offsets are free, see `free_offsets`.
         """
         asymmetric = self.spec.scheme is Scheme.ASYMMETRIC
         most = max_code(self.bits)
         if asymmetric and not self._has_zero:
             scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
             # Around the middle of the range, so that both ends share the rounding of the scale.
-            return scales, self.exact((low + high) / 2 + scales / 2)
+            return scales, self.free_offsets((low + high) / 2 + scales / 2, scales)
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         if not asymmetric:
             limit = middle_code(self.bits) - 1
@@ -220,8 +220,21 @@ class Quantizer:
         scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
         return scales, self._whole_steps(low / scales + middle_code(self.bits), scales)
 
+    def free_offsets(self, values: Array, scales: Floats) -> Floats:
+        """Round offsets that need not be whole steps.
+
+        With 4 codes, to fractions of a step that a byte holds, which raises the noise of rounding
+        by a thousandth; with more codes, to the type of the parameters only.
+        """
+        if self._has_zero:
+            return self.exact(values)
+        fractions = np.rint(values / scales * step_fractions(self.bits))
+        held = np.abs(fractions) <= np.iinfo(np.int8).max
+        rounded = fractions / np.float32(step_fractions(self.bits)) * scales
+        return self.exact(np.where(held, rounded, values))
+
     def exact(self, values: Array) -> Floats:
-        """Round scales or free offsets to the type of the parameters."""
+        """Round values to the type of the parameters."""
         if self.parameters is GroupParameters.BFLOAT16:
             return to_bfloat16(values)
         return np.asarray(values, np.float32)
@@ -241,6 +254,14 @@ class Quantizer:
 def middle_code(bits: int) -> int:
     """Return the code whose value is the offset."""
     return int(1 << (bits - 1))
+
+
+def step_fractions(bits: int) -> int:
+    """Return the parts of a step that offsets are counted in when a byte holds each.
+
+    All whole steps of a range that holds 0 fit: ±64 parts are half of the codes.
+    """
+    return 64 // middle_code(bits)
 
 
 def max_code(bits: int) -> int:
