@@ -24,6 +24,7 @@ from neural_mp.util.pytree import Array
 _MIN_SCALE = 1e-12
 #: From this number of bits on, a code stands for 0.
 _LEAST_BITS_WITH_ZERO = 3
+_PARTS_OF_HALF_THE_CODES = 128
 #: Largest magnitude of an input rounded to INT8.
 _INPUT_LIMIT = 127
 
@@ -223,15 +224,14 @@ class Quantizer:
     def free_offsets(self, values: Array, scales: Floats) -> Floats:
         """Round offsets that need not be whole steps.
 
-        With 4 codes, to fractions of a step that a byte holds, which raises the noise of rounding
-        by a thousandth; with more codes, to the type of the parameters only.
+        With 4 codes, to parts of a step that a byte holds, as far as they fit; with more codes,
+        to the type of the parameters only.
         """
         if self._has_zero:
             return self.exact(values)
-        fractions = np.rint(values / scales * step_fractions(self.bits))
-        held = np.abs(fractions) <= np.iinfo(np.int8).max
-        rounded = fractions / np.float32(step_fractions(self.bits)) * scales
-        return self.exact(np.where(held, rounded, values))
+        parts = np.rint(held_offsets(values / scales, self.bits))
+        fits = np.abs(parts) <= np.iinfo(np.int8).max
+        return self.exact(np.where(fits, offset_steps(parts, self.bits) * scales, values))
 
     def exact(self, values: Array) -> Floats:
         """Round values to the type of the parameters."""
@@ -256,12 +256,18 @@ def middle_code(bits: int) -> int:
     return int(1 << (bits - 1))
 
 
-def step_fractions(bits: int) -> int:
-    """Return the parts of a step that offsets are counted in when a byte holds each.
+def held_offsets(steps: Array, bits: int) -> Array:
+    """Return offsets, in steps, as parts of a step that a byte holds.
 
-    All whole steps of a range that holds 0 fit: ±64 parts are half of the codes.
+    They count from half a step, around which offsets of ranges that hold 0 lie, whole or not:
+    -7 to 8 steps of 4 bits are ±120 parts.
     """
-    return 64 // middle_code(bits)
+    return (steps - 0.5) * (_PARTS_OF_HALF_THE_CODES // middle_code(bits))
+
+
+def offset_steps(held: Array, bits: int) -> Array:
+    """Return the offsets of `held_offsets` in steps."""
+    return held / (_PARTS_OF_HALF_THE_CODES // middle_code(bits)) + 0.5
 
 
 def max_code(bits: int) -> int:

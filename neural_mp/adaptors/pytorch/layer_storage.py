@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.common.grouped_weight import step_fractions
+from neural_mp.adaptors.common.grouped_weight import held_offsets, offset_steps
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
@@ -164,15 +164,14 @@ def _constants(module: GraphModule) -> dict[str, torch.Tensor]:
 
 
 def _offset_bytes(module: GraphModule) -> dict[str, torch.Tensor]:
-    """Return the offsets of groups that are whole fractions of a step, as int8, by name.
+    """Return the offsets of groups that a byte holds, as int8, by name.
 
     They take as many bytes as the scales otherwise: a sixth of a layer in 2 bits.
     """
     found = {}
     for name, (scales, bits) in _grouped_offsets(module).items():
         offsets, steps = fx.attribute(module, name), fx.attribute(module, scales)
-        fractions = (offsets.float() / steps.float() * step_fractions(bits)).round_()
-        held = fractions.clamp(-128, 127).to(torch.int8)
+        held = held_offsets(offsets.float() / steps.float(), bits).round().to(torch.int8)
         if torch.equal(_offsets_of(held, steps, bits), offsets):
             found[name] = held
     return found
@@ -194,7 +193,7 @@ def _with_offsets(
 
 
 def _offsets_of(held: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    return (held.float() / step_fractions(bits) * scales.float()).to(scales.dtype)
+    return (offset_steps(held.float(), bits) * scales.float()).to(scales.dtype)
 
 
 def _grouped_offsets(module: GraphModule) -> dict[str, tuple[str, int]]:

@@ -106,9 +106,9 @@ def test_scales_and_offsets_are_rounded_as_bfloat16_is():
 def test_free_offsets_of_2_bits_fit_in_a_byte_and_cost_no_accuracy():
     weight = GENERATOR.normal(0.1, 1, (64, 256)).astype(np.float32)
     found = _quantizer("uint2 asymmetric per_group 32").nearest(weight)
-    parts = found.offsets / found.scales * 32
+    parts = (found.offsets / found.scales - 0.5) * 64
     assert np.abs(parts).max() < 127
-    assert np.abs(parts - np.rint(parts)).max() < 0.3  # offsets are rounded to bfloat16, too
+    assert np.abs(parts - np.rint(parts)).max() < 0.5  # offsets are rounded to bfloat16, too
     low, high = weight.reshape(64, 8, 32).min(2), weight.reshape(64, 8, 32).max(2)
     free = to_bfloat16((low + high) / 2 + found.scales / 2)
     error, least = (
@@ -118,7 +118,7 @@ def test_free_offsets_of_2_bits_fit_in_a_byte_and_cost_no_accuracy():
             _quantizer("uint2 asymmetric per_group 32").on_grid(weight, found.scales, free),
         )
     )
-    assert error < 1.005 * least
+    assert error < 1.001 * least
 
 
 def test_a_group_far_from_zero_keeps_its_offset():
