@@ -171,7 +171,8 @@ def _offset_bytes(module: GraphModule) -> dict[str, torch.Tensor]:
     found = {}
     for name, (scales, bits) in _grouped_offsets(module).items():
         offsets, steps = fx.attribute(module, name), fx.attribute(module, scales)
-        held = held_offsets(offsets.float() / steps.float(), bits).round().to(torch.int8)
+        parts = held_offsets((offsets.float() / steps.float()).numpy(), bits)
+        held = torch.from_numpy(parts).round().to(torch.int8)
         if torch.equal(_offsets_of(held, steps, bits), offsets):
             found[name] = held
     return found
@@ -193,7 +194,8 @@ def _with_offsets(
 
 
 def _offsets_of(held: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    return (offset_steps(held.float(), bits) * scales.float()).to(scales.dtype)
+    steps = torch.from_numpy(offset_steps(held.float().numpy(), bits))
+    return (steps * scales.float()).to(scales.dtype)
 
 
 def _grouped_offsets(module: GraphModule) -> dict[str, tuple[str, int]]:
