@@ -24,6 +24,7 @@ from neural_mp.util.pytree import Array
 _MIN_SCALE = 1e-12
 #: From this number of bits on, a code stands for 0.
 _LEAST_BITS_WITH_ZERO = 3
+_PARTS_OF_HALF_THE_CODES = 128
 #: Largest magnitude of an input rounded to INT8.
 _INPUT_LIMIT = 127
 
@@ -204,14 +205,14 @@ class Quantizer:
 
         Asymmetric offsets are whole numbers of steps, as formats with integer zero points store
         them, and such ranges are extended to hold 0. With 4 codes and free offsets, half a step
-        would cost too much: offsets are any numbers.
+        would cost too much: offsets are free, see `free_offsets`.
         """
         asymmetric = self.spec.scheme is Scheme.ASYMMETRIC
         most = max_code(self.bits)
         if asymmetric and not self._has_zero:
             scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
             # Around the middle of the range, so that both ends share the rounding of the scale.
-            return scales, self.exact((low + high) / 2 + scales / 2)
+            return scales, self.free_offsets((low + high) / 2 + scales / 2, scales)
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         if not asymmetric:
             limit = middle_code(self.bits) - 1
@@ -220,8 +221,20 @@ class Quantizer:
         scales = self.exact(np.maximum((high - low) / most, _MIN_SCALE))
         return scales, self._whole_steps(low / scales + middle_code(self.bits), scales)
 
+    def free_offsets(self, values: Array, scales: Floats) -> Floats:
+        """Round offsets that need not be whole steps.
+
+        With 4 codes, to parts of a step that a byte holds, as far as they fit; with more codes,
+        to the type of the parameters only.
+        """
+        if self._has_zero:
+            return self.exact(values)
+        parts = np.rint(held_offsets(values / scales, self.bits))
+        fits = np.abs(parts) <= np.iinfo(np.int8).max
+        return self.exact(np.where(fits, offset_steps(parts, self.bits) * scales, values))
+
     def exact(self, values: Array) -> Floats:
-        """Round scales or free offsets to the type of the parameters."""
+        """Round values to the type of the parameters."""
         if self.parameters is GroupParameters.BFLOAT16:
             return to_bfloat16(values)
         return np.asarray(values, np.float32)
@@ -241,6 +254,20 @@ class Quantizer:
 def middle_code(bits: int) -> int:
     """Return the code whose value is the offset."""
     return int(1 << (bits - 1))
+
+
+def held_offsets(steps: Array, bits: int) -> Array:
+    """Return offsets, in steps, as parts of a step that a byte holds.
+
+    They count from half a step, around which offsets of ranges that hold 0 lie, whole or not:
+    -7 to 8 steps of 4 bits are ±120 parts.
+    """
+    return (steps - 0.5) * (_PARTS_OF_HALF_THE_CODES // middle_code(bits))
+
+
+def offset_steps(held: Array, bits: int) -> Array:
+    """Return the offsets of `held_offsets` in steps."""
+    return held / (_PARTS_OF_HALF_THE_CODES // middle_code(bits)) + 0.5
 
 
 def max_code(bits: int) -> int:

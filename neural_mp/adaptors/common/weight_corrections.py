@@ -354,6 +354,6 @@ def _half_quadratic(weight: Floats, quantizer: Quantizer) -> GroupedWeight:
         least = np.minimum(errors, least)
         threshold = np.maximum(size, _LEAST) ** (_HQQ_NORM - 1) / penalty
         kept = np.sign(change) * np.maximum(size - threshold, 0)
-        offsets = quantizer.exact((grouped - kept - steps).mean(axis=2))
+        offsets = quantizer.free_offsets((grouped - kept - steps).mean(axis=2), scales)
         penalty *= _HQQ_GROWTH
     return quantizer.on_grid(weight, scales, best)

@@ -17,8 +17,10 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from neural_mp.adaptors.common.grouped_weight import held_offsets, offset_steps
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
 from neural_mp.adaptors.pytorch import graph_edit as fx
+from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch import storage
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.experts import split_experts
@@ -69,7 +71,7 @@ def save(model: TorchModel, folder: Path) -> None:
             alone = TorchModel({WHOLE: part}, part.example, call_signature(part.portable))
             storage.save(alone, program)
         else:
-            stored = _constants(part.portable)
+            stored = _constants(part.portable) | _offset_bytes(part.portable)
             constants |= {f"{path}/{n}": value.contiguous() for n, value in stored.items()}
         layers[path] = {"program": forms[key][0], "like": forms[key][1]}
     write_weights(folder / _CONSTANTS_FILE, constants)
@@ -123,8 +125,9 @@ def _filled(part: Part, path: str, like: str, constants: Mapping[str, torch.Tens
     if path == like:
         return replace(part, is_converted=True)
     portable = fx.shallow_copy(part.portable)
+    given = _with_offsets(portable, path, constants)
     for name, stored in _constants(part.portable).items():
-        value = constants.get(f"{path}/{name}")
+        value = given.get(name)
         if value is None or (value.shape, value.dtype) != (stored.shape, stored.dtype):
             raise ModelLoadError(
                 f"{_CONSTANTS_FILE} must contain {f'{path}/{name}'!r} as {stored.dtype} "
@@ -158,6 +161,48 @@ def _form(module: GraphModule) -> object:
 def _constants(module: GraphModule) -> dict[str, torch.Tensor]:
     named = (*module.named_parameters(), *module.named_buffers())
     return {name: value.detach() for name, value in named}
+
+
+def _offset_bytes(module: GraphModule) -> dict[str, torch.Tensor]:
+    """Return the offsets of groups that a byte holds, as int8, by name.
+
+    They take as many bytes as the scales otherwise: a sixth of a layer in 2 bits.
+    """
+    found = {}
+    for name, (scales, bits) in _grouped_offsets(module).items():
+        offsets, steps = fx.attribute(module, name), fx.attribute(module, scales)
+        parts = held_offsets((offsets.float() / steps.float()).numpy(), bits)
+        held = torch.from_numpy(parts).round().to(torch.int8)
+        if torch.equal(_offsets_of(held, steps, bits), offsets):
+            found[name] = held
+    return found
+
+
+def _with_offsets(
+    module: GraphModule, path: str, constants: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the constants of the layer at `path`; offsets are no longer int8."""
+    prefix = f"{path}/"
+    given = {n.removeprefix(prefix): v for n, v in constants.items() if n.startswith(prefix)}
+    for name, (scales, bits) in _grouped_offsets(module).items():
+        held, steps = given.get(name), given.get(scales)
+        if held is None or steps is None or held.shape != steps.shape:
+            continue
+        if held.dtype is torch.int8:
+            given[name] = _offsets_of(held, steps, bits)
+    return given
+
+
+def _offsets_of(held: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+    steps = torch.from_numpy(offset_steps(held.float().numpy(), bits))
+    return (steps * scales.float()).to(scales.dtype)
+
+
+def _grouped_offsets(module: GraphModule) -> dict[str, tuple[str, int]]:
+    """Return the name of offsets → name of the scales, and bits of the codes."""
+    nodes = (node for node in module.graph.nodes if node.target is ops.dequantize_grouped)
+    arguments = (fx.arguments(node) for node in nodes)
+    return {str(a["offsets"].target): (str(a["scales"].target), a["bits"]) for a in arguments}
 
 
 def _named(model: TorchModel) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 PROGRAM_FILE = "model.pt2"
 DETAILS_FILE = "details.json"
+_CHUNK_BYTES = 1 << 20
 #: Reshape op after export → op type before.
 _RESHAPED = dict.fromkeys(("view", "_unsafe_view"), "reshape")
 
@@ -69,8 +72,7 @@ def save(model: TorchModel, folder: Path) -> None:
         plain, named = with_plain_outputs(model.portable)
         program = export(plain, _without_values(model.example), "all")
         program.example_inputs = _without_size(program.example_inputs)
-        with quiet_export():
-            torch.export.save(program, folder / PROGRAM_FILE)
+        _write_compressed(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
     details: dict[str, object] = {
@@ -109,6 +111,25 @@ def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> Non
             torch.export.save(program, path, extra_files=dict(metadata))
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
+
+
+def _write_compressed(program: ExportedProgram, path: Path) -> None:
+    """Write a program with its texts compressed, which exceed the weights of a small layer.
+
+    Weights stay as they are: codes hardly shrink, and would load more slowly.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        plain = Path(scratch) / path.name
+        with quiet_export():
+            torch.export.save(program, plain)
+        with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w") as target:
+            for member in source.infolist():
+                copied = zipfile.ZipInfo(member.filename)
+                copied.file_size = member.file_size
+                if member.filename.endswith(".json") or "/sample_inputs/" in member.filename:
+                    copied.compress_type = zipfile.ZIP_DEFLATED
+                with source.open(member) as content, target.open(copied, "w") as room:
+                    shutil.copyfileobj(content, room, _CHUNK_BYTES)
 
 
 def _without_values(example: CallArgs) -> CallArgs:

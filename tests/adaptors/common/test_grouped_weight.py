@@ -103,6 +103,30 @@ def test_scales_and_offsets_are_rounded_as_bfloat16_is():
     assert (to_bfloat16(values) == expected).all()
 
 
+def test_free_offsets_of_2_bits_fit_in_a_byte_and_cost_no_accuracy():
+    weight = GENERATOR.normal(0.1, 1, (64, 256)).astype(np.float32)
+    found = _quantizer("uint2 asymmetric per_group 32").nearest(weight)
+    parts = (found.offsets / found.scales - 0.5) * 64
+    assert np.abs(parts).max() < 127
+    assert np.abs(parts - np.rint(parts)).max() < 0.5  # offsets are rounded to bfloat16, too
+    low, high = weight.reshape(64, 8, 32).min(2), weight.reshape(64, 8, 32).max(2)
+    free = to_bfloat16((low + high) / 2 + found.scales / 2)
+    error, least = (
+        np.square(each.floats() - weight).mean()
+        for each in (
+            found,
+            _quantizer("uint2 asymmetric per_group 32").on_grid(weight, found.scales, free),
+        )
+    )
+    assert error < 1.001 * least
+
+
+def test_a_group_far_from_zero_keeps_its_offset():
+    weight = GENERATOR.normal(50, 0.1, (4, 32)).astype(np.float32)
+    found = _quantizer("uint2 asymmetric per_group 32").nearest(weight)
+    assert np.abs(found.floats() - weight).max() < 0.4
+
+
 def test_a_group_size_divides_the_inputs():
     assert [spec.group_size for spec in fitting_specs(192)] == [64, 32]
     assert [spec.group_size for spec in fitting_specs(256)] == [128, 64, 32]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import neural_mp
@@ -65,6 +66,22 @@ def test_a_decoder_in_4_bits_generates_the_same_tokens_after_reload(kind, tmp_pa
     assert _written(again.model, ids) == written
     assert torch.equal(again(input_ids=ids).logits, tuned(input_ids=ids).logits)
     assert again.adaptor.weight_bytes(again.held) == tuned.adaptor.weight_bytes(tuned.held)
+
+
+@pytest.mark.parametrize("precisions", ["int4", "int2"])
+def test_saved_layers_take_their_codes_and_three_bytes_a_group(precisions, tmp_path):
+    """A scale in bfloat16, and an offset in a byte, which is restored without loss."""
+    tuned, ids = _tuned(_decoder("llama"), precisions)
+    tuned.save(tmp_path / "saved")
+    stored = load_file(tmp_path / "saved" / "layers.safetensors")
+    offsets = {name for name in stored if "offsets" in name}
+    assert len(offsets) >= 8
+    for name in offsets:
+        scales = stored[name.replace("offsets", "scales")]
+        assert stored[name].shape == scales.shape
+        assert (stored[name].element_size(), scales.element_size()) == (1, 2)
+    again = neural_mp.load(tmp_path / "saved")
+    assert torch.equal(again(input_ids=ids).logits, tuned(input_ids=ids).logits)
 
 
 def test_logits_stay_close_to_those_of_the_float_model():
