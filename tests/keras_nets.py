@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -67,19 +66,12 @@ def deep_net() -> keras.Model:
     return net
 
 
-def compile_briefly(net: keras.Model, optimizer: keras.Optimizer | str, loss: Any) -> None:
-    """Compile a net for a training that takes less time than its preparation would.
-
-    XLA compiles for longer than such a training takes; variables that the first step makes cost a
-    second trace of it.
-    """
-    net.compile(optimizer, loss, jit_compile=False)
-    net.optimizer.build(net.trainable_variables)
-
-
 def train(net: keras.Model, split, epochs: int) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    compile_briefly(net, keras.optimizers.Adam(2e-3), loss)
+    # XLA compiles for longer than the training takes; variables that the first step makes cost a
+    # second trace of it.
+    net.compile(keras.optimizers.Adam(2e-3), loss, jit_compile=False)
+    net.optimizer.build(net.trainable_variables)
     net.fit(split.images, split.labels, epochs=epochs, batch_size=64, verbose=0)
 
 

@@ -16,11 +16,14 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.call_layouts import flat_leaves, key_of, remember
+from neural_mp.adaptors.pytorch.cached_convolutions import call_cached_convolutions
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, is_array, to_arrays
 from neural_mp.adaptors.pytorch.dynamic_shapes import keywords
-from neural_mp.adaptors.pytorch.graph_edit import attribute
+from neural_mp.adaptors.pytorch.graph_edit import attribute, shallow_copy
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import accept, is_accepted, private, run_call
+from neural_mp.adaptors.pytorch.programs import call_programs
+from neural_mp.adaptors.pytorch.quantized_tensors import with_engine
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +36,14 @@ _InputKey = tuple[Hashable, ...]
 class DirectGraph:
     """A captured graph as a function of its inputs.
 
-    The first call for a combination of dtypes and shapes goes through the module, which checks the
-    inputs; later calls run the code of the graph directly.
+    Before the first call for a combination of dtypes and shapes, the module checks the inputs. All
+    results are those of code of its own, whose rounding may differ from the module's in a bit.
     """
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
         self._keywords = keywords(module)
         self._known: dict[_InputKey, None] = {}
-        self._forward, self._constants = _code_of(module)
         self._returns = module.graph._codegen.pytree_info.out_spec
         self._returns_one = self._returns.is_leaf()
 
@@ -64,14 +66,18 @@ class DirectGraph:
                 return self._module(*args, **kwargs)
         key = (len(args), *[(leaf.dtype, leaf.shape) for leaf in leaves])
         if key not in self._known:
-            result = self._module(*args, **kwargs)
+            self._module(*args, **kwargs)
             remember(self._known, key, None)
-            return result
         return self.run_known(leaves)
+
+    @cached_property
+    def _code(self) -> tuple[Callable[..., Any], SimpleNamespace]:
+        return _code_of(self._module)
 
     def run_known(self, leaves: Sequence[Any]) -> Any:
         """Return the module's result for flat inputs of a checked signature."""
-        found = self._forward(self._constants, *leaves)
+        forward, constants = self._code
+        found = forward(constants, *leaves)
         return found[0] if self._returns_one else pytree.tree_unflatten(found, self._returns)
 
     def order(self, kwargs: Mapping[str, T]) -> tuple[T, ...]:
@@ -85,6 +91,9 @@ def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
     A module looks up an attribute in several dicts, which costs as long as a small op; and an op
     of torch is looked up by its path, and called through a Python function.
     """
+    module = shallow_copy(module)
+    needs_engine = call_cached_convolutions(module)
+    call_programs(module)
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for node in graph.nodes:
@@ -97,7 +106,8 @@ def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
             _put(constants, str(node.target).split("."), attribute(module, str(node.target)))
         elif node.op == "call_module":
             _put(constants, str(node.target).split("."), module.get_submodule(str(node.target)))
-    return type(flat).forward, constants
+    forward = type(flat).forward
+    return with_engine(forward) if needs_engine else forward, constants
 
 
 def _direct(op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -204,8 +214,7 @@ class DirectCalls:
         """
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
-            module = model.module if model.shell is None else model.once(_direct_form)
-            return run_call(model, module, call)
+            return run_call(model, target or model.once(_direct_form), call)
         if not is_accepted(model, call):
             run_call(model, model.module, call)
             accept(model, call)

@@ -152,6 +152,9 @@ def _replace(module: GraphModule, group: Group) -> None:
         fx.OP_NAME: layer.meta.get(fx.OP_NAME, layer.name),
         fx.RESULT: (fx.tensor_name(group.tail), encoding),
     }
+    if layer.target is not layers.LINEAR:
+        integers = layer.args[1].args[0].target
+        result.meta[fx.INTEGER_WEIGHT] = fx.attribute(module, integers)
     replaced.replace_all_uses_with(result)
 
 
@@ -160,7 +163,7 @@ def _call(group: Group, before: tuple[Any, ...], output: _Output) -> tuple[Any, 
 
     `before` are integers, scale and zero point of the input, then those of the weight.
     """
-    layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation)
+    layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation, output)
     bias = _bias(layer)
     if layer.target is layers.LINEAR:
         product = onednn.qlinear_pointwise
@@ -231,13 +234,31 @@ def _bias(layer: Node) -> Node | None:
     return bias if isinstance(bias, Node) else None
 
 
-def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str]:
-    """Return oneDNN's name of an activation, its scalars and its algorithm."""
-    if activation is None:
+def _post_op(activation: Step[Node, Node] | None, output: _Output) -> tuple[str, list[float], str]:
+    """Return oneDNN's name of an activation, its scalars and its algorithm.
+
+    Nothing is left of one whose bounds are those of the integers, which saturate by themselves.
+    """
+    if activation is None or _saturates(activation, output):
         return "none", [], ""
+    bounds = _bounds(activation)
+    return activation.kind, bounds, str(fx.arguments(activation.ops[0]).get("approximate", ""))
+
+
+def _bounds(activation: Step[Node, Node]) -> list[float]:
     args = fx.arguments(activation.ops[0])
-    bounds = [float(args[word]) for word in ("min_val", "max_val") if word in args]
-    return activation.kind, bounds, str(args.get("approximate", ""))
+    return [float(args[word]) for word in ("min_val", "max_val") if word in args]
+
+
+def _saturates(activation: Step[Node, Node], output: _Output) -> bool:
+    """Whether the smallest and the largest integer of a result are the bounds of an activation."""
+    scale, zero_point, dtype = output
+    bounds = [0.0, math.inf] if activation.kind == "relu" else _bounds(activation)
+    if dtype is not torch.uint8 or len(bounds) < 2:
+        return False
+    low, high = (bound / scale + zero_point for bound in bounds)
+    # Within half a step, a bound is rounded to the integer.
+    return low <= 0.5 and high >= ops.QMAX - 0.5
 
 
 def _run_on_integers(module: GraphModule, node: Node) -> None:
@@ -266,16 +287,11 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
 
 
 def _call_conversion(module: GraphModule, node: Node) -> None:
-    """Make a remaining conversion read its zero point from a precomputed tensor."""
-
-    def stored(value: float) -> Node:
-        return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
-
+    """Call the kernel of a remaining conversion."""
     if node.target is ops.quantize:
-        x, scale, zero_point = node.args
-        node.args = (x, stored(zero_point + 0.5), 1 / scale)
-        node.target = kernels.quantize_uint8
+        node.target = ops.quantize_uint8
     elif node.target is ops.dequantize:
         q, scale, zero_point, dtype = node.args
-        node.args = (q, scale, stored(float(zero_point)), dtype)
+        offset = torch.tensor(float(zero_point))
+        node.args = (q, scale, fx.add_constant(module, f"{node.name}_offset", offset, node), dtype)
         node.target = kernels.dequantize_uint8

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from keras_nets import compile_briefly
 from trained_searches import CountingEpochs, check_trained
 
 from neural_mp import MixedPrecision, compare
@@ -34,7 +33,7 @@ def trained_net():
     net = keras.Model(image, layers.Dense(10, name="head")(x), name="net")
     steps = 12 * len(BATCHES)
     rate = keras.optimizers.schedules.CosineDecay(5e-3, steps)
-    compile_briefly(net, keras.optimizers.Adam(rate), LOSS)
+    net.compile(keras.optimizers.Adam(rate), LOSS)
     net.fit(IMAGES[:1200], TRAIN.labels[:1200], 50, 12, verbose=0, shuffle=False)
     factors = np.logspace(0, 4, 16)
     kernel, bias = first.get_weights()
@@ -76,19 +75,12 @@ def check(result):
     assert accuracy(result.model) == pytest.approx(trained.accuracy, abs=1e-6)
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory):
-    """A workspace and the result of the search in it."""
-    folder = tmp_path_factory.mktemp("whole")
-    return folder, search(folder).fit()
-
-
 @pytest.mark.slow
-def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(searched):
-    folder, result = searched
+def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(tmp_path):
+    result = search(tmp_path).fit()
     check(result)
     batches = CountingEpochs(BATCHES)
-    again = search(folder, train_dataloader=batches, resume=True).fit()
+    again = search(tmp_path, train_dataloader=batches, resume=True).fit()
     assert batches.epochs == 0
     check(again)
     assert again.report.accuracy == result.report.accuracy
@@ -105,14 +97,14 @@ search({folder!r}, train_dataloader=CountingEpochs(BATCHES, killed=4)).fit()
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(searched, tmp_path):
+def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(tmp_path):
     code = KILLED.format(folders=FOLDERS, folder=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     batches = CountingEpochs(BATCHES)
     result = search(tmp_path, train_dataloader=batches, resume=True).fit()
     assert batches.epochs == 7
     check(result)
-    _, whole = searched
+    whole = search(tmp_path / "whole").fit()
     assert result.report.accuracy == pytest.approx(whole.report.accuracy, abs=0.01)
 
 
@@ -120,7 +112,7 @@ def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(searched, tmp_pa
 def test_the_users_own_function_trains_with_fit_of_keras(tmp_path):
     def train(model):
         rate = keras.optimizers.schedules.CosineDecay(1e-3, 10 * len(BATCHES))
-        compile_briefly(model, keras.optimizers.Adam(rate), LOSS)
+        model.compile(keras.optimizers.Adam(rate), LOSS)
         model.fit(IMAGES[:1200], TRAIN.labels[:1200], 50, 10, verbose=0)
 
     options = {"train_dataloader": None, "loss": None, "train_func": train}

@@ -1,0 +1,101 @@
+"""Programs and cached convolutions compute what the ops of the graph do, one by one."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from machine import machine
+from torch import nn
+
+from neural_mp.adaptors.pytorch import cached_convolutions, programs
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
+from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
+from neural_mp.core.precision import Precision
+from neural_mp.testing import uniform
+
+
+class Residual(nn.Module):
+    """Relu6, a pool, a sum of two branches, and sizes that depend on the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.deep = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.flat = nn.Conv2d(16, 16, 1)
+        self.middle = nn.Conv2d(16, 16, 1)
+        self.last = nn.Conv2d(16, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.max_pool2d(nn.functional.hardtanh(self.first(x), 0.0, 6.0), 2)
+        x = x + self.flat(nn.functional.hardtanh(self.deep(x), 0.0, 6.0))
+        x = nn.functional.hardtanh(self.middle(x), 0.0, 6.0)
+        return self.last(x).reshape(x.shape[0], -1)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    torch.manual_seed(0)
+    adaptor, x = PyTorchAdaptor(), torch.randn(8, 3, 12, 12) * 3
+    model = adaptor.load(Residual().eval(), example=x)
+    space = adaptor.space(model, machine())
+    seen = adaptor.observe(model, [x], space)
+    plan = space.resolve(uniform(space, Precision.INT8))
+    return adaptor.convert(model, plan, seen, space).runnable
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+def test_the_result_is_that_of_the_ops_for_every_batch_size(graph, batch):
+    x = torch.randn(batch, 3, 12, 12) * 3
+    with torch.no_grad():
+        wanted, direct = graph(x), DirectGraph(graph)
+        first, second = direct(x), direct(x)
+    assert torch.equal(first, second)
+    # Scales are rounded in another order, which may change an integer by one.
+    assert ((first - wanted).square().sum() / wanted.square().sum()).sqrt() < 1e-2
+
+
+def test_threads_leave_the_engine_as_it_was(graph):
+    before = torch.backends.quantized.engine
+    direct, x = DirectGraph(graph), torch.randn(2, 3, 12, 12)
+    wanted = direct(x)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: direct(x), range(200)))
+    assert all(torch.equal(result, wanted) for result in found)
+    assert torch.backends.quantized.engine == before
+
+
+def test_without_quantized_tensors_and_interpreter_the_result_is_the_same(graph, monkeypatch):
+    x = torch.randn(2, 3, 12, 12)
+    monkeypatch.setattr(cached_convolutions, "has_quantized_tensors", lambda: False)
+    monkeypatch.setattr(programs, "_has_interpreter", lambda: False)
+    with torch.no_grad():
+        assert torch.equal(DirectGraph(graph)(x), graph(x))
+
+
+def test_ops_of_a_float_graph_keep_every_bit():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 4)).eval()
+    x = torch.randn(3, 6)
+    model = PyTorchAdaptor().load(net, example=x)
+    with torch.no_grad():
+        assert torch.equal(DirectGraph(model.runnable)(x), model.runnable(x))
+
+
+def test_relu6_up_to_the_largest_integer_needs_no_kernel_of_its_own(graph):
+    kernels = [node for node in graph.graph.nodes if "qconv_pointwise" in str(node.target)]
+    clipped = [n for n in kernels if n.args[11] * 255 >= 5.99 and n.args[12] == 0]
+    assert clipped
+    assert all(node.args[14] == "none" for node in clipped)
+
+
+def test_convolutions_are_cached_and_called_by_programs(graph):
+    module = shallow_copy(graph)
+    cached_convolutions.call_cached_convolutions(module)
+    called = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+    assert sum(name.startswith("quantized.conv2d") for name in called) >= 2
+    programs.call_programs(module)
+    names = [getattr(node.target, "__name__", "") for node in module.graph.nodes]
+    assert "program_0" in names
