@@ -16,14 +16,12 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.call_layouts import flat_leaves, key_of, remember
-from neural_mp.adaptors.pytorch.cached_convolutions import call_cached_convolutions
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, is_array, to_arrays
 from neural_mp.adaptors.pytorch.dynamic_shapes import keywords
 from neural_mp.adaptors.pytorch.graph_edit import attribute, shallow_copy
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import accept, is_accepted, private, run_call
 from neural_mp.adaptors.pytorch.programs import call_programs
-from neural_mp.adaptors.pytorch.quantized_tensors import with_engine
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +34,8 @@ _InputKey = tuple[Hashable, ...]
 class DirectGraph:
     """A captured graph as a function of its inputs.
 
-    Before the first call for a combination of dtypes and shapes, the module checks the inputs. All
-    results are those of code of its own, whose rounding may differ from the module's in a bit.
+    The first call for a combination of dtypes and shapes goes through the module, which checks the
+    inputs; later calls run the code of the graph directly.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -66,8 +64,9 @@ class DirectGraph:
                 return self._module(*args, **kwargs)
         key = (len(args), *[(leaf.dtype, leaf.shape) for leaf in leaves])
         if key not in self._known:
-            self._module(*args, **kwargs)
+            result = self._module(*args, **kwargs)
             remember(self._known, key, None)
+            return result
         return self.run_known(leaves)
 
     @cached_property
@@ -92,7 +91,6 @@ def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
     of torch is looked up by its path, and called through a Python function.
     """
     module = shallow_copy(module)
-    needs_engine = call_cached_convolutions(module)
     call_programs(module)
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
@@ -106,8 +104,7 @@ def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
             _put(constants, str(node.target).split("."), attribute(module, str(node.target)))
         elif node.op == "call_module":
             _put(constants, str(node.target).split("."), module.get_submodule(str(node.target)))
-    forward = type(flat).forward
-    return with_engine(forward) if needs_engine else forward, constants
+    return type(flat).forward, constants
 
 
 def _direct(op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -214,7 +211,8 @@ class DirectCalls:
         """
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
-            return run_call(model, target or model.once(_direct_form), call)
+            module = model.module if model.shell is None else model.once(_direct_form)
+            return run_call(model, module, call)
         if not is_accepted(model, call):
             run_call(model, model.module, call)
             accept(model, call)

@@ -20,8 +20,6 @@ INPUT_NAME = "neural_mp_input"
 #: Key of `Node.meta` of a kernel: the op whose result the kernel computes, and the quantization
 #: parameters if the result is uint8.
 RESULT = "neural_mp_result"
-#: Key of `Node.meta` of an integer convolution for its int8 weight as it was before packing.
-INTEGER_WEIGHT = "neural_mp_integer_weight"
 
 
 def attribute(module: GraphModule, target: str) -> Any:

@@ -36,6 +36,11 @@ def _steps_of_bytes() -> torch.Tensor:
 _STEPS_OF_BYTES = _steps_of_bytes()
 
 
+def quantize_uint8(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:
+    """Compute `ops.quantize` with a precomputed tensor `offset`: zero point + ½."""
+    return torch.add(offset, x.float(), alpha=inverse_scale).clamp_(0, 255).to(torch.uint8)
+
+
 def dequantize_uint8(
     q: torch.Tensor, scale: float, zero_point: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:

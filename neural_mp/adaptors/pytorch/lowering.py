@@ -152,9 +152,6 @@ def _replace(module: GraphModule, group: Group) -> None:
         fx.OP_NAME: layer.meta.get(fx.OP_NAME, layer.name),
         fx.RESULT: (fx.tensor_name(group.tail), encoding),
     }
-    if layer.target is not layers.LINEAR:
-        integers = layer.args[1].args[0].target
-        result.meta[fx.INTEGER_WEIGHT] = fx.attribute(module, integers)
     replaced.replace_all_uses_with(result)
 
 
@@ -287,11 +284,16 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
 
 
 def _call_conversion(module: GraphModule, node: Node) -> None:
-    """Call the kernel of a remaining conversion."""
+    """Make a remaining conversion read its zero point from a precomputed tensor."""
+
+    def stored(value: float) -> Node:
+        return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
+
     if node.target is ops.quantize:
-        node.target = ops.quantize_uint8
+        x, scale, zero_point = node.args
+        node.args = (x, stored(zero_point + 0.5), 1 / scale)
+        node.target = kernels.quantize_uint8
     elif node.target is ops.dequantize:
         q, scale, zero_point, dtype = node.args
-        offset = torch.tensor(float(zero_point))
-        node.args = (q, scale, fx.add_constant(module, f"{node.name}_offset", offset, node), dtype)
+        node.args = (q, scale, stored(float(zero_point)), dtype)
         node.target = kernels.dequantize_uint8

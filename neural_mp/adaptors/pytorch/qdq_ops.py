@@ -7,7 +7,6 @@ torch's experimental quantization ops.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ from neural_mp.adaptors.common.calibration import affine_parameters
 from neural_mp.adaptors.common.code_packing import BitOrder, packed
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code, middle_code
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.pytorch.quantized_tensors import as_uint8, has_quantized_tensors
 
 #: Largest quantized activation; the smallest is 0.
 QMAX = 255
+#: Zero point + ½ of each zero point: on small tensors, making one takes as long as adding it.
+_OFFSETS = (torch.arange(QMAX + 1, dtype=torch.float32) + 0.5).unbind()
 #: Name of the custom op library.
 LIBRARY = "neural_mp"
 _library = torch.library.Library(LIBRARY, "FRAGMENT")
@@ -38,23 +38,11 @@ def _registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any
 def in_steps(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     """Return `x / scale + zero_point + ½` in float32, whose integer part is the quantized `x`."""
     # Fused multiply-add: 2-3 times as fast as round and add.
-    return torch.add(_offset(zero_point), x.float(), alpha=1 / scale)
+    return torch.add(_OFFSETS[zero_point], x.float(), alpha=1 / scale)
 
 
-@cache
-def _offset(zero_point: int) -> torch.Tensor:
-    """Return `zero_point + ½`; on small tensors, making it takes as long as adding it."""
-    return torch.tensor(zero_point + 0.5, dtype=torch.float32)
-
-
-def quantize_uint8(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    """Return `x` as integers; of values halfway between two, one or the other.
-
-    The kernel of quantized tensors takes a tenth to a third of the time of arithmetic in float.
-    """
-    if not has_quantized_tensors():
-        return in_steps(x, scale, zero_point).clamp_(0, QMAX).to(torch.uint8)
-    return as_uint8(torch.quantize_per_tensor(x.float(), scale, zero_point, torch.quint8))
+def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    return in_steps(x, scale, zero_point).clamp_(0, QMAX).to(torch.uint8)
 
 
 def dequantized(q: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
@@ -72,7 +60,7 @@ def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
     low, high = (end.item() for end in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
     scale, zero_point = affine_parameters(low, high)
     stored = torch.tensor(scale), torch.tensor(zero_point, dtype=torch.int32)
-    return quantize_uint8(x, scale, zero_point), *stored
+    return _quantize(x, scale, zero_point), *stored
 
 
 def codes_of(q: torch.Tensor, bits: int = 4) -> torch.Tensor:
@@ -96,7 +84,7 @@ def _dequantize_grouped(
 #: Float to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
 quantize = _registered(
     "quantize(Tensor x, float scale, int zero_point) -> Tensor",
-    quantize_uint8,
+    _quantize,
     lambda x, scale, zero_point: torch.empty_like(x, dtype=torch.uint8),
 )
 #: uint8 to a float dtype: `(q - zero_point) · scale`.

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
-from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.plan import PrecisionPlan
@@ -346,7 +345,7 @@ def test_conversions_agree_with_numpy(layout):
     torch.manual_seed(0)
     x = (torch.randn(2, 3, 5, 4) * 3).contiguous(memory_format=layout)
     scale, zero_point = 0.03, 117
-    q = ops.quantize_uint8(x, scale, zero_point)
+    q = kernels.quantize_uint8(x, torch.tensor(zero_point + 0.5), 1 / scale)
     expected = integers(x.numpy(), scale, zero_point)
     assert np.abs(q.numpy().astype(int) - expected).max() <= 1
     assert (q.numpy() == expected).mean() > 0.99
