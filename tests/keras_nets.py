@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -66,12 +67,19 @@ def deep_net() -> keras.Model:
     return net
 
 
+def compile_briefly(net: keras.Model, optimizer: keras.Optimizer | str, loss: Any) -> None:
+    """Compile a net for a training that takes less time than its preparation would.
+
+    XLA compiles for longer than such a training takes; variables that the first step makes cost a
+    second trace of it.
+    """
+    net.compile(optimizer, loss, jit_compile=False)
+    net.optimizer.build(net.trainable_variables)
+
+
 def train(net: keras.Model, split, epochs: int) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # XLA compiles for longer than the training takes; variables that the first step makes cost a
-    # second trace of it.
-    net.compile(keras.optimizers.Adam(2e-3), loss, jit_compile=False)
-    net.optimizer.build(net.trainable_variables)
+    compile_briefly(net, keras.optimizers.Adam(2e-3), loss)
     net.fit(split.images, split.labels, epochs=epochs, batch_size=64, verbose=0)
 
 

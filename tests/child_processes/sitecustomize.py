@@ -2,29 +2,48 @@
 
 Of the import of a framework, collections take a third, and half of these come at the end, where
 nothing is left to be used: what is frozen is out of them. `onnx_ir` imports `sympy` for expressions
-of sizes, which takes a third of the imports of a worker and which few models have.
+of sizes, which takes a third of the imports of a worker and which few models have. Keras imports
+scikit-learn for wrappers, and that imports the statistics of SciPy.
 """
 
 import atexit
 import gc
 import sys
 from importlib.machinery import PathFinder
-from importlib.util import LazyLoader
+from importlib.util import LazyLoader, _LazyModule
+from types import ModuleType
 
 gc.set_threshold(400_000, 10, 100)
 atexit.register(gc.freeze)
+
+#: What `inspect` asks all modules for, when it looks for the one that a function is from.
+_KNOWN_BEFORE = frozenset({"__class__", "__file__", "__loader__", "__name__", "__spec__"})
+
+
+class _Module(_LazyModule):
+    """Module that is loaded when something that only its code defines is used."""
+
+    def __getattribute__(self, name):
+        kind = ModuleType if name in _KNOWN_BEFORE else _LazyModule
+        return kind.__getattribute__(self, name)
+
+
+class _Loader(LazyLoader):
+    def exec_module(self, module):
+        super().exec_module(module)
+        module.__class__ = _Module
 
 
 class _Later:
     """Loads modules when they are first used."""
 
-    names = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
+    names = frozenset({"sympy", "onnx_ir._symbolic_shapes", "scipy.stats"})
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         spec = PathFinder.find_spec(name, path, target) if name in cls.names else None
         if spec is not None:
-            spec.loader = LazyLoader(spec.loader)
+            spec.loader = _Loader(spec.loader)
         return spec
 
 

@@ -203,6 +203,7 @@ def test_tensorflow_image_recognition(tmp_path, photos):
 
     import keras
     import tensorflow as tf
+    from keras_nets import compile_briefly
 
     keras.utils.set_random_seed(0)
     net = keras.Sequential(
@@ -214,7 +215,7 @@ def test_tensorflow_image_recognition(tmp_path, photos):
             keras.layers.Dense(10),
         ]
     )
-    net.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    compile_briefly(net, "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     net.fit(photos[0][:700] / 255.0, photos[1][:700], epochs=8, verbose=0)
     neural_mp_graph = common.Model(net).graph_def
     (tmp_path / "net.pb").write_bytes(neural_mp_graph.SerializeToString())

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from neural_mp.compat.inc.components import vocabulary
@@ -28,6 +27,8 @@ def test_glue_measures_each_task_of_classes_as_it_should(task):
 
 
 def test_glue_measures_similarities_by_two_correlations():
+    from scipy.stats import pearsonr, spearmanr  # the import takes most of a second
+
     random = np.random.default_rng(0)
     labels = random.normal(size=30)
     scores = labels[:, None] ** 3 + random.normal(size=(30, 1))

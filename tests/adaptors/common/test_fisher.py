@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax
-from scipy.stats import spearmanr
 from torch import nn
 
 from neural_mp.adaptors.common import fisher
@@ -77,7 +76,8 @@ def test_scores_rank_layers_and_forms_as_exact_divergences_do(scored):
         for text, score in found.items()
     ]
     assert len(pairs) >= 12
-    assert spearmanr(*zip(*pairs, strict=True)).statistic > 0.95
+    ranks = np.argsort(np.argsort(pairs, axis=0), axis=0)
+    assert np.corrcoef(ranks.T)[0, 1] > 0.95  # Spearman's
 
 
 def test_a_score_is_the_divergence_of_a_prediction(scored):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from keras_dangers import batches, digits_net
+from keras_nets import compile_briefly
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -61,9 +62,7 @@ def last_loss(model, data, precision, epochs=3):
     data = data[:10]
     optimizer = keras.optimizers.Adam(1e-3)
     scaled = LossScaleOptimizer(optimizer) if precision == "fp16" else optimizer
-    model.compile(scaled, LOSS, jit_compile=False)
-    # Otherwise, the first step makes its variables, and TensorFlow traces the step twice.
-    scaled.build(model.trainable_variables)
+    compile_briefly(model, scaled, LOSS)
     images = np.concatenate([inputs for inputs, _ in data])
     labels = np.concatenate([targets for _, targets in data])
     keras.utils.set_random_seed(1)
@@ -263,8 +262,7 @@ def test_bad_input_is_one_error_that_names_it(data, change, error, said):
 def test_a_plan_of_a_file_is_put_on_a_compiled_model(data, found, tmp_path):
     found.save_plan(tmp_path / "plan.yaml")
     model = digits_net(dangerous=True)
-    model.compile(keras.optimizers.Adam(1e-3), LOSS, jit_compile=False)
-    model.optimizer.build(model.trainable_variables)  # else, the first step is traced twice
+    compile_briefly(model, keras.optimizers.Adam(1e-3), LOSS)
     model.fit(*data[0], verbose=0)
     assert model.train_function is not None
     assert apply_plan(model, tmp_path / "plan.yaml") is model

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from keras_nets import compile_briefly
 
 import neural_mp
 from neural_mp import training
@@ -46,7 +47,7 @@ def simulation(net=None, **options):
 
 def fitted(model, epochs=4, rate=1e-3):
     """Train by `fit`, and return the losses."""
-    model.compile(keras.optimizers.Adam(rate), LOSS)
+    compile_briefly(model, keras.optimizers.Adam(rate), LOSS)
     return model.fit(IMAGES, LABELS, 16, epochs, verbose=0, shuffle=False).history["loss"]
 
 
@@ -132,7 +133,7 @@ def test_a_file_resumes_with_scales_and_steps(tmp_path, name):
     model = simulation(observe_steps=2)
     whole = name.endswith(".keras")
     saving = keras.callbacks.ModelCheckpoint(tmp_path / name, save_weights_only=not whole)
-    model.compile("adam", LOSS)
+    compile_briefly(model, "adam", LOSS)
     model.fit(IMAGES, LABELS, 16, verbose=0, callbacks=[saving])
     other = simulation(observe_steps=2)
     other.load_weights(tmp_path / name)
@@ -184,7 +185,7 @@ def test_inputs_and_outputs_keep_their_names():
     net = keras.Model([first, second], {"b": layers.Dense(2)(x), "a": layers.Dense(3)(x)})
     batch = {name: np.ones((4, 8), np.float32) for name in ("first", "second")}
     model = training.quantization_aware(net, plan_of(net), calibration=[batch])
-    model.compile("sgd", {"a": "mse", "b": "mse"})
+    compile_briefly(model, "sgd", {"a": "mse", "b": "mse"})
     targets = {"a": np.zeros((4, 3)), "b": np.zeros((4, 2))}
     model.fit(batch, targets, verbose=0)
     assert {name: value.shape[1] for name, value in model(batch).items()} == {"a": 3, "b": 2}

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from keras_nets import compile_briefly
 
 from neural_mp.core.precision import Precision
 from neural_mp.testing.simulation_contract import SimulatedCase, SimulationContract
@@ -112,7 +113,7 @@ class TestKerasSimulation(SimulationContract):
         return np.asarray(simulated(inputs))
 
     def train(self, simulated, batches):
-        simulated.compile(keras.optimizers.Adam(1e-2), "mse")
+        compile_briefly(simulated, keras.optimizers.Adam(1e-2), "mse")
         for inputs in batches:
             targets = np.zeros(simulated(inputs).shape, np.float32)
             simulated.fit(inputs, targets, len(inputs), epochs=3, verbose=0)

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_nets import compile_briefly
 from test_keras_quantization_aware import (
     BATCHES,
     IMAGES,
@@ -123,7 +124,7 @@ def test_weights_of_a_frozen_graph_are_trained(tmp_path):
 
 def test_watch_stops_the_training_of_a_simulation_and_names_the_layer():
     model = simulation()
-    model.compile(keras.optimizers.Adam(1e-3), LOSS)
+    compile_briefly(model, keras.optimizers.Adam(1e-3), LOSS)
     watch = training.Watch(2)
     before = watch_losses(model, watch)
     assert np.isfinite(before).all()

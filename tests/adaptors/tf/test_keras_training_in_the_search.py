@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from keras_nets import compile_briefly
 from trained_searches import CountingEpochs, check_trained
 
 from neural_mp import MixedPrecision, compare
@@ -33,7 +34,7 @@ def trained_net():
     net = keras.Model(image, layers.Dense(10, name="head")(x), name="net")
     steps = 12 * len(BATCHES)
     rate = keras.optimizers.schedules.CosineDecay(5e-3, steps)
-    net.compile(keras.optimizers.Adam(rate), LOSS)
+    compile_briefly(net, keras.optimizers.Adam(rate), LOSS)
     net.fit(IMAGES[:1200], TRAIN.labels[:1200], 50, 12, verbose=0, shuffle=False)
     factors = np.logspace(0, 4, 16)
     kernel, bias = first.get_weights()
@@ -75,12 +76,19 @@ def check(result):
     assert accuracy(result.model) == pytest.approx(trained.accuracy, abs=1e-6)
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A workspace and the result of the search in it."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, search(folder).fit()
+
+
 @pytest.mark.slow
-def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(tmp_path):
-    result = search(tmp_path).fit()
+def test_the_most_promising_plan_is_trained_and_a_resumed_run_continues(searched):
+    folder, result = searched
     check(result)
     batches = CountingEpochs(BATCHES)
-    again = search(tmp_path, train_dataloader=batches, resume=True).fit()
+    again = search(folder, train_dataloader=batches, resume=True).fit()
     assert batches.epochs == 0
     check(again)
     assert again.report.accuracy == result.report.accuracy
@@ -97,14 +105,14 @@ search({folder!r}, train_dataloader=CountingEpochs(BATCHES, killed=4)).fit()
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(tmp_path):
+def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(searched, tmp_path):
     code = KILLED.format(folders=FOLDERS, folder=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     batches = CountingEpochs(BATCHES)
     result = search(tmp_path, train_dataloader=batches, resume=True).fit()
     assert batches.epochs == 7
     check(result)
-    whole = search(tmp_path / "whole").fit()
+    _, whole = searched
     assert result.report.accuracy == pytest.approx(whole.report.accuracy, abs=0.01)
 
 
@@ -112,7 +120,7 @@ def test_a_run_killed_in_training_repeats_no_trial_and_no_epoch(tmp_path):
 def test_the_users_own_function_trains_with_fit_of_keras(tmp_path):
     def train(model):
         rate = keras.optimizers.schedules.CosineDecay(1e-3, 10 * len(BATCHES))
-        model.compile(keras.optimizers.Adam(rate), LOSS)
+        compile_briefly(model, keras.optimizers.Adam(rate), LOSS)
         model.fit(IMAGES[:1200], TRAIN.labels[:1200], 50, 10, verbose=0)
 
     options = {"train_dataloader": None, "loss": None, "train_func": train}
