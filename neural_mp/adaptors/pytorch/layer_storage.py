@@ -125,12 +125,15 @@ def _filled(part: Part, path: str, like: str, constants: Mapping[str, torch.Tens
     if path == like:
         return replace(part, is_converted=True)
     portable = fx.shallow_copy(part.portable)
-    given = _with_offsets(portable, path, constants)
-    for name, stored in _constants(part.portable).items():
+    wanted = _constants(part.portable)
+    keys = {name: f"{path}/{name}" for name in wanted}
+    given = {name: constants[key] for name, key in keys.items() if key in constants}
+    _restore_offsets(portable, given)
+    for name, stored in wanted.items():
         value = given.get(name)
         if value is None or (value.shape, value.dtype) != (stored.shape, stored.dtype):
             raise ModelLoadError(
-                f"{_CONSTANTS_FILE} must contain {f'{path}/{name}'!r} as {stored.dtype} "
+                f"{_CONSTANTS_FILE} must contain {keys[name]!r} as {stored.dtype} "
                 f"{list(stored.shape)}; the folder is incomplete or damaged"
             )
         owner, _, leaf = name.rpartition(".")
@@ -178,19 +181,14 @@ def _offset_bytes(module: GraphModule) -> dict[str, torch.Tensor]:
     return found
 
 
-def _with_offsets(
-    module: GraphModule, path: str, constants: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return the constants of the layer at `path`; offsets are no longer int8."""
-    prefix = f"{path}/"
-    given = {n.removeprefix(prefix): v for n, v in constants.items() if n.startswith(prefix)}
+def _restore_offsets(module: GraphModule, given: dict[str, torch.Tensor]) -> None:
+    """Replace the int8 offsets among the constants of a layer by those of the scales' type."""
     for name, (scales, bits) in _grouped_offsets(module).items():
         held, steps = given.get(name), given.get(scales)
         if held is None or steps is None or held.shape != steps.shape:
             continue
         if held.dtype is torch.int8:
             given[name] = _offsets_of(held, steps, bits)
-    return given
 
 
 def _offsets_of(held: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
