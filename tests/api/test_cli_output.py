@@ -111,7 +111,8 @@ class TestJson:
         assert [trial["outcome"] for trial in found["trials"]].count("met") >= 1
         assert PrecisionPlan.from_dict(found["plan"]) == PrecisionPlan.load("tuned/plan.yaml")
 
-    def test_convert_gives_the_report_and_the_plan(self, run, workplace):
+    def test_convert_gives_the_report_and_the_plan(self, run, workplace, monkeypatch):
+        monkeypatch.setenv("FORCE_BF16", "1")
         Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: bf16}\n")
         code, out, _ = run("convert", *NET, "--plan", "plan.yaml", "-o", "replayed", "--json")
         assert code == 0
@@ -122,7 +123,7 @@ class TestJson:
         assert found["report"]["op_counts"]["conv2d"]["bf16"] == 1
 
     def test_convert_measures_latency_with_inputs_of_the_given_shape(self, run, workplace):
-        Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: bf16}\n")
+        Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: fp32}\n")
         shape = ("--input-shape", "5,1,8,8")
         code, out, _ = run("convert", NET[0], *shape, "--plan", "plan.yaml", "-o", "five", "--json")
         assert code == 0

@@ -120,7 +120,8 @@ def test_two_algorithms_share_one_model(net, batches):
         assert plan["lm_head"].precision == "fp32"
 
 
-def test_mixed_precision_computes_in_16_bits(net, batches):
+def test_mixed_precision_computes_in_16_bits(net, monkeypatch):
+    monkeypatch.setenv("FORCE_BF16", "1")
     converted = convert(net, MixedPrecisionConfig("bf16"))
     assert result_of(converted).plan["fc1"].precision == "bf16"
 

@@ -103,7 +103,7 @@ def test_a_custom_op_is_refused_unless_it_is_trusted(custom, tmp_path):
     for trust in ("ours.twice", "ours"):
         model = load_source(path, None, None, trust=(trust,))
         assert model.adaptor.predict(model.held, torch.ones(2, 4)).shape == (2, 4)
-    converter = neural_mp.MixedPrecision(model=path, trust=("ours.twice",))
+    converter = neural_mp.MixedPrecision(model=path, precisions="fp32", trust=("ours.twice",))
     assert converter.sensitivity(0) is not None
     with pytest.raises(ModelLoadError, match="custom op"):
         load_source(path, None, None)

@@ -33,11 +33,9 @@ def test_an_op_that_reads_a_file_is_refused_unless_it_is_trusted(reading):
         load_source(reading, None, None)
     with pytest.raises(ModelLoadError, match="ReadFile"):
         load_source(reading, None, None, trust=("WriteFile",))
-    for load in (
-        lambda: load_source(reading, None, None, trust=("ReadFile",)),
-        lambda: neural_mp.MixedPrecision(model=reading, trust=("ReadFile",)).sensitivity(0),
-    ):
-        assert load() is not None
+    assert load_source(reading, None, None, trust=("ReadFile",)) is not None
+    converter = neural_mp.MixedPrecision(model=reading, precisions="fp32", trust=("ReadFile",))
+    assert converter.sensitivity(0) is not None
     with neural_mp.trusting(["ReadFile"]):
         assert load_source(reading, None, None) is not None
 
