@@ -129,11 +129,9 @@ def _imported_ops_that_are_on_no_device_stay_there():
 
 
 def pytest_configure(config):
-    """Files are shared out in the order in which they were collected, not by their tests' number.
-
-    (An option of pytest-xdist, where that is installed.)
-    """
-    config.option.loadscopereorder = False
+    """Share out files by a scheduler that survives crashes, where pytest-xdist is installed."""
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.import_plugin("file_scheduler")
 
 
 #: Files of 18 seconds and more, which come first: at the end, one would run while others idle.

@@ -130,8 +130,9 @@ class TestOfAProgram:
             start_new_session=True,  # so that the signal reaches both, as from a terminal
             text=True,
         )
-        while "the end" not in process.stdout.readline():
-            pass
+        for line in process.stdout:
+            if "the end" in line:
+                break
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 130
