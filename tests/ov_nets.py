@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx_nets import as_onnx
 from torch import nn
 
+from neural_mp.adaptors.openvino import low_bits
 from neural_mp.adaptors.openvino.runtime import Runner, ov
 
 
@@ -31,3 +33,10 @@ def read(model: onnx.ModelProto) -> Any:
 def run(model: Any, *inputs: np.ndarray) -> list[np.ndarray]:
     """Return OpenVINO's own FP32 outputs."""
     return Runner(model)(list(inputs))
+
+
+def require_low_bits() -> None:
+    """Skip a test where OpenVINO has no kernel for 4-bit weights as stored on this CPU."""
+    offered = low_bits.low_bit_specs(low_bits.PRODUCT, 64, 64)
+    if isinstance(offered, str):
+        pytest.skip(offered)

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 from onnx_nets import MACHINE
-from ov_nets import read
+from ov_nets import read, require_low_bits
 
 import neural_mp
 from neural_mp import AccuracyCriterion, MixedPrecision, PrecisionPlan, convert_with_plan
@@ -52,9 +52,15 @@ def _plan(path, spec: str) -> PrecisionPlan:
     return PrecisionPlan(dict.fromkeys(_dense(path), config))
 
 
+def _source(path, runtime):
+    if runtime == "onnxrt":
+        return str(path)
+    require_low_bits()
+    return read(onnx.load(path))
+
+
 def _converted(path, batches, spec, runtime="onnxrt"):
-    source = str(path) if runtime == "onnxrt" else read(onnx.load(path))
-    plan = _plan(path, spec)
+    source, plan = _source(path, runtime), _plan(path, spec)
     return convert_with_plan(source, plan, inputs=batches[0], calibration=batches)
 
 
@@ -136,7 +142,7 @@ def test_errors_of_layers_shrink_on_the_inputs_that_they_read(path, batches):
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_corrections_with_data_ask_for_calibration(path, batches, runtime):
-    source = str(path) if runtime == "onnxrt" else read(onnx.load(path))
+    source = _source(path, runtime)
     with pytest.raises(PlanError, match=r"'awq' of op '.*' requires calibration data"):
         convert_with_plan(source, _plan(path, f"{SPEC} awq"), inputs=batches[0])
 

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 from nets import hostile
-from ov_nets import as_openvino
+from ov_nets import as_openvino, require_low_bits
+
+
+@pytest.fixture(scope="session")
+def low_bit_kernels():
+    """Kernels for 4-bit weights as stored; a test without them is skipped."""
+    require_low_bits()
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,7 @@ def net():
 
 
 @pytest.fixture(scope="module")
-def converted(net):
+def converted(net, low_bit_kernels):
     return convert_with_plan(net, plan_of(PLAN), inputs={"ids": IDS})
 
 
@@ -75,6 +75,7 @@ def test_results_are_those_of_the_stored_weights_and_rounded_inputs(converted):
     assert 0.01 < np.linalg.norm(found - reference) / np.linalg.norm(reference) < 0.15
 
 
+@pytest.mark.usefixtures("low_bit_kernels")
 def test_symmetric_weights_have_steps_around_zero(net):
     spec = "int4 symmetric per_group 32 int8_inputs"
     converted = convert_with_plan(net, plan_of({"up": ("int4", spec)}), inputs={"ids": IDS})
@@ -112,6 +113,7 @@ def test_the_model_names_the_group_of_its_inputs_in_its_file(converted, tmp_path
     assert again.adaptor.weight_bytes(again.held) < whole / 2  # the head stays in float
 
 
+@pytest.mark.usefixtures("low_bit_kernels")
 def test_reasons_name_inputs_that_no_group_divides(net):
     adaptor = OpenVinoAdaptor()
     found = adaptor.space(adaptor.load(net, example={"ids": IDS}), MACHINE).capabilities
@@ -145,6 +147,7 @@ def test_tables_have_four_bits_and_name_the_reason_against_eight(net):
     assert table.refusal(Precision.INT8) == "no integer kernel"
 
 
+@pytest.mark.usefixtures("low_bit_kernels")
 def test_four_bits_are_read_as_stored_beside_calibrated_int8(net):
     adaptor = OpenVinoAdaptor()
     model = adaptor.load(net, example={"ids": IDS})
@@ -164,6 +167,7 @@ def test_a_product_that_a_constant_multiplies_names_the_reason():
     assert "a multiplication by a constant follows" in refusal
 
 
+@pytest.mark.usefixtures("low_bit_kernels")
 def test_scores_equal_those_of_the_same_weights_in_onnx_runtime(net):
     ours, other = OpenVinoAdaptor(), OnnxRuntimeAdaptor()
     given = {"ids": IDS}
@@ -181,6 +185,7 @@ def test_scores_equal_those_of_the_same_weights_in_onnx_runtime(net):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("low_bit_kernels")
 def test_a_search_by_size_meets_its_target(net, tmp_path):
     classes = run(_without_factor(), ids=IDS)[0].argmax(-1).reshape(IDS.shape)
     data = [({"ids": IDS[i : i + 1]}, classes[i]) for i in range(4)]

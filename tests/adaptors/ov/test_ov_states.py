@@ -40,7 +40,7 @@ def net():
 
 
 @pytest.fixture(scope="module")
-def converted(net):
+def converted(net, low_bit_kernels):
     adaptor = OpenVinoAdaptor()
     space = adaptor.space(adaptor.load(net, example=FEEDS), detect()).without_data()
     choices = {op: space.choice(op, Precision.INT4) for op in space.tunable_ops}
