@@ -3,14 +3,24 @@
 from typing import Any
 
 import pytest
+from machine import DENSE, products_here
 from nets import hostile
 from ov_nets import as_openvino, require_low_bits
+
+from neural_mp.core.int8_accumulation import Int8Accumulation
 
 
 @pytest.fixture(scope="session")
 def low_bit_kernels():
     """Kernels for 4-bit weights as stored; a test without them is skipped."""
     require_low_bits()
+
+
+@pytest.fixture
+def exact_products():
+    """Dense layers that add up bytes without saturation; a test without them is skipped."""
+    if products_here("openvino", DENSE) is not Int8Accumulation.EXACT:
+        pytest.skip("sums of products of bytes saturate on this CPU")
 
 
 @pytest.fixture(scope="session")

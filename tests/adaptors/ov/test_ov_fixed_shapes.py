@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -80,10 +79,11 @@ def test_streams_hold_for_the_model_of_a_fixed_shape():
 def test_a_model_with_casts_of_the_user_to_bfloat16_stays_dynamic(compiled):
     given = ops.parameter([-1, 5], np.float32, name="x")
     rounded = ops.convert(ops.convert(given, ov.Type.bf16), ov.Type.f32)
-    run = ShapedRunner(ov.Model([rounded], [given], "casts"), ((4, 5),))
+    model = ov.Model([rounded], [given], "casts")
+    run = ShapedRunner(model, ((4, 5),))
     x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
     (found,) = run([x])
-    np.testing.assert_array_equal(found, found.astype(ml_dtypes.bfloat16).astype(np.float32))
+    np.testing.assert_array_equal(found, Runner(model)([x])[0])
     np.testing.assert_allclose(found, x, rtol=2**-7)
     assert compiled == [None]
 

@@ -68,6 +68,7 @@ def attention():
     return Converted(built(products, STEPS))
 
 
+@pytest.mark.usefixtures("exact_products")
 def test_products_of_computed_matrices_run_in_int8(attention):
     assert attention.audit.holds, attention.audit.findings
     assert set(attention.ran("MatMul")) == {Precision.INT8}
@@ -82,6 +83,7 @@ def test_products_of_computed_matrices_stay_in_float_where_accumulation_saturate
     assert all("saturates" in reason for reason in refused)
 
 
+@pytest.mark.usefixtures("exact_products")
 def test_a_portable_model_has_no_products_of_bytes(attention):
     assert KernelKind.DENSE in full_range_kernels(attention.result)
     portable = with_reduced_range(attention.result)
