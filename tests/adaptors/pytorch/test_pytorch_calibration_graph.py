@@ -86,7 +86,9 @@ def test_the_form_computes_what_the_users_code_does(kind, size):
     model = captured(net)
     x = random(size, 3, 16, 12)
     given = x.clone()
-    torch.testing.assert_close(calibration_graph(model).portable(x), net(x))
+    found = calibration_graph(model).portable(x)
+    # One output is in float64, computed from float32.
+    torch.testing.assert_close(found, net(x), rtol=1.3e-6, atol=1e-5)
     assert torch.equal(x, given)
 
 
