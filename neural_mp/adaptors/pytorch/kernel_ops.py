@@ -38,14 +38,20 @@ _STEPS_OF_BYTES = _steps_of_bytes()
 
 def quantize_uint8(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:
     """Compute `ops.quantize` with a precomputed tensor `offset`: zero point + ½."""
-    return torch.add(offset, x.float(), alpha=inverse_scale).clamp_(0, 255).to(torch.uint8)
+    wide = aten.to.dtype(x, torch.float32)
+    steps = aten.add.Tensor(offset, wide, alpha=inverse_scale)
+    return ops.to_uint8(aten.clamp_.default(steps, 0, ops.QMAX))
 
 
 def dequantize_uint8(
     q: torch.Tensor, scale: float, zero_point: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """Compute `ops.dequantize` with the zero point as a float tensor, which also converts."""
-    return torch.sub(q, zero_point).mul_(scale).to(dtype)
+    return aten.to.dtype(aten.mul_.Scalar(aten.sub.Tensor(q, zero_point), scale), dtype)
+
+
+#: Kernels made of ops of the dispatcher alone, whatever their arguments.
+COMPOSED = frozenset({quantize_uint8, dequantize_uint8})
 
 
 def max_pool2d_uint8(
