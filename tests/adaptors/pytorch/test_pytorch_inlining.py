@@ -7,11 +7,12 @@ import torch
 from machine import machine
 from torch import nn
 
+from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
-from neural_mp.adaptors.pytorch.inlining import COMPOSED, inline_kernels, overwrite_dead
+from neural_mp.adaptors.pytorch.inlining import inline_kernels, overwrite_dead
 from neural_mp.core.precision import Precision
 from neural_mp.testing import uniform
 
@@ -66,7 +67,7 @@ def test_every_bit_is_that_of_the_kernels(keeps, layout):
 
 def test_no_python_kernel_is_left_of_conversions():
     _, targets = rewritten(converted(Gated()))
-    assert not COMPOSED.intersection(targets)
+    assert not kernels.COMPOSED.intersection(targets)
 
 
 def test_a_product_overwrites_what_no_op_reads_any_more():
@@ -102,3 +103,22 @@ def test_inputs_are_never_overwritten():
 def test_floats_are_truncated_to_bytes(step):
     values = torch.arange(0, 256, 0.125)[::step]
     assert torch.equal(ops.to_uint8(values).int(), values.int())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_images_are_quantized_into_channels_last_memory(layout):
+    x = (torch.randn(2, 3, 5, 4) * 3).contiguous(memory_format=layout)
+    offset = torch.tensor(117.5)
+    found = kernels.quantize_rgb(x, offset, 30.0)
+    assert torch.equal(found, kernels.quantize_uint8(x, offset, 30.0))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_only_images_that_convolutions_alone_read_are_reordered():
+    def kernels_of(net):
+        targets = {node.target for node in converted(net).graph.nodes}
+        return targets & {kernels.quantize_rgb, kernels.quantize_uint8}
+
+    assert kernels_of(nn.Conv2d(3, 8, 3)) == {kernels.quantize_rgb}
+    pooled = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(3, 8, 3))
+    assert kernels_of(pooled) == {kernels.quantize_uint8}
