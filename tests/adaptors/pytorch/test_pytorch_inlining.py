@@ -100,7 +100,9 @@ def test_inputs_are_never_overwritten():
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_floats_are_truncated_to_bytes(step):
+@pytest.mark.parametrize("dtype", [ops._BYTES, torch.int16])
+def test_floats_are_truncated_to_bytes(step, dtype, monkeypatch):
+    monkeypatch.setattr(ops, "_BYTES", dtype)
     values = torch.arange(0, 256, 0.125)[::step]
     assert torch.equal(ops.to_uint8(values).int(), values.int())
 
