@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -78,8 +78,12 @@ def set_arguments(node: Node, **changes: object) -> None:
 
 def sizes_of_result(node: Node) -> tuple[Any, ...]:
     """Return the sizes of a node's result for comparison: numbers, or symbolic expressions."""
+    return expressions(node.meta["val"].shape)
+
+
+def expressions(sizes: Iterable[int | torch.SymInt]) -> tuple[Any, ...]:
+    """Return sizes or strides for comparison, which then adds no condition to the graph."""
     # Not as text: printing an expression costs more than building one.
-    sizes = node.meta["val"].shape
     return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
 
 

@@ -38,14 +38,31 @@ _STEPS_OF_BYTES = _steps_of_bytes()
 
 def quantize_uint8(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:
     """Compute `ops.quantize` with a precomputed tensor `offset`: zero point + ½."""
-    return torch.add(offset, x.float(), alpha=inverse_scale).clamp_(0, 255).to(torch.uint8)
+    wide = aten.to.dtype(x, torch.float32)
+    steps = aten.add.Tensor(offset, wide, alpha=inverse_scale)
+    return ops.to_uint8(aten.clamp_.default(steps, 0, ops.QMAX))
+
+
+def quantize_rgb(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:
+    """Compute `quantize_uint8` of images with 3 channels, in channels-last memory.
+
+    Channel by channel, this takes half as long as torch's conversion of the layout.
+    """
+    q = quantize_uint8(x, offset, inverse_scale)
+    stacked = aten.stack.default([aten.select.int(q, 1, channel) for channel in range(3)], -1)
+    images: torch.Tensor = aten.permute.default(stacked, [0, 3, 1, 2])
+    return images
 
 
 def dequantize_uint8(
     q: torch.Tensor, scale: float, zero_point: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """Compute `ops.dequantize` with the zero point as a float tensor, which also converts."""
-    return torch.sub(q, zero_point).mul_(scale).to(dtype)
+    return aten.to.dtype(aten.mul_.Scalar(aten.sub.Tensor(q, zero_point), scale), dtype)
+
+
+#: Kernels made of ops of the dispatcher alone, whatever their arguments.
+COMPOSED = frozenset({quantize_uint8, quantize_rgb, dequantize_uint8})
 
 
 def max_pool2d_uint8(

@@ -29,7 +29,7 @@ from neural_mp.adaptors.pytorch.fusion import (
 )
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
-from neural_mp.adaptors.pytorch.versions import integer_convolution
+from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
 
 aten = torch.ops.aten
 onednn = torch.ops.onednn
@@ -292,8 +292,20 @@ def _call_conversion(module: GraphModule, node: Node) -> None:
     if node.target is ops.quantize:
         x, scale, zero_point = node.args
         node.args = (x, stored(zero_point + 0.5), 1 / scale)
-        node.target = kernels.quantize_uint8
+        node.target = kernels.quantize_rgb if _holds_rgb(node) else kernels.quantize_uint8
     elif node.target is ops.dequantize:
         q, scale, zero_point, dtype = node.args
         node.args = (q, scale, stored(float(zero_point)), dtype)
         node.target = kernels.dequantize_uint8
+
+
+def _holds_rgb(node: Node) -> bool:
+    """Whether a node quantizes an input of channels-first images that only convolutions read."""
+    source: Any = node.args[0]
+    value = source.meta["val"]
+    return (
+        source.op == "placeholder"
+        and value.ndim == 4
+        and fx.expressions((value.shape[1], value.stride(3))) == (3, 1)
+        and all(user.target in INTEGER_CONVOLUTIONS for user in node.users)
+    )

@@ -24,6 +24,7 @@ T = TypeVar("T")
 #: Ops inserted by a conversion → kind of conversion.
 CONVERSIONS = {
     kernel_ops.quantize_uint8: "quantize",
+    kernel_ops.quantize_rgb: "quantize",
     qdq_ops.quantize_dynamic: "quantize",
     kernel_ops.dequantize_uint8: "dequantize",
     torch.ops.aten._to_copy.default: "cast",

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from neural_mp.adaptors.pytorch.graph_edit import attribute
+from neural_mp.adaptors.pytorch.inlining import inline_kernels, overwrite_dead
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ def call_programs(module: GraphModule) -> None:
     """Call programs instead of runs of three ops or more, whose results stay the same."""
     if not _has_interpreter():
         return
+    inline_kernels(module)
+    overwrite_dead(module)
     for number, run in enumerate(_runs(module)):
         _replace(module, run, f"program_{number}")
     module.graph.lint()

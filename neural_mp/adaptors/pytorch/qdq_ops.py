@@ -17,6 +17,8 @@ from neural_mp.adaptors.common.code_packing import BitOrder, packed
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code, middle_code
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 
+aten = torch.ops.aten
+
 #: Largest quantized activation; the smallest is 0.
 QMAX = 255
 #: Zero point + ½ of each zero point: on small tensors, making one takes as long as adding it.
@@ -41,8 +43,31 @@ def in_steps(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     return torch.add(_OFFSETS[zero_point], x.float(), alpha=1 / scale)
 
 
+def _wraps_around() -> bool:
+    """Whether a cast of floats from 128 to 255 to int8 keeps the bits of the integer."""
+    values = torch.tensor([*(step / 4 for step in range(4 * (QMAX + 1))), float("nan")])
+    pairs = torch.stack((values, values), 1)[:, 0]  # not contiguous: cast one by one
+    return all(
+        torch.equal(some.to(torch.int8).to(torch.uint8), some.to(torch.uint8))
+        for some in (values, pairs, values.flip(0)[:1])
+    )
+
+
+#: Type in which floats become bytes: torch casts float to uint8 by way of int64, which takes two
+#: to four times as long.
+_BYTES = torch.int8 if _wraps_around() else torch.int16
+
+
+def to_uint8(values: torch.Tensor) -> torch.Tensor:
+    """Truncate floats from 0 to 255 to uint8."""
+    # Ops of the dispatcher: calls of this function are replaced by them in `inlining`.
+    narrow = aten._to_copy.default(values, dtype=_BYTES)
+    made: torch.Tensor = aten._to_copy.default(narrow, dtype=torch.uint8)
+    return made
+
+
 def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    return in_steps(x, scale, zero_point).clamp_(0, QMAX).to(torch.uint8)
+    return to_uint8(in_steps(x, scale, zero_point).clamp_(0, QMAX))
 
 
 def dequantized(q: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:

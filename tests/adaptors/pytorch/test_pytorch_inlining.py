@@ -1,0 +1,126 @@
+"""Kernels are replaced by their ops, and results overwritten, without changing a bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from machine import machine
+from torch import nn
+
+from neural_mp.adaptors.pytorch import kernel_ops as kernels
+from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
+from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.inlining import inline_kernels, overwrite_dead
+from neural_mp.core.precision import Precision
+from neural_mp.testing import uniform
+
+aten = torch.ops.aten
+
+
+class Gated(nn.Module):
+    """Channels multiplied by gates, as in squeeze-and-excitation."""
+
+    def __init__(self, keeps: bool = False) -> None:
+        super().__init__()
+        self.first, self.squeeze = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+        self.excite, self.last = nn.Conv2d(4, 16, 1), nn.Conv2d(16, 8, 1)
+        self.keeps = keeps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        x = nn.functional.silu(self.first(x))
+        gates = self.excite(nn.functional.silu(self.squeeze(x.mean((2, 3), keepdim=True))))
+        found = self.last(x * torch.sigmoid(gates))
+        return (found, x.sum((2, 3))) if self.keeps else found
+
+
+def converted(net):
+    torch.manual_seed(0)
+    adaptor, x = PyTorchAdaptor(), torch.randn(4, 3, 12, 12) * 3
+    model = adaptor.load(net.eval(), example=x)
+    space = adaptor.space(model, machine())
+    plan = space.resolve(uniform(space, Precision.INT8))
+    return adaptor.convert(model, plan, adaptor.observe(model, [x], space), space).runnable
+
+
+def rewritten(graph):
+    module = shallow_copy(graph)
+    inline_kernels(module)
+    overwrite_dead(module)
+    return module, [node.target for node in module.graph.nodes]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_every_bit_is_that_of_the_kernels(keeps, layout):
+    graph = converted(Gated(keeps))
+    module, _ = rewritten(graph)
+    x = (torch.randn(4, 3, 12, 12) * 3).contiguous(memory_format=layout)
+    given, direct = x.clone(), DirectGraph(graph)
+    with torch.no_grad():
+        wanted, found, *again = graph(x), module(x), direct(x), direct(x)
+    pairs = zip(*map(torch.utils._pytree.tree_leaves, (wanted, found, *again)), strict=True)
+    assert all(torch.equal(first, other) for first, *others in pairs for other in others)
+    assert torch.equal(x, given)
+
+
+def test_no_python_kernel_is_left_of_conversions():
+    _, targets = rewritten(converted(Gated()))
+    assert not kernels.COMPOSED.intersection(targets)
+
+
+def test_a_product_overwrites_what_no_op_reads_any_more():
+    _, targets = rewritten(converted(Gated()))
+    assert aten.mul_.Tensor in targets
+    assert aten.add.out in targets
+
+
+def test_a_product_keeps_what_is_read_later():
+    _, targets = rewritten(converted(Gated(keeps=True)))
+    assert aten.mul_.Tensor not in targets
+
+
+def test_inputs_are_never_overwritten():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.last(x * x.sum(1, keepdim=True))
+
+    torch.manual_seed(0)
+    adaptor, x = PyTorchAdaptor(), torch.randn(4, 8)
+    direct = DirectGraph(adaptor.load(Scaled().eval(), example=x).runnable)
+    given = x.clone()
+    for _ in range(3):
+        direct(x)
+    assert torch.equal(x, given)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("dtype", [ops._BYTES, torch.int16])
+def test_floats_are_truncated_to_bytes(step, dtype, monkeypatch):
+    monkeypatch.setattr(ops, "_BYTES", dtype)
+    values = torch.arange(0, 256, 0.125)[::step]
+    assert torch.equal(ops.to_uint8(values).int(), values.int())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_images_are_quantized_into_channels_last_memory(layout):
+    x = (torch.randn(2, 3, 5, 4) * 3).contiguous(memory_format=layout)
+    offset = torch.tensor(117.5)
+    found = kernels.quantize_rgb(x, offset, 30.0)
+    assert torch.equal(found, kernels.quantize_uint8(x, offset, 30.0))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_only_images_that_convolutions_alone_read_are_reordered():
+    def kernels_of(net):
+        targets = {node.target for node in converted(net).graph.nodes}
+        return targets & {kernels.quantize_rgb, kernels.quantize_uint8}
+
+    assert kernels_of(nn.Conv2d(3, 8, 3)) == {kernels.quantize_rgb}
+    pooled = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(3, 8, 3))
+    assert kernels_of(pooled) == {kernels.quantize_uint8}
