@@ -9,6 +9,7 @@ import os
 import sqlite3
 import sys
 from contextlib import suppress
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,8 +79,8 @@ def _what_is_alike_is_made_once(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _signatures_of_the_exporter_are_read_once():
-    """For every export to ONNX, onnxscript parses the source of its hundreds of functions again."""
+def _functions_of_the_exporter_are_read_once():
+    """For every export to ONNX, hundreds of functions are parsed and registered again."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
@@ -88,10 +89,19 @@ def _signatures_of_the_exporter_are_read_once():
 
     def exported(*arguments, **options):
         from onnxscript._internal.values import TracedOnnxFunction
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         read = TracedOnnxFunction.function_ir.fget
         if not hasattr(read, "cache_info"):
             patch.setattr(TracedOnnxFunction, "function_ir", property(cache(read)))
+            filled = cache(ONNXRegistry.from_torchlib)
+
+            def registry(opset_version):
+                found = copy(filled(opset_version))
+                found.functions = {op: [*known] for op, known in found.functions.items()}
+                return found
+
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(registry))
         return export(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:

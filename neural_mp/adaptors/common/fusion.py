@@ -103,7 +103,7 @@ def find_fusion_groups(layers: Sequence[N], rules: FusionRules[N, T]) -> dict[N,
     taken: set[N] = set()
     found: dict[N, FusionGroup[N, T]] = {}
     for layer in reversed(layers):
-        group = FusionGroup[N, T](layer)
+        group: FusionGroup[N, T] = FusionGroup(layer)
         for find in (rules.bias, rules.residual_sum, rules.activation):
             step = find(group)
             if step is not None and taken.isdisjoint(step.ops):

@@ -15,7 +15,9 @@ from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
+from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, Sizes
 from neural_mp.adaptors.pytorch.model import TorchModel
+from neural_mp.adaptors.pytorch.onnx_decompositions import decomposed_if_needed, translatable
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.util.installation import install_command
 
@@ -26,13 +28,14 @@ if TYPE_CHECKING:
 _SYMBOL = re.compile(r"[su]\d+")
 
 
-def name_axes(model: onnx_ir.Model) -> None:
+def name_axes(model: onnx_ir.Model, sizes: Sizes) -> None:
     """Rename the dynamic axes of an `onnx_ir.Model` in place, in all shapes.
 
     If the first axes of all inputs share one symbol, its name is `batch`; any other symbol is named
-    after its first input and axis number: `input_ids_axis1`.
+    after its first input and axis number: `input_ids_axis1`. Symbols of axes that are fixed by
+    `sizes`, those of the inputs, become numbers.
     """
-    names = _names(model.graph.inputs)
+    names = {**_names(model.graph.inputs), **_fixed(model.graph.inputs, sizes)}
     for value in _values(model):
         if value.shape is None:
             continue
@@ -44,7 +47,8 @@ def _renamed(size: onnx_ir.SymbolicDim | int, names: Mapping[str, str]) -> Any:
     word = getattr(size, "value", None)
     if not isinstance(word, str):
         return size
-    return type(size)(_SYMBOL.sub(lambda found: names.get(found[0], found[0]), word))
+    text = _SYMBOL.sub(lambda found: names.get(found[0], found[0]), word)
+    return int(text) if text.isdigit() else type(size)(text)
 
 
 def _names(inputs: Any) -> Mapping[str, str]:
@@ -60,6 +64,20 @@ def _names(inputs: Any) -> Mapping[str, str]:
     for name, number, symbol in axes:
         names.setdefault(symbol, re.sub(r"\W", "_", f"{name}_axis{number}"))
     return names
+
+
+def _fixed(inputs: Any, sizes: Sizes) -> dict[str, str]:
+    """Return symbol → the size of an axis that has no other."""
+    shapes = [value.shape or () for value in inputs]
+    known = [axes for axes in sizes if axes is not None]
+    if len(shapes) != len(known):
+        return {}
+    return {
+        size.value: str(axis.least)
+        for shape, axes in zip(shapes, known, strict=True)
+        for size, axis in zip(shape, axes, strict=False)
+        if isinstance(getattr(size, "value", None), str) and axis.least == axis.largest
+    }
 
 
 def _values(model: onnx_ir.Model) -> Iterator[Any]:
@@ -88,8 +106,9 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
     names = output_names(model.portable)
     try:
         with quiet_export():
+            module = translatable(model.portable)
             program = torch.onnx.export(
-                export(model.portable, model.example, "all"),
+                decomposed_if_needed(export(module, model.example, "all")),
                 dynamo=True,
                 custom_translation_table=table,
                 opset_version=OPSET,
@@ -97,8 +116,8 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
                 verbose=False,
             )
         assert program is not None
-        name_nodes(program.model, model.portable)
-        name_axes(program.model)
+        name_nodes(program.model, module)
+        name_axes(program.model, module.meta[SIZES])
         program.model.metadata_props.update(metadata)
         program.save(str(path))
     except Exception as error:

@@ -44,10 +44,11 @@ class Trainer:
         optimizer: OptimizerChoice = _ADAM,
     ) -> None:
         self.model = model
-        self.loss = None if loss is None else loss_function(loss)
+        # AutoGraph is for the user's code: to convert ours would take seconds.
+        self.loss = None if loss is None else tf.function(loss_function(loss))
         self.optimizer = optimizer_of(model, optimizer)
         self._hidden = _before_hiding(model)
-        self._compiled = tf.function(self._step, reduce_retracing=True)
+        self._compiled = tf.function(self._step, reduce_retracing=True, autograph=False)
 
     def step(self, batch: Any, learning_rate: float) -> float:
         """See the protocol."""
