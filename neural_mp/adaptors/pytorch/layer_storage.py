@@ -144,7 +144,8 @@ def _filled(part: Part, path: str, like: str, constants: Mapping[str, torch.Tens
         if fx.OP_NAME in node.meta:
             node.meta[fx.OP_NAME] = path + str(node.meta[fx.OP_NAME]).removeprefix(like)
         if node.op == "get_attr":
-            node.meta["val"] = fx.constant(portable, node)
+            value = fx.attribute(portable, str(node.target))
+            node.meta["val"] = fx.described(value.shape, value.dtype)
     portable.recompile()
     return Part(portable, runnable_form(portable), part.example, True)
 
