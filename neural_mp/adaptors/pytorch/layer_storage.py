@@ -94,9 +94,10 @@ def restore(folder: Path) -> TorchModel:
     """
     details = read_details(folder / LAYERS_FILE, _DETAILS)
     sizes = (file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    shell = private(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes)))
+    kept = _read_weights(folder / _WEIGHTS_FILE)
+    shell = private(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes), kept))
     split_experts(shell)
-    _set_weights(shell, _read_weights(folder / _WEIGHTS_FILE))
+    _set_weights(shell, kept)
     constants = _read_weights(folder / _CONSTANTS_FILE)
     programs: dict[int, Part] = {}
     parts = {}
