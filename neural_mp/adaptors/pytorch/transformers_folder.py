@@ -37,6 +37,10 @@ from neural_mp.util.validators import anything, is_integer, preview
 CONFIG = "config.json"
 _SAFETENSORS, _PICKLES = "*.safetensors", "pytorch_model*.bin"
 _WEIGHTS = (_SAFETENSORS, _PICKLES)
+#: File of the weights that are in one file; other names of weights start likewise.
+_ONE_FILE = "model.safetensors"
+#: Key of a header that names no tensor.
+_NOTES = "__metadata__"
 #: Key suffix of a configuration entry that may name a kernel to download and run.
 _NAMES_KERNEL = "implementation"
 #: Keys of a configuration that count modules with weights.
@@ -190,6 +194,18 @@ def _faults(
         for file in read_json(index, anything, ModelLoadError)["weight_map"].values():
             if not isinstance(file, str) or Path(file).name != file:
                 yield f"{index.name} must refer to files of the folder, got {preview(file)}"
+    yield from _missing_shards(folder)
+
+
+def _missing_shards(folder: Path) -> Iterator[str]:
+    """Yield a message for the first file that the index of the weights names in vain."""
+    index = folder / f"{_ONE_FILE}.index.json"
+    if not index.is_file() or (folder / _ONE_FILE).is_file():
+        return
+    for file in sorted(set(read_json(index, anything, ModelLoadError)["weight_map"].values())):
+        if not (folder / file).is_file():
+            yield f"{file}, which {index.name} names, is missing; copy the file into the folder"
+            return
 
 
 def entry_faults(config: object, tensors: int) -> Iterator[str]:
@@ -224,7 +240,7 @@ def _stored(folder: Path) -> _Stored:
     """Return the sizes of all weights in the files of a folder.
 
     Raises:
-        ValueError: if a file is damaged.
+        ModelLoadError: if a file is damaged.
     """
     found = _Stored()
     for file in sorted(folder.glob(_SAFETENSORS)):
@@ -248,14 +264,25 @@ def _of_header(file: Path) -> _Stored:
     """Return the sizes in the header of a `.safetensors` file.
 
     Raises:
-        ValueError: if the header exceeds the file, or is damaged.
+        ModelLoadError: if the header exceeds the file or is damaged, or weights are cut off.
     """
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > min(size, MAX_HEADER_BYTES):
-            raise ValueError(f"the header of {file.name} exceeds the file")
-        header = load_json(opened.read(length))
+            raise ModelLoadError(f"{str(file)!r} is damaged: the header exceeds the file")
+        try:
+            header = load_json(opened.read(length))
+        except ValueError as error:
+            raise ModelLoadError(f"{str(file)!r} is damaged: its header {error}") from None
+    if isinstance(header, dict) and file.name.startswith(Path(_ONE_FILE).stem):
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != _NOTES]
+        expected = 8 + length + max(ends, default=0)
+        if size != expected:
+            raise ModelLoadError(
+                f"{str(file)!r} is damaged: it must have {expected} bytes, got {size}; copy the "
+                f"file again"
+            )
     # Types of less than a byte per element exist only for quantized weights.
     return _Stored(len(header) if isinstance(header, dict) else 0, size)
 
