@@ -1,6 +1,6 @@
-"""Memory of calibration, and calibration that is killed in the middle.
+"""Memory of calibration and of folders, and calibration that is killed in the middle.
 
-Both run in child processes, on a Llama decoder with eight layers and random weights.
+All run in child processes, on a Llama decoder with eight layers and random weights.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from settings import Settings
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import neural_mp
 from neural_mp import convert_with_plan
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.weight_store import WeightStore
@@ -43,6 +44,10 @@ _CASES = {
         f"uint{bits} asymmetric per_group 128 awq gptq" for bits in (2, 3, 4)
     ),
 }
+#: Type of a folder's weights, and the correction of a conversion.
+_FOLDERS = (("float32", ""), ("bfloat16", ""), ("float32", " hqq"), ("float32", " gptq"))
+_SHARD = "90MB"
+FOLDER_HEADINGS = ("folder", "its bytes, MB", "result, MB", "peak, MB", "loaded, MB", "over bytes")
 
 
 def decoder(width: int) -> nn.Module:
@@ -93,6 +98,32 @@ def peak(width: str, case: str) -> dict[str, Any]:
     return {"peak": grown, "block": block, "model": whole}
 
 
+def folder(source: str, dtype: str, correction: str) -> dict[str, Any]:
+    """Return the peak of memory while a folder is converted and saved, and while it is loaded.
+
+    Pages of the folder's files, which the system drops when memory is short, count too.
+    """
+    spec = QuantSpec.parse(f"uint4 asymmetric per_group 128{correction}")
+    net = decoder(128).to(getattr(torch, dtype))
+    plan = PrecisionPlan({op: weight_only(spec) for op in _dense(net)})
+    with tempfile.TemporaryDirectory() as place:
+        small, target = Path(place) / "small", Path(place) / "saved"
+        net.save_pretrained(small)
+        _convert_folder(small, target, plan)  # so that imports do not count
+        neural_mp.load(target)
+        peak_of_conversion = peak_growth(lambda: _convert_folder(Path(source), target, plan))
+        peak_of_load = peak_growth(lambda: neural_mp.load(target))
+        stored = _bytes(target)
+    return {"size": _bytes(Path(source)), "stored": stored} | {
+        "peak": peak_of_conversion,
+        "load": peak_of_load,
+    }
+
+
+def _bytes(place: Path) -> int:
+    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+
+
 def convert(width: str, workspace: str) -> dict[str, Any]:
     """Return a digest of the results of a conversion, and the number of blocks it made."""
     made: list[int] = []
@@ -118,6 +149,14 @@ def convert(width: str, workspace: str) -> dict[str, Any]:
     return {"blocks": len(made), "digest": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}
 
 
+def _convert_folder(source: Path, target: Path, plan: PrecisionPlan) -> None:
+    given = texts()
+    inputs = {name: value[:, :32] for name, value in given[0].items()}
+    convert_with_plan(source, plan, inputs=inputs, capture=Capture.LAYERS, calibration=given).save(
+        target
+    )
+
+
 def _child(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("calibration_child.py")), *words],
@@ -140,6 +179,16 @@ def memory(settings: Settings) -> Iterator[Detail | Figure]:
         blocks = f"{found['peak'] / found['block']:.1f}"
         yield Detail(HEADINGS, (case, *megabytes, blocks))
         yield Figure(Goal.MEMORY, f"{blocks} ({case})")
+    for dtype, correction in _FOLDERS:
+        with tempfile.TemporaryDirectory() as source:
+            net = decoder(settings.wide).to(getattr(torch, dtype))
+            net.save_pretrained(source, max_shard_size=_SHARD)
+            found = _result(_child("folder", source, dtype, correction))
+        name = f"{dtype},{correction or ' rtn'}"
+        megabytes = [f"{found[part] / 1e6:.0f}" for part in ("size", "stored", "peak", "load")]
+        ratio = f"{found['peak'] / found['size']:.2f}"
+        yield Detail(FOLDER_HEADINGS, (name, *megabytes, ratio))
+        yield Figure(Goal.FOLDER, f"{ratio} ({name})")
 
 
 def killed(settings: Settings) -> Iterator[Figure]:
@@ -166,4 +215,4 @@ def _files(folder: str) -> int:
     return len(list(Path(folder).rglob("*.npz")))
 
 
-COMMANDS = {"peak": peak, "convert": convert}
+COMMANDS = {"peak": peak, "folder": folder, "convert": convert}

@@ -28,6 +28,7 @@ class Goal(Enum):
     PREFILL_ONNX = "prefill of 128, ONNX Runtime over FP32", "≥ 3"
     PREFILL_TORCH = "prefill of 128, PyTorch over FP32", "≥ 3"
     MEMORY = "peak of calibration beside the model, in blocks", "≤ 2"
+    FOLDER = "peak of a folder, converted, saved and loaded, over its bytes", "≤ 1.5"
     KILLED = "SIGKILL in the middle", "resumes at the block"
 
 

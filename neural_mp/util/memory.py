@@ -1,8 +1,12 @@
-"""Memory limits for passes over data of unknown length."""
+"""Memory limits for passes over data of unknown length, and return of freed memory."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from neural_mp.errors import DataError
@@ -25,6 +29,34 @@ def free_memory() -> int:
     return max(0, min(free, limit - used + cached))
 
 
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """Return glibc's `malloc_trim`; None with another allocator."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    found: Callable[[int], int] | None = getattr(library, "malloc_trim", None)
+    return found
+
+
+class FreedMemory:
+    """Return of freed memory to the system during work with many large intermediate results.
+
+    Otherwise, glibc keeps what was freed between arrays that stay, up to several times their size.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def after(self, size: int) -> None:
+        """Note work on `size` bytes; return memory once in a while."""
+        self._bytes += size
+        trim = _trim()
+        if self._bytes >= _TRIMMED_BYTES and trim is not None:
+            self._bytes = 0
+            trim(0)
+
+
+#: Bytes of work between two returns of freed memory.
+_TRIMMED_BYTES = 1 << 25
 #: Seconds between checks.
 _CHECK_SECONDS = 1.0
 #: A pass is stopped if less than this fraction of the initially free memory is left, …

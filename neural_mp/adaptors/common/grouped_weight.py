@@ -9,7 +9,7 @@ the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
@@ -25,6 +25,8 @@ _MIN_SCALE = 1e-12
 #: From this number of bits on, a code stands for 0.
 _LEAST_BITS_WITH_ZERO = 3
 _PARTS_OF_HALF_THE_CODES = 128
+#: Values of a weight that are rounded at once, in whole rows, and the least number of rows.
+VALUES_AT_ONCE, _LEAST_ROWS = 1 << 19, 128
 #: Largest magnitude of an input rounded to INT8.
 _INPUT_LIMIT = 127
 
@@ -134,9 +136,19 @@ class GroupedWeight:
         return self.stored() if factors is None else self.stored() * factors
 
 
+def row_parts(shape: Sequence[int]) -> Iterator[slice]:
+    """Yield parts of the rows of a weight, which limit the memory of intermediate results."""
+    rows, inputs = shape
+    count = max(_LEAST_ROWS, VALUES_AT_ONCE // max(inputs, 1))
+    for first in range(0, max(rows, 1), count):
+        yield slice(first, first + count)
+
+
 def joined_rows(parts: Iterable[GroupedWeight]) -> GroupedWeight:
     """Return the weight whose parts, one after another, `GroupedWeight.rows` returns."""
     found = list(parts)
+    if len(found) == 1:
+        return found[0]
     codes = np.concatenate([part.codes for part in found])
     scales = np.concatenate([part.scales for part in found])
     offsets = np.concatenate([part.offsets for part in found])
@@ -173,7 +185,8 @@ class Quantizer:
 
     def nearest(self, weight: Array) -> GroupedWeight:
         """Round a weight to nearest."""
-        return self.on_grid(weight, *self.grid(weight))
+        rows = (weight[part] for part in row_parts(weight.shape))
+        return joined_rows(self.on_grid(each, *self.grid(each)) for each in rows)
 
     def on_grid(
         self, weight: Array, scales: Floats, offsets: Floats, factors: Floats | None = None

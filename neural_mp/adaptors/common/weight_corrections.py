@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.grouped_weight import (
+    VALUES_AT_ONCE,
     Codes,
     Floats,
     GroupedWeight,
@@ -23,6 +24,7 @@ from neural_mp.adaptors.common.grouped_weight import (
     joined_rows,
     max_code,
     middle_code,
+    row_parts,
     to_bfloat16,
 )
 from neural_mp.adaptors.common.learned_rounding import (
@@ -38,8 +40,6 @@ from neural_mp.util.pytree import Array
 _DAMPING = 0.01
 #: Columns that GPTQ rounds between two updates of all later columns.
 _BLOCK = 128
-#: Values of a weight that are rounded at once, in whole rows, and the least number of rows.
-_VALUES_AT_ONCE, _LEAST_ROWS = 1 << 19, 128
 #: Fractions of a group's range that are tried, in order: the last ones for 2 and 3 bits only.
 _SHRINKS = tuple(1 - step / 20 for step in range(13))
 _SHRINKS_OF_4_BITS = 7
@@ -67,10 +67,11 @@ def corrected_weight(
         factors: factors of the inputs, instead of those that suit this weight alone.
         options: options of learned rounding.
     """
-    weight = weight.astype(np.float32)
+    weight = weight.astype(np.float32, copy=False)
     corrections = quantizer.spec.corrections
     if WeightCorrection.HQQ in corrections:
-        return _half_quadratic(weight, quantizer)
+        rows = (weight[part] for part in row_parts(weight.shape))
+        return joined_rows(_half_quadratic(each, quantizer) for each in rows)
     if not corrections or moments is None:
         return quantizer.nearest(weight)
     if quantizer.spec.is_learned:
@@ -83,7 +84,7 @@ def corrected_weight(
     if WeightCorrection.AWQ in corrections:
         factors = awq_factors([weight], quantizer, moments)
     scaled = _rounded(weight, quantizer, moments, factor, factors)
-    plain = joined_rows(quantizer.nearest(weight[part]) for part in _row_parts(weight))
+    plain = quantizer.nearest(weight)
     better = _error(weight, plain, moments) < _error(weight, scaled, moments)
     return plain if better else scaled
 
@@ -91,18 +92,11 @@ def corrected_weight(
 def row_errors(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> Floats:
     """Return the mean squared error of each output."""
     found = []
-    for part in _row_parts(weight):
+    for part in row_parts(weight.shape):
         change = rounded.rows(part).floats()
         change -= weight[part]
         found.append(np.einsum("ij,ij->i", change @ moments.products, change))
     return np.concatenate(found)
-
-
-def _row_parts(weight: Array) -> Iterator[slice]:
-    """Yield parts of the rows of a weight, which limit the memory of intermediate results."""
-    count = max(_LEAST_ROWS, _VALUES_AT_ONCE // max(weight.shape[1], 1))
-    for first in range(0, max(len(weight), 1), count):
-        yield slice(first, first + count)
 
 
 def _error(weight: Array, rounded: GroupedWeight, moments: InputMoments) -> float:
@@ -155,8 +149,8 @@ def _turned(matrix: Floats) -> Floats:
     """Reverse the rows and the columns of a matrix in place."""
     flat = np.ascontiguousarray(matrix).reshape(-1)
     half = len(flat) // 2
-    for first in range(0, half, _VALUES_AT_ONCE):
-        part = flat[first : min(first + _VALUES_AT_ONCE, half)]
+    for first in range(0, half, VALUES_AT_ONCE):
+        part = flat[first : min(first + VALUES_AT_ONCE, half)]
         other = flat[len(flat) - first - len(part) : len(flat) - first]
         part[:], other[:] = other[::-1].copy(), part[::-1].copy()
     return flat.reshape(matrix.shape)
@@ -205,7 +199,7 @@ def _rounded(
     scaled = None if factor is None else InverseFactor(factor.order, factor.scaled(factors))
     return joined_rows(
         _rounded_rows(weight[part], quantizer, moments, scaled, factors)
-        for part in _row_parts(weight)
+        for part in row_parts(weight.shape)
     )
 
 

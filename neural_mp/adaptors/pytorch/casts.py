@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -46,9 +47,10 @@ def cast_dtype(node: Node | None) -> torch.dtype | None:
 class _Caster:
     """Rewriter of one graph; tracks the dtype of each tensor and the casts inserted so far."""
 
-    def __init__(self, module: GraphModule, widen: bool) -> None:
+    def __init__(self, module: GraphModule, widen: bool, integer: Collection[str]) -> None:
         self.module = module
         self.widen = widen
+        self.integer = integer
         self.dtype: dict[Node, torch.dtype] = {}
         self.casts: dict[tuple[Node, torch.dtype], Node] = {}
 
@@ -67,7 +69,10 @@ class _Caster:
                 sources = node.all_input_nodes
                 if wanted is not None and node.target in STATISTICS:
                     sources = sources[:1]  # the kernel takes the others in float32
+                stored = fx.arguments(node)["weight"] if op in self.integer else None
                 for source in sources:
+                    if source is stored:
+                        continue  # rounded as it is: a cast of all values takes their memory again
                     if fx.tensor_name(source) in quantized:
                         continue  # quantize accepts any float dtype
                     self.read(node, source, wanted or self.wide(op, flow, source))
@@ -118,12 +123,19 @@ def _traced_dtype(node: Node) -> torch.dtype | None:
     return value.dtype if fx.is_float(value) else None
 
 
-def insert_casts(module: GraphModule, flow: QuantizationFlow, dtype: torch.dtype) -> None:
+def insert_casts(
+    module: GraphModule,
+    flow: QuantizationFlow,
+    dtype: torch.dtype,
+    integer: Collection[str] = (),
+) -> None:
     """Rewrite the graph in place so that every op runs in its precision.
+
+    Weights of the ops `integer`, which are stored as integers next, keep their dtype.
 
     At most one cast per tensor and dtype; inputs and outputs keep their dtypes. If `dtype`, that of
     the model's weights, is 16-bit, FP32 ops and the float inputs and outputs of INT8 ops are
     converted to float32.
     """
     with torch.no_grad():
-        _Caster(module, dtype in DTYPES.values()).run(flow)
+        _Caster(module, dtype in DTYPES.values(), integer).run(flow)

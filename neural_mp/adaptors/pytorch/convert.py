@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,17 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, Quantizer
+from neural_mp.adaptors.common.grouped_weight import (
+    GroupedWeight,
+    Quantizer,
+    joined_rows,
+    row_parts,
+)
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype, insert_casts
 from neural_mp.adaptors.pytorch.float_kernels import mark_kernels
 from neural_mp.adaptors.pytorch.lowering import rewritten
-from neural_mp.adaptors.pytorch.model import TorchModel
+from neural_mp.adaptors.pytorch.model import TorchModel, assembled
 from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, weights_of
 from neural_mp.core.enums import Approach
@@ -166,7 +173,7 @@ class IntegerWeights:
             target = ops.dequantize_grouped
         with module.graph.inserting_before(layer):
             dequantized: Node = module.graph.call_function(target, values)
-        dequantized.meta["val"] = source.meta["val"].float()
+        dequantized.meta["val"] = fx.described(source.meta["val"].shape, torch.float32)
         return dequantized
 
 
@@ -175,10 +182,15 @@ def _rounded(
 ) -> dict[str, torch.Tensor]:
     """Return the stored parts of a weight by name; of `made`, if given, instead of rounding."""
     if spec is not None and spec.dtype.bits < 8:
-        parts = ops.stored_parts(made or Quantizer(spec).nearest(weight.float().numpy()))
+        parts = ops.stored_parts(made or _nearest(weight, Quantizer(spec)))
         return dict(zip((f"int{spec.dtype.bits}", "scales", "offsets"), parts, strict=True))
     parts = ops.quantize_weight(weight, weight_qmax(spec))
     return dict(zip(("int8", "scales"), parts, strict=True))
+
+
+def _nearest(weight: torch.Tensor, quantizer: Quantizer) -> GroupedWeight:
+    rows = (weight[part].float().numpy() for part in row_parts(weight.shape))
+    return joined_rows(map(quantizer.nearest, rows))
 
 
 def _quantize_dynamically(layer: Node) -> None:
@@ -199,8 +211,28 @@ def write(model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) ->
     """Return the model converted according to a plan; see `Adaptor.convert_graph`."""
 
     def write_into(module: GraphModule) -> None:
-        insert_casts(module, plan.flow, model.signature.dtype)
+        nodes = fx.op_nodes(module).items()
+        integer = {op for op, node in nodes if node.target in WEIGHTED and _is_integer(plan, op)}
+        insert_casts(module, plan.flow, model.signature.dtype, integer)
         insert_quantization(module, plan, ranges, model.grouped)
         mark_kernels(module, {op: config.kernel for op, config in plan.plan.items()})
 
-    return replace(rewritten(model, write_into), grouped={})
+    converted = rewritten(model, write_into)
+    return replace(converted, grouped={}, shell=_without_converted_weights(converted))
+
+
+def _is_integer(plan: ResolvedPlan, op: str) -> bool:
+    return op in plan.plan and plan.plan[op].approach is not None
+
+
+def _without_converted_weights(model: TorchModel) -> nn.Module | None:
+    """Return the shell without weights of converted layers, which the model would keep alive."""
+    if model.shell is None:
+        return None
+    layers = {path: copy.copy(model.shell.get_submodule(path)) for path in model.converted_parts}
+    for layer in layers.values():
+        layer._parameters = {
+            name: None if value is None else nn.Parameter(value.to("meta"), requires_grad=False)
+            for name, value in layer._parameters.items()
+        }
+    return assembled(model.shell, layers)

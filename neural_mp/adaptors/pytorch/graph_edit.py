@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -128,8 +128,14 @@ def read_constant(module: GraphModule, target: str, before: Node) -> Node:
     """Read a parameter or buffer right before a node."""
     with module.graph.inserting_before(before):
         node: Node = module.graph.get_attr(target)
-    node.meta["val"] = constant(module, node)
+    value = constant(module, node)
+    node.meta["val"] = None if value is None else described(value.shape, value.dtype)
     return node
+
+
+def described(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of one stored value, for `Node.meta`: graphs keep the nodes they erase."""
+    return torch.zeros((), dtype=dtype).expand(tuple(shape))
 
 
 def shallow_copy(module: GraphModule) -> GraphModule:

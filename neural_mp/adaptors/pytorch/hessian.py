@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,14 +51,36 @@ def hessian_traces(
     return summed_traces(weights, map(differentiated, batches))
 
 
-def weights(model: TorchModel) -> dict[str, Array]:
+class _WeightsInFloat32(Mapping[str, Array]):
+    """Weights by op; those in 16 bits are converted whenever one is read.
+
+    All of them in float32 at once would take more memory than the model.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, op: str) -> Array:
+        return as_numpy(self._tensors[op]).astype(np.float32, copy=False)
+
+    def __contains__(self, op: object) -> bool:
+        return op in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def weights(model: TorchModel) -> Mapping[str, Array]:
     """Return op → its constant weight, for dense layers and tables."""
     found = {}
     for name, (module, node) in _weight_nodes(model).items():
         value = fx.constant(module, node)
         if value is not None and value.ndim == 2:
-            found[name] = as_numpy(value).astype(np.float32, copy=False)
-    return found
+            found[name] = value
+    return _WeightsInFloat32(found)
 
 
 def weight_gradients(

@@ -216,7 +216,12 @@ def four_bit_weight(
 
     Scales and offsets are one tensor, bfloat16 [groups, outputs, 2].
     """
-    laid_out = aten._convert_weight_to_int4pack_for_cpu(ops.codes_of(q).to(torch.int32), 1)
+    # The layout takes whole blocks of outputs, and an int32 per code.
+    count = _whole_blocks(_EXPANDED // max(2 * q.shape[-1], 1))
+    laid_out = torch.empty_like(q)
+    for part, target in zip(q.split(count), laid_out.split(count), strict=True):
+        codes = ops.codes_of(part).to(torch.int32)
+        target.copy_(aten._convert_weight_to_int4pack_for_cpu(codes, 1))
     pairs = torch.stack((scales, offsets), dim=-1).transpose(0, 1)
     return laid_out, pairs.to(torch.bfloat16).contiguous()
 

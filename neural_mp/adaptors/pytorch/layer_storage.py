@@ -94,9 +94,10 @@ def restore(folder: Path) -> TorchModel:
     """
     details = read_details(folder / LAYERS_FILE, _DETAILS)
     sizes = (file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    shell = private(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes)))
+    kept = _read_weights(folder / _WEIGHTS_FILE)
+    shell = private(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes), kept))
     split_experts(shell)
-    _set_weights(shell, _read_weights(folder / _WEIGHTS_FILE))
+    _set_weights(shell, kept)
     constants = _read_weights(folder / _CONSTANTS_FILE)
     programs: dict[int, Part] = {}
     parts = {}
@@ -144,7 +145,8 @@ def _filled(part: Part, path: str, like: str, constants: Mapping[str, torch.Tens
         if fx.OP_NAME in node.meta:
             node.meta[fx.OP_NAME] = path + str(node.meta[fx.OP_NAME]).removeprefix(like)
         if node.op == "get_attr":
-            node.meta["val"] = fx.constant(portable, node)
+            value = fx.attribute(portable, str(node.target))
+            node.meta["val"] = fx.described(value.shape, value.dtype)
     portable.recompile()
     return Part(portable, runnable_form(portable), part.example, True)
 

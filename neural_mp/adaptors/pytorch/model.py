@@ -188,4 +188,4 @@ def _feed_graph(digest: hashlib._Hash, module: GraphModule) -> None:
 
 def _feed_tensor(digest: hashlib._Hash, value: torch.Tensor) -> None:
     stored = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    digest.update(stored.numpy().tobytes())
+    digest.update(stored.numpy().data)

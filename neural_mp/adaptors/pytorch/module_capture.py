@@ -66,6 +66,7 @@ class _Interpreted(nn.Module):
         module = self.interpreter.module
         check_inputs(module, args, kwargs)
         flat = self.interpreter.run(*flat_inputs(module, args, kwargs), enable_io_processing=False)
+        self.interpreter.env.clear()  # else the results of all modules stay until their next call
         return module.graph.process_outputs(flat)
 
 

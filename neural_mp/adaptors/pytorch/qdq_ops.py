@@ -14,7 +14,12 @@ import torch
 
 from neural_mp.adaptors.common.calibration import affine_parameters
 from neural_mp.adaptors.common.code_packing import BitOrder, packed
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code, middle_code
+from neural_mp.adaptors.common.grouped_weight import (
+    GroupedWeight,
+    max_code,
+    middle_code,
+    row_parts,
+)
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 
 aten = torch.ops.aten
@@ -168,7 +173,9 @@ def stored_parts(weight: GroupedWeight) -> tuple[torch.Tensor, ...]:
 
 def quantize_weight(weight: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize to symmetric int8: one scale per index of the first axis, range ±`limit`."""
-    values = weight.float().numpy()
-    scales = weight_scales(values, tuple(range(1, values.ndim)), limit)
-    integers = np.ascontiguousarray(round_to_int8(values, scales, limit))
-    return torch.from_numpy(integers), torch.from_numpy(scales.reshape(-1))
+    integers, scales = np.empty(weight.shape, np.int8), np.empty(len(weight), np.float32)
+    for part in row_parts((len(weight), weight[:1].numel())):
+        values = weight[part].float().numpy()
+        steps = weight_scales(values, tuple(range(1, values.ndim)), limit)
+        integers[part], scales[part] = round_to_int8(values, steps, limit), steps.reshape(-1)
+    return torch.from_numpy(integers), torch.from_numpy(scales)

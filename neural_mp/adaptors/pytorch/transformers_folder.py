@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import re
 import sys
 import threading
@@ -36,12 +37,19 @@ from neural_mp.util.validators import anything, is_integer, preview
 CONFIG = "config.json"
 _SAFETENSORS, _PICKLES = "*.safetensors", "pytorch_model*.bin"
 _WEIGHTS = (_SAFETENSORS, _PICKLES)
+#: File of the weights that are in one file; other names of weights start likewise.
+_ONE_FILE = "model.safetensors"
+#: Key of a header that names no tensor.
+_NOTES = "__metadata__"
 #: Key suffix of a configuration entry that may name a kernel to download and run.
 _NAMES_KERNEL = "implementation"
 #: Keys of a configuration that count modules with weights.
 _COUNTS = re.compile(r"\w*(layers?|blocks?|depths?|stages)")
 #: Keys that count the outputs of a model.
 _LABELS = frozenset({"num_labels", "num_classes"})
+#: Options of `from_pretrained`; code referenced by a folder (auto_map) never runs.
+_SAFE = {"local_files_only": True, "trust_remote_code": False}
+_State = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ def is_known_class(module: nn.Module | None) -> bool:
 def read_folder(
     folder: Path,
     quantized_elements: int = 0,
-    state: Mapping[str, torch.Tensor] | None = None,
+    state: _State | None = None,
 ) -> nn.Module:
     """Return a `transformers` model, in the class that its configuration names.
 
@@ -77,7 +85,8 @@ def read_folder(
         folder: the folder.
         quantized_elements: upper bound of the weights that the files hold in fewer bits, which
             `transformers` does not read.
-        state: name → weight, in place of the weights in the files, which are quantized.
+        state: name → weight, in place of the weights in the files, which are quantized; weights
+            that are missing are zeros.
 
     Raises:
         ModelLoadError: if the folder has no weights, requires code from outside the package, or
@@ -100,8 +109,13 @@ def read_folder(
         stored = _stored(folder) + _Stored(elements=quantized_elements)
         for fault in _faults(folder, config, stored, may_be_quantized=state is not None):
             raise ModelLoadError(f"the folder {str(folder)!r} is refused: {fault}")
-        with _offline(), _at_most(stored), _quiet() if quantized_elements else nullcontext():
-            loaded: nn.Module = _loaded(_class(transformers, config), folder, state)
+        kind = _class(transformers, config)
+        with _offline(), _quiet() if quantized_elements else nullcontext():
+            if state is not None:
+                with _at_most(stored):
+                    state = _completed(kind, folder, state)
+            with _at_most(stored):
+                loaded: nn.Module = _loaded(kind, folder, state)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -112,14 +126,41 @@ def read_folder(
     return loaded.eval()
 
 
-def _loaded(kind: Any, folder: Path, state: Mapping[str, torch.Tensor] | None) -> Any:
-    # trust_remote_code: code referenced by the folder (auto_map) never runs.
-    safe = {"local_files_only": True, "trust_remote_code": False}
+def _loaded(kind: Any, folder: Path, state: _State | None) -> Any:
     if state is None:
-        return kind.from_pretrained(folder, weights_only=True, **safe)
-    config = kind.config_class.from_pretrained(folder, **safe)
-    del config.quantization_config
-    return kind.from_pretrained(None, config=config, state_dict=dict(state), **safe)
+        return kind.from_pretrained(folder, weights_only=True, **_SAFE)
+    config = kind.config_class.from_pretrained(folder, **_SAFE)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return kind.from_pretrained(None, config=config, state_dict=dict(state), **_SAFE)
+
+
+def _completed(kind: Any, folder: Path, state: Mapping[str, torch.Tensor]) -> _State:
+    """Return weights, and zeros for those of the model that are missing.
+
+    `transformers` draws random values for missing weights, which take the memory of the float
+    model; zeros take none until they are written to.
+    """
+    config = kind.config_class.from_pretrained(folder, **_SAFE)
+    with torch.device("meta"):
+        planned = kind(config)
+    names: dict[int, list[str]] = {}
+    shapes: dict[int, torch.Size] = {}
+    for name, value in planned.named_parameters(remove_duplicate=False):
+        names.setdefault(id(value), []).append(name)
+        shapes[id(value)] = value.shape
+    floats = (value.dtype for value in state.values() if value.is_floating_point())
+    dtype = getattr(config, "dtype", None) or next(floats, torch.float32)
+    # A weight under several names is tied where only one of them is present.
+    missing = {key: found[0] for key, found in names.items() if state.keys().isdisjoint(found)}
+    return {**state, **{name: _zeros(shapes[key], dtype) for key, name in missing.items()}}
+
+
+def _zeros(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros on pages of their own, which the system provides at the first write."""
+    size = shape.numel() * dtype.itemsize
+    held = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
+    return held[:size].view(dtype).view(shape)
 
 
 def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
@@ -153,6 +194,18 @@ def _faults(
         for file in read_json(index, anything, ModelLoadError)["weight_map"].values():
             if not isinstance(file, str) or Path(file).name != file:
                 yield f"{index.name} must refer to files of the folder, got {preview(file)}"
+    yield from _missing_shards(folder)
+
+
+def _missing_shards(folder: Path) -> Iterator[str]:
+    """Yield a message for the first file that the index of the weights names in vain."""
+    index = folder / f"{_ONE_FILE}.index.json"
+    if not index.is_file() or (folder / _ONE_FILE).is_file():
+        return
+    for file in sorted(set(read_json(index, anything, ModelLoadError)["weight_map"].values())):
+        if not (folder / file).is_file():
+            yield f"{file}, which {index.name} names, is missing; copy the file into the folder"
+            return
 
 
 def entry_faults(config: object, tensors: int) -> Iterator[str]:
@@ -187,7 +240,7 @@ def _stored(folder: Path) -> _Stored:
     """Return the sizes of all weights in the files of a folder.
 
     Raises:
-        ValueError: if a file is damaged.
+        ModelLoadError: if a file is damaged.
     """
     found = _Stored()
     for file in sorted(folder.glob(_SAFETENSORS)):
@@ -211,14 +264,25 @@ def _of_header(file: Path) -> _Stored:
     """Return the sizes in the header of a `.safetensors` file.
 
     Raises:
-        ValueError: if the header exceeds the file, or is damaged.
+        ModelLoadError: if the header exceeds the file or is damaged, or weights are cut off.
     """
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > min(size, MAX_HEADER_BYTES):
-            raise ValueError(f"the header of {file.name} exceeds the file")
-        header = load_json(opened.read(length))
+            raise ModelLoadError(f"{str(file)!r} is damaged: the header exceeds the file")
+        try:
+            header = load_json(opened.read(length))
+        except ValueError as error:
+            raise ModelLoadError(f"{str(file)!r} is damaged: its header {error}") from None
+    if isinstance(header, dict) and file.name.startswith(Path(_ONE_FILE).stem):
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != _NOTES]
+        expected = 8 + length + max(ends, default=0)
+        if size != expected:
+            raise ModelLoadError(
+                f"{str(file)!r} is damaged: it must have {expected} bytes, got {size}; copy the "
+                f"file again"
+            )
     # Types of less than a byte per element exist only for quantized weights.
     return _Stored(len(header) if isinstance(header, dict) else 0, size)
 

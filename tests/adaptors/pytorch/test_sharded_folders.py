@@ -1,0 +1,168 @@
+"""Decoders in several files: converted from the files as from memory, without second copies."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import neural_mp
+from neural_mp import convert_with_plan
+from neural_mp.adaptors.common import grouped_weight
+from neural_mp.adaptors.common.grouped_weight import Quantizer
+from neural_mp.adaptors.common.weight_corrections import corrected_weight
+from neural_mp.adaptors.pytorch import hessian, kernel_ops
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.transformers_folder import read_folder
+from neural_mp.core.enums import Capture
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import weight_only
+from neural_mp.core.quant_spec import QuantSpec
+from neural_mp.errors import ModelLoadError
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = 64
+_SIZES = {"vocab_size": WORDS, "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 64}
+_GATED = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 1}
+_ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+_CONFIGS = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {**_GATED, "tie_word_embeddings": False}),
+    "qwen": ("Qwen2Config", "Qwen2ForCausalLM", {**_GATED, "tie_word_embeddings": True}),
+    "opt": ("OPTConfig", "OPTForCausalLM", {**_SIZES, "ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel",
+             {"vocab_size": WORDS, "n_embd": 64, "n_layer": 2, "n_head": 2}),
+}  # fmt: skip
+_IDS = torch.arange(1, 25).reshape(2, 12)
+
+
+def _decoder(kind: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    config, model, options = _CONFIGS[kind]
+    built = getattr(transformers, config)(**options, **_ENDS)
+    return getattr(transformers, model)(built).to(dtype).eval()
+
+
+def _folder(decoder: nn.Module, path):
+    decoder.save_pretrained(path, max_shard_size="40KB")
+    assert len(list(path.glob("*.safetensors"))) > 2
+    return path
+
+
+def _plan(decoder: nn.Module, words: str) -> PrecisionPlan:
+    spec = QuantSpec.parse(words)
+    dense = (nn.Linear, transformers.pytorch_utils.Conv1D)
+    names = [name for name, part in decoder.named_modules() if isinstance(part, dense)]
+    names = [name for name in names if name != "lm_head" and (".c_proj" not in name)]
+    return PrecisionPlan({name: weight_only(spec) for name in names})
+
+
+def _written(model: nn.Module) -> list[int]:
+    prompt = {"input_ids": _IDS[:, :5], "attention_mask": torch.ones_like(_IDS[:, :5])}
+    return model.generate(**prompt, max_new_tokens=6, do_sample=False).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_runs")
+@pytest.mark.parametrize("kind", _CONFIGS)
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        ("uint4 asymmetric per_group 32", torch.bfloat16),
+        ("uint4 asymmetric per_group 32 hqq", torch.float32),
+        ("uint4 asymmetric per_group 32 gptq", torch.float32),
+    ],
+)
+def test_a_folder_is_converted_like_the_model_in_memory(kind, words, dtype, tmp_path):
+    decoder = _decoder(kind, dtype)
+    folder = _folder(decoder, tmp_path / "float")
+    given = {
+        "inputs": {"input_ids": _IDS},
+        "calibration": [{"input_ids": _IDS}],
+        "capture": Capture.LAYERS,
+    }
+    # Not `decoder`: a cast of a whole module rounds its rotary frequencies, too.
+    held = copy.deepcopy(type(decoder).from_pretrained(folder).eval())
+    from_memory = convert_with_plan(held, _plan(decoder, words), **given)
+    from_files = convert_with_plan(folder, _plan(decoder, words), **given)
+    assert from_files.report.op_counts == from_memory.report.op_counts
+    expected = from_memory(input_ids=_IDS).logits
+    assert torch.equal(from_files(input_ids=_IDS).logits, expected)
+    from_files.save(tmp_path / "saved")
+    again = neural_mp.load(tmp_path / "saved")
+    assert torch.equal(again(input_ids=_IDS).logits, expected)
+    assert _written(again.model) == _written(from_memory.model)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_runs")
+def test_a_result_keeps_no_float_weight_of_a_converted_layer():
+    decoder = _decoder("llama")
+    plan = _plan(decoder, "uint4 asymmetric per_group 32")
+    alive = {name: weakref.ref(decoder.get_submodule(name).weight) for name in plan}
+    inputs = {"input_ids": _IDS}
+    result = convert_with_plan(decoder, plan, inputs=inputs, capture=Capture.LAYERS)
+    del decoder
+    gc.collect()
+    assert len(plan) == 14
+    assert not [name for name, weight in alive.items() if weight() is not None]
+    assert torch.isfinite(result(**inputs).logits).all()
+
+
+def test_weights_in_16_bits_are_read_in_float32_one_at_a_time():
+    decoder = _decoder("llama", torch.bfloat16)
+    with torch.no_grad():
+        model = PyTorchAdaptor().load(decoder, example={"input_ids": _IDS}, capture=Capture.LAYERS)
+    weights = hessian.weights(model)
+    layer = "model.layers.1.mlp.up_proj"
+    first, second = weights[layer], weights[layer]
+    assert first.dtype == np.float32
+    assert not np.shares_memory(first, second)
+    own = decoder.get_submodule(layer).weight.detach().float().numpy()
+    np.testing.assert_array_equal(first, own)
+
+
+@pytest.mark.parametrize(
+    "words", ["uint4 asymmetric per_group 32", "uint2 asymmetric per_group 32 hqq"]
+)
+def test_parts_of_a_weight_round_like_the_whole(words, monkeypatch):
+    weight = np.random.default_rng(0).normal(size=(300, 64)).astype(np.float32)
+    quantizer = Quantizer(QuantSpec.parse(words))
+    whole = corrected_weight(weight, quantizer)
+    monkeypatch.setattr(grouped_weight, "VALUES_AT_ONCE", 64)
+    in_parts = corrected_weight(weight, quantizer)
+    assert len(list(grouped_weight.row_parts(weight.shape))) == 3
+    for name in ("codes", "scales", "offsets"):
+        np.testing.assert_array_equal(getattr(in_parts, name), getattr(whole, name))
+
+
+def test_parts_of_a_weight_are_laid_out_like_the_whole(monkeypatch):
+    codes = torch.randint(0, 256, (176, 32), dtype=torch.uint8)
+    parameters = torch.ones(176, 1), torch.zeros(176, 1)
+    whole, _ = kernel_ops.four_bit_weight(codes, *parameters)
+    monkeypatch.setattr(kernel_ops, "_EXPANDED", 1)
+    in_parts, _ = kernel_ops.four_bit_weight(codes, *parameters)
+    assert torch.equal(in_parts, whole)
+
+
+def _of_half_the_bytes(shard):
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+def _without_header(shard):
+    shard.write_bytes(shard.read_bytes()[:8] + b"\xff" * 100)
+
+
+@pytest.mark.parametrize("damage", [os.remove, _of_half_the_bytes, _without_header])
+def test_a_missing_or_damaged_shard_is_named(damage, tmp_path):
+    folder = _folder(_decoder("llama"), tmp_path / "float")
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    damage(shard)
+    with pytest.raises(ModelLoadError, match=shard.name):
+        read_folder(folder)
