@@ -113,11 +113,8 @@ def folder(source: str, dtype: str, correction: str) -> dict[str, Any]:
         neural_mp.load(target)
         peak_of_conversion = peak_growth(lambda: _convert_folder(Path(source), target, plan))
         peak_of_load = peak_growth(lambda: neural_mp.load(target))
-        stored = _bytes(target)
-    return {"size": _bytes(Path(source)), "stored": stored} | {
-        "peak": peak_of_conversion,
-        "load": peak_of_load,
-    }
+        sizes = {"size": _bytes(Path(source)), "stored": _bytes(target)}
+    return {**sizes, "peak": peak_of_conversion, "load": peak_of_load}
 
 
 def _bytes(place: Path) -> int:

@@ -134,7 +134,10 @@ def read_constant(module: GraphModule, target: str, before: Node) -> Node:
 
 
 def described(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of one stored value, for `Node.meta`: graphs keep the nodes they erase."""
+    """Return a tensor that stores one value, whatever its shape.
+
+    For `Node.meta` as well, since graphs keep the nodes they erase.
+    """
     return torch.zeros((), dtype=dtype).expand(tuple(shape))
 
 

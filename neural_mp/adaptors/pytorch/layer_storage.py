@@ -114,7 +114,7 @@ def restore(folder: Path) -> TorchModel:
         parts[path] = _filled(programs[number], path, like, constants)
     # Expanded, as a file may name any size.
     kwargs = {
-        name: torch.zeros((), dtype=found["dtype"]).expand(found["shape"])
+        name: fx.described(found["shape"], found["dtype"])
         for name, found in details["example"].items()
     }
     signature = call_signature(shell, tuple(details["inputs"]))

@@ -191,21 +191,13 @@ def _faults(
         if (folder / name).exists():
             yield f"{name} refers to another model or to code; give the module"
     for index in folder.glob("*.index.json"):
-        for file in read_json(index, anything, ModelLoadError)["weight_map"].values():
+        files = read_json(index, anything, ModelLoadError)["weight_map"].values()
+        for file in files:
             if not isinstance(file, str) or Path(file).name != file:
                 yield f"{index.name} must refer to files of the folder, got {preview(file)}"
-    yield from _missing_shards(folder)
-
-
-def _missing_shards(folder: Path) -> Iterator[str]:
-    """Yield a message for the first file that the index of the weights names in vain."""
-    index = folder / f"{_ONE_FILE}.index.json"
-    if not index.is_file() or (folder / _ONE_FILE).is_file():
-        return
-    for file in sorted(set(read_json(index, anything, ModelLoadError)["weight_map"].values())):
-        if not (folder / file).is_file():
-            yield f"{file}, which {index.name} names, is missing; copy the file into the folder"
-            return
+        if index.name == f"{_ONE_FILE}.index.json" and not (folder / _ONE_FILE).is_file():
+            for file in sorted({file for file in files if not (folder / file).is_file()}):
+                yield f"{file}, which {index.name} names, is missing; copy the file into the folder"
 
 
 def entry_faults(config: object, tensors: int) -> Iterator[str]:
