@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api import job_builder, loading
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import OpRuns
-from neural_mp.profiling import measurement
+from neural_mp.profiling import measurement, uncontended
 from neural_mp.strategies import refinement
 from neural_mp.tuning import objectives, unchecked
 from neural_mp.tuning.listener import Listener
@@ -67,10 +68,13 @@ def export_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "export_onnx", exported)
 
 
-_measured_rounds, _measured_decides = Measurement.rounds, Measurement._decides
+_measured_rounds = Measurement.rounds
 _measured_side_by_side = Measurement.side_by_side
-#: Rounds after which a comparison of latencies may end without a decision.
+#: Rounds after which a comparison of similar latencies ends without a decision.
 _MOST_ROUNDS = 90
+#: Latencies within this ratio are similar; others are compared until the decision, for at most so
+#: many seconds: noise of a few rounds must not turn a clearly faster plan into an undecided one.
+_SIMILAR_RATIO, _DECISION_SECONDS = 1.25, 10.0
 
 
 def _measured(
@@ -84,17 +88,20 @@ def _measured(
     return _measured_rounds(self, models, longer, earlier)
 
 
-def _decides(self: Measurement, taken: list[list[float]]) -> bool:
-    return len(taken[0]) >= _MOST_ROUNDS or _measured_decides(self, taken)
-
-
 def _side_by_side(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
     return _measured_side_by_side(self, models)
 
 
 _interleaved_rounds = objectives.interleaved_rounds
-#: What a latency is measured with at most; a decision is given up after this many seconds.
+#: Limits of one measurement; a decision between similar latencies has the same seconds.
 _ROUNDS, _SECONDS = 6, 0.5
+
+
+def _is_close(taken: list[list[float]]) -> bool:
+    """Whether a decision is given up, since two of the latencies hardly differ."""
+    times = sorted(map(uncontended, taken))
+    is_similar = any(b <= _SIMILAR_RATIO * a for a, b in pairwise(times))
+    return is_similar and (len(taken[0]) >= _MOST_ROUNDS or sum(map(sum, taken)) >= _SECONDS)
 
 
 def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[float]]:
@@ -103,9 +110,13 @@ def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[floa
     Seconds are those of the processor: on a busy machine, waiting decides otherwise.
     """
     options["time_limit"] = min(options["time_limit"], _SECONDS)
-    if options["decides"] is None:
+    decides = options["decides"]
+    if decides is None:
         options["warmup"] = min(options["warmup"], 1)
         options["iterations"] = min(options["iterations"], _ROUNDS)
+    else:
+        options["decides"] = lambda taken: _is_close(taken) or decides(taken)
+        options["patience"] = _DECISION_SECONDS / options["time_limit"]
     with mock.patch.object(measurement, "time", SimpleNamespace(perf_counter=time.process_time)):
         return _interleaved_rounds(runs, **options)
 
@@ -130,10 +141,8 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     decides only there.
     """
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
-    monkeypatch.setattr(objectives, "_PATIENCE", 1.0)
     monkeypatch.setattr(Listener, "wants_hints", False)
     monkeypatch.setattr(unchecked, "decides_by_time", lambda job, plan: False)
-    monkeypatch.setattr(Measurement, "_decides", _decides)
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
     monkeypatch.setattr(Measurement, "rounds", _measured)
@@ -152,7 +161,7 @@ def search_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decide_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """End comparisons of latencies after a tenth of a second, decided or not."""
+    """End comparisons of similar latencies after a tenth of a second."""
     monkeypatch.setattr(sys.modules[__name__], "_MOST_ROUNDS", 20)
     monkeypatch.setattr(sys.modules[__name__], "_SECONDS", 0.1)
 
