@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import gc
 import logging
@@ -35,6 +36,7 @@ if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX", "AVX2", 
 # What takes seconds to import is imported by fixtures: the process that hands out the tests to
 # others runs none of them.
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 from made_once import make_once
 from ray_nodes_here import HEAD, NODE
@@ -301,7 +303,7 @@ def all_machine() -> Hardware:
 
 
 @pytest.fixture(scope="module")
-def ray():
+def ray(pytestconfig):
     """Ray; the test is skipped where it is not installed."""
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -310,7 +312,10 @@ def ray():
     # A node that is gone does not answer at once; a busy one has the usual time.
     os.environ["RAY_health_check_period_ms"] = "300"  # noqa: SIM112
     os.environ["RAY_health_check_failure_threshold"] = "3"  # noqa: SIM112
-    return pytest.importorskip("ray")
+    yield pytest.importorskip("ray")
+    # Ray replaces the handlers of crashes, so that one in a later test would print nothing.
+    faulthandler.disable()
+    faulthandler.enable(pytestconfig.stash[fault_handler_stderr_fd_key])
 
 
 @pytest.fixture(scope="module")

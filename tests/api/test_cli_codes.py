@@ -167,31 +167,44 @@ def test_a_fault_of_ours_is_neither_a_mistake_nor_a_missed_target(run, monkeypat
     assert "internal error of neural-mp" in err
 
 
-@pytest.mark.usefixtures("heeds_ctrl_c")
-def test_a_search_that_is_interrupted_shows_its_result_and_is_130(run, workplace):
-    (workplace / "does").write_text("interrupted")
-    code, out, err = run("tune", "conf.yaml", "--output", "tuned")
-    assert code == 130
-    assert "the search was interrupted" in out
-    assert "finished trials are kept; continue with --resume" in err.splitlines()[-1]
-    assert (workplace / "tuned" / "neural_mp.json").is_file()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.usefixtures("heeds_ctrl_c")
-def test_ctrl_c_in_a_process_of_its_own(workplace):
-    """With a model of ONNX: the process would import PyTorch for seconds."""
-    (workplace / "does").write_text("waits")
+@pytest.fixture
+def onnx_workplace(workplace):
+    """The model in ONNX: a process of its own would import PyTorch for seconds."""
     onnx.save(convolutions(deep_net()), workplace / "net.onnx")
     conf = workplace / "conf.yaml"
     conf.write_text(conf.read_text().replace("net.pt2", "net.onnx"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "neural_mp.cli.app", "tune", "conf.yaml"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=workplace,
-    )
+    return workplace
+
+
+@pytest.fixture
+def started(onnx_workplace, heeds_ctrl_c):
+    """Function: options of `tune` → the process."""
+
+    def start(*options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "neural_mp.cli.app", "tune", "conf.yaml", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=onnx_workplace,
+        )
+
+    return start
+
+
+def test_a_search_that_is_interrupted_shows_its_result_and_is_130(started, onnx_workplace):
+    (onnx_workplace / "does").write_text("interrupted")
+    process = started("--output", "tuned")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "the search was interrupted" in out
+    assert "finished trials are kept; continue with --resume" in err.splitlines()[-1]
+    assert (onnx_workplace / "tuned" / "neural_mp.json").is_file()
+
+
+def test_ctrl_c_while_the_users_code_waits(started, onnx_workplace):
+    (onnx_workplace / "does").write_text("waits")
+    process = started()
     assert process.stdout.readline() == "waiting\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
@@ -199,6 +212,12 @@ def test_ctrl_c_in_a_process_of_its_own(workplace):
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "continue with --resume" in err
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+def test_a_command_leaves_the_handler_of_ctrl_c_as_it_was(run):
+    assert run("hardware")[0] == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 #: Presses Ctrl-C where a module is imported, or where Python ends.
