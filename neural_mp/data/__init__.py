@@ -1,6 +1,6 @@
 """Datasets, transforms and the loader that YAML can name under `dataloader:`."""
 
-from neural_mp.data import images, numpy_files, text  # import registers their names
+from neural_mp.data import choices, images, numpy_files, text  # import registers their names
 from neural_mp.data.datasets import DATASETS, ArrayDataset, DummyDataset
 from neural_mp.data.loader import (
     OWN,
@@ -25,6 +25,7 @@ __all__ = [
     "build_dataloader",
     "build_dataset",
     "build_transforms",
+    "choices",
     "images",
     "numpy_files",
     "text",

@@ -106,29 +106,18 @@ class TextDataset:
             with tokenizer_errors(folder):
                 ids.append(np.array(tokenizer.encode(text).ids, np.int64))
         found = np.concatenate(ids) if ids else np.zeros(0, np.int64)
-        _check_vocabulary(found, folder)
+        check_vocabulary(found, folder)
         return found
 
     def _texts(self, path: Path) -> Iterator[str]:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{str(path)!r} must be UTF-8 text: {error}") from error
         if path.suffix == ".txt":
-            yield text
+            yield _utf8(path)
             return
-        for number, line in enumerate(text.splitlines(), start=1):
-            if not line.strip():
-                continue
-            try:
-                entry = load_json(line)
-            except JsonError as error:
-                raise DataError(f"{path.name}, line {number}, {error}") from error
+        for place, entry in json_lines(path):
             found = entry.get(self.key) if isinstance(entry, dict) else None
             if not isinstance(found, str):
                 raise DataError(
-                    f"{path.name}, line {number}, must have a text under {self.key!r}, got "
-                    f"{preview(entry)}"
+                    f"{place}, must have a text under {self.key!r}, got {preview(entry)}"
                 )
             yield found
 
@@ -143,6 +132,29 @@ class TextDataset:
         return {"input_ids": window}, labels
 
 
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield a description of the place and the value of every line that is not blank.
+
+    Raises:
+        DataError: the file is not UTF-8 text, or a line is not JSON.
+    """
+    for number, line in enumerate(_utf8(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        place = f"{path.name}, line {number}"
+        try:
+            yield place, load_json(line)
+        except JsonError as error:
+            raise DataError(f"{place}, {error}") from error
+
+
+def _utf8(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{str(path)!r} must be UTF-8 text: {error}") from error
+
+
 def read_tokenizer(path: Path) -> Any:
     """Return the tokenizer of a folder or file, without running code from the folder.
 
@@ -150,7 +162,7 @@ def read_tokenizer(path: Path) -> Any:
         DataError: there is no tokenizer, or the file is damaged.
         MissingFrameworkError: the package tokenizers is not installed.
     """
-    tokenizers = package("tokenizers", "the dataset 'text'", "text")
+    tokenizers = package("tokenizers", "a dataset of texts", "text")
     file = path / _TOKENIZER if path.is_dir() else path
     if not file.is_file():
         raise DataError(
@@ -200,7 +212,7 @@ def _size(folder: Path, keys: tuple[str, ...]) -> int | None:
     return next((int(size) for size in sizes if size > 1), None)
 
 
-def _check_vocabulary(tokens: np.ndarray, folder: Path) -> None:
+def check_vocabulary(tokens: np.ndarray, folder: Path) -> None:
     """Refuse tokens that the model beside the tokenizer does not have.
 
     Raises:

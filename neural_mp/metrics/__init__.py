@@ -4,7 +4,8 @@ from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.classification import AUC, F1, Accuracy, Loss, TopK
 from neural_mp.metrics.coercion import as_metric, build_metric
 from neural_mp.metrics.detection import MeanAveragePrecision
-from neural_mp.metrics.language import KLDivergence, Perplexity
+from neural_mp.metrics.language import KLDivergence, MultipleChoice, Perplexity
+from neural_mp.metrics.lm_eval_task import LMEvalTask
 from neural_mp.metrics.regression import MAE, MSE, R2, RMSE
 from neural_mp.metrics.segmentation import MeanIoU
 
@@ -18,9 +19,11 @@ __all__ = [
     "RMSE",
     "Accuracy",
     "KLDivergence",
+    "LMEvalTask",
     "Loss",
     "MeanAveragePrecision",
     "MeanIoU",
+    "MultipleChoice",
     "Perplexity",
     "TopK",
     "as_metric",

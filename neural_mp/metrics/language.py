@@ -1,4 +1,4 @@
-"""Metrics of language models: perplexity, and divergence from the FP32 model.
+"""Metrics of language models: perplexity, divergence from the FP32 model, multiple choice.
 
 Predictions are logits `[N, T, V]` for N texts of T tokens and V words: the logits at position t
 predict the token at t + 1. A model with several outputs must have an output `logits`.
@@ -7,14 +7,14 @@ predict the token at t + 1. A model with several outputs must have an output `lo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from neural_mp.data.option_checks import true_or_false
 from neural_mp.errors import MetricError
-from neural_mp.metrics.base import METRICS, RunningMean
+from neural_mp.metrics.base import METRICS, RunningMean, nothing_taken_in
 from neural_mp.metrics.predictions import log_softmax, outputs_of
 from neural_mp.util.labels import IGNORED_LABEL
 from neural_mp.util.pytree import as_numpy
@@ -126,6 +126,90 @@ class KLDivergence(_MeanOfTexts):
         log_p, log_q = (log_softmax(logits.astype(np.float64)) for logits in (truth, found))
         found = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
         self.take_in_texts(found.reshape(-1), np.full(len(found), found.shape[1]))
+
+
+@METRICS.register("multiple_choice")
+class MultipleChoice:
+    """The share of questions whose right answer is the most likely one.
+
+    `acc` and `acc_norm` of lm-evaluation-harness: the logarithms of the probabilities of an
+    answer's tokens are added, and with `normalized` divided by the number of its characters. Labels
+    are those of the dataset `multiple_choice`; answers of a question may be in several batches.
+
+    Args:
+        normalized: whether the length of an answer counts.
+
+    Raises:
+        ConfigurationError: `normalized` is neither true nor false.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    best_value: ClassVar[float | None] = 1.0
+
+    def __init__(self, normalized: bool = False) -> None:
+        self.normalized = true_or_false("multiple_choice: normalized", normalized)
+        self.reset()
+
+    def reset(self) -> None:
+        """Discard all answers."""
+        #: Question → score of each answer, and whether the answer is the right one.
+        self._answers: dict[int, list[tuple[float, bool]]] = {}
+
+    def update(self, preds: object, labels: object) -> None:
+        """Add the answers of one batch."""
+        logits, (tokens, questions, correct, characters) = _logits(preds), _labels(labels)
+        fits = logits.ndim == 3 and tokens.shape == logits.shape[:2]
+        if not (fits and logits.dtype.kind == "f"):
+            raise MetricError(
+                f"multiple_choice requires logits, floats of shape (answers, tokens, words), got "
+                f"{logits.dtype} of {logits.shape}, and token ids of shape (answers, tokens), got "
+                f"{tokens.shape}"
+            )
+        logits, tokens = logits[:, :-1], tokens[:, 1:]
+        counted = tokens != IGNORED_LABEL
+        owner = np.nonzero(counted)[0]
+        losses = _losses(logits[counted], tokens[counted])
+        scores = -np.bincount(owner, losses, minlength=len(tokens))
+        if self.normalized:
+            scores = scores / characters
+        for question, score, right in zip(questions, scores, correct, strict=True):
+            self._answers.setdefault(int(question), []).append((float(score), bool(right)))
+
+    def merge(self, other: MultipleChoice) -> None:
+        """Add the answers of another instance."""
+        for question, answers in other._answers.items():
+            self._answers.setdefault(question, []).extend(answers)
+
+    def result(self) -> float:
+        """Return the accuracy since the last reset.
+
+        Raises:
+            MetricError: there are no answers, or not all answers of a question.
+        """
+        if not self._answers:
+            raise nothing_taken_in(self)
+        for question, answers in self._answers.items():
+            right = sum(is_right for _, is_right in answers)
+            if right != 1 or len(answers) < 2:
+                raise MetricError(
+                    f"question {question} must have two answers or more, one of them right, got "
+                    f"{len(answers)}, {right} right; evaluate all samples, each once"
+                )
+        # Of equal scores the first counts, as in lm-evaluation-harness.
+        best = (max(answers, key=lambda each: each[0]) for answers in self._answers.values())
+        return sum(is_right for _, is_right in best) / len(self._answers)
+
+
+def _labels(labels: object) -> list[np.ndarray]:
+    """Return the arrays of a label of the dataset `multiple_choice`."""
+    names = ("tokens", "question", "correct", "characters")
+    if not isinstance(labels, Mapping) or not set(names) <= set(labels):
+        got = ", ".join(map(str, labels)) if isinstance(labels, Mapping) else type(labels).__name__
+        raise MetricError(
+            f"labels of multiple_choice must be a dict with {', '.join(names)}, got {got}; use the "
+            f"dataset 'multiple_choice'"
+        )
+    return [as_numpy(labels[name]) for name in names]
 
 
 def _logits(preds: Any) -> np.ndarray:

@@ -78,5 +78,5 @@ def test_calibration_texts_become_windows(tmp_path):
 
 
 def test_tasks_need_their_package():
-    with pytest.raises(MissingFrameworkError, match="pip install lm-eval"):
+    with pytest.raises(MissingFrameworkError, match=r"pip install 'lm-eval\[hf\]'"):
         evaluate(LMEvalParser(tasks="lambada_openai"))

@@ -35,6 +35,13 @@ def boxes():
     return {"boxes": found, "labels": kinds, "scores": scores}, {"boxes": truth, "labels": kinds}
 
 
+#: Four answers a question, the third one right.
+ANSWERS = {
+    "tokens": TOKENS,
+    "question": np.arange(COUNT) // 4,
+    "correct": (np.arange(COUNT) % 4 == 2).astype(int),
+    "characters": GENERATOR.integers(1, 20, COUNT),
+}
 BOXES = boxes()
 FOUND, THERE = BOXES
 IMAGES = np.array([f"image {number}" for number in range(COUNT)])
@@ -57,6 +64,7 @@ OURS = {
     "mAP": ({}, BOXES),
     "perplexity": ({}, (LOGITS, TOKENS)),
     "kl_divergence": ({}, (LOGITS, LOGITS[::-1])),
+    "multiple_choice": ({"normalized": True}, (LOGITS, ANSWERS)),
 }
 SENTENCES = [f"the cat number {number} sits on the mat" for number in range(COUNT)]
 THEIRS = {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from neural_mp.errors import MissingFrameworkError
+from neural_mp.metrics.lm_eval_task import task_results
 
 
 class LMEvalParser:
@@ -43,24 +42,12 @@ def evaluate(args: LMEvalParser) -> dict[str, Any]:
     Raises:
         MissingFrameworkError: lm-eval is not installed.
     """
-    try:
-        evaluator: Any = importlib.import_module("lm_eval")
-        models: Any = importlib.import_module("lm_eval.models.huggingface")
-    except ImportError:
-        raise MissingFrameworkError(
-            "evaluation of tasks requires the package lm-eval; install it with: pip install lm-eval"
-        ) from None
-    model: Any = args.model
-    if args.user_model is not None:
-        model = models.HFLM(
-            pretrained=args.user_model, tokenizer=args.tokenizer, batch_size=args.batch_size
-        )
-    found: dict[str, Any] = evaluator.simple_evaluate(
-        model=model,
-        model_args=args.model_args if args.user_model is None else None,
-        tasks=args.tasks.split(","),
-        num_fewshot=args.num_fewshot,
-        batch_size=args.batch_size,
-        limit=args.limit,
-    )
-    return found
+    given: dict[str, Any] = {
+        "num_fewshot": args.num_fewshot,
+        "batch_size": args.batch_size,
+        "limit": args.limit,
+    }
+    tasks = args.tasks.split(",")
+    if args.user_model is None:
+        return task_results(args.model, tasks, model_args=args.model_args, **given)
+    return task_results(args.user_model, tasks, tokenizer=args.tokenizer, **given)
