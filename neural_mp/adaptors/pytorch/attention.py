@@ -103,7 +103,7 @@ def attention_in_bfloat16(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Run attention in bfloat16 as two products around a float32 softmax.
+    """Run attention in bfloat16 as two products around a softmax, which computes in float32.
 
     As many heads at a time as have their weights in the cache. Torch's own kernel takes over for
     rows without any weight, which have a result of 0 there, and for causal attention, of which this
@@ -132,7 +132,7 @@ def attention_in_bfloat16(
                 beta=int(added is not None),
                 alpha=factor,
             )
-            weights = torch.softmax(products, -1, dtype=torch.float32).to(query.dtype)
+            weights = torch.softmax(products, -1)
             result[part] = torch.bmm(weights, value[part].contiguous())
     return result
 
