@@ -98,15 +98,27 @@ def _largest(
     x: torch.Tensor, axis: int, window: int, step: int, sides: int, gap: int
 ) -> torch.Tensor:
     """Max-pool along axis -2 or -1; zero padding never exceeds a uint8 value."""
-    if sides:
+    size, extent = x.shape[axis], gap * (window - 1) + 1
+    count = (size + 2 * sides - extent) // step + 1
+    parts: list[tuple[int, torch.Tensor]] = []
+    for offset in range(-sides, extent - sides, gap):
+        # Windows that have a value at this offset; the others have padding there.
+        low, high = max(0, -(offset // step)), min(count, (size - 1 - offset) // step + 1)
+        if sides and low >= high:
+            continue
+        values = x.narrow(axis, low * step + offset, (high - low - 1) * step + 1)
+        parts.append((low, values[..., ::step, :] if axis == -2 else values[..., ::step]))
+    whole = [values for _, values in parts if values.shape[axis] == count]
+    if sides and len(whole) < 2:
         x = F.pad(x, (0, 0, sides, sides) if axis == -2 else (sides, sides))
-    count = (x.shape[axis] - gap * (window - 1) - 1) // step + 1
-    slices = [
-        x.narrow(axis, first, (count - 1) * step + 1) for first in range(0, gap * window, gap)
-    ]
-    if step > 1:
-        slices = [part[..., ::step, :] if axis == -2 else part[..., ::step] for part in slices]
-    return reduce(torch.maximum, slices)
+        return _largest(x, axis, window, step, 0, gap)
+    # Padding would copy all images: the windows with padding get their maxima in place instead.
+    found = reduce(torch.maximum, whole)
+    for low, values in parts:
+        if values.shape[axis] < count:
+            place = found.narrow(axis, low, values.shape[axis])
+            torch.maximum(place, values, out=place)
+    return found
 
 
 def weight_only_linear(
@@ -234,7 +246,7 @@ def low_bit_embedding(
     indices: torch.Tensor,
 ) -> torch.Tensor:
     """Return rows of a table of packed weights, as float32."""
-    found = (values[indices] for values in (q, scales, offsets))
+    found = (F.embedding(indices, values) for values in (q, scales, offsets))
     rows: torch.Tensor = ops.dequantize_grouped(*found, bits)
     return rows
 
@@ -243,4 +255,6 @@ def weight_only_embedding(
     q: torch.Tensor, scales: torch.Tensor, indices: torch.Tensor
 ) -> torch.Tensor:
     """Return rows of an int8 table [rows, features], one scale per row, as float32."""
-    return q[indices].float() * scales[indices].unsqueeze(-1)
+    # An embedding copies whole rows; indexing, value by value, takes ten times as long.
+    rows = F.embedding(indices, q).float()
+    return rows.mul_(scales[indices].unsqueeze(-1))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch import attention
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.attention import attention_in_bfloat16
+from neural_mp.adaptors.pytorch.attention import AttentionMask, attention_in_bfloat16
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.testing import signal_to_noise, uniform
@@ -58,7 +58,8 @@ def test_the_result_is_attention_by_its_definition(kind, rows, columns, scale):
     key, value = heads(2, 4, columns, 16, 1), heads(2, 4, columns, 16, 2)
     mask = masks(rows, columns)[kind]
     given = mask if mask is None or mask.dtype is torch.bool else mask.bfloat16()
-    found = attention_in_bfloat16(query, key, value, given, scale=scale)
+    prepared = None if given is None else AttentionMask(given)
+    found = attention_in_bfloat16(query, key, value, prepared, scale=scale)
     reference = expected(query, key, value, mask, scale)
     assert found.dtype is torch.bfloat16
     assert signal_to_noise(reference.numpy(), found.float().numpy()) > LEAST_DB
@@ -70,6 +71,14 @@ def test_causal_attention_is_left_to_torch():
     x = heads(1, 4, 80, 16, 0)
     own = F.scaled_dot_product_attention(x, x, x, is_causal=True)
     assert torch.equal(attention_in_bfloat16(x, x, x, is_causal=True), own)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(2, 1, 1, 64, dtype=torch.bool), torch.zeros(64, 64)])
+def test_a_mask_that_hides_nothing_changes_no_bit(mask):
+    query, key, value = (heads(2, 4, 64, 16, seed) for seed in range(3))
+    given = mask if mask.dtype is torch.bool else mask.bfloat16()
+    found = attention_in_bfloat16(query, key, value, AttentionMask(given))
+    assert torch.equal(found, attention_in_bfloat16(query, key, value))
 
 
 class Attention(nn.Module):
@@ -98,3 +107,34 @@ def test_a_plan_in_bfloat16_runs_products_where_they_are_fast(is_fast, monkeypat
         reference = net(x)
     found = adaptor.predict(converted, x)
     assert signal_to_noise(reference.numpy(), found.numpy()) > 35
+
+
+class Masked(nn.Module):
+    """Two layers of attention under one padding mask."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        kept = mask.bool()[:, None, None, :]
+        for _ in range(2):
+            x = F.scaled_dot_product_attention(x, x, x, attn_mask=kept)
+        return x
+
+
+@pytest.mark.parametrize("hidden", [0, 20, 64])
+def test_layers_share_what_is_made_of_a_mask(hidden, monkeypatch):
+    monkeypatch.setattr(attention, "multiplies_bfloat16_fast", lambda: True)
+    x, mask = torch.randn(2, 4, 64, 16), torch.ones(2, 64, dtype=torch.long)
+    adaptor, net = PyTorchAdaptor(), Masked().eval()
+    model = adaptor.load(net, example=(x, mask))
+    space = adaptor.space(model, machine(Precision.BF16))
+    plan = space.resolve(uniform(space, Precision.BF16))
+    converted = adaptor.convert(model, plan, Observations(), space)
+    targets = [node.target for node in converted.runnable.graph.nodes]
+    assert targets.count(attention_in_bfloat16) == 2
+    assert targets.count(AttentionMask) == 1
+    mask[1, 64 - hidden :] = 0
+    kept = mask.bool()[:, None, None]
+    for _ in range(2):  # by the checked path, then directly
+        found = adaptor.predict(converted, (x, mask))
+        inner = expected(x, x, x, kept)
+        wanted = expected(inner, inner, inner, kept)
+        assert signal_to_noise(wanted.numpy(), found.numpy()) > 35
