@@ -4,8 +4,9 @@
 
 Hidden size 256, 32 steps, batches of 1 and 16, all that can run in INT8 in INT8, no accuracy asked
 for. FP32 and INT8 run in turn in one process, each in what its user would run it in; the ratio is
-that of the medians of CPU seconds, with the least and the most of five groups of rounds. The error
-is the largest difference over the largest value. A framework adds its cases to `FRAMEWORKS`.
+that of the medians of CPU seconds, with the least and the most of five groups of rounds. In
+OpenVINO, BF16 is measured as well. The error is the largest difference over the largest value. A
+framework adds its cases to `FRAMEWORKS`.
 """
 
 from __future__ import annotations
@@ -102,6 +103,33 @@ def onnxrt_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
             yield Case(layer, batch, before, after, in_words(result))
 
 
+def openvino_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
+    """Layers of ONNX as OpenVINO reads them, in INT8 and in BF16."""
+    import onnx
+    import recurrent_onnx
+
+    from neural_mp.adaptors.openvino.runtime import ov
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    for layer, make in recurrent_onnx.LAYERS.items():
+        for batch in BATCHES if wanted(layer) else ():
+            model, feeds = make(batch)
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "layer.onnx"
+                onnx.save(model, path)
+                source = ov.convert_model(path).clone()
+            request = ov.Core().compile_model(source, "CPU", settings).create_infer_request()
+            for precision in ("int8", "bf16"):
+                result = converted(source, [feeds], precisions=precision)
+                yield Case(
+                    f"{layer}, {precision}",
+                    batch,
+                    lambda request=request, feeds=feeds: request.infer(feeds)[0],
+                    partial(result, feeds),
+                    in_words(result),
+                )
+
+
 def tensorflow_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
     """Layers of Keras beside the graph as TensorFlow freezes it, and as it is prepared in FP32."""
     import recurrent_keras
@@ -160,6 +188,7 @@ def pytorch_cases(wanted: Callable[[str], bool]) -> Iterator[Case]:
 #: Framework → its cases, of the layers that are wanted.
 FRAMEWORKS: dict[str, Callable[[Callable[[str], bool]], Iterator[Case]]] = {
     "onnxrt": onnxrt_cases,
+    "openvino": openvino_cases,
     "tensorflow": tensorflow_cases,
     "pytorch": pytorch_cases,
 }

@@ -40,3 +40,9 @@ def require_low_bits() -> None:
     offered = low_bits.low_bit_specs(low_bits.PRODUCT, 64, 64)
     if isinstance(offered, str):
         pytest.skip(offered)
+
+
+def require_by_channel() -> None:
+    """Skip a test where OpenVINO restores INT8 weights beside float inputs to floats here."""
+    if low_bits.by_channel_spec(64, 64) is None:
+        pytest.skip("this CPU has no kernel for INT8 weights as stored beside float inputs")

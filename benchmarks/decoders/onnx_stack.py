@@ -81,6 +81,9 @@ def forms(space: TuningSpace) -> Iterator[tuple[str, PrecisionPlan]]:
     if all(inside not in space.capabilities[op].approaches for op in products):
         inside = Approach.STATIC
     yield f"INT8, {inside}", plan(lambda c: c.precision is Precision.INT8 and c.approach is inside)
+    alone = plan(lambda c: c.approach is Approach.WEIGHT_ONLY and c.weight.group_size is None)  # type: ignore[union-attr]
+    if alone:
+        yield "int8, by channel", alone
     for dtype, size in (("uint8", 128), ("int4", 128), ("uint4", 128), ("uint4", 32)):
         yield (
             f"{dtype}, groups of {size}",

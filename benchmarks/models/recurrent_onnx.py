@@ -98,12 +98,15 @@ def branch(batch: int) -> Made:
 
 
 #: What it is → makes it with inputs of a batch size.
-MODELS: dict[str, Callable[[int], Made]] = {
+LAYERS: dict[str, Callable[[int], Made]] = {
     "lstm": partial(layer, "LSTM"),
     "lstm bidirectional": partial(layer, "LSTM", directions=2),
     "gru": partial(layer, "GRU"),
     "gru, linear before reset": partial(layer, "GRU", linear_before_reset=1),
     "gru bidirectional": partial(layer, "GRU", directions=2),
+}
+MODELS: dict[str, Callable[[int], Made]] = {
+    **LAYERS,
     "scan cell": scan,
     "convolutions in an if": branch,
 }

@@ -81,7 +81,7 @@ class WeightRange(StringEnum):
 
 
 class KernelInputs(StringEnum):
-    """Inputs of a kernel that reads a weight in groups: float, or rounded to INT8.
+    """Inputs of a kernel that reads a weight as stored: float, or rounded to INT8.
 
     Rounded by the kernel on every run, symmetric, with one scale for each row and group.
     """

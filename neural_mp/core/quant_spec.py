@@ -68,7 +68,8 @@ class QuantSpec:
         group_size: for `per_group`, the number of consecutive inputs that share a scale.
         corrections: for `per_group`, the corrections of the weight: none (`rtn`), `awq`, `gptq`,
             both, or `hqq`; all but `hqq` also with `autoround`.
-        inputs: for `per_group`, `float_inputs`, or `int8_inputs` if the kernel rounds its inputs.
+        inputs: for a weight that is stored alone, `per_group` or `per_channel`, `float_inputs`, or
+            `int8_inputs` if the kernel rounds its inputs.
     """
 
     dtype: QuantDType
@@ -97,8 +98,10 @@ class QuantSpec:
             raise PlanError(
                 f"granularity of {self.dtype} must be per_group, got {self.granularity}"
             )
-        if not in_groups and self.inputs is not KernelInputs.FLOAT:
-            raise PlanError(f"{self.inputs} requires granularity per_group, got {self.granularity}")
+        if self.granularity is Granularity.PER_TENSOR and self.inputs is not KernelInputs.FLOAT:
+            raise PlanError(
+                f"{self.inputs} requires granularity per_group or per_channel, got per_tensor"
+            )
         size = self.group_size
         if in_groups and (size is None or not 1 <= size <= MAX_GROUP_SIZE):
             raise PlanError(

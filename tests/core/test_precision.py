@@ -86,10 +86,10 @@ def test_four_bits_come_in_groups_with_a_size_and_only_for_weights():
     assert str(spec) == "uint4 asymmetric per_group 128 minmax"
     with pytest.raises(PlanError, match="granularity of int4 must be per_group, got per_tensor"):
         QuantSpec("int4", "symmetric", "per_tensor")
-    with pytest.raises(PlanError, match="int8_inputs requires granularity per_group"):
-        QuantSpec.parse("int8 symmetric per_channel int8_inputs")
-    written = "uint8 asymmetric per_group 32 minmax int8_inputs"
-    assert str(QuantSpec.parse(written)) == written
+    with pytest.raises(PlanError, match="int8_inputs requires .* per_channel, got per_tensor"):
+        QuantSpec.parse("int8 symmetric per_tensor int8_inputs")
+    for written in ("uint8 asymmetric per_group 32", "int8 symmetric per_channel"):
+        assert str(QuantSpec.parse(f"{written} int8_inputs")) == f"{written} minmax int8_inputs"
     for size in (None, 0, 2**21):
         with pytest.raises(PlanError, match=f"a group size from 1 to 1048576, got {size}"):
             QuantSpec("int4", "symmetric", "per_group", group_size=size)

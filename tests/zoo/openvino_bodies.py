@@ -181,11 +181,15 @@ def lstm_two_way(x: Any) -> Any:
     return product(ops.reduce_mean(found.output(1), np.array([1]), False), weight(8, 16))
 
 
-def gru(x: Any) -> Any:
+def gru(x: Any, *, resets_product: bool = True) -> Any:
+    """A GRU whose reset gate applies to the product with the state, or to the state."""
     zeros = ops.constant(np.zeros((2, 1, 16), F32))
     lengths = ops.constant(np.full(2, 6, np.int64))
-    gates = [weight(1, 48, 32), weight(1, 48, 16), np.zeros((1, 64), F32)]
-    found = ops.gru_sequence(x, zeros, lengths, *gates, 16, "forward", None, None, None, 0.0, True)
+    bias = np.zeros((1, 64 if resets_product else 48), F32)
+    gates = [weight(1, 48, 32), weight(1, 48, 16), bias]
+    found = ops.gru_sequence(
+        x, zeros, lengths, *gates, 16, "forward", linear_before_reset=resets_product
+    )
     return product(ops.squeeze(found.output(1), np.array([1])), weight(8, 16))
 
 

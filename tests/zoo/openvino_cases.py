@@ -205,6 +205,12 @@ def cases() -> Iterator[Case]:
             ("LSTMSequence, stacked", lstms, [STEPS], {"sizes": [[2, 6, 32]]}),
             ("LSTMSequence, two-way", lstm_two_way, [STEPS], {"sizes": [[2, 6, 32]]}),
             ("GRUSequence", gru, [STEPS], {"sizes": [[2, 6, 32]]}),
+            (
+                "GRUSequence, reset of the state",
+                partial(gru, resets_product=False),
+                [STEPS],
+                {"sizes": [[2, 6, 32]]},
+            ),
             ("TopK", largest, [ROWS], {}),
             ("Parameter, two", two_inputs, [ROWS, ROWS[::-1].copy()], {}),
             (

@@ -22,7 +22,8 @@ CASES = {case.name: case for case in openvino_cases.cases()}
 MIXED = (
     *("Add, residual", "Concat", "Split", "MVN", "Softmax, attention", "AvgPool"),
     *("Multiply, squeeze and excitation", "GroupConvolution", "Add, with its terms as outputs"),
-    *("LSTMSequence", "LSTMSequence of any size, reversed"),
+    *("LSTMSequence", "LSTMSequence of any size, reversed", "LSTMSequence, two-way"),
+    *("GRUSequence", "GRUSequence, reset of the state", "Gather, embedding"),
 )
 
 
@@ -43,12 +44,14 @@ def test_a_mixed_plan_runs_as_planned(name):
             }
         )
         resolved = space.resolve(plan)
+        # Weights in 4 bits have a noise of about 20 dB in each of several layers.
+        least = 15 if Precision.INT4 in plan.counts() else 20
         converted = adaptor.convert(model, resolved, observations, space)
         for batch, expected in zip(built.batches, built.outputs, strict=True):
             found = adaptor.predict(converted, batch)
             found = found if isinstance(found, list) else [found]
             for ours, theirs in zip(found, expected, strict=True):
-                assert signal_to_noise(theirs, ours) > 20, resolved.effective
+                assert signal_to_noise(theirs, ours) > least, resolved.effective
         audit = audited(LoadedModel(adaptor, converted), planned_ops(space, resolved))
         found = [(op.name, op.planned.precision, op.ran_in, op.kernels) for op in audit.findings]
         assert audit.holds, found

@@ -194,14 +194,17 @@ def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Ca
     return Capability((*configs, FP32), reasons, frozenset(emulated), other_weights, kernels.fp32)
 
 
-def stays_in_fp32(layers: Iterable[str], where: str, why: str) -> tuple[str, ...]:
+def stays_in_fp32(
+    layers: Iterable[str], where: str, why: str, precisions: str = "FP32"
+) -> tuple[str, ...]:
     """Return one sentence for the user, e.g. `2 LSTM within the op 'a' stay in FP32: …`.
 
-    No sentence without layers, which are given by their types.
+    No sentence without layers, which are given by their types. `precisions` are those in which
+    they stay.
     """
     counts = Counter(layers)
     if not counts:
         return ()
     words = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
     verb = "stays" if counts.total() == 1 else "stay"
-    return (" ".join(part for part in (words, where, f"{verb} in FP32: {why}") if part),)
+    return (" ".join(part for part in (words, where, f"{verb} in {precisions}: {why}") if part),)

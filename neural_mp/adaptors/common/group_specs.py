@@ -24,6 +24,16 @@ def group_spec(
     return QuantSpec(dtype, scheme, Granularity.PER_GROUP, group_size=size, inputs=inputs)
 
 
+def input_group(spec: QuantSpec, inputs: int) -> int:
+    """Return the number of consecutive inputs that a kernel rounds to INT8 with one scale.
+
+    The group of the weight, or for one scale per output, the largest of `GROUP_SIZES` that divides
+    the inputs, otherwise the smallest.
+    """
+    fitting = (size for size in GROUP_SIZES if inputs % size == 0)
+    return spec.group_size or next(fitting, min(GROUP_SIZES))
+
+
 def fitting_specs(
     inputs: int, bits: Iterable[int] = (4,), scheme: Scheme = Scheme.ASYMMETRIC
 ) -> tuple[QuantSpec, ...]:

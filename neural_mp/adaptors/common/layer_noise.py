@@ -16,6 +16,7 @@ import numpy as np
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.fisher import specs_of
+from neural_mp.adaptors.common.group_specs import input_group
 from neural_mp.adaptors.common.grouped_weight import Floats, rounded_inputs
 from neural_mp.adaptors.common.optional import StoredLayer, needed
 from neural_mp.core.enums import KernelInputs
@@ -100,8 +101,11 @@ def _result(
     rows: Floats, op: str, weight: Floats, spec: QuantSpec, corrected: CorrectedWeights[Any]
 ) -> Floats:
     """Return the result of a product as its kernel computes it."""
-    if spec.group_size is None or spec.inputs is not KernelInputs.INT8:
+    if spec.inputs is not KernelInputs.INT8:
         return rows @ corrected.rounded(op, weight, spec).T
+    size = input_group(spec, weight.shape[1])
+    if spec.group_size is None:
+        return rounded_inputs(rows, size) @ corrected.rounded(op, weight, spec).T
     stored = corrected.grouped(op, weight, spec)
     scaled = rows if stored.input_factors is None else rows * stored.input_factors
-    return rounded_inputs(scaled, spec.group_size) @ stored.stored().T
+    return rounded_inputs(scaled, size) @ stored.stored().T

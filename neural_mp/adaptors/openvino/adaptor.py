@@ -25,7 +25,7 @@ from neural_mp.adaptors.openvino import (
 from neural_mp.adaptors.openvino.capabilities import kernels
 from neural_mp.adaptors.openvino.convert import convert_graph
 from neural_mp.adaptors.openvino.graph import build_graph
-from neural_mp.adaptors.openvino.graph_edit import type_of
+from neural_mp.adaptors.openvino.graph_edit import graphs_in, type_of
 from neural_mp.adaptors.openvino.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.openvino.model import OpenVinoModel, renamed, with_streams
 from neural_mp.adaptors.openvino.op_types import TYPES
@@ -86,7 +86,8 @@ class OpenVinoAdaptor(GraphAdaptor[OpenVinoModel]):
 
     def weight_bytes(self, model: OpenVinoModel) -> int:
         """Return the size of the constants in bytes."""
-        constants = (node for node in model.runs.get_ops() if type_of(node) == "Constant")
+        nodes = (node for graph in graphs_in(model.runs) for node in graph.get_ops())
+        constants = (node for node in nodes if type_of(node) == "Constant")
         return sum(int(np.asarray(node.get_data()).nbytes) for node in constants)
 
     def fingerprint(self, model: OpenVinoModel) -> str:

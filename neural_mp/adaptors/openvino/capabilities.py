@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from neural_mp.adaptors.common.capabilities import (
     AGNOSTIC,
@@ -20,6 +23,8 @@ from neural_mp.adaptors.common.capabilities import (
     OpKernels,
     corrected_specs,
     is_usable,
+    table_in_bytes,
+    table_obstacle,
 )
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.openvino.fusion import LAYERS, has_one_position, is_product
@@ -32,10 +37,22 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.low_bits import PRODUCT, TABLE, is_table, low_bit_specs
+from neural_mp.adaptors.openvino.low_bits import (
+    PRODUCT,
+    TABLE,
+    by_channel_spec,
+    is_table,
+    low_bit_specs,
+    matrix_sizes,
+)
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import LSTM, RECURRENT, obstacle
+from neural_mp.adaptors.openvino.recurrent import RECURRENT, SEQUENCES, obstacle
 from neural_mp.adaptors.openvino.reduce_range import kernel_of
+from neural_mp.adaptors.openvino.stepwise_gru import (
+    resets_product,
+    stepwise_inputs,
+    stepwise_obstacle,
+)
 from neural_mp.core.int8_accumulation import (
     REDUCED_WEIGHT,
     Int8Accumulation,
@@ -43,7 +60,6 @@ from neural_mp.core.int8_accumulation import (
 )
 from neural_mp.core.precision import Precision
 from neural_mp.core.quant_spec import RANGE_ALGORITHMS, QuantSpec
-from neural_mp.util.pytree import Array
 
 #: Ops that run a graph of their own or keep a state.
 _RUN_GRAPHS = frozenset({"If", "Loop", "TensorIterator", "ReadValue", "Assign"})
@@ -52,6 +68,9 @@ _EMULATED = frozenset({Precision.FP16})
 #: Weights of a convolution over one position below which INT8 gains nothing: in float, they still
 #: fit into the cache of a core.
 _LEAST_WEIGHTS = 1 << 17
+#: Reasons against weights below 8 bits.
+_SCALED = "a multiplication by a constant follows, which the plugin moves into the weight"
+_RESTORED = "OpenVINO restores such weights to floats when it compiles a model"
 
 
 def kernels(model: OpenVinoModel, accumulation: KernelAccumulation) -> dict[str, OpKernels]:
@@ -73,15 +92,19 @@ def _integer_kernel(
     structure = model.structure
     if is_table(node):
         return _kernel_of_table(node)
+    if resets_product(node):
+        return _kernel_of_steps(node)
     if name not in structure.fusion_groups:
         if name in structure.layer_of:
             return FUSED
         if name in structure.agnostic_ops:
             return AGNOSTIC
         return _reason(node)
-    if type_of(node) == LSTM:
+    if type_of(node) in SEQUENCES:
         spec = weight_quant_spec(accumulation[kernel_of(node)])
-        return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
+        return IntegerKernel(
+            spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,), low_bits=_RESTORED
+        )
     if is_product(node):
         return _kernel_of_product(node, accumulation)
     if type_of(node) not in LAYERS:
@@ -105,22 +128,22 @@ def _integer_kernel(
         return "the integer kernel needs at least two axes"
     spec = weight_quant_spec(accumulation[kernel_of(node)])
     if type_of(node) == PRODUCT:
-        low_bits = (
-            "a multiplication by a constant follows, which the plugin moves into the weight"
-            if _is_scaled(node)
-            else low_bit_specs(PRODUCT, *_sizes(node, weight))
-        )
+        sizes, scaled = matrix_sizes(node), _is_scaled(node)
+        low_bits = _SCALED if scaled else low_bit_specs(PRODUCT, *sizes)
         others: tuple[QuantSpec, ...] = (REDUCED_WEIGHT,)
         if not isinstance(low_bits, str):
             others += (*corrected_specs(low_bits, ZERO_POINT_CORRECTIONS, most_bits=8),)
         return IntegerKernel(
             spec,
             RANGE_ALGORITHMS,
+            weight_alone=None if scaled else by_channel_spec(*sizes),
             other_weights=others,
             low_bits=low_bits,
             low_bit_corrections=ZERO_POINT_CORRECTIONS,
         )
-    return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
+    return IntegerKernel(
+        spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,), low_bits=_RESTORED
+    )
 
 
 def _is_scaled(node: Any) -> bool:
@@ -132,19 +155,22 @@ def _is_scaled(node: Any) -> bool:
     )
 
 
-def _sizes(node: Any, weight: Array) -> tuple[int, int]:
-    """Return the numbers of outputs and inputs of a product."""
-    outputs, inputs = weight.shape if node.get_attributes()["transpose_b"] else weight.shape[::-1]
-    return int(outputs), int(inputs)
-
-
 def _kernel_of_table(node: Any) -> IntegerKernel | str:
-    """Return the kernel that reads rows in groups, for tables that groups fill."""
-    table = array_of(source_of(node, 0))
-    if table is None or not is_usable(table):
-        return UNUSABLE_WEIGHT
-    low_bits = low_bit_specs(TABLE, *table.shape)
-    return low_bits if isinstance(low_bits, str) else IntegerKernel(low_bits=low_bits)
+    """Return the kernel that reads rows in bytes, and in groups that the rows fill."""
+    table = np.asarray(array_of(source_of(node, 0)))
+    reason = table_obstacle(table)
+    return reason or replace(table_in_bytes(), low_bits=low_bit_specs(TABLE, *table.shape))
+
+
+def _kernel_of_steps(node: Any) -> IntegerKernel | str:
+    """Return the kernel of the products of a GRU with `linear_before_reset`."""
+    reason = stepwise_obstacle(node)
+    if reason is not None:
+        return reason
+    spec = by_channel_spec(node.get_attributes()["hidden_size"], min(stepwise_inputs(node)))
+    if spec is None:
+        return "this CPU has no kernel of OpenVINO that multiplies INT8 weights as stored"
+    return IntegerKernel(weight_alone=spec, low_bits=_RESTORED)
 
 
 def _kernel_of_product(node: Any, accumulation: KernelAccumulation) -> IntegerKernel | str:
@@ -177,7 +203,7 @@ def _obstacle_16_bits(node: Any) -> str | None:
     """Return the reason why an op cannot run in 16 bits; None if it can."""
     if not all(map(is_float, outputs_of(node))):
         return NO_FLOATS
-    if type_of(node) in _RUN_GRAPHS or type_of(node) in RECURRENT:
+    if type_of(node) in _RUN_GRAPHS:
         return "it has states or a graph of its own, whose types are fixed"
     if type_of(node) == "Convert":
         return "it sets the type itself"

@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.calibration import LEVELS
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, GroupParameters, Quantizer
 from neural_mp.adaptors.common.op_outputs import OutputLocation
-from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import (
     CONVOLUTIONS,
     GraphStructure,
-    has_weight,
     is_product,
     quantized_sums,
     structure,
@@ -37,34 +35,22 @@ from neural_mp.adaptors.openvino.graph_edit import (
     tensor_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.low_bits import (
-    grouped_weight,
-    matrix_of,
-    put_matrix,
-    set_input_group,
-)
+from neural_mp.adaptors.openvino.int8_weights import WEIGHT
+from neural_mp.adaptors.openvino.low_bits import set_input_group
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import (
-    LSTM,
-    SUFFIXES,
-    input_widths,
-    quantized_parts,
-)
+from neural_mp.adaptors.openvino.recurrent import SEQUENCES, input_widths, quantize_sequence
 from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
+from neural_mp.adaptors.openvino.weights import WeightWriter
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import ChannelRange, Range
 from neural_mp.core.precision import Precision
-from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.space import ResolvedPlan
 from neural_mp.util.pytree import Array
 
 #: Suffixes of the names of inserted nodes.
-QUANTIZED, WEIGHT, CAST, BOUNDED = "/quantize", "/weight", "/cast", "/bounded"
-SCALED = "/scaled_inputs"
+QUANTIZED, CAST, BOUNDED = "/quantize", "/cast", "/bounded"
 #: Near the largest finite float32.
 _FLOAT_BOUND = 3e38
-#: Suffix of the name of the integer constant of a weight.
-STORED = "/int8"
 #: The levels of uint8.
 _LEVELS = LEVELS + 1
 _F32 = ov.Type.f32
@@ -91,13 +77,16 @@ def convert_graph(
     """
     program = model.program.clone()
     found = structure(program)
-    writer = _Writer(found, plan, ranges, _factors(found, plan), model.grouped)
-    writer.quantize_weights()
-    set_input_group(program, writer.group_weights())
+    writer = _Writer(found, plan, ranges, _factors(found, plan))
+    weights = WeightWriter(found, plan, model.grouped, writer.owners)
+    set_input_group(program, weights.input_groups())
+    weights.quantize_layers()
+    weights.group()
     writer.quantize_tensors()
     writer.bound_results()
     writer.cast_to_16_bits()
     writer.quantize_recurrent()
+    weights.replace_ops()
     program.validate_nodes_and_infer_types()
     return replace(
         model,
@@ -125,30 +114,6 @@ def _factors(found: GraphStructure, plan: ResolvedPlan) -> tuple[frozenset[str],
     return first, second
 
 
-def weight_axes(node: Any, axes: int) -> tuple[int, ...]:
-    """Return the axes of the output channels of a layer's weight."""
-    if type_of(node) == "MatMul":
-        return (axes - 2 if node.get_attributes()["transpose_b"] else axes - 1,)
-    return (0,) if type_of(node) == "Convolution" else (0, 1)
-
-
-def quantized_weight(name: str, node: Any, spec: QuantSpec) -> Any:
-    """Return an int8 constant with its dequantization, in place of a layer's weight."""
-    weight = np.asarray(array_of(source_of(node, 1)), np.float32)
-    channels = weight_axes(node, weight.ndim)
-    axes = tuple(axis for axis in range(weight.ndim) if axis not in channels)
-    limit = weight_qmax(spec)
-    scales = weight_scales(weight, axes, limit)
-    integers = round_to_int8(weight, scales, limit)
-    stored = ops.constant(integers)
-    stored.set_friendly_name(f"{name}{WEIGHT}{STORED}")
-    widened = ops.convert(stored, "f32")
-    widened.set_friendly_name(f"{name}{WEIGHT}/float")
-    found = ops.multiply(widened, ops.constant(scales))
-    found.set_friendly_name(f"{name}{WEIGHT}")
-    return found
-
-
 def _limits_by_channel(span: ChannelRange, axes: int) -> tuple[Array, Array]:
     """Return the smallest and the largest representable number of every channel."""
     params = [QuantParams.of(channel) for channel in span.channels]
@@ -165,8 +130,6 @@ class _Writer:
     #: Owners of the scales of first and of second factors of products of two computed matrices,
     #: which take no zero points, and int8 only as second factor.
     factors: tuple[frozenset[str], frozenset[str]]
-    #: Op → weight in groups to store as it is.
-    grouped: Mapping[str, GroupedWeight]
     #: Inserted node → the op that it was inserted for.
     owners: dict[str, str] = field(default_factory=dict)
     quantized: int = 0
@@ -182,42 +145,6 @@ class _Writer:
         """The inserted conversions that run as such."""
         return ConversionCounts(casts=len(self._casts), quantize=self.quantized)
 
-    def quantize_weights(self) -> None:
-        """Replace the weights of INT8 layers."""
-        for name, node in self.structure.nodes.items():
-            config = self.plan.plan.get(name)
-            if config is None or config.precision is not Precision.INT8 or not has_weight(node):
-                continue
-            if config.weight is None or config.weight.group_size is not None:
-                continue
-            if self.plan.effective[name] is Precision.INT8:
-                weight = quantized_weight(name, node, config.weight)
-                node.input(1).replace_source_output(weight.output(0))
-                self.owners[f"{name}{WEIGHT}"] = name
-
-    def group_weights(self) -> list[QuantSpec]:
-        """Replace the weights that the plan stores in groups; return their quantizations."""
-        found = []
-        for name, node in self.structure.nodes.items():
-            config = self.plan.plan.get(name)
-            if config is None or config.weight is None or config.weight.group_size is None:
-                continue
-            stem = f"{name}{WEIGHT}"
-            quantizer = Quantizer(config.weight, GroupParameters.ZERO_POINTS)
-            stored = self.grouped.get(name) or quantizer.nearest(matrix_of(node))
-            put_matrix(node, grouped_weight(stem, f"{stem}{STORED}", stored, config.weight))
-            if stored.input_factors is not None:
-                self._scale_inputs(name, node, stored.input_factors)
-            self.owners[stem] = name
-            found.append(config.weight)
-        return found
-
-    def _scale_inputs(self, name: str, node: Any, factors: Array) -> None:
-        scaled = ops.multiply(node.input_value(0), ops.constant(factors))
-        scaled.set_friendly_name(f"{name}{SCALED}")
-        node.input(0).replace_source_output(scaled.output(0))
-        self.owners[f"{name}{SCALED}"] = name
-
     def quantize_tensors(self) -> None:
         """Insert a FakeQuantize for each quantized tensor and redirect its readers."""
         flow = self.plan.flow
@@ -229,8 +156,8 @@ class _Writer:
             op = self.structure.parts.get(tensor, tensor)
             if written and op in moved and type_of(self.structure.nodes[op]) != "Concat":
                 continue
-            # The state within the kernel of an LSTM is quantized, its result is float.
-            if self._is_lstm(op) and all(tensor not in read for read in flow.int8_reads.values()):
+            # The state within the kernel of a sequence is quantized, its result is float.
+            if self._recurs(op) and all(tensor not in read for read in flow.int8_reads.values()):
                 continue
             # The plugin fuses a sum into a convolution if the result of the convolution is
             # quantized, too.
@@ -251,14 +178,14 @@ class _Writer:
                 self.quantized += 1
 
     def quantize_recurrent(self) -> None:
-        """Quantize inputs, states and weights of INT8 LSTMs.
+        """Quantize inputs, states and weights of INT8 sequences.
 
         The input has a scale of its own, and is not quantized before unless for other readers.
         """
         layers = {
             name: node
             for name, node in self.structure.nodes.items()
-            if self._is_lstm(name) and self.plan.effective.get(name) is Precision.INT8
+            if self._recurs(name) and self.plan.effective.get(name) is Precision.INT8
         }
         widths = input_widths(layers.values())
         for name, node in layers.items():
@@ -268,10 +195,8 @@ class _Writer:
             span = self.ranges[self.plan.flow.scale_owner[tensor]]
             limit = weight_qmax(self.plan.plan[name].weight)
             state = self._params(self.plan.flow.scale_owner[name])
-            for place, value in quantized_parts(node, span, state, limit, widths[name]):
-                value.set_friendly_name(f"{name}{SUFFIXES[place]}")
-                self.owners[f"{name}{SUFFIXES[place]}"] = name
-                node.input(place).replace_source_output(value.output(0))
+            made = quantize_sequence(node, span, state, limit, widths[name])
+            self.owners.update(dict.fromkeys(made, name))
 
     def bound_results(self) -> None:
         """Insert a Clamp without effect behind INT8 convolutions that end in float without a bias.
@@ -294,13 +219,14 @@ class _Writer:
     def _params(self, root: str) -> QuantParams:
         """Return the parameters of the tensors that share a scale."""
         span = self.ranges[root]
-        states = any(map(self._is_lstm, self.plan.flow.scale_members[root]))
+        states = any(map(self._recurs, self.plan.flow.scale_members[root]))
         first, second = self.factors
         signed = states or root in second or (root in first and span[0] < 0)
         return (QuantParams.signed if signed else QuantParams.of)(span)
 
-    def _is_lstm(self, op: str) -> bool:
-        return op in self.structure.nodes and type_of(self.structure.nodes[op]) == LSTM
+    def _recurs(self, op: str) -> bool:
+        heads = self.structure.fusion_groups
+        return op in heads and type_of(self.structure.nodes[op]) in SEQUENCES
 
     def _fake_quantize(self, tensor: str, output: Any, root: str) -> Any:
         span, params = self.ranges[root], self._params(root)
@@ -372,7 +298,7 @@ class _Writer:
                 continue
             root = self.plan.flow.scale_owner.get(tensor)
             written = tensor in self.plan.flow.int8_outputs
-            if written and root is not None and (tensor in self._stored or not self._is_lstm(op)):
+            if written and root is not None and (tensor in self._stored or not self._recurs(op)):
                 place = f"{tensor}{QUANTIZED}" if tensor in self._stored else tensor
                 params = self._params(root)
                 found[tensor] = OutputLocation(place, type_of(node), params)

@@ -20,7 +20,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     tensor_of,
     type_of,
 )
-from neural_mp.adaptors.openvino.recurrent import LSTM, has_integer_kernel
+from neural_mp.adaptors.openvino.recurrent import SEQUENCES, has_integer_kernel
 
 FusionGroup = fusion.FusionGroup[str, str]
 Step = fusion.Step[str, str]
@@ -229,7 +229,7 @@ class _Kernels(FusionRules[str, str]):
         step = self._only_reader(group.tail)
         if step is None or type_of(step) not in ACTIVATIONS:
             return None
-        if type_of(self.nodes[group.head]) == LSTM:
+        if type_of(self.nodes[group.head]) in SEQUENCES:
             return None
         return Step(type_of(step), (name_of(step),))
 

@@ -14,7 +14,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     type_of,
 )
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import LSTM
+from neural_mp.adaptors.openvino.recurrent import SEQUENCES
 from neural_mp.adaptors.openvino.reduce_range import kernel_of
 from neural_mp.core.graph import Layer, Op, OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
@@ -43,7 +43,7 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 tuple(dict.fromkeys(structure.read_by(name))),
                 fusion_group=structure.layer_of.get(name),
                 quantize_agnostic=name in structure.agnostic_ops,
-                writes_int8=type_of(node) == LSTM and name in structure.fusion_groups,
+                writes_int8=type_of(node) in SEQUENCES and name in structure.fusion_groups,
                 joins_int8=type_of(node) in JOINERS and name in structure.fusion_groups,
                 quantized_inputs=_quantized_inputs(node) if name in structure.fusion_groups else (),
                 channel_scales=_is_depthwise(node),

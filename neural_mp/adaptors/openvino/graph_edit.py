@@ -101,6 +101,19 @@ def _folded(node: Any, given: list[Array]) -> Array | None:
     return first * rest[0] if kind == "Multiply" else first - rest[0]
 
 
+def graphs_in(model: Any) -> Iterator[Any]:
+    """Yield a graph and the bodies of its loops and branches."""
+    yield model
+    for node in model.get_ops():
+        bodies = []
+        if type_of(node) in ("TensorIterator", "Loop"):
+            bodies = [node.get_function()]
+        elif type_of(node) == "If":
+            bodies = [node.get_function(branch) for branch in range(2)]
+        for body in bodies:
+            yield from graphs_in(body)
+
+
 def constants_read(node: Any) -> Iterator[Any]:
     """Yield the Constant nodes that a node reads, also behind ops on constants."""
     for given in node.inputs():

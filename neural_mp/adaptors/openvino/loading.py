@@ -13,8 +13,9 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.openvino.file_checks import check_xml
 from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import RECURRENT, has_integer_kernel
+from neural_mp.adaptors.openvino.recurrent import RECURRENT, has_integer_kernel, split_directions
 from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
+from neural_mp.adaptors.openvino.stepwise_gru import is_stepwise
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.io.files import require_regular_file
 from neural_mp.util.pytree import Structure
@@ -108,7 +109,7 @@ def _check_attention(source: object, program: Any) -> None:
 
 
 def canonicalize(program: Any) -> None:
-    """Fold batch norms and constants, and give stable names, in place."""
+    """Fold batch norms and constants, split directions, and give stable names, in place."""
     types = frozenset(map(type_of, program.get_ops()))
     try:
         from openvino._offline_transformations import apply_moc_transformations
@@ -117,6 +118,8 @@ def canonicalize(program: Any) -> None:
     else:
         apply_moc_transformations(program, True)
     give_stable_names(program, types)
+    if split_directions(program):
+        give_stable_names(program, types)
 
 
 def read_signature(program: Any) -> Signature:
@@ -158,6 +161,8 @@ def _try(model: OpenVinoModel) -> None:
 
 def _left_alone(program: Any) -> tuple[str, ...]:
     """Return a note about recurrent layers without an integer kernel."""
-    found = (type_of(node) for node in op_nodes(program) if not has_integer_kernel(node))
+    nodes = (node for node in op_nodes(program) if not has_integer_kernel(node))
+    found = (type_of(node) for node in nodes if not is_stepwise(node))
     why = "no plan quantizes it in OpenVINO"
-    return stays_in_fp32((kind for kind in found if kind in RECURRENT), "", why)
+    left = (kind for kind in found if kind in RECURRENT)
+    return stays_in_fp32(left, "", why, "FP32 or 16 bits")

@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits in groups: constants with decompression, and kernels that read them.
+"""Weights of 4 and 8 bits stored alone: constants with decompression, and kernels that read them.
 
 The CPU plugin multiplies such a weight as stored if the graph restores its floats as Convert →
 Subtract → Multiply → Reshape. Its kernel rounds the inputs to INT8, with a scale for each row and
@@ -9,14 +9,19 @@ restores floats, which is slower. The group of the inputs is a property of the w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.common.code_packing import BitOrder, packed
-from neural_mp.adaptors.common.group_specs import GROUP_SIZES, group_spec, product_specs
+from neural_mp.adaptors.common.group_specs import (
+    GROUP_SIZES,
+    group_spec,
+    input_group,
+    product_specs,
+)
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code
 from neural_mp.adaptors.common.runtime_probe import probe_results, version_of
 from neural_mp.adaptors.openvino.graph_edit import (
@@ -28,6 +33,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
 )
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.enums import KernelInputs, Scheme
+from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.util.pytree import Array
 
@@ -36,8 +42,10 @@ PRODUCT, TABLE = "MatMul", "Gather"
 INPUT_GROUP = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
 _PROBE = "neural_mp.adaptors.openvino.low_bits_probe"
 #: Must change with the probe.
-_VERSION = 3
+_VERSION = 4
 _MIN_OUTPUTS = 2
+#: The quantization of a product with one scale per output, whose kernel rounds its inputs.
+BY_CHANNEL = replace(weight_quant_spec(Int8Accumulation.EXACT), inputs=KernelInputs.INT8)
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,8 @@ def cases() -> Iterator[Case]:
     for spec in product_specs(KernelInputs.INT8):
         for group in dict.fromkeys((spec.group_size or 0, min(GROUP_SIZES))):
             yield Case(PRODUCT, spec, group)
+    for size in GROUP_SIZES:
+        yield Case(PRODUCT, BY_CHANNEL, size)
     # Tables of u8 are restored to floats in models with quantized inputs, those of u4 are not.
     for size in GROUP_SIZES:
         yield Case(TABLE, group_spec(4, size, KernelInputs.FLOAT), size)
@@ -73,7 +83,7 @@ def low_bit_specs(op: str, outputs: int, inputs: int) -> tuple[QuantSpec, ...] |
     if not fitting:
         sizes = ", ".join(map(str, GROUP_SIZES))
         return f"weights in groups require inputs that a group size divides ({sizes}), got {inputs}"
-    found = probe_results(_PROBE, f"{_VERSION} {version_of('openvino')}")
+    found = _probed()
     working: dict[QuantSpec, bool] = {}
     for case in cases():
         if case.op == op and case.spec.group_size in fitting:
@@ -82,9 +92,23 @@ def low_bit_specs(op: str, outputs: int, inputs: int) -> tuple[QuantSpec, ...] |
     return specs or "this CPU has no kernel of OpenVINO that multiplies 4-bit weights as stored"
 
 
-def set_input_group(program: Any, specs: Iterable[QuantSpec]) -> None:
-    """Set the group of the inputs of a model to the smallest group of its weights."""
-    sizes = [s.group_size for s in specs if s.inputs is KernelInputs.INT8 and s.group_size]
+def by_channel_spec(outputs: int, inputs: int) -> QuantSpec | None:
+    """Return the quantization of a product with one scale per output; None without a kernel.
+
+    The kernel restores floats for fewer inputs than a group, at run time, and for a single output.
+    """
+    if outputs < _MIN_OUTPUTS or inputs < min(GROUP_SIZES):
+        return None
+    case = Case(PRODUCT, BY_CHANNEL, input_group(BY_CHANNEL, inputs))
+    return BY_CHANNEL if str(case) in _probed() else None
+
+
+def _probed() -> frozenset[str]:
+    return probe_results(_PROBE, f"{_VERSION} {version_of('openvino')}")
+
+
+def set_input_group(program: Any, sizes: Collection[int]) -> None:
+    """Set the group of the inputs of a model to the smallest of its kernels."""
     if sizes:
         program.set_rt_info(str(min(sizes)), list(INPUT_GROUP))
 
@@ -138,6 +162,13 @@ def matrix_of(node: Any) -> Array:
         return np.asarray(array_of(source_of(node, 0)), np.float32)
     weight = np.asarray(array_of(source_of(node, 1)), np.float32)
     return weight if node.get_attributes()["transpose_b"] else np.ascontiguousarray(weight.T)
+
+
+def matrix_sizes(node: Any) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs of a product."""
+    sizes = list(source_of(node, 1).get_shape())
+    outputs, inputs = sizes if node.get_attributes()["transpose_b"] else sizes[::-1]
+    return int(outputs), int(inputs)
 
 
 def put_matrix(node: Any, weight: Any) -> None:

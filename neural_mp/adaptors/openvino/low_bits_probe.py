@@ -10,10 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from neural_mp.adaptors.common.cross_layer_scaling import rounded_weight
 from neural_mp.adaptors.common.grouped_weight import GroupParameters, Quantizer, rounded_inputs
 from neural_mp.adaptors.common.runtime_probe import try_each
 from neural_mp.adaptors.openvino import low_bits
+from neural_mp.adaptors.openvino.int8_weights import product_weight
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
+from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array
 
@@ -26,9 +29,13 @@ def _find(name: str) -> Iterator[str]:
     (case,) = (case for case in low_bits.cases() if str(case) == name)
     random = np.random.default_rng(0)
     weight = random.standard_normal((_OUTPUTS, _INPUTS), np.float32)
-    grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
-    stored = grouped.floats()
-    factor = low_bits.grouped_weight("w", "w/stored", grouped, case.spec)
+    if case.spec.group_size is None:
+        stored = rounded_weight(weight, weight_qmax(case.spec), (1,))
+        factor = product_weight("w", weight, case.spec)
+    else:
+        grouped = Quantizer(case.spec, GroupParameters.ZERO_POINTS).nearest(weight)
+        stored = grouped.floats()
+        factor = low_bits.grouped_weight("w", "w/stored", grouped, case.spec)
     if case.op == low_bits.TABLE:
         read: Array = np.arange(_ROWS)
         given = ops.parameter([-1], np.int64, name="x")

@@ -76,12 +76,14 @@ def inferred_counts(
 ) -> dict[str, float] | None:
     """Return tensor → its number of elements in a run, from shape inference.
 
-    None if the size of a tensor depends on values.
+    None if the size of a tensor depends on values, or an op is missing.
     """
     sized = _with_sizes(model, model.signature.bind(inputs))
     if sized is None:
         return None
     outputs = {tensor_of(o): o for node in sized.get_ops() for o in node.outputs()}
+    if not outputs.keys() >= {*tensors}:
+        return None  # equal ops were merged
     shapes = {n: outputs[n].get_partial_shape() for n in tensors if is_float(outputs[n])}
     if any(shape.is_dynamic for shape in shapes.values()):
         return None

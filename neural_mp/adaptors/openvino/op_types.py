@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from neural_mp.adaptors.common.naming import in_camel_case
+from neural_mp.adaptors.openvino.recurrent import RECURRENT
 
 #: Kind (see `neural_mp.amp.KINDS`) → op types.
 TYPES: Mapping[str, tuple[str, ...]] = {
@@ -16,6 +17,7 @@ TYPES: Mapping[str, tuple[str, ...]] = {
     "conv": ("Convolution", "GroupConvolution"),
     "conv_transpose": ("ConvolutionBackpropData", "GroupConvolutionBackpropData"),
     "matmul": ("MatMul",),
+    "recurrent": RECURRENT,
     "add": ("Add",),
     "sub": ("Subtract", "SquaredDifference"),
     "mul": ("Multiply",),

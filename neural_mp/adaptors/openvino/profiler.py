@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from neural_mp.adaptors.openvino.convert import QUANTIZED, SCALED, STORED
+from neural_mp.adaptors.openvino.convert import QUANTIZED
 from neural_mp.adaptors.openvino.fusion import has_weight, is_product
 from neural_mp.adaptors.openvino.graph_edit import SIXTEEN_BITS, name_of, type_of
+from neural_mp.adaptors.openvino.int8_weights import STORED
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.reduce_range import REDUCED
 from neural_mp.adaptors.openvino.runtime import Kernel, Runner, ov
+from neural_mp.adaptors.openvino.weights import SCALED
 from neural_mp.core.kernel_trace import OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 

@@ -1,13 +1,14 @@
-"""LSTM layers in the plugin's integer kernel.
+"""LSTM and GRU layers in the plugin's integer kernels.
 
-The kernel has one scale and zero point for the input and the hidden state, and one scale per row
+The kernels have one scale and zero point for the input and the hidden state, and one scale per row
 for both weights. So the input is scaled to the range of the hidden state by the output range of its
 FakeQuantize, and its weight by the inverse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,110 +25,227 @@ from neural_mp.adaptors.openvino.graph_edit import (
 from neural_mp.adaptors.openvino.runtime import ops
 from neural_mp.core.observations import Range
 
-#: Recurrent ops. LSTMs over sequences have an integer kernel.
+#: Recurrent ops.
 RECURRENT = ("LSTMSequence", "GRUSequence", "RNNSequence", "LSTMCell", "GRUCell", "RNNCell")
-LSTM = "LSTMSequence"
-#: Positions of its inputs.
-_INPUT, _STATE, _LENGTHS, _WEIGHT, _RECURRENT_WEIGHT, _BIAS = 0, 1, 3, 4, 5, 6
-WEIGHTS = (_WEIGHT, _RECURRENT_WEIGHT)
-#: Position → suffix of the name of what is put there.
-SUFFIXES = {_INPUT: "/input", _STATE: "/state", _WEIGHT: "/weight", _RECURRENT_WEIGHT: "/recurrent"}
-_ACTIVATIONS = ["sigmoid", "tanh", "tanh"]
+#: Ops over sequences with an integer kernel.
+SEQUENCES = ("LSTMSequence", "GRUSequence")
+_LSTM, _GRU = SEQUENCES
 #: Step of the padding of inputs.
 _PADDING = 4
-_ZERO_POINT = 128
+_WAYS = ("forward", "reverse")
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A kind of sequence.
+
+    Attributes:
+        states: the positions of its states, the hidden one first.
+        lengths, weights, bias: further positions; the weight of the input comes first.
+        activations: those of the plugin's kernel.
+    """
+
+    states: tuple[int, ...]
+    lengths: int
+    weights: tuple[int, int]
+    bias: int
+    activations: tuple[str, ...]
+
+
+_FORMS: Mapping[str, _Form] = {
+    _LSTM: _Form((1, 2), 3, (4, 5), 6, ("sigmoid", "tanh", "tanh")),
+    _GRU: _Form((1,), 2, (3, 4), 5, ("sigmoid", "tanh")),
+    "RNNSequence": _Form((1,), 2, (3, 4), 5, ("tanh",)),
+}
 
 
 def has_integer_kernel(node: Any) -> bool:
-    """Whether an op is an LSTM with an integer kernel."""
-    return type_of(node) == LSTM and obstacle(node) is None
+    """Whether an op is a sequence with an integer kernel."""
+    return type_of(node) in SEQUENCES and obstacle(node) is None
 
 
 def obstacle(node: Any) -> str | None:
     """Return the reason why a recurrent op has no integer kernel; None if it has one."""
-    if type_of(node) != LSTM:
-        return "OpenVINO has integer kernels of LSTM sequences only"
-    known = node.get_attributes()
-    if known["direction"] == "bidirectional":
-        return "the integer kernel runs in a single direction"
-    if known.get("clip") or known.get("activations", _ACTIVATIONS) != _ACTIVATIONS:
-        return "the integer kernel has neither clipping nor other activations"
-    if not all(is_constant(source_of(node, place)) for place in (*WEIGHTS, _BIAS)):
-        return "the weights are not constant"
-    if is_constant(source_of(node, _INPUT)):
-        return "its input is constant"
-    if _starts_from_input(node):
+    if type_of(node) not in SEQUENCES:
+        return "OpenVINO has integer kernels of LSTM and GRU over sequences only"
+    if node.get_attributes().get("linear_before_reset"):
+        return "the integer kernel of GRU applies the reset gate to the state"
+    if _starts_from_input(source_of(node, _FORMS[type_of(node)].states[0])):
         return "its initial state is given: the kernel would clip it to the range of later states"
-    if not _has_whole_sequences(node):
+    return sequence_obstacle(node)
+
+
+def sequence_obstacle(node: Any) -> str | None:
+    """Return the reason why no other form replaces a sequence; None if one can."""
+    form, known = _FORMS[type_of(node)], node.get_attributes()
+    if known["direction"] not in _WAYS:
+        return "the integer kernel runs in a single direction"
+    activations = tuple(known.get("activations") or form.activations)
+    if known.get("clip") or activations != form.activations:
+        return "the integer kernel has neither clipping nor other activations"
+    if not all(is_constant(source_of(node, place)) for place in (*form.weights, form.bias)):
+        return "the weights are not constant"
+    if is_constant(source_of(node, 0)):
+        return "its input is constant"
+    if not _has_whole_sequences(node, form):
         return "the integer kernel runs sequences of one length"
     return None
 
 
-def _starts_from_input(node: Any) -> bool:
-    """Whether the initial hidden state is computed from an input of the model."""
-    value = source_of(node, _STATE)
-    while value.get_node().get_input_size():
-        value = value.get_node().input_value(0)
-    return type_of(value.get_node()) == "Parameter"
+def _starts_from_input(state: Any) -> bool:
+    """Whether an initial state is computed from an input of the model."""
+    while state.get_node().get_input_size():
+        state = state.get_node().input_value(0)
+    return type_of(state.get_node()) == "Parameter"
 
 
-def _has_whole_sequences(node: Any) -> bool:
+def _has_whole_sequences(node: Any, form: _Form) -> bool:
     """Whether every sequence is as long as the input; lengths may be those of the shape."""
-    length = source_of(node, _INPUT).get_partial_shape()[1]
-    lengths = array_of(source_of(node, _LENGTHS))
+    length = source_of(node, 0).get_partial_shape()[1]
+    lengths = array_of(source_of(node, form.lengths))
     if length.is_dynamic:
         return lengths is None
     return lengths is None or bool((lengths == length.get_length()).all())
 
 
-def input_widths(nodes: Iterable[Any]) -> dict[str, int]:
-    """Return LSTM in INT8 → the size of its input, padded with zeros to a size of its own.
+def split_directions(program: Any) -> bool:
+    """Replace bidirectional ops by ops for both directions, in place; return whether there are any.
 
-    The plugin reuses a kernel for an LSTM of the same sizes although its scales differ.
+    The plugin does so as well, but gives both names of its own, and takes no integer weights then.
+    Concatenations have the names of the results.
+    """
+    splits: dict[tuple[str, int, int], list[Any]] = {}
+    found = False
+    for node in program.get_ordered_ops():
+        form = _FORMS.get(type_of(node))
+        if form is None or node.get_attributes()["direction"] in _WAYS:
+            continue
+        found = True
+        made = _in_both_directions(node, form, splits)
+        for index, output in enumerate(node.outputs()):
+            readers = list(output.get_target_inputs())
+            joined = ops.concat([each.output(index) for each in made], 1)
+            joined.set_friendly_name(name_of(node) + (f"/{index}" if index else ""))
+            joined.output(0).set_names(output.get_names())
+            for reader in readers:
+                reader.replace_source_output(joined.output(0))
+    return found
+
+
+def _in_both_directions(
+    node: Any, form: _Form, splits: dict[tuple[str, int, int], list[Any]]
+) -> list[Any]:
+    """Return an op for each direction of a bidirectional one.
+
+    States of one origin share a split, to be kept in `splits`: OpenVINO merges equal ops when it
+    infers shapes.
+    """
+    known, build = node.get_attributes(), _BUILDERS[type_of(node)]
+    places = range(node.get_input_size())
+    given = [[source_of(node, place)] * len(_WAYS) for place in places]
+    for place in (*form.states, *form.weights, form.bias):
+        read, axis = source_of(node, place), int(place in form.states)
+        key = name_of(read.get_node()), read.get_index(), axis
+        if key not in splits:
+            splits[key] = _parts_of(read, axis)
+        given[place] = splits[key]
+    options = {key: known[key] for key in _OPTIONS if key in known}
+    made = []
+    for direction, *inputs in zip(_WAYS, *given, strict=True):
+        made.append(build(*inputs, known["hidden_size"], direction, **options))
+        made[-1].set_friendly_name(f"{name_of(node)}/{direction}")
+    return made
+
+
+_BUILDERS: Mapping[str, Any] = {
+    _LSTM: ops.lstm_sequence,
+    _GRU: ops.gru_sequence,
+    "RNNSequence": ops.rnn_sequence,
+}
+#: Further attributes, named as the arguments of the builders.
+_OPTIONS = (
+    *("activations", "activations_alpha", "activations_beta", "clip", "linear_before_reset"),
+)
+
+
+def _parts_of(output: Any, axis: int) -> list[Any]:
+    """Return the parts of a state, weight or bias for each direction, in the type that it has."""
+    node = output.get_node()
+    if type_of(node) == "Constant":
+        parts = np.split(np.asarray(array_of(output)), len(_WAYS), axis)
+        return [ops.constant(np.ascontiguousarray(p), node.get_element_type()) for p in parts]
+    if type_of(node) == "Convert" and is_constant(output):
+        parts = _parts_of(source_of(node, 0), axis)
+        return [ops.convert(part, output.get_element_type()) for part in parts]
+    return list(ops.split(output, np.int64(axis), len(_WAYS)).outputs())
+
+
+def input_widths(nodes: Iterable[Any]) -> dict[str, int]:
+    """Return sequence in INT8 → the size of its input, padded with zeros to a size of its own.
+
+    The plugin reuses a kernel for an op of the same sizes although its scales differ.
     """
     found: dict[str, int] = {}
     taken = set()
     for node in nodes:
-        width = int(source_of(node, _WEIGHT).get_shape()[2])
+        width = int(source_of(node, _FORMS[type_of(node)].weights[0]).get_shape()[2])
         known = node.get_attributes()
-        while (key := (known["direction"], known["hidden_size"], width)) in taken:
+        kind = type_of(node), known["direction"], known["hidden_size"]
+        while (*kind, width) in taken:
             width += _PADDING
-        taken.add(key)
+        taken.add((*kind, width))
         found[name_of(node)] = width
     return found
 
 
-def quantized_parts(
+def quantize_sequence(
     node: Any, span: Range, state: QuantParams, limit: int, width: int
-) -> Iterator[tuple[int, Any]]:
-    """Yield position and node of what an LSTM reads in INT8.
+) -> list[str]:
+    """Quantize what a sequence reads, in place; return the names of the inserted nodes.
 
     Args:
-        node: the LSTM.
+        node: the sequence.
         span: the range of its input.
         state: the parameters of its hidden state.
         limit: the largest integer of a weight.
         width: the size of the padded input.
     """
-    own = QuantParams.signed(span)
-    weights = [np.asarray(array_of(source_of(node, place)), np.float32) for place in WEIGHTS]
-    given, extra = source_of(node, _INPUT), width - weights[0].shape[2]
+    names = []
+    for place, part, made in _quantized_parts(node, span, state, limit, width):
+        made.set_friendly_name(f"{name_of(node)}/{part}")
+        node.input(place).replace_source_output(made.output(0))
+        names.append(name_of(made))
+    return names
+
+
+def _quantized_parts(
+    node: Any, span: Range, state: QuantParams, limit: int, width: int
+) -> Iterator[tuple[int, str, Any]]:
+    """Yield position, name and node of what a sequence reads in INT8."""
+    form, own = _FORMS[type_of(node)], QuantParams.signed(span)
+    weights = [np.asarray(array_of(source_of(node, place)), np.float32) for place in form.weights]
+    given, extra = source_of(node, 0), width - weights[0].shape[2]
     if extra:
         padded = ops.pad(
             given, np.zeros(3, int), np.array([0, 0, extra]), "constant", np.float32(0)
         )
         padded.set_friendly_name(f"{name_of(node)}/padded")
         given = padded.output(0)
-    yield _INPUT, _quantized(given, own, state)
-    first = source_of(node, _STATE)
+    yield 0, "input", _quantized(given, own, state)
+    first = source_of(node, form.states[0])
     if not is_constant(first):  # the plugin takes a constant state in float
-        yield _STATE, _quantized(first, state, state)
+        yield form.states[0], "state", _quantized(first, state, state)
     factor = np.float32(own.scale / state.scale)
     weights[0] = np.pad(weights[0] * factor, [(0, 0), (0, 0), (0, extra)])
     scales = np.maximum(*(weight_scales(weight, (2,), limit) for weight in weights))
-    for place, weight in zip(WEIGHTS, weights, strict=True):
+    if type_of(node) == _LSTM:
+        # The plugin swaps the rows of the first two gates for its kernel, but not their scales.
+        first_two = scales.reshape(-1, 4, scales.shape[1] // 4, 1)[:, :2]
+        first_two[:] = first_two.max(1, keepdims=True)
+    parts = zip(form.weights, ("weight", "recurrent"), weights, strict=True)
+    for place, part, weight in parts:
         stored = ops.constant(round_to_int8(weight, scales, limit))
-        yield place, ops.multiply(ops.convert(stored, "f32"), ops.constant(scales))
+        yield place, part, ops.multiply(ops.convert(stored, "f32"), ops.constant(scales))
 
 
 def _quantized(output: Any, given: QuantParams, found: QuantParams) -> Any:

@@ -18,8 +18,9 @@ from neural_mp.adaptors.openvino.graph_edit import (
     source_of,
     type_of,
 )
+from neural_mp.adaptors.openvino.int8_weights import ALONE
 from neural_mp.adaptors.openvino.model import OpenVinoModel
-from neural_mp.adaptors.openvino.recurrent import LSTM
+from neural_mp.adaptors.openvino.recurrent import SEQUENCES
 from neural_mp.adaptors.openvino.runtime import ops, ov
 from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 
@@ -29,7 +30,7 @@ REDUCED = "/reduced"
 
 def kernel_of(node: Any) -> KernelKind:
     """Return the kind of integer kernel of a layer."""
-    if type_of(node) in ("MatMul", LSTM):
+    if type_of(node) in ("MatMul", *SEQUENCES):
         return KernelKind.DENSE
     if type_of(node) == "Convolution":
         return KernelKind.CONVOLUTION
@@ -39,13 +40,19 @@ def kernel_of(node: Any) -> KernelKind:
 
 
 def _weights(program: Any) -> Iterator[IntegerWeight[Any]]:
-    """Yield the int8 weights of layers."""
+    """Yield the int8 weights of layers, except those stored alone.
+
+    The plugin multiplies the latter in a kernel that adds up without saturation, even if the input
+    is quantized for other readers.
+    """
     for node in program.get_ordered_ops():
-        if type_of(node) not in (*LAYERS, LSTM):
+        if type_of(node) not in (*LAYERS, *SEQUENCES):
             continue
         found = {name_of(c): c for c in constants_read(node) if c.get_element_type() == ov.Type.i8}
+        if any(f"{ALONE}/" in name for name in found):
+            continue
         integers = [np.asarray(constant.get_data()) for constant in found.values()]
-        if type_of(node) == LSTM and integers:  # its weights have the same scales
+        if type_of(node) in SEQUENCES and integers:  # its weights have the same scales
             integers = [np.concatenate([array.ravel() for array in integers])] * len(found)
         for constant, array in zip(found.values(), integers, strict=True):
             yield IntegerWeight(constant, kernel_of(node), array)
