@@ -114,7 +114,6 @@ class CorrectedWeights(Generic[M]):
     _learned: dict[frozenset[tuple[str, QuantSpec]], _Made] = field(
         default_factory=dict, repr=False
     )
-
     #: Context → the weights of layers reconstructed together.
     _reconstructed: dict[str, _Made] = field(default_factory=dict, repr=False)
 
@@ -241,6 +240,7 @@ class CorrectedWeights(Generic[M]):
                 for spec in observed[op]:
                     made = self._corrected(op, spec, found)
                     self._made[op, spec] = self._holder.hold(made)
+                del found  # or else those of the last layer stay beside the next block's
             for spec_of in _levels({op: observed[op] for op in ops}):
                 self._keep({op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of)
 

@@ -30,7 +30,7 @@ from neural_mp.adaptors.pytorch.fusion import (
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
-from neural_mp.util.memory import FreedMemory
+from neural_mp.util.memory import FREED
 
 aten = torch.ops.aten
 onednn = torch.ops.onednn
@@ -46,7 +46,7 @@ _Output = tuple[float, int, torch.dtype]
 
 def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
     """Return the model with the portable form of every graph rewritten; keep the original."""
-    parts, freed = {}, FreedMemory()
+    parts = {}
     for path, part in model.parts.items():
         portable = fx.shallow_copy(part.portable)
         rewrite(portable)
@@ -55,7 +55,7 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
             continue
         portable = fx.finish(portable)
         parts[path] = Part(portable, runnable_form(portable), part.example, True)
-        freed.after(sum(value.nbytes for value in part.portable.parameters()))
+        FREED.after(sum(value.nbytes for value in part.portable.parameters()))
     return replace(model, parts=parts, original=None)
 
 
