@@ -77,9 +77,9 @@ class WeightStore:
         try:
             with atomic_file(self._path(specs, context)) as file:
                 _write(file, [found[op] for op in specs])
-            files = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
-            for file in files[:-_MAX_FILES]:
-                file.unlink(missing_ok=True)
+            kept = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+            for path in kept[:-_MAX_FILES]:
+                path.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("Rounded weights cannot be kept for a resumed run: %s", error)
 

@@ -113,13 +113,10 @@ def _lower_low_bits(module: GraphModule, node: Node) -> None:
     elif node.target is layers.LINEAR and bits != 4:
         _call_instead(node, kernels.low_bit_linear, (node.args[0], *read, bits, _bias(node)))
     elif node.target is layers.LINEAR:
-        stored = (fx.attribute(module, source.target) for source in read)
-        added = zip(("packed", "groups"), kernels.four_bit_weight(*stored), strict=True)
-        constants = [
-            fx.add_constant(module, f"{node.name}_{word}", value, node) for word, value in added
-        ]
-        values = (node.args[0], *constants, *read, _bias(node))
-        _call_instead(node, kernels.four_bit_linear, values)
+        name = f"{node.name}_kernel_weight"
+        module.add_submodule(name, kernels.KernelWeight())
+        weight = fx.read_constant(module, name, node)
+        _call_instead(node, kernels.four_bit_linear, (node.args[0], weight, *read, _bias(node)))
 
 
 def _call_instead(
