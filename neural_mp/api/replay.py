@@ -63,6 +63,7 @@ class OpenedPlan:
         measurement = Measurement(self.loaded.example_inputs() if inputs is None else inputs)
         footprints = Footprints(self.tunable, measurement.inputs)
         speed = compare_latency(*measurement.rounds([self.loaded, converted]))
+        FREED.now()
         space = self.tunable.space
         report = Report(
             **speed.figures,
@@ -77,7 +78,7 @@ class OpenedPlan:
             conversions=converted.conversions,
             warnings=self.warnings,
         )
-        FREED.now()  # of the timed runs
+        FREED.now()
         return OptimizedModel(
             converted,
             self.resolved.plan,
