@@ -50,7 +50,7 @@ _ROWS_TRIED = 256
 #: Norm of the error that HQQ minimizes, steps, and the penalty with its growth per step.
 _HQQ_NORM, _HQQ_STEPS, _HQQ_PENALTY, _HQQ_GROWTH = 0.7, 20, 10.0, 1.01
 _LEAST = 1e-8
-#: Intermediate results of rounding as large as the weight, at least.
+#: Intermediate results of rounding as large as the weight, at most.
 _RESULTS = 16
 
 
@@ -241,6 +241,7 @@ def _rounded_rows(
     kept = next(ways)
     least = row_errors(weight, kept, moments)
     for other in ways:
+        FREED.after(_RESULTS * weight.nbytes)
         errors = row_errors(weight, other, moments)
         better = errors < least
         least = np.where(better, errors, least)

@@ -26,8 +26,8 @@ from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.quantizable_ops import LINEAR
 from neural_mp.util.memory import FREED
 
-#: Intermediate results of a block between two of its layers as large as their inputs, at least.
-_RESULTS = 4
+#: Intermediate results of a block between two of its layers as large as their inputs, at most.
+_RESULTS = 16
 
 
 def input_moments(
@@ -79,6 +79,7 @@ def block_moments(
             yield moments_of_layers(module, block, found, calls.states, given)
         if not wanted:
             return
+        FREED.now()
         advance(module, calls.states, given)
         given.clear()
 
