@@ -31,7 +31,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import weight_only
 from neural_mp.core.quant_spec import QuantSpec
-from neural_mp.profiling import peak_growth
+from neural_mp.profiling import memory_growth, peak_growth
 
 LAYERS, HEADS, WORDS = 8, 8, 1024
 _TEXTS, _LENGTH = 16, 128
@@ -47,7 +47,10 @@ _CASES = {
 #: Type of a folder's weights, and the correction of a conversion.
 _FOLDERS = (("float32", ""), ("bfloat16", ""), ("float32", " hqq"), ("float32", " gptq"))
 _SHARD = "90MB"
-FOLDER_HEADINGS = ("folder", "its bytes, MB", "result, MB", "peak, MB", "loaded, MB", "over bytes")
+FOLDER_HEADINGS = (
+    *("folder", "its bytes, MB", "result, MB", "peak, MB", "without pages of files"),
+    *("loaded, MB", "without pages of files, MB", "peak over bytes", "without pages, over bytes"),
+)
 
 
 def decoder(width: int) -> nn.Module:
@@ -99,9 +102,9 @@ def peak(width: str, case: str) -> dict[str, Any]:
 
 
 def folder(source: str, dtype: str, correction: str) -> dict[str, Any]:
-    """Return the peak of memory while a folder is converted and saved, and while it is loaded.
+    """Return the peaks of memory while a folder is converted and saved, and while it is loaded.
 
-    Pages of the folder's files, which the system drops when memory is short, count too.
+    With the pages of the folder's files, and without: the system drops these when memory is short.
     """
     spec = QuantSpec.parse(f"uint4 asymmetric per_group 128{correction}")
     net = decoder(128).to(getattr(torch, dtype))
@@ -111,10 +114,11 @@ def folder(source: str, dtype: str, correction: str) -> dict[str, Any]:
         net.save_pretrained(small)
         _convert_folder(small, target, plan)  # so that imports do not count
         neural_mp.load(target)
-        peak_of_conversion = peak_growth(lambda: _convert_folder(Path(source), target, plan))
-        peak_of_load = peak_growth(lambda: neural_mp.load(target))
+        conversion = memory_growth(lambda: _convert_folder(Path(source), target, plan))
+        loading = memory_growth(lambda: neural_mp.load(target))
         sizes = {"size": _bytes(Path(source)), "stored": _bytes(target)}
-    return {**sizes, "peak": peak_of_conversion, "load": peak_of_load}
+    grown = {"peak": conversion.total, "own": conversion.anonymous}
+    return {**sizes, **grown, "load": loading.total, "loaded_own": loading.anonymous}
 
 
 def _bytes(place: Path) -> int:
@@ -182,10 +186,12 @@ def memory(settings: Settings) -> Iterator[Detail | Figure]:
             net.save_pretrained(source, max_shard_size=_SHARD)
             found = _result(_child("folder", source, dtype, correction))
         name = f"{dtype},{correction or ' rtn'}"
-        megabytes = [f"{found[part] / 1e6:.0f}" for part in ("size", "stored", "peak", "load")]
-        ratio = f"{found['peak'] / found['size']:.2f}"
-        yield Detail(FOLDER_HEADINGS, (name, *megabytes, ratio))
-        yield Figure(Goal.FOLDER, f"{ratio} ({name})")
+        parts = ("size", "stored", "peak", "own", "load", "loaded_own")
+        megabytes = [f"{found[part] / 1e6:.0f}" for part in parts]
+        ratios = [f"{found[part] / found['size']:.2f}" for part in ("peak", "own")]
+        yield Detail(FOLDER_HEADINGS, (name, *megabytes, *ratios))
+        yield Figure(Goal.FOLDER, f"{ratios[0]} ({name})")
+        yield Figure(Goal.FOLDER_OWN, f"{ratios[1]} ({name})")
 
 
 def killed(settings: Settings) -> Iterator[Figure]:

@@ -29,6 +29,7 @@ class Goal(Enum):
     PREFILL_TORCH = "prefill of 128, PyTorch over FP32", "≥ 3"
     MEMORY = "peak of calibration beside the model, in blocks", "≤ 2"
     FOLDER = "peak of a folder, converted, saved and loaded, over its bytes", "≤ 1.5"
+    FOLDER_OWN = "the same without pages of files, which need not stay in memory", "< 1"
     KILLED = "SIGKILL in the middle", "resumes at the block"
 
 

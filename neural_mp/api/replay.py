@@ -27,6 +27,7 @@ from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import ResolvedPlan, planned_ops
 from neural_mp.tuning.final_selection import compare_latency
 from neural_mp.tuning.objectives import Footprints, Measurement
+from neural_mp.util.memory import FREED
 from neural_mp.util.validators import integer_between, seed_number, validate_option
 
 
@@ -62,6 +63,7 @@ class OpenedPlan:
         measurement = Measurement(self.loaded.example_inputs() if inputs is None else inputs)
         footprints = Footprints(self.tunable, measurement.inputs)
         speed = compare_latency(*measurement.rounds([self.loaded, converted]))
+        FREED.now()
         space = self.tunable.space
         report = Report(
             **speed.figures,
@@ -76,6 +78,7 @@ class OpenedPlan:
             conversions=converted.conversions,
             warnings=self.warnings,
         )
+        FREED.now()
         return OptimizedModel(
             converted,
             self.resolved.plan,

@@ -7,7 +7,10 @@ import os
 import stat
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
@@ -51,10 +54,22 @@ def write_atomic(path: Path, content: bytes) -> None:
     Raises:
         OSError: the file cannot be written; the old content stays.
     """
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name at the end of the context, creating folders.
+
+    Raises:
+        OSError: the file cannot be written; the old content stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        scratch.write_bytes(content)
+        with scratch.open("wb") as file:
+            yield file
         scratch.replace(path)
     except BaseException:
         scratch.unlink(missing_ok=True)

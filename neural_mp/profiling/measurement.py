@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from neural_mp.util.memory import FREED
+
 #: Confidence level of the interval of a ratio. Above 95 %, because rounds are added until the
 #: interval is conclusive, so bounds are tested several times.
 _CONFIDENCE = 0.99
@@ -209,27 +211,57 @@ def interleaved_medians(runs: Sequence[Callable[[], Any]], **options: Any) -> li
     return [statistics.median(taken) for taken in interleaved_rounds(runs, **options)]
 
 
+@dataclass(frozen=True)
+class MemoryGrowth:
+    """Peak growth of a process's resident memory, in bytes.
+
+    Attributes:
+        total: of all pages.
+        anonymous: without pages of files, which the system drops when memory is short.
+    """
+
+    total: int
+    anonymous: int
+
+
 def peak_growth(run: Callable[[], Any], interval: float = 0.001) -> int:
     """Return the peak growth of the process's resident memory during `run`, in bytes.
 
     Memory is sampled every `interval` seconds; shorter peaks can be missed.
     """
+    return memory_growth(run, interval).total
+
+
+def memory_growth(run: Callable[[], Any], interval: float = 0.001) -> MemoryGrowth:
+    """Return the peak growth of the process's resident memory during `run`.
+
+    Freed memory that the allocator holds is returned before, since its use would not count.
+    """
     process = psutil.Process()
-    start = process.memory_info().rss
-    peak = start
+    FREED.now()
+    start = peak = _resident(process)
     done = threading.Event()
 
-    def watch() -> None:
+    def look() -> None:
         nonlocal peak
+        peak = tuple(map(max, peak, _resident(process)))
+
+    def watch() -> None:
         while not done.wait(interval):
-            peak = max(peak, process.memory_info().rss)
+            look()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         run()
-        peak = max(peak, process.memory_info().rss)
+        look()
     finally:
         done.set()
         watcher.join()
-    return peak - start
+    return MemoryGrowth(*(most - least for most, least in zip(peak, start, strict=True)))
+
+
+def _resident(process: psutil.Process) -> tuple[int, ...]:
+    """Return the resident bytes of a process: all, and those that belong to no file."""
+    found = process.memory_info()
+    return found.rss, found.rss - getattr(found, "shared", 0)

@@ -37,25 +37,30 @@ def _trim() -> Callable[[int], int] | None:
     return found
 
 
-class FreedMemory:
-    """Return of freed memory to the system during work with many large intermediate results.
-
-    Otherwise, glibc keeps what was freed between arrays that stay, up to several times their size.
-    """
+class _FreedMemory:
+    """Bytes of arrays that the process made since it last returned freed memory."""
 
     def __init__(self) -> None:
         self._bytes = 0
 
     def after(self, size: int) -> None:
-        """Note work on `size` bytes; return memory once in a while."""
+        """Note arrays of `size` bytes; return memory once in a while."""
         self._bytes += size
+        if self._bytes >= _TRIMMED_BYTES:
+            self.now()
+
+    def now(self) -> None:
+        """Return memory to the system."""
+        self._bytes = 0
         trim = _trim()
-        if self._bytes >= _TRIMMED_BYTES and trim is not None:
-            self._bytes = 0
+        if trim is not None:
             trim(0)
 
 
-#: Bytes of work between two returns of freed memory.
+#: Return of freed memory to the system, during work with many large intermediate results:
+#: otherwise, glibc keeps what was freed between arrays that stay, up to several times their size.
+FREED = _FreedMemory()
+#: Bytes of arrays between two returns of freed memory.
 _TRIMMED_BYTES = 1 << 25
 #: Seconds between checks.
 _CHECK_SECONDS = 1.0

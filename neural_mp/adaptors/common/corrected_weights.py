@@ -27,10 +27,7 @@ from neural_mp.adaptors.common.grouped_weight import (
 from neural_mp.adaptors.common.held_codes import CodeHolder
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
-from neural_mp.adaptors.common.weight_corrections import (
-    awq_factors,
-    corrected_weight,
-)
+from neural_mp.adaptors.common.weight_corrections import awq_factors, corrected_weight
 from neural_mp.adaptors.common.weight_store import WeightStore
 from neural_mp.core.enums import WeightCorrection
 from neural_mp.core.int8_accumulation import weight_qmax
@@ -38,6 +35,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError
 from neural_mp.util.digest import DataDigest
+from neural_mp.util.memory import FREED
 from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
@@ -114,7 +112,6 @@ class CorrectedWeights(Generic[M]):
     _learned: dict[frozenset[tuple[str, QuantSpec]], _Made] = field(
         default_factory=dict, repr=False
     )
-
     #: Context → the weights of layers reconstructed together.
     _reconstructed: dict[str, _Made] = field(default_factory=dict, repr=False)
 
@@ -239,8 +236,9 @@ class CorrectedWeights(Generic[M]):
             for op in ops:
                 found = left.pop(op)
                 for spec in observed[op]:
-                    made = self._corrected(op, spec, found)
-                    self._made[op, spec] = self._holder.hold(made)
+                    self._made[op, spec] = self._holder.hold(self._corrected(op, spec, found))
+                del found  # or else those of the last layer stay beside the next block's
+            FREED.now()
             for spec_of in _levels({op: observed[op] for op in ops}):
                 self._keep({op: self._made[op, spec] for op, spec in spec_of.items()}, spec_of)
 

@@ -124,16 +124,19 @@ class GroupedWeight:
 
     def stored(self) -> Floats:
         """Return the weight that multiplies the scaled inputs, float32 [outputs, inputs]."""
-        scales, offsets = (
-            np.repeat(values, self.group_size, axis=1)[:, : self.inputs]
-            for values in (self.scales, self.offsets)
-        )
-        return (self.codes.astype(np.float32) - middle_code(self.bits)) * scales + offsets
+        values = self.codes.astype(np.float32)
+        values -= middle_code(self.bits)
+        grouped = in_groups(values, self.group_size)
+        grouped *= self.scales[..., None]
+        grouped += self.offsets[..., None]
+        return np.ascontiguousarray(grouped.reshape(len(values), -1)[:, : self.inputs])
 
     def floats(self) -> Floats:
         """Return the weight with the factors of its inputs, float32 [outputs, inputs]."""
-        factors = self.input_factors
-        return self.stored() if factors is None else self.stored() * factors
+        found = self.stored()
+        if self.input_factors is not None:
+            found *= self.input_factors
+        return found
 
 
 def row_parts(shape: Sequence[int]) -> Iterator[slice]:
@@ -204,8 +207,11 @@ class Quantizer:
         return GroupedWeight(codes, scales, offsets, self.group_size, self.bits, factors)
 
     def nearest_codes(self, values: Floats, scales: Floats, offsets: Floats) -> Codes:
-        """Return the codes nearest to values; the arrays broadcast against each other."""
-        steps = np.rint((values - offsets) / scales) + middle_code(self.bits)
+        """Return the codes nearest to values; scales and offsets broadcast against them."""
+        steps = values - offsets
+        steps /= scales
+        np.rint(steps, out=steps)
+        steps += middle_code(self.bits)
         return np.clip(steps, 0, max_code(self.bits), out=steps).astype(np.uint8)
 
     def grid(self, weight: Array) -> tuple[Floats, Floats]:

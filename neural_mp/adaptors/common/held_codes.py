@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.code_packing import BitOrder, packed, unpacked
 from neural_mp.adaptors.common.grouped_weight import Codes, GroupedWeight
-from neural_mp.util.memory import FreedMemory
+from neural_mp.util.memory import FREED
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +67,13 @@ class CodeHolder:
     folder: Path | None = None
     _files: list[IO[bytes]] = field(default_factory=list, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
-    _freed: FreedMemory = field(default_factory=FreedMemory, repr=False)
 
     def hold(self, weight: GroupedWeight) -> GroupedWeight:
         """Return a weight whose codes are read back, and unpacked, whenever they are asked for."""
         if not isinstance(weight.held, np.ndarray) or not weight.held.size:
             return weight
         stored = packed(weight.held, weight.bits, _ORDER)
-        self._freed.after(np.dtype(np.float32).itemsize * weight.held.size)
+        FREED.after(np.dtype(np.float32).itemsize * weight.held.size)
         outputs, inputs = weight.held.shape
         shape = int(outputs), int(inputs)
         offset = self._written(stored)

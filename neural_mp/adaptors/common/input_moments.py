@@ -19,8 +19,8 @@ from neural_mp.util.pytree import Array
 
 M = TypeVar("M")
 
-#: Rows of a triangle that are mirrored at a time.
-_MIRRORED = 128
+#: Rows of a triangle that are mirrored at a time, and columns that are summed.
+_AT_ONCE = 128
 
 
 @dataclass
@@ -51,7 +51,9 @@ class MomentSums:
             return
         # One triangle, added in place: the product alone would be as large as the sums.
         blas.ssyrk(1.0, rows.T, beta=1.0, c=self.products.T, overwrite_c=1)
-        self.magnitudes += np.abs(rows).sum(axis=0)
+        for first in range(0, rows.shape[1], _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            self.magnitudes[part] += np.abs(rows[:, part]).sum(axis=0)
         self.rows += len(rows)
 
     def moments(self) -> InputMoments:
@@ -59,8 +61,8 @@ class MomentSums:
         rows = np.float32(max(self.rows, 1))
         self.products /= rows
         size = len(self.products)
-        for first in range(0, size, _MIRRORED):
-            part = slice(first, first + _MIRRORED)
+        for first in range(0, size, _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
             corner = np.tril(self.products[part, part])
             self.products[part, part] = corner + np.tril(corner, -1).T
             self.products[part, part.stop :] = self.products[part.stop :, part].T

@@ -64,13 +64,13 @@ def compensated(weight: Floats, choice: CodeChoice) -> Floats:
         change = ((lost[:, order] @ upper.T) @ upper).T
         columns = np.ascontiguousarray(weight[group].T[order]) + change
         low, free = (each[group].T[order] for each in (choice.low, choice.is_free))
-        found = _by_columns(columns, low, low + free, choice.scales[group, :, 0], upper)
+        found = _by_columns(columns, low, low + free, choice.scales[group, :, 0], factor)
         codes[group, :, order] = found
     return codes
 
 
 def _by_columns(
-    columns: Floats, low: Floats, high: Floats, scales: Floats, upper: Floats
+    columns: Floats, low: Floats, high: Floats, scales: Floats, factor: InverseFactor
 ) -> Floats:
     """Return the codes [inputs, outputs] of columns, in order; the columns are overwritten."""
     codes = np.empty_like(columns)
@@ -79,7 +79,7 @@ def _by_columns(
         codes[place] = np.clip(np.rint(column / scales), low[place], high[place])
         return codes[place] * scales
 
-    compensate(columns, upper, _BLOCK, rounded)
+    compensate(columns, factor, _BLOCK, rounded)
     return codes
 
 

@@ -8,7 +8,7 @@ way with the least error, so that no row is worse than rounded to nearest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from neural_mp.adaptors.common.learned_rounding import (
     learned_alone,
 )
 from neural_mp.core.enums import WeightCorrection
+from neural_mp.util.memory import FREED
 from neural_mp.util.pytree import Array
 
 #: Fraction of every input's power that is added to the diagonal of H, against noise.
@@ -49,6 +50,8 @@ _ROWS_TRIED = 256
 #: Norm of the error that HQQ minimizes, steps, and the penalty with its growth per step.
 _HQQ_NORM, _HQQ_STEPS, _HQQ_PENALTY, _HQQ_GROWTH = 0.7, 20, 10.0, 1.01
 _LEAST = 1e-8
+#: Intermediate results of rounding as large as the weight, at most.
+_RESULTS = 16
 
 
 def corrected_weight(
@@ -68,6 +71,7 @@ def corrected_weight(
         options: options of learned rounding.
     """
     weight = weight.astype(np.float32, copy=False)
+    FREED.after(_RESULTS * weight.nbytes)
     corrections = quantizer.spec.corrections
     if WeightCorrection.HQQ in corrections:
         rows = (weight[part] for part in row_parts(weight.shape))
@@ -82,7 +86,7 @@ def corrected_weight(
     if factors is not None:
         return _rounded(weight, quantizer, moments, factor, factors)
     if WeightCorrection.AWQ in corrections:
-        factors = awq_factors([weight], quantizer, moments)
+        factors = _best_factors([weight], quantizer, moments, factor)
     scaled = _rounded(weight, quantizer, moments, factor, factors)
     plain = quantizer.nearest(weight)
     better = _error(weight, plain, moments) < _error(weight, scaled, moments)
@@ -110,10 +114,12 @@ class InverseFactor:
     Attributes:
         order: the inputs in the order of rounding, those with the largest power first.
         upper: float32 [inputs, inputs], U with UᵀU = H⁻¹, in that order.
+        divisors: float32 [inputs], of the columns of `upper`, in that order; None for 1.
     """
 
     order: NDArray[np.intp]
     upper: Floats
+    divisors: Floats | None = None
 
     @classmethod
     def of(cls, products: Floats) -> InverseFactor:
@@ -140,9 +146,20 @@ class InverseFactor:
         upper /= size[order]
         return cls(order, upper)
 
-    def scaled(self, factors: Floats | None) -> Floats:
-        """Return the factor for inputs multiplied by `factors`."""
-        return self.upper if factors is None else self.upper / factors[self.order]
+    def scaled(self, factors: Floats | None) -> InverseFactor:
+        """Return the factor for inputs multiplied by `factors`; no second matrix is made."""
+        return self if factors is None else replace(self, divisors=factors[self.order])
+
+    @property
+    def diagonal(self) -> Floats:
+        """The diagonal of U, for scaled inputs."""
+        found: Floats = np.diagonal(self.upper)
+        return found if self.divisors is None else found / self.divisors
+
+    def rows(self, first: int, last: int) -> Floats:
+        """Return some rows of U for scaled inputs, from the column `first` on."""
+        found = self.upper[first:last, first:]
+        return found if self.divisors is None else found / self.divisors[first:]
 
 
 def _turned(matrix: Floats) -> Floats:
@@ -165,11 +182,18 @@ def awq_factors(
     tried on some rows with the rounding that follows. Errors of several readers are relative to
     their errors without factors.
     """
-    factor = (
-        InverseFactor.of(moments.products)
-        if WeightCorrection.GPTQ in quantizer.spec.corrections
-        else None
-    )
+    gptq = WeightCorrection.GPTQ in quantizer.spec.corrections
+    factor = InverseFactor.of(moments.products) if gptq else None
+    return _best_factors(weights, quantizer, moments, factor)
+
+
+def _best_factors(
+    weights: Sequence[Array],
+    quantizer: Quantizer,
+    moments: InputMoments,
+    factor: InverseFactor | None,
+) -> Floats | None:
+    """Return the factors of `awq_factors`, for a known factor of the moments."""
     readers = [w[:: -(-len(w) // _ROWS_TRIED)].astype(np.float32) for w in weights]
     size = np.maximum(moments.magnitudes, moments.magnitudes.max() * 1e-5 + _LEAST)
     best: Floats | None = None
@@ -196,7 +220,7 @@ def _rounded(
     factors: Floats | None,
 ) -> GroupedWeight:
     """Round a weight for inputs multiplied by `factors`, some rows at a time."""
-    scaled = None if factor is None else InverseFactor(factor.order, factor.scaled(factors))
+    scaled = None if factor is None else factor.scaled(factors)
     return joined_rows(
         _rounded_rows(weight[part], quantizer, moments, scaled, factors)
         for part in row_parts(weight.shape)
@@ -211,11 +235,13 @@ def _rounded_rows(
     factors: Floats | None,
 ) -> GroupedWeight:
     """Round rows of a weight, each in the best of several ways."""
+    FREED.after(_RESULTS * weight.nbytes)
     scaled = weight if factors is None else weight / factors
     ways = _ways(scaled, quantizer, moments, factor, factors)
     kept = next(ways)
     least = row_errors(weight, kept, moments)
     for other in ways:
+        FREED.after(_RESULTS * weight.nbytes)
         errors = row_errors(weight, other, moments)
         better = errors < least
         least = np.where(better, errors, least)
@@ -249,9 +275,9 @@ def _ways(
         return
     # An error that later inputs compensate for counts less: by the square of U's diagonal.
     remaining = np.empty_like(power)
-    remaining[factor.order] = 1 / np.diagonal(factor.upper) ** 2
+    remaining[factor.order] = 1 / factor.diagonal**2
     for grid in (full, _best_ranges(scaled, quantizer, remaining)):
-        codes = _compensated(scaled, quantizer, grid, factor.order, factor.upper)
+        codes = _compensated(scaled, quantizer, grid, factor)
         yield quantizer.weight(codes, *grid, factors)
 
 
@@ -264,10 +290,12 @@ def _best_ranges(weight: Floats, quantizer: Quantizer, power: Floats) -> tuple[F
     count = _SHRINKS_OF_4_BITS if quantizer.bits >= 4 else len(_SHRINKS)
     for shrink in _SHRINKS[:count]:
         tried = quantizer.grid_of(low * shrink, high * shrink)
-        change = in_groups(
-            quantizer.on_grid(weight, *tried).stored() - weight, quantizer.group_size
-        )
-        errors = (change**2 * weights).sum(axis=2)
+        change = quantizer.on_grid(weight, *tried).stored()
+        change -= weight
+        change *= change
+        grouped = in_groups(change, quantizer.group_size)
+        grouped *= weights
+        errors = grouped.sum(axis=2)
         if shrink == _SHRINKS[0]:
             (scales, offsets), least = tried, errors
             continue
@@ -282,11 +310,11 @@ def _compensated(
     weight: Floats,
     quantizer: Quantizer,
     grid: tuple[Floats, Floats],
-    order: NDArray[np.intp],
-    upper: Floats,
+    factor: InverseFactor,
 ) -> Codes:
     """Return the codes of a weight whose rounding errors later columns compensate for."""
     outputs, inputs = weight.shape
+    order = factor.order
     columns = np.ascontiguousarray(weight.T[order])
     scales, offsets = (np.ascontiguousarray(values.T) for values in grid)
     group = order // quantizer.group_size
@@ -301,12 +329,12 @@ def _compensated(
         value: Floats = (code - middle) * scale + offset
         return value
 
-    compensate(columns, upper, _BLOCK, rounded)
+    compensate(columns, factor, _BLOCK, rounded)
     return np.ascontiguousarray(codes.T)
 
 
 def compensate(
-    columns: Floats, upper: Floats, block: int, rounded: Callable[[int, Floats], Floats]
+    columns: Floats, factor: InverseFactor, block: int, rounded: Callable[[int, Floats], Floats]
 ) -> None:
     """Round columns in order, and let those that follow make up for the errors.
 
@@ -314,19 +342,21 @@ def compensate(
 
     Args:
         columns: the weight [inputs, outputs] in the order of rounding, which is overwritten.
-        upper: see `InverseFactor`.
+        factor: the factor of the inverse of H.
         block: number of columns between two updates of all later columns.
         rounded: place and column → the column as rounded.
     """
     for first in range(0, len(columns), block):
         last = min(first + block, len(columns))
+        upper = factor.rows(first, last)
         errors = np.empty((last - first, columns.shape[1]), np.float32)
         for place in range(first, last):
+            row = upper[place - first, place - first :]
             error = columns[place] - rounded(place, columns[place])
-            error /= upper[place, place]
-            columns[place + 1 : last] -= upper[place, place + 1 : last, None] * error
+            error /= row[0]
+            columns[place + 1 : last] -= row[1 : last - place, None] * error
             errors[place - first] = error
-        columns[last:] -= upper[first:last, last:].T @ errors
+        columns[last:] -= upper[:, last - first :].T @ errors
 
 
 def _half_quadratic(weight: Floats, quantizer: Quantizer) -> GroupedWeight:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+from numpy.lib import format as npy
 
 from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.io.array_files import UNREADABLE, load_arrays
-from neural_mp.io.files import write_atomic
+from neural_mp.io.files import atomic_file
 from neural_mp.util.pytree import Array
 
 logger = logging.getLogger(__name__)
@@ -72,19 +74,12 @@ class WeightStore:
         self, found: Mapping[str, GroupedWeight], specs: Mapping[str, QuantSpec], context: str = ""
     ) -> None:
         """Keep op → its rounded weight; a folder that cannot be written to costs time only."""
-        parts = {
-            f"{place}/{name}": value
-            for place, op in enumerate(specs)
-            for name in _PARTS
-            if (value := getattr(found[op], name)) is not None
-        }
-        content = io.BytesIO()
-        np.savez(content, allow_pickle=False, **parts)
         try:
-            write_atomic(self._path(specs, context), content.getvalue())
-            files = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
-            for file in files[:-_MAX_FILES]:
-                file.unlink(missing_ok=True)
+            with atomic_file(self._path(specs, context)) as file:
+                _write(file, [found[op] for op in specs])
+            kept = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+            for path in kept[:-_MAX_FILES]:
+                path.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("Rounded weights cannot be kept for a resumed run: %s", error)
 
@@ -92,6 +87,17 @@ class WeightStore:
         words = [[op, str(spec)] for op, spec in specs.items()]
         said = json.dumps([self.scope, context, words])
         return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}{_SUFFIX}"
+
+
+def _write(file: IO[bytes], weights: Iterable[GroupedWeight]) -> None:
+    """Write weights like `numpy.savez`, one array at a time: codes take a byte each."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for place, weight in enumerate(weights):
+            for name in _PARTS:
+                value = getattr(weight, name)
+                if value is not None:
+                    with archive.open(f"{place}/{name}.npy", "w", force_zip64=True) as member:
+                        npy.write_array(member, value, allow_pickle=False)
 
 
 def _checked(

@@ -17,9 +17,10 @@ from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.experts import SplitExperts
-from neural_mp.adaptors.pytorch.layer_storage import copy_tokenizer, write_weights
+from neural_mp.adaptors.pytorch.layer_storage import copy_tokenizer
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.transformers_folder import is_known_class
+from neural_mp.adaptors.pytorch.weight_files import write_weights
 from neural_mp.errors import ConversionError
 
 #: Bits of layers that both formats hold.
@@ -79,9 +80,19 @@ def export_checkpoint(model: TorchModel, folder: Path, form: CheckpointFormat) -
         name: value.to(dtype) if name.endswith("weight_scale") else value
         for name, value in packed.items()
     }
-    kept = {name: value.clone().contiguous() for name, value in state.items()}
-    write_weights(folder / "model.safetensors", {**kept, **packed})
+    write_weights(folder / "model.safetensors", {**_unshared(state), **packed})
     copy_tokenizer(Path(str(shell.config._name_or_path or "")), folder)
+
+
+def _unshared(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights that share no memory, as safetensors requires; only tied ones are copied."""
+    places: set[int] = set()
+    found = {}
+    for name, value in state.items():
+        is_tied = value.data_ptr() in places
+        places.add(value.data_ptr())
+        found[name] = value.clone().contiguous() if is_tied else value.contiguous()
+    return found
 
 
 def _weight_node(part: Part) -> Node | None:

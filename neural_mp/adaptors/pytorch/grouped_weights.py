@@ -24,6 +24,10 @@ from neural_mp.adaptors.pytorch.decoder_blocks import (
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.quantizable_ops import LINEAR
+from neural_mp.util.memory import FREED
+
+#: Intermediate results of a block between two of its layers as large as their inputs, at most.
+_RESULTS = 16
 
 
 def input_moments(
@@ -70,10 +74,12 @@ def block_moments(
     for block, given in zip(blocks, calls.calls, strict=True):
         module = model.shell.get_submodule(block.path)
         found = wanted.pop(block.path, [])
+        FREED.now()  # of a run of the model, or of the block before
         if found:
             yield moments_of_layers(module, block, found, calls.states, given)
         if not wanted:
             return
+        FREED.now()
         advance(module, calls.states, given)
         given.clear()
 
@@ -99,6 +105,7 @@ def moments_of_layers(
     def _note(op: str, read: torch.Tensor) -> None:
         first = next((other for other, value in seen.items() if value is read), op)
         seen[op] = read
+        FREED.after(_RESULTS * read.nbytes)
         # The first run decides which layers share: experts read other rows in every run.
         if alike.setdefault(op, first) == op:
             rows = read.detach().float().numpy()

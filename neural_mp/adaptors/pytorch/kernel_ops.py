@@ -7,6 +7,7 @@ from functools import reduce
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch import qdq_ops as ops
@@ -141,25 +142,39 @@ def weight_only_linear(
     return result if bias is None else result + bias
 
 
+class KernelWeight(nn.Module):
+    """A packed weight as the 4-bit kernel reads it, made for the first call with few rows.
+
+    It takes as many bytes as the stored weight, which calls with many rows and saving never need.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def of(self, *stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `four_bit_weight` of the stored weight, scales and offsets."""
+        if self._made is None:
+            self._made = four_bit_weight(*stored)
+        return self._made
+
+
 def four_bit_linear(
     x: torch.Tensor,
-    kernel_weight: torch.Tensor,
-    scales_and_offsets: torch.Tensor,
+    kernel_weight: KernelWeight,
     q: torch.Tensor,
     scales: torch.Tensor,
     offsets: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Run a dense layer with 4-bit weights, `x` rounded to bfloat16 for few rows.
-
-    The kernel reads `kernel_weight` and `scales_and_offsets` (see `four_bit_weight`).
-    """
+    """Run a dense layer with 4-bit weights, `x` rounded to bfloat16 for few rows."""
     features = x.shape[-1]
     if x.numel() > _FEW_ROWS_OF_4_BITS * features or not x.numel():
         return low_bit_linear(x, q, scales, offsets, 4, bias)
     rows = x.reshape(-1, features).to(torch.bfloat16)
     group = features // scales.shape[1]
-    result = aten._weight_int4pack_mm_for_cpu(rows, kernel_weight, group, scales_and_offsets)
+    weight, scales_and_offsets = kernel_weight.of(q, scales, offsets)
+    result = aten._weight_int4pack_mm_for_cpu(rows, weight, group, scales_and_offsets)
     result = result.to(x.dtype).reshape(*x.shape[:-1], len(q))
     return result if bias is None else result + bias
 

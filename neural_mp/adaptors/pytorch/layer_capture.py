@@ -30,8 +30,9 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMod
         CaptureError: if no layer runs.
         DataError: if the module does not run on these inputs.
     """
-    seen = watch_calls(shell, call)
+    seen = watch_calls(shell, call, lambda part: _as_layer(part) is not None)
     graphs: dict[Hashable, GraphModule] = {}
+    calls: dict[Hashable, CallArgs] = {}
     found = {}
     for path, module in shell.named_modules():
         layer, recorded = _as_layer(module), seen.get(module)
@@ -40,7 +41,9 @@ def capture_layers(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMod
         key = _form(layer, recorded.call)
         if key not in graphs:
             graphs[key] = capture.capture(layer, recorded.call)
-        found[path] = _with_parameters(graphs[key], layer), recorded.call
+        # One example for equal layers: those of all layers take more memory than a block.
+        example = calls.setdefault((key, recorded.call.args[0].shape), recorded.call)
+        found[path] = _with_parameters(graphs[key], layer), example
     if not found:
         raise CaptureError(
             f"{type(shell).__name__} must run a dense layer or an embedding on the inputs, found "

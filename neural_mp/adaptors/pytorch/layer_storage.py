@@ -1,6 +1,6 @@
 """Folders of `transformers` models converted layer by layer.
 
-Beside the files of `transformers` (configuration, and a `.safetensors` file of the weights that
+Beside the files of `transformers` (configuration, and `.safetensors` files of the weights that
 stay), a folder holds one program per form of converted layer, and the constants of all layers.
 """
 
@@ -29,6 +29,7 @@ from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import private
 from neural_mp.adaptors.pytorch.transformers_folder import is_known_class, read_folder
+from neural_mp.adaptors.pytorch.weight_files import read_weights, write_weights
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.util.validators import integer_between, list_of, mapping_of, record, string
 
@@ -94,11 +95,11 @@ def restore(folder: Path) -> TorchModel:
     """
     details = read_details(folder / LAYERS_FILE, _DETAILS)
     sizes = (file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    kept = _read_weights(folder / _WEIGHTS_FILE)
+    kept = read_weights(folder / _WEIGHTS_FILE)
     shell = private(read_folder(folder, _WEIGHTS_PER_BYTE * sum(sizes), kept))
     split_experts(shell)
     _set_weights(shell, kept)
-    constants = _read_weights(folder / _CONSTANTS_FILE)
+    constants = read_weights(folder / _CONSTANTS_FILE)
     programs: dict[int, Part] = {}
     parts = {}
     for path, layer in details["layers"].items():
@@ -242,23 +243,6 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
-
-
-def write_weights(file: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write weights by name into a `.safetensors` file."""
-    from safetensors.torch import save_file
-
-    save_file(dict(weights), file, metadata={"format": "pt"})
-
-
-def _read_weights(file: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return dict(load_file(file))
-    except (OSError, SafetensorError) as error:
-        raise ModelLoadError(f"{str(file)!r} cannot be read: {error}") from error
 
 
 _SIZE = integer_between(0)

@@ -30,7 +30,7 @@ from neural_mp.adaptors.pytorch.fusion import (
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
-from neural_mp.util.memory import FreedMemory
+from neural_mp.util.memory import FREED
 
 aten = torch.ops.aten
 onednn = torch.ops.onednn
@@ -46,7 +46,7 @@ _Output = tuple[float, int, torch.dtype]
 
 def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
     """Return the model with the portable form of every graph rewritten; keep the original."""
-    parts, freed = {}, FreedMemory()
+    parts = {}
     for path, part in model.parts.items():
         portable = fx.shallow_copy(part.portable)
         rewrite(portable)
@@ -55,7 +55,7 @@ def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> Torc
             continue
         portable = fx.finish(portable)
         parts[path] = Part(portable, runnable_form(portable), part.example, True)
-        freed.after(sum(value.nbytes for value in part.portable.parameters()))
+        FREED.after(sum(value.nbytes for value in part.portable.parameters()))
     return replace(model, parts=parts, original=None)
 
 
@@ -113,13 +113,10 @@ def _lower_low_bits(module: GraphModule, node: Node) -> None:
     elif node.target is layers.LINEAR and bits != 4:
         _call_instead(node, kernels.low_bit_linear, (node.args[0], *read, bits, _bias(node)))
     elif node.target is layers.LINEAR:
-        stored = (fx.attribute(module, source.target) for source in read)
-        added = zip(("packed", "groups"), kernels.four_bit_weight(*stored), strict=True)
-        constants = [
-            fx.add_constant(module, f"{node.name}_{word}", value, node) for word, value in added
-        ]
-        values = (node.args[0], *constants, *read, _bias(node))
-        _call_instead(node, kernels.four_bit_linear, values)
+        name = f"{node.name}_kernel_weight"
+        module.add_submodule(name, kernels.KernelWeight())
+        weight = fx.read_constant(module, name, node)
+        _call_instead(node, kernels.four_bit_linear, (node.args[0], weight, *read, _bias(node)))
 
 
 def _call_instead(

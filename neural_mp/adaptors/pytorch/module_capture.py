@@ -163,8 +163,10 @@ def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphMo
     return capturer.found
 
 
-def watch_calls(module: nn.Module, call: CallArgs) -> dict[nn.Module, RecordedCall]:
-    """Run a model once; return submodule → its recorded call."""
+def watch_calls(
+    module: nn.Module, call: CallArgs, wanted: Callable[[nn.Module], bool] = lambda _: True
+) -> dict[nn.Module, RecordedCall]:
+    """Run a model once; return submodule → its recorded call, for submodules that are wanted."""
     seen: dict[nn.Module, RecordedCall] = {}
 
     def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -177,7 +179,7 @@ def watch_calls(module: nn.Module, call: CallArgs) -> dict[nn.Module, RecordedCa
     hooks = [
         part.register_forward_pre_hook(note, with_kwargs=True)
         for part in module.modules()
-        if part is not module
+        if part is not module and wanted(part)
     ]
     try:
         capture.run_once(module, call)

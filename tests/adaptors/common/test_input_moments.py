@@ -42,6 +42,26 @@ def test_the_factor_is_that_of_the_damped_inverse(moments):
     assert not np.tril(found.upper, -1).any()
 
 
+def test_the_factor_for_scaled_inputs_is_that_of_their_moments(moments):
+    factors = np.linspace(0.5, 2, SIZE, dtype=np.float32)
+    found = InverseFactor.of(moments.products)
+    scaled = found.scaled(factors)
+    expected = found.upper / factors[found.order]
+    assert scaled.upper is found.upper
+    assert np.array_equal(scaled.rows(0, SIZE), expected)
+    assert np.array_equal(scaled.rows(100, 130), expected[100:130, 100:])
+    assert np.array_equal(scaled.diagonal, np.diagonal(expected))
+
+
+def test_awq_and_gptq_factorize_the_moments_once(moments, monkeypatch):
+    made, factorize = [], InverseFactor.of
+    monkeypatch.setattr(InverseFactor, "of", lambda h: made.append(h) or factorize(h))
+    weight = DRAW.normal(size=(16, SIZE)).astype(np.float32)
+    quantizer = Quantizer(QuantSpec.parse("uint4 asymmetric per_group 64 awq gptq"))
+    corrected_weight(weight, quantizer, moments)
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("words", ["awq", "gptq", "awq gptq"])
 def test_a_weight_is_rounded_alike_whole_and_in_parts(moments, words, monkeypatch):
     weight = DRAW.normal(size=(300, SIZE)).astype(np.float32)

@@ -17,7 +17,7 @@ from neural_mp import convert_with_plan
 from neural_mp.adaptors.common import grouped_weight
 from neural_mp.adaptors.common.grouped_weight import Quantizer
 from neural_mp.adaptors.common.weight_corrections import corrected_weight
-from neural_mp.adaptors.pytorch import hessian, kernel_ops
+from neural_mp.adaptors.pytorch import hessian, kernel_ops, weight_files
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.transformers_folder import read_folder
 from neural_mp.core.enums import Capture
@@ -115,6 +115,56 @@ def test_a_result_keeps_no_float_weight_of_a_converted_layer():
     assert torch.isfinite(result(**inputs).logits).all()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_runs")
+def test_a_result_is_written_and_read_shard_by_shard(tmp_path, monkeypatch):
+    monkeypatch.setattr(weight_files, "MAX_SHARD_BYTES", 20_000)
+    decoder = _decoder("llama")
+    plan = _plan(decoder, "uint4 asymmetric per_group 32")
+    inputs = {"input_ids": _IDS}
+    result = convert_with_plan(decoder, plan, inputs=inputs, capture=Capture.LAYERS)
+    result.save(tmp_path / "saved")
+    for stem in ("model", "layers"):
+        assert not (tmp_path / "saved" / f"{stem}.safetensors").exists()
+        shards = sorted((tmp_path / "saved").glob(f"{stem}-*.safetensors"))
+        assert len(shards) > 1
+        assert all(shard.stat().st_size < 30_000 for shard in shards)
+    again = neural_mp.load(tmp_path / "saved")
+    assert torch.equal(again(**inputs).logits, result(**inputs).logits)
+    result.save_pretrained(tmp_path / "checkpoint", "compressed-tensors")
+    assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 1
+    weights = weight_files.read_weights(tmp_path / "checkpoint" / "model.safetensors")
+    embedding = decoder.get_submodule("model.embed_tokens").weight
+    assert torch.equal(weights["model.embed_tokens.weight"], embedding)
+    shards[0].unlink()
+    with pytest.raises(ModelLoadError, match=shards[0].name):
+        neural_mp.load(tmp_path / "saved")
+
+
+def test_transformers_reads_shards_in_place_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(weight_files, "MAX_SHARD_BYTES", 20_000)
+    decoder = _decoder("llama")
+    decoder.config.save_pretrained(tmp_path)
+    weight_files.write_weights(tmp_path / "model.safetensors", decoder.state_dict())
+    again = type(decoder).from_pretrained(tmp_path).eval()
+    assert torch.equal(again(input_ids=_IDS).logits, decoder(input_ids=_IDS).logits)
+
+
+def test_an_index_names_files_of_its_folder_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(weight_files, "MAX_SHARD_BYTES", 20_000)
+    file = tmp_path / "model.safetensors"
+    weight_files.write_weights(file, _decoder("llama").state_dict())
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("model-00001", "../model-00001"))
+    with pytest.raises(ModelLoadError, match="files of the folder"):
+        weight_files.read_weights(file)
+
+
+def test_no_weights_are_a_file_without_weights(tmp_path):
+    weight_files.write_weights(tmp_path / "layers.safetensors", {})
+    assert weight_files.read_weights(tmp_path / "layers.safetensors") == {}
+
+
 def test_weights_in_16_bits_are_read_in_float32_one_at_a_time():
     decoder = _decoder("llama", torch.bfloat16)
     with torch.no_grad():
@@ -149,6 +199,26 @@ def test_parts_of_a_weight_are_laid_out_like_the_whole(monkeypatch):
     monkeypatch.setattr(kernel_ops, "_EXPANDED", 1)
     in_parts, _ = kernel_ops.four_bit_weight(codes, *parameters)
     assert torch.equal(in_parts, whole)
+
+
+def test_the_layout_of_the_kernel_is_made_at_the_first_call_with_few_rows(monkeypatch):
+    made = []
+    lay_out = kernel_ops.four_bit_weight
+    monkeypatch.setattr(kernel_ops, "four_bit_weight", lambda *w: made.append(w) or lay_out(*w))
+    codes = torch.randint(0, 256, (32, 32), dtype=torch.uint8)
+    stored = (
+        codes,
+        torch.ones(32, 1, dtype=torch.bfloat16),
+        torch.zeros(32, 1, dtype=torch.bfloat16),
+    )
+    weight = kernel_ops.KernelWeight()
+    rows = torch.randn(65, 64, generator=torch.Generator().manual_seed(0))
+    many = kernel_ops.four_bit_linear(rows, weight, *stored, None)
+    assert not made
+    for first in (0, 32):
+        few = kernel_ops.four_bit_linear(rows[first : first + 32], weight, *stored, None)
+        torch.testing.assert_close(few, many[first : first + 32], rtol=0.02, atol=0.5)
+    assert len(made) == 1
 
 
 def _of_half_the_bytes(shard):
