@@ -30,7 +30,7 @@ from runtime_nets import (
 from torch.utils.flop_counter import FlopCounterMode
 
 from neural_mp import AccuracyCriterion, MixedPrecision, load
-from neural_mp.adaptors.openvino.runtime import core
+from neural_mp.adaptors.openvino.runtime import core, precision_hint
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.api.runtimes import RuntimeChoice
 from neural_mp.core.hardware import detect
@@ -186,7 +186,10 @@ def _contenders(name: str, folder: Path, size: int, net: Any) -> dict[str, Call]
         result = load(ours)
         found[OURS] = lambda given: result(*given)
         if (ours / "model.xml").exists():
-            found[PLAIN] = _openvino(ours / "model.xml", example, f32)
+            noted = precision_hint(core().read_model(ours / "model.xml"))
+            found[PLAIN] = _openvino(
+                ours / "model.xml", example, {"INFERENCE_PRECISION_HINT": noted}
+            )
     if (folder / "nncf.xml").exists():
         found[NNCF] = _openvino(folder / "nncf.xml", example, {})
         found[NNCF_F32] = _openvino(folder / "nncf.xml", example, f32)

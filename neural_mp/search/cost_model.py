@@ -32,10 +32,10 @@ _OWN_NOISE: Mapping[Precision, float] = {
 _CONVERSION = 0.05
 #: Emulated precisions are assumed slower than FP32, unless their time was measured.
 _EMULATED = 1.1
-#: INT8 counts as slower only from this ratio on: timings of single ops are rough and include
-#: conversions that neighbours in INT8 make unnecessary.
+#: INT8 counts as slower than the fastest float precision only from this ratio on: timings of single
+#: ops are rough and include conversions that neighbours in INT8 make unnecessary.
 _INT8_MIN_SLOWDOWN = 1.2
-#: Upper bound of the time relative to FP32 for INT8 ops below that ratio.
+#: Upper bound of the time relative to that precision for INT8 ops below that ratio.
 _INT8_ASSUMED_TIME_RATIO = 0.95
 #: Weight of the model's size when latency is the objective, as a fraction of FP32's time. Applies
 #: to weight-only INT8, which saves hardly any time: of plans that are about equally fast, the
@@ -100,9 +100,12 @@ class CostInputs:
         unknown = precision not in measured or not measured.get(Precision.FP32)
         if unknown or precision is Precision.FP32:
             return _EMULATED if emulated else precision.bits / 32
-        ratio = measured[precision] / measured[Precision.FP32]
-        doubtful = precision is Precision.INT8 and ratio <= _INT8_MIN_SLOWDOWN and not self.in_place
-        return min(ratio, _INT8_ASSUMED_TIME_RATIO) if doubtful else ratio
+        taken = measured[precision]
+        if precision is Precision.INT8 and not self.in_place:
+            fastest = min(seconds for p, seconds in measured.items() if not p.is_integer)
+            if taken <= _INT8_MIN_SLOWDOWN * fastest:
+                taken = min(taken, _INT8_ASSUMED_TIME_RATIO * fastest)
+        return taken / measured[Precision.FP32]
 
 
 def _fractions(amounts: Sequence[float]) -> list[float]:

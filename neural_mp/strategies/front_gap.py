@@ -50,6 +50,23 @@ def first_fallbacks(
     return [without_tensors(problem.space, missed.plan, tensors[:n]) for n in sorted(counts)]
 
 
+def further_fallbacks(
+    problem: TuningProblem,
+    model: CostModel,
+    trials: tuple[Trial, Trial],
+    tensors: Sequence[QuantizedTensor],
+) -> list[PrecisionPlan]:
+    """Return the plan to try after a guess that reduced the loss and missed narrowly, if any.
+
+    `trials` are the first one and that of the guess; the other arguments as in `first_fallbacks`.
+    """
+    first, missed = trials
+    if missed.loss is None or first.loss is None or missed.loss >= first.loss:
+        return []
+    counts = _fewest(problem, model, missed, tensors)
+    return [without_tensors(problem.space, missed.plan, tensors[:count]) for count in counts]
+
+
 def tolerated_noise_ratio(problem: TuningProblem, missed: Trial) -> float:
     """Return the noise that is expected to meet the target over that of a plan that missed it.
 

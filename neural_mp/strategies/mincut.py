@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from neural_mp.core.enums import Objective, is_latency_only
+from neural_mp.core.enums import is_latency_only
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -33,7 +33,13 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 from neural_mp.strategies.bit_allocation import BitAllocation
-from neural_mp.strategies.front_gap import first_fallbacks, halfway, tolerated_noise_ratio
+from neural_mp.strategies.first_plans import first_plans
+from neural_mp.strategies.front_gap import (
+    first_fallbacks,
+    further_fallbacks,
+    halfway,
+    tolerated_noise_ratio,
+)
 from neural_mp.strategies.low_bits import has_met, without, without_slow_low_bits
 from neural_mp.strategies.refinement import (
     fastest_nearby,
@@ -50,8 +56,6 @@ _TRIALS, _TRIALS_AT_MOST = 4, 8
 _GAP_TRIALS = 2
 #: Number of tensors whose sensitivity is measured at the outputs.
 _MEASURED_EXACTLY = 4
-#: A plan counts as faster below this ratio of measured latencies, or of predicted ones, if minimal.
-_FASTER, _PREDICTED_AS_FASTER = 0.97, 0.85
 #: If latency and prediction differ by more than this fraction, ops are timed again within the plan.
 _OFF = 0.15
 #: Maximum numbers of trials of plans measured as faster than the fastest trial, or than FP32.
@@ -74,11 +78,12 @@ class MinimumCut(Strategy):
     any weight of noise against time; the plans of all weights form the Pareto front.
 
     1. The fastest plan by measured times; noisy tensors get corrections that cost no time: channel
-       scaling. Most models meet the target here.
+       scaling. Most models meet the target here. If the target is missed, a plan with less INT8
+       that is as fast.
     2. If the target is missed, embedding tables quantized only for their size leave INT8.
     3. Another calibration algorithm or bias correction, then weights learned from FP32 results
        (reconstruction), each if a few samples show less noise.
-    4. As few tensors leave INT8 as a narrow miss requires, or else all with an NSR above 5 %.
+    4. As few tensors leave INT8 as narrow misses require, or else all with an NSR above 5 %.
     5. Bisection of the front between the slowest plan that missed the target and the fastest that
        met it, until no plan lies between or after four trials. If no plan has met the target, the
        noisiest tensors fall back in doubling steps (1, 2, 4, …), for at most eight trials in total.
@@ -154,10 +159,15 @@ class _Run:
         )
 
     def search(self) -> Steps:
-        fastest = self._fastest()
+        plans = first_plans(self.problem, self.model, self._finished)
+        fastest = plans.fastest
         first = yield from self._try(fastest)
         if first is None:
             return  # no op runs in a lower precision, whatever the plan
+        if not first.meets_accuracy and plans.as_fast is not None:
+            other = yield from self._try(plans.as_fast)
+            if other is not None and other.loss is not None:
+                fastest, first = plans.as_fast, other
         if not first.meets_accuracy:
             for_size = self._cost_inputs().in_int8_for_size_only(fastest)
             yield from self._try(without_int8(self.problem.space, fastest, for_size))
@@ -174,25 +184,12 @@ class _Run:
     def _has_met(self) -> bool:
         return any(trial.met for trial in self.tried.values())
 
-    def _fastest(self) -> PrecisionPlan:
-        """Return the lowest-precision plan or the fastest by single-op times."""
-        low, cut = self.problem.space.fastest_plan(), self.model.best_plan(0.0)
-        if not self._resolved(cut).has_low_precision or self._resolved(low) == self._resolved(cut):
-            return low
-        if Objective.PERFORMANCE not in self.problem.objectives:
-            return cut
-        seconds = self.problem.probe.latencies([self._finished(low), self._finished(cut)])
-        if seconds is not None:
-            return cut if seconds[1] < seconds[0] * _FASTER else low
-        predicted = [self.model.cost(plan)[0] for plan in (low, cut)]
-        return cut if predicted[1] < predicted[0] * _PREDICTED_AS_FASTER else low
-
     def fastest(self) -> PrecisionPlan:
         """Return the fastest plan by latencies of whole models, see `fastest_by_time`."""
         space = self.problem.space
         if not self.problem.probe.times().ops:
             return self._finished(space.fastest_plan())
-        plan = self._finished(self._fastest())
+        plan = self._finished(first_plans(self.problem, self.model, self._finished).fastest)
 
         def candidates(plan: PrecisionPlan) -> list[PrecisionPlan]:
             found = map(self._resolved, without_a_type(space, plan, self._gains(plan)))
@@ -355,6 +352,8 @@ class _Run:
                 met, guesses = self.model.cost(plan), []
             else:
                 missed = self.model.cost(plan)
+                again = further_fallbacks(self.problem, self.model, (first, trial), tensors)
+                guesses = [p for p in again if self._resolved(p) not in self.tried] + guesses
         if not any(trial.meets_accuracy for trial in self.tried.values()):
             yield from self._fall_back_by_noise(fastest)
         for _ in range(_GAP_TRIALS):

@@ -96,6 +96,17 @@ def test_16_bits_are_worth_what_they_were_measured_to_be(bf16, taken):
     assert (plan["op0"].precision is BF16) == taken
 
 
+@pytest.mark.parametrize(("int8", "taken"), [(0.55, INT8), (0.7, BF16)])
+def test_int8_goes_back_to_a_float_precision_that_is_clearly_faster(int8, taken):
+    """INT8 is faster than FP32 in any case, and slower than BF16 by a tenth or by two fifths."""
+    measured = OpTimings({"op0": {FP32: 1.0, BF16: 0.5, INT8: int8}}, conversion=0.0)
+    space = chain(1)
+    low = space.choice("op0", INT8)
+    every = {"op0": Capability((low, OpConfig(BF16), OpConfig(FP32)))}
+    model = cost_model(replace(space, capabilities=every), CostInputs({}, times=measured))
+    assert model.best_plan(0.0)["op0"].precision is taken
+
+
 @pytest.mark.parametrize("harm", [1e-6, 1e-3])
 def test_of_two_plans_that_are_as_fast_it_is_the_smaller_one(harm):
     """Nine tenths of all bytes are in a table, which takes a thousandth of the time."""

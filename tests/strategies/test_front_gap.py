@@ -37,6 +37,21 @@ def test_a_jump_over_most_of_the_model_is_bisected():
     assert max(count for count, met in counts if met) >= 18
 
 
+def test_a_guess_that_misses_narrowly_is_followed_by_another():
+    """The loss falls by half as much as the predicted noise; INT8 in most ops meets the target."""
+    space = chain(LENGTH)
+    noise = {f"op{i}": 1e-4 for i in range(LENGTH)}
+
+    def loss(plan):
+        return 0.0115 * (0.5 + 0.5 * len(int8_ops(plan)) / LENGTH)
+
+    trials = run(space, loss, noise, strategy="mincut")
+    most = max(count for count in range(LENGTH) if 0.0115 * (0.5 + 0.5 * count / LENGTH) <= 0.01)
+    first_met = next(trial for trial in trials if trial.met)
+    assert len(int8_ops(first_met.plan)) >= 0.85 * most
+    assert trials.index(first_met) <= 3
+
+
 @pytest.mark.parametrize("excess", [1.02, 1.3, 1.8])
 def test_a_narrow_miss_costs_no_more_int8_than_its_noise_requires(excess):
     """Loss in proportion to the noise of the ops in INT8: the second trial is close to the best."""

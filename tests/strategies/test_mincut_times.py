@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from made_up import WEIGHT, MadeUpProbe, chain, int8_ops, tried
+from made_up import BF16, INT8, WEIGHT, MadeUpProbe, chain, int8_ops, tried
 
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.op_timings import OpTimings
@@ -54,6 +54,47 @@ def test_the_whole_that_is_clearly_faster_is_tried_first(without_op3, in_int8):
     probe.without_op3 = without_op3
     (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=probe)
     assert len(int8_ops(trial.plan)) == in_int8
+
+
+@pytest.mark.parametrize(("without_op3", "counts"), [(0.99, [6, 5]), (1.0, [6, 5]), (1.1, [6])])
+def test_a_plan_that_is_as_fast_with_less_int8_follows_one_that_missed(without_op3, counts):
+    """op3 misses the target in INT8; without a second plan as fast, its noise is found first."""
+    probe = Timed()
+    probe.without_op3 = without_op3
+    trials = tried(chain(6), lambda plan: 0.02 * ("op3" in int8_ops(plan)), {}, probe=probe)
+    assert [len(int8_ops(trial.plan)) for trial in trials][: len(counts)] == counts
+    if len(counts) > 1:
+        assert int8_ops(trials[1].plan) == {f"op{i}" for i in (0, 1, 2, 4, 5)}
+        assert len(trials) == 2
+
+
+class Mixed(MadeUpProbe):
+    """BF16 is clearly faster than INT8 in op3, and as fast as FP32 in op5, which has no INT8."""
+
+    def times(self):
+        by = {FP32.precision: 4.0, Precision.BF16: 2.0, Precision.INT8: 1.0}
+        ops = {f"op{i}": by for i in range(5)}
+        ops["op3"] = {**by, Precision.INT8: 3.0}
+        ops["op5"] = {FP32.precision: 0.01, Precision.BF16: 0.011}
+        return OpTimings(ops, 0.0)
+
+    def latencies(self, plans):
+        """A change of float precision between op4 and op5 takes a second."""
+        return [10.0 - 2.0 * (_at(p, "op3") == "bf16") + (_at(p, "op5") == "fp32") for p in plans]
+
+
+def _at(plan, op):
+    return plan[op].precision.value if op in plan else "fp32"
+
+
+def test_an_op_too_short_to_be_timed_does_not_change_its_float_precision_for_it():
+    space = chain(6, (*INT8, BF16, FP32))
+    capabilities = {**space.capabilities, "op5": Capability((BF16, FP32))}
+    space = replace(space, capabilities=capabilities)
+    (trial,) = tried(space, lambda plan: 0.0, {}, probe=Mixed())
+    assert [_at(trial.plan, f"op{i}") for i in range(6)] == [
+        *("int8", "int8", "int8", "bf16", "int8", "bf16")
+    ]
 
 
 class Reading(MadeUpProbe):

@@ -2,8 +2,8 @@
 
 The CPU plugin runs a layer in INT8 if its inputs come from FakeQuantize and its weight from int8
 constants; a FakeQuantize after a layer becomes part of the layer's kernel. Ops written in BF16
-types run in BF16 while the model is compiled for FP32. So a plan needs no settings of the runtime:
-quantized tensors get a FakeQuantize, INT8 layers an int8 weight, and 16-bit ops inputs in 16 bits.
+types run in BF16 while the model is compiled for FP32. So quantized tensors get a FakeQuantize,
+INT8 layers an int8 weight, and 16-bit ops inputs in 16 bits, or the model a hint to run in BF16.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
 from neural_mp.adaptors.openvino.int8_weights import WEIGHT
 from neural_mp.adaptors.openvino.low_bits import set_input_group
 from neural_mp.adaptors.openvino.model import OpenVinoModel
+from neural_mp.adaptors.openvino.precision_hint import runs_by_hint, set_hint
 from neural_mp.adaptors.openvino.recurrent import SEQUENCES, input_widths, quantize_sequence
 from neural_mp.adaptors.openvino.runtime import dtype_of, ops, ov
 from neural_mp.adaptors.openvino.weights import WeightWriter
@@ -84,7 +85,10 @@ def convert_graph(
     weights.group()
     writer.quantize_tensors()
     writer.bound_results()
-    writer.cast_to_16_bits()
+    if runs_by_hint(found, plan.effective):
+        set_hint(program, found, plan.effective)
+    else:
+        writer.cast_to_16_bits()
     writer.quantize_recurrent()
     weights.replace_ops()
     program.validate_nodes_and_infer_types()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from neural_mp.adaptors.openvino.convert import QUANTIZED
@@ -32,6 +33,8 @@ _PRODUCTS = frozenset({"FullyConnected", "MatMul"})
 _LAYERS = _PRODUCTS | {"Convolution"}
 #: Element types of bytes that no plan quantized: conditions and integers.
 _OWN_BYTES = (ov.Type.boolean, ov.Type.u8, ov.Type.i8)
+#: Average microseconds, per number of runs, from which single runs are told apart.
+_LEAST_AVERAGES = 10
 #: Kernels that convert between variants of a tensor.
 _CONVERSIONS = frozenset({"Reorder", "Convert", "FakeQuantize"})
 
@@ -44,13 +47,31 @@ def time_ops(model: OpenVinoModel, inputs: Any, runs: int) -> dict[str, list[flo
     feeds = model.feeds(model.signature.bind(inputs))
     runner = Runner(model.program, profiled=True)
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
-    for run in range(runs):
+    averages = []
+    for _ in range(runs):
         runner(feeds)
-        for kernel in runner.kernels():
-            if kernel.microseconds:
-                op = next(iter(_timed_ops(model, kernel)), kernel.type)
-                seconds.setdefault(op, [0.0] * runs)[run] += kernel.microseconds / 1e6
+        kernels = runner.kernels()
+        averages.append([kernel.microseconds or 0.0 for kernel in kernels])
+    for kernel, means in zip(kernels, zip(*averages, strict=True), strict=True):
+        if any(means):
+            op = next(iter(_timed_ops(model, kernel)), kernel.type)
+            taken = seconds.setdefault(op, [0.0] * runs)
+            for run, microseconds in enumerate(single_runs(means)):
+                taken[run] += microseconds / 1e6
     return seconds
+
+
+def single_runs(averages: Sequence[float]) -> list[float]:
+    """Return the microseconds of every run from the averages over all runs so far.
+
+    The plugin rounds averages down to whole microseconds, so the sum of n runs is known up to n.
+    Kernels for which that is much get the average of all runs but the first, which is slower.
+    """
+    count = len(averages)
+    sums = [n * mean + (n - 1) / 2 for n, mean in enumerate(averages, 1)]
+    if count > 1 and averages[-1] < _LEAST_AVERAGES * count:
+        return [averages[0], *[max(0.0, sums[-1] - sums[0]) / (count - 1)] * (count - 1)]
+    return [max(0.0, after - before) for before, after in pairwise([0.0, *sums])]
 
 
 def _timed_ops(model: OpenVinoModel, kernel: Kernel) -> Iterator[str]:

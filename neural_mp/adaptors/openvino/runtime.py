@@ -43,12 +43,10 @@ ov: Any = _import_without_telemetry()
 ops: Any = ov.opset13
 
 CPU = "CPU"
-#: Settings of every compiled model. The default precision hint of a CPU with BF16 is bf16, which
-#: would run FP32 ops in 16 bits.
-_SETTINGS: Mapping[str, Any] = {
-    "INFERENCE_PRECISION_HINT": "f32",
-    "PERFORMANCE_HINT": "LATENCY",
-}
+#: Settings of every compiled model.
+_SETTINGS: Mapping[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
+#: Place of the precision hint in the runtime information of a model.
+_HINT = ["neural_mp", "inference_precision"]
 #: No kernels that the plugin generates for several ops; see `Runner._merges_int8_products`.
 _SEPARATE_KERNELS: Mapping[str, Any] = {"SNIPPETS_MODE": "DISABLE"}
 _NOT_EXECUTED = "not_executed"
@@ -73,6 +71,20 @@ def from_bytes(text: bytes, weights: bytes) -> Any:
     return core().read_model(text, weights)
 
 
+def compile_for_bf16(model: Any) -> None:
+    """Have an `openvino.Model` and its copies compiled so that float ops run in BF16."""
+    model.set_rt_info("bf16", _HINT)
+
+
+def precision_hint(model: Any) -> str:
+    """Return the precision that the float ops of an `openvino.Model` are compiled for.
+
+    The default of a CPU with BF16 is bf16, which would run FP32 ops in 16 bits.
+    """
+    is_bf16 = model.has_rt_info(_HINT) and model.get_rt_info(_HINT).astype(str) == "bf16"
+    return "bf16" if is_bf16 else "f32"
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel of a compiled model.
@@ -84,7 +96,7 @@ class Kernel:
         primitive: the implementation, such as `brgconv_avx512_I8`.
         ops: the friendly names of the ops that it runs; empty for inserted conversions.
         constants: the names of the constants that it reads.
-        microseconds: time in the last run; None if not executed.
+        microseconds: average time of all runs so far; None if not executed.
     """
 
     name: str
@@ -148,7 +160,7 @@ class Runner:
     """
 
     def __init__(self, model: Any, *, profiled: bool = False, streams: int | None = None) -> None:
-        settings = dict(_SETTINGS)
+        settings = {**_SETTINGS, "INFERENCE_PRECISION_HINT": precision_hint(model)}
         if streams is not None:
             settings |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": streams}
         threads = allowed_threads()

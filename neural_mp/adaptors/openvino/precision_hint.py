@@ -1,0 +1,107 @@
+"""BF16 by the runtime's precision hint, for plans of INT8 and BF16.
+
+Compiled for float32, an INT8 kernel writes integers or float32, so that ops written in BF16 types
+behind it need a cast of the whole tensor. Compiled for BF16, the kernel writes BF16 itself. The
+hint applies to all float ops of a model and is kept in the model's runtime information.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.tensor_variants import cast_saturating
+from neural_mp.adaptors.openvino.fusion import GraphStructure
+from neural_mp.adaptors.openvino.graph_edit import array_of, is_constant, is_float, name_of, type_of
+from neural_mp.adaptors.openvino.runtime import CPU, compile_for_bf16, core, dtype_of, ops, ov
+from neural_mp.core.precision import Precision
+
+#: Suffix of the name of a constant that is stored in BF16.
+_STORED = "/bf16"
+
+
+def runs_by_hint(structure: GraphStructure, effective: Mapping[str, Precision]) -> bool:
+    """Whether the hint spares casts of what INT8 kernels write, and changes no op's precision.
+
+    Ops in FP32 must read quantized tensors only, and BF16 ops or quantizations must read theirs:
+    kernels compute in float32 whatever they write.
+
+    Args:
+        structure: the graph, with quantized tensors.
+        effective: op → its precision.
+    """
+    graph = _Precisions(structure.nodes, effective)
+    has_spared = False
+    for name, node in structure.nodes.items():
+        precision = graph.of(name)
+        if precision is Precision.INT8 or not is_float(node.output(0)):
+            continue
+        read = list(graph.read(node))
+        if precision is Precision.FP32:
+            if {*read} != {None} or not {*graph.readers(node)} <= {Precision.BF16, None}:
+                return False
+        elif precision is not Precision.BF16:
+            return False
+        has_spared |= precision is Precision.BF16 and Precision.INT8 in read
+    return has_spared and _is_native()
+
+
+def set_hint(program: Any, structure: GraphStructure, effective: Mapping[str, Precision]) -> None:
+    """Have a graph compiled for BF16, with the constants of its BF16 ops stored in BF16."""
+    compile_for_bf16(program)
+    for name, node in structure.nodes.items():
+        if effective.get(name) is Precision.BF16:
+            for place, given in enumerate(node.inputs()):
+                _store(given, f"{name}{_STORED}{place}")
+
+
+def _store(given: Any, name: str) -> None:
+    output = given.get_source_output()
+    array = array_of(output) if is_float(output) and is_constant(output) else None
+    if array is None:
+        return
+    values = cast_saturating(np.asarray(array, np.float32), dtype_of(ov.Type.bf16))
+    stored = ops.convert(ops.constant(values, ov.Type.bf16), "f32")
+    stored.set_friendly_name(name)
+    given.replace_source_output(stored.output(0))
+
+
+class _Precisions:
+    """Precisions along the edges of a graph with quantized tensors."""
+
+    def __init__(self, nodes: Mapping[str, Any], effective: Mapping[str, Precision]) -> None:
+        self._nodes, self._effective = nodes, effective
+
+    def of(self, name: str) -> Precision:
+        return self._effective.get(name, Precision.FP32)
+
+    def read(self, node: Any) -> Iterator[Precision | None]:
+        """Yield the precisions of the float tensors that a node reads; None for quantized ones."""
+        for output in (given.get_source_output() for given in node.inputs()):
+            if is_constant(output) or not is_float(output):
+                continue
+            source = output.get_node()
+            while not self._quantizes(source) and self._is_inserted(source):
+                source = source.input_value(0).get_node()
+            yield None if self._quantizes(source) else self.of(name_of(source))
+
+    def readers(self, node: Any) -> Iterator[Precision | None]:
+        """Yield the precisions of the ops that read a node's results; None for quantizations."""
+        for output in node.outputs():
+            for reader in (given.get_node() for given in output.get_target_inputs()):
+                yield None if self._quantizes(reader) else self.of(name_of(reader))
+
+    def _is_inserted(self, node: Any) -> bool:
+        return name_of(node) not in self._nodes and node.get_input_size() > 0
+
+    def _quantizes(self, node: Any) -> bool:
+        return self._is_inserted(node) and type_of(node) == "FakeQuantize"
+
+
+@lru_cache(maxsize=1)
+def _is_native() -> bool:
+    """Whether the CPU computes in BF16; on others, the plugin ignores the hint."""
+    return "BF16" in core().get_property(CPU, "OPTIMIZATION_CAPABILITIES")

@@ -1,0 +1,73 @@
+"""The plans that `mincut` starts from, fastest first by latencies of whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from neural_mp.core.enums import Objective
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.search.cost_model import CostModel
+from neural_mp.strategies.base import TuningProblem
+
+#: A plan counts as faster below this ratio of measured latencies, or of predicted ones, if minimal.
+_FASTER, _PREDICTED_AS_FASTER = 0.97, 0.85
+
+
+@dataclass(frozen=True)
+class FirstPlans:
+    """The plans that come first.
+
+    Attributes:
+        fastest: the plan with the lowest precisions, or one that is clearly faster.
+        as_fast: a plan with less INT8 that was measured as no slower than the lowest precisions.
+    """
+
+    fastest: PrecisionPlan
+    as_fast: PrecisionPlan | None = None
+
+
+def first_plans(
+    problem: TuningProblem, model: CostModel, finished: Callable[[PrecisionPlan], PrecisionPlan]
+) -> FirstPlans:
+    """Return the plans to start from.
+
+    Args:
+        problem: has the space and the probe.
+        model: predicts the time of plans.
+        finished: completes a plan by corrections.
+    """
+    space, low = problem.space, problem.space.fastest_plan()
+    lowest = space.resolve(finished(low))
+    resolved = {plan: space.resolve(finished(plan)) for plan in _faster_by_ops(low, model)}
+    others = [p for p, r in resolved.items() if r.has_low_precision and r != lowest]
+    if not others:
+        return FirstPlans(low)
+    if Objective.PERFORMANCE not in problem.objectives:
+        return FirstPlans(others[0])
+    seconds = problem.probe.latencies([finished(plan) for plan in (low, *others)])
+    if seconds is None:
+        before, after = (model.cost(plan)[0] for plan in (low, others[0]))
+        return FirstPlans(others[0] if after < before * _PREDICTED_AS_FASTER else low)
+    before, *measured = seconds
+    after, best = min(zip(measured, others, strict=True), key=lambda pair: pair[0])
+    if after < before * _FASTER:
+        return FirstPlans(best)
+    return FirstPlans(low, best if after <= before else None)
+
+
+def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPlan]:
+    """Yield the minimum cut, and the lowest precisions except for ops that the cut speeds up.
+
+    Most ops without INT8 take too little time to tell two float precisions apart, while a change
+    from one to the other between two ops costs more than it gains.
+    """
+    cut = model.best_plan(0.0)
+    yield cut
+
+    def time(op: str, plan: PrecisionPlan) -> float:
+        return model.assignment.costs[op][model.levels.index(plan[op].precision)][0]
+
+    in_int8 = [op for op in low if low[op].precision is Precision.INT8 and op in cut]
+    yield low.replacing({op: cut[op] for op in in_int8 if time(op, cut) < time(op, low)})

@@ -1,0 +1,47 @@
+"""Times of single runs from the averages that the plugin reports."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from ov_nets import as_openvino
+from torch import nn
+
+from neural_mp.adaptors.openvino.profiler import single_runs, time_ops
+from neural_mp.adaptors.openvino.runtime import Runner
+from neural_mp.adaptors.registry import adaptor_named
+
+
+def averages(runs):
+    """Return what the plugin reports after each run: whole microseconds, rounded down."""
+    return [sum(runs[:count]) // count for count in range(1, len(runs) + 1)]
+
+
+def test_a_slow_run_is_not_seen_in_the_others():
+    runs = [9000, 400, 410, 7000, 390, 405, 400]
+    found = single_runs(averages(runs))
+    assert np.abs(np.subtract(found, runs)).max() <= len(runs)
+
+
+@pytest.mark.parametrize("microseconds", [1, 3, 8, 20])
+def test_short_kernels_are_timed_without_their_first_run(microseconds):
+    found = single_runs(averages([10 * microseconds, *[microseconds] * 6]))
+    assert found[1:] == pytest.approx([microseconds] * 6, abs=1.2)
+
+
+def test_reported_times_are_averages_over_all_runs():
+    """If single runs were reported, or times of all threads, their sum would not fit."""
+    net = as_openvino(nn.Sequential(nn.Conv2d(1, 64, 3), nn.Conv2d(64, 64, 3), nn.Flatten()))
+    batch = np.zeros((64, 1, 8, 8), np.float32)
+    runner, reported = Runner(net, profiled=True), []
+    for _ in range(12):
+        runner([batch])
+        kernels = runner.kernels()
+        reported.append(sum(each.microseconds or 0 for each in kernels) * (len(reported) + 1))
+    executed = sum(each.microseconds is not None for each in kernels)
+    slack = executed * len(reported)
+    assert all(b > a - slack for a, b in pairwise(reported))
+    model = adaptor_named("openvino").load(net, example=batch)
+    for runs in time_ops(model, batch, 5).values():
+        assert len(runs) == 5
+        assert min(runs) >= 0

@@ -1,0 +1,89 @@
+"""Plans of INT8 and BF16: INT8 kernels that write BF16 themselves, and FP32 that stays FP32."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from ov_nets import as_openvino
+from torch import nn
+
+from neural_mp.adaptors.openvino.runtime import Runner, precision_hint
+from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.core.hardware import detect
+from neural_mp.core.precision import Precision
+from neural_mp.testing import signal_to_noise
+
+INT8, BF16, FP32 = Precision.INT8, Precision.BF16, Precision.FP32
+ADAPTOR = adaptor_named("openvino")
+
+
+@pytest.fixture(autouse=True)
+def _native_bf16():
+    if not detect().support(BF16).native:
+        pytest.skip("the CPU does not compute in BF16")
+
+
+@pytest.fixture(scope="module")
+def taken_in():
+    """Convolutions over channels, by channel, and over channels twice; with what is observed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 32, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.ReLU()),
+        *(nn.Conv2d(32, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 1)),
+    )
+    batch = np.random.default_rng(0).standard_normal((4, 1, 8, 8), dtype=np.float32)
+    model = ADAPTOR.load(as_openvino(net.eval()))
+    space = ADAPTOR.space(model, detect())
+    return model, space, ADAPTOR.observe(model, [batch], space), batch
+
+
+def converted(taken_in, *precisions):
+    """Return the model with its four convolutions in some precisions, and its kernels by layer."""
+    model, space, seen, batch = taken_in
+    layers = [op.name for op in space.graph if "Convolution" in op.type]
+    chosen = {o: space.choice(o, p) for o, p in zip(layers, precisions, strict=True) if p != FP32}
+    plan = space.resolve(space.fp32_plan().replacing(chosen))
+    assert [plan.effective[layer] for layer in layers] == list(precisions)
+    found = ADAPTOR.convert(model, plan, seen, space)
+    runner = Runner(found.program)
+    runner(found.feeds(found.signature.bind(batch)))
+    kernels = [kernel for kernel in runner.kernels() if kernel.type == "Convolution"]
+    return found, [kernel.precision for kernel in kernels]
+
+
+def test_bf16_behind_int8_needs_no_casts(taken_in):
+    model, _, _, batch = taken_in
+    found, kernels = converted(taken_in, INT8, BF16, INT8, INT8)
+    assert kernels == ["u8", "bf16", "u8", "u8"]
+    assert found.counts.casts == 0
+    assert signal_to_noise(ADAPTOR.predict(model, batch), ADAPTOR.predict(found, batch)) > 25
+
+
+@pytest.mark.parametrize(
+    ("precisions", "kernels"),
+    [
+        ((INT8, BF16, FP32, FP32), ["u8", "bf16", "f32", "f32"]),
+        ((FP32, INT8, BF16, INT8), ["f32", "u8", "bf16", "u8"]),
+        ((INT8, FP32, INT8, INT8), ["u8", "f32", "u8", "u8"]),
+    ],
+)
+def test_an_op_in_fp32_runs_in_fp32_beside_int8_and_bf16(taken_in, precisions, kernels):
+    assert converted(taken_in, *precisions)[1] == kernels
+
+
+def test_a_saved_and_a_pickled_model_compute_the_same(taken_in, tmp_path):
+    found, _ = converted(taken_in, INT8, BF16, INT8, INT8)
+    ADAPTOR.save(found, tmp_path)
+    expected = ADAPTOR.predict(found, taken_in[-1])
+    for kept in (ADAPTOR.restore(tmp_path), pickle.loads(pickle.dumps(found))):
+        assert precision_hint(kept.program) == precision_hint(found.program) == "bf16"
+        np.testing.assert_array_equal(ADAPTOR.predict(kept, taken_in[-1]), expected)
+
+
+def test_weights_in_bf16_take_two_bytes(taken_in):
+    by_hint, _ = converted(taken_in, INT8, BF16, INT8, INT8)
+    in_fp32, _ = converted(taken_in, INT8, FP32, INT8, INT8)
+    values = 32 * 3 * 3 + 32
+    saved = ADAPTOR.weight_bytes(in_fp32) - ADAPTOR.weight_bytes(by_hint)
+    assert 2 * values - 64 <= saved <= 2 * values + 64
