@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
 
 #: Maximum number of blocks of texts; more texts are merged with their neighbours.
 _MOST_BLOCKS = 1024
-#: Fewer blocks give no spread worth a verdict.
+#: Fewer blocks give no spread worth a verdict; as many are the longest ones that are compared.
 _LEAST_BLOCKS = 8
 #: Quantile of 99 % of the normal distribution.
 _QUANTILE = 2.326
@@ -56,18 +59,31 @@ class TextLosses:
 
         Their mean varies as that of these texts does, so the difference varies √2 times as much.
         The increase of the loss is the ratio of two sums over texts (Cochran, "Sampling
-        Techniques", 1977, section 6.4). None if the texts are too few, or not the same.
+        Techniques", 1977, section 6.4). Neighbouring texts, e.g. windows of one file, are alike,
+        so that their mean varies more than that of texts drawn one by one: of the spreads of
+        single texts and of blocks of neighbours, the widest counts (Künsch, "The jackknife and the
+        bootstrap for general stationary observations", Ann. Statist. 17, 1989). None if the texts
+        are too few, or not the same.
         """
         texts = len(self.sums)
         if texts < _LEAST_BLOCKS or self.counts != before.counts:
             return None
         counts = np.array(self.counts)
         changes = np.array(self.sums) - np.array(before.sums)
-        increase = changes.sum() / counts.sum()
-        spread = np.square(changes - increase * counts).sum() * texts / (texts - 1)
-        margin = _student(texts - 1) * np.sqrt(2 * spread) / counts.sum()
+        rest = changes - changes.sum() / counts.sum() * counts
+        lengths = {1, round(texts ** (1 / 3)), texts // _LEAST_BLOCKS}
+        margin = np.sqrt(2) * max(_deviation(rest, length) for length in lengths) / counts.sum()
         bound = float(np.sum(self.sums) / counts.sum() + margin)
         return bound if np.isfinite(bound) else None
+
+
+def _deviation(rest: Floats, length: int) -> float:
+    """Return the 99 % quantile of the sum of as many values, from blocks of `length` neighbours."""
+    blocks = len(rest) // length
+    # Values left over join the last block.
+    sums = np.add.reduceat(rest, np.arange(0, blocks * length, length))
+    spread = np.square(sums).sum() * blocks / (blocks - 1)
+    return float(_student(blocks - 1) * np.sqrt(spread))
 
 
 def _student(freedom: int) -> float:

@@ -24,26 +24,38 @@ def _texts(random: np.random.Generator, number: int) -> tuple[TextLosses, TextLo
     return tuple(TextLosses(tuple(sums), tuple(counts * 1.0)) for sums in (before, after))
 
 
-def test_the_bound_is_that_of_a_bootstrap_over_texts():
-    random = np.random.default_rng(0)
-    before, after = _texts(random, 300)
-    base, sums, counts = (np.array(x) for x in (before.sums, after.sums, after.counts))
-    drawn = random.integers(300, size=(4000, 300))
-    increases = (sums - base)[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
-    expected = base.sum() / counts.sum() + np.quantile(increases, 0.99)
-    loss = sums.sum() / counts.sum()
-    found = after.bound_over(before)
-    assert found > loss
-    # As many other texts vary as much as these do.
-    assert found - loss == pytest.approx(np.sqrt(2) * (expected - loss), rel=0.15)
+def test_the_bound_of_unrelated_texts_is_that_of_a_bootstrap_or_wider():
+    ratios = []
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        before, after = _texts(random, 300)
+        base, sums, counts = (np.array(x) for x in (before.sums, after.sums, after.counts))
+        drawn = random.integers(300, size=(4000, 300))
+        increases = (sums - base)[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+        expected = base.sum() / counts.sum() + np.quantile(increases, 0.99)
+        loss = sums.sum() / counts.sum()
+        found = after.bound_over(before)
+        # As many other texts vary as much as these do.
+        ratios.append((found - loss) / (np.sqrt(2) * (expected - loss)))
+    assert min(ratios) > 0.9
+    assert np.median(ratios) < 1.5
 
 
-def test_the_loss_of_other_texts_exceeds_the_bound_in_about_one_of_a_hundred_sets():
+def _neighbours(random: np.random.Generator, number: int) -> tuple[TextLosses, TextLosses]:
+    """Losses of texts of files of about ten texts each, which a plan harms more or less."""
+    before, after = _texts(random, number)
+    harm = np.repeat(0.02 * random.normal(size=number), 10)[:number]
+    sums = np.array(after.sums) + harm * np.array(after.counts)
+    return before, TextLosses(tuple(sums), after.counts)
+
+
+@pytest.mark.parametrize("texts", [_texts, _neighbours])
+def test_the_loss_of_other_texts_exceeds_the_bound_in_about_one_of_a_hundred_sets(texts):
     random = np.random.default_rng(1)
     exceeded = 0
     for _ in range(400):
-        (before, after), (_, _) = _texts(random, 100), _texts(random, 1)
-        other_before, other_after = _texts(random, 100)
+        before, after = texts(random, 100)
+        other_before, other_after = texts(random, 100)
         bound = after.bound_over(before) - np.sum(before.sums) / np.sum(before.counts)
         change = np.sum(other_after.sums) - np.sum(other_before.sums)
         exceeded += change / np.sum(other_after.counts) > bound
