@@ -38,7 +38,9 @@ class TextDataset:
     second window on. Windows of equal length: the rest of a text shorter than a window is left out.
 
     Attributes:
-        path: `.txt` (one text), `.jsonl` (a text per line, under `key`) or `.npy` (token ids).
+        path: `.txt` (one text), `.jsonl` (a text or a conversation per line, under `key`) or `.npy`
+            (token ids). A conversation is a list of messages `{"role": …, "content": …}`, written
+            by the chat template of the tokenizer's folder.
         tokenizer: folder with `tokenizer.json`, or the file; not for `.npy`.
         length: tokens per window.
         stride: tokens from one window to the next; default: `length`, without overlap.
@@ -103,21 +105,26 @@ class TextDataset:
         folder = existing_path("text: tokenizer", self.tokenizer)
         tokenizer, ids = read_tokenizer(folder), []
         for text in self._texts(path):
+            written = text if isinstance(text, str) else _written(text, folder)
             with tokenizer_errors(folder):
-                ids.append(np.array(tokenizer.encode(text).ids, np.int64))
+                # A chat template writes the special tokens itself.
+                encoding = tokenizer.encode(written, add_special_tokens=written is text)
+                ids.append(np.array(encoding.ids, np.int64))
         found = np.concatenate(ids) if ids else np.zeros(0, np.int64)
         check_vocabulary(found, folder)
         return found
 
-    def _texts(self, path: Path) -> Iterator[str]:
+    def _texts(self, path: Path) -> Iterator[str | list[dict[str, Any]]]:
+        """Yield texts, and conversations as lists of messages."""
         if path.suffix == ".txt":
             yield _utf8(path)
             return
         for place, entry in json_lines(path):
-            found = entry.get(self.key) if isinstance(entry, dict) else None
-            if not isinstance(found, str):
+            found: Any = entry.get(self.key) if isinstance(entry, dict) else None
+            if not isinstance(found, str) and not _is_conversation(found):
                 raise DataError(
-                    f"{place}, must have a text under {self.key!r}, got {preview(entry)}"
+                    f"{place}, must have under {self.key!r} a text, or messages with 'role' and "
+                    f"'content', got {preview(entry)}"
                 )
             yield found
 
@@ -130,6 +137,34 @@ class TextDataset:
         if index and self.stride is not None:
             labels[: len(window) - self.stride] = IGNORED_LABEL
         return {"input_ids": window}, labels
+
+
+def _is_conversation(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, dict) and {"role", "content"} <= set(each) for each in value)
+    )
+
+
+def _written(messages: list[dict[str, Any]], folder: Path) -> str:
+    """Return a conversation as the chat template of a tokenizer's folder writes it.
+
+    Raises:
+        DataError: there is no template, or it rejects the conversation.
+        MissingFrameworkError: the package transformers is not installed.
+    """
+    transformers = package("transformers", "a chat template", "text")
+    jinja = package("jinja2", "a chat template", "text")
+    place = folder if folder.is_dir() else folder.parent
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), local_files_only=True)
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except (OSError, ValueError, jinja.TemplateError) as error:
+        raise DataError(
+            f"a conversation needs the chat template of {str(place)!r}, which fails: "
+            f"{one_line(error)}; save the tokenizer with its template, or use texts"
+        ) from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from neural_mp.data import build_dataloader, build_dataset
 from neural_mp.data.text import context_length
@@ -60,6 +62,43 @@ def test_lines_of_json_and_arrays_of_ids_give_the_same_windows(folder):
         assert (one[0]["input_ids"] == other[0]["input_ids"]).all()
 
 
+TEMPLATE = "{% for m in messages %}{{ bos_token }} {{ m.role }} {{ m.content }} {% endfor %}"
+
+
+@pytest.fixture
+def chat(folder):
+    """The tokenizer with words for roles, a first token and a chat template."""
+    words = ["[BOS]", "user", "assistant", *WORDS]
+    plain = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="w0"))
+    plain.pre_tokenizer = Whitespace()
+    plain.post_processor = TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", 0)])
+    saved = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="[BOS]")
+    saved.chat_template = TEMPLATE
+    saved.save_pretrained(folder / "chat")
+    return folder
+
+
+def test_conversations_are_written_by_the_chat_template(chat):
+    messages = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}]
+    (chat / "a.jsonl").write_text(json.dumps({"messages": messages}))
+    options = {"path": str(chat / "a.jsonl"), "key": "messages", "length": 7}
+    ((inputs, _),) = build_dataset({"text": {"tokenizer": str(chat / "chat"), **options}})
+    words = ["[BOS]", "user", "w1", "w2", "[BOS]", "assistant", "w3"]
+    tokens = AutoTokenizer.from_pretrained(chat / "chat").convert_tokens_to_ids(words)
+    assert inputs["input_ids"].tolist() == tokens
+
+
+def test_a_folder_without_a_chat_template_and_other_messages_are_errors(chat):
+    options = {"path": str(chat / "a.jsonl"), "key": "messages", "length": 4}
+    (chat / "a.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "w1"}]}))
+    (chat / "chat" / "chat_template.jinja").unlink()
+    with pytest.raises(DataError, match="needs the chat template of .* save the tokenizer"):
+        build_dataset({"text": {"tokenizer": str(chat / "chat"), **options}})
+    (chat / "a.jsonl").write_text(json.dumps({"messages": [{"role": "user"}]}))
+    with pytest.raises(DataError, match="line 1, must have under 'messages' a text, or messages"):
+        build_dataset({"text": {"tokenizer": str(chat / "chat"), **options}})
+
+
 def test_the_loader_stacks_windows(folder):
     np.save(folder / "a.npy", np.arange(12))
     spec = {"text": {"path": str(folder / "a.npy"), "length": 4, "max_windows": 2}}
@@ -81,7 +120,7 @@ def test_the_loader_stacks_windows(folder):
         ("a.pdf", "w1", {}, ConfigurationError, "path must end in .txt, .jsonl, .npy"),
         ("a.txt", "w1", {"length": 4, "stride": 5}, ConfigurationError, "stride must be at most"),
         ("a.txt", "w1", {"length": 1}, ConfigurationError, "length"),
-        ("a.jsonl", '{"text": 3}', {}, DataError, "line 1, must have a text under 'text'"),
+        ("a.jsonl", '{"text": 3}', {}, DataError, "line 1, must have under 'text' a text"),
         ("a.jsonl", "{}\n{", {"key": "x"}, DataError, "line 1"),
         ("a.jsonl", "{", {}, DataError, "line 1, cannot be read as JSON"),
     ],
