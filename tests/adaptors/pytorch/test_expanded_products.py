@@ -44,8 +44,7 @@ def test_4_bits_give_the_product_of_the_rounded_weight(rows, words):
     weight = Quantizer(QuantSpec.parse(words)).nearest(WEIGHT)
     stored = qdq_ops.stored_parts(weight)
     x = _rows(rows)
-    kernel = kernel_ops.four_bit_weight(*stored)
-    found = kernel_ops.four_bit_linear(x, *kernel, *stored, BIAS)
+    found = kernel_ops.four_bit_linear(x, kernel_ops.KernelWeight(), *stored, BIAS)
     _assert_close(found, x, weight.floats(), STEP)
 
 
@@ -72,7 +71,7 @@ def test_the_zero_point_stays_zero_for_many_rows():
     )
     x = torch.zeros(120, 256)
     x[:, ::2] = 1
-    found = kernel_ops.four_bit_linear(x, *kernel_ops.four_bit_weight(*stored), *stored, None)
+    found = kernel_ops.four_bit_linear(x, kernel_ops.KernelWeight(), *stored, None)
     # Weights in float32 keep the error of offsets in bfloat16; in bfloat16, the errors cancel.
     exact = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert found.abs().max() <= (0 if exact else 0.01 * weight.max() * 128)
