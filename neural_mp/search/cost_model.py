@@ -76,12 +76,19 @@ class CostInputs:
     def in_int8_for_size_only(self, plan: PrecisionPlan) -> frozenset[str]:
         """Return the weight-only INT8 ops of a plan whose gain in time does not justify them.
 
-        Empty if times are unknown, or if latency is not the only objective.
+        Empty if latency is not the only objective. Without times, these are all weight-only ops of
+        a plan whose other INT8 ops have more weights: tables, which INT8 hardly speeds up.
         """
         bytes_of_all, seconds_of_all = sum(self.weights.values()), sum(self.seconds(self.times.ops))
-        if not is_latency_only(self.objectives) or not bytes_of_all or not seconds_of_all:
+        if not is_latency_only(self.objectives) or not bytes_of_all:
             return frozenset()
         weight_only = [op for op, c in plan.items() if c.approach is Approach.WEIGHT_ONLY]
+        if not seconds_of_all:
+            in_int8 = [op for op, config in plan.items() if config.precision is Precision.INT8]
+            alone, all_int8 = (
+                sum(self.weights.get(op, 0) for op in ops) for ops in (weight_only, in_int8)
+            )
+            return frozenset(weight_only if 2 * alone < all_int8 else ())
 
         def gain(op: str, seconds: float) -> float:
             saved = seconds * (1 - self.time_ratio(op, Precision.INT8, False)) / seconds_of_all

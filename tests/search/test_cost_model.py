@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
+import made_up
 from made_up import chain
 
 from neural_mp.core.op_timings import OpTimings
@@ -19,6 +20,7 @@ from neural_mp.search.min_cut import CutSolver
 from neural_mp.space import Capability
 
 INT8, BF16, FP32 = Precision.INT8, Precision.BF16, Precision.FP32
+STATIC = made_up.INT8[0]
 
 
 def fastest(figures: CostInputs, length: int = 3) -> set[str]:
@@ -45,6 +47,15 @@ def test_not_if_leaving_it_out_costs_more_in_conversions():
     """Two conversions around it, at 1.1 each, against the 2 that it loses."""
     measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=1.1)
     assert fastest(CostInputs({}, times=measured)) == {"op0", "op1", "op2"}
+
+
+def test_without_times_tables_are_in_int8_for_their_size_only():
+    table, layer = OpConfig(INT8, QuantSpec("int8", "symmetric", "per_channel")), STATIC
+    plan = PrecisionPlan({"op0": table, "op1": layer, "op2": layer})
+    weights = {"op0": 10, "op1": 8, "op2": 8}
+    assert CostInputs({}, weights=weights).in_int8_for_size_only(plan) == {"op0"}
+    # Of a plan that stores most weights alone, time is what they gain.
+    assert not CostInputs({}, weights={**weights, "op0": 17}).in_int8_for_size_only(plan)
 
 
 def test_larger_tensors_take_longer_to_convert():
