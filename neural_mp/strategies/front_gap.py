@@ -61,10 +61,15 @@ def further_fallbacks(
     `trials` are the first one and that of the guess; the other arguments as in `first_fallbacks`.
     """
     first, missed = trials
-    if missed.loss is None or first.loss is None or missed.loss >= first.loss:
+    if not has_less_loss(missed, first):
         return []
     counts = _fewest(problem, model, missed, tensors)
     return [without_tensors(problem.space, missed.plan, tensors[:count]) for count in counts]
+
+
+def has_less_loss(trial: Trial, other: Trial) -> bool:
+    """Whether a trial is known to lose less accuracy than another one."""
+    return trial.loss is not None and other.loss is not None and trial.loss < other.loss
 
 
 def tolerated_noise_ratio(problem: TuningProblem, missed: Trial) -> float:

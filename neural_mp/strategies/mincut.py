@@ -38,6 +38,7 @@ from neural_mp.strategies.front_gap import (
     first_fallbacks,
     further_fallbacks,
     halfway,
+    has_less_loss,
     tolerated_noise_ratio,
 )
 from neural_mp.strategies.low_bits import has_met, without, without_slow_low_bits
@@ -64,8 +65,7 @@ _MAX_REFINEMENTS, _FASTER_TRIALS = 2, 2
 _CONVERSION_COST_FACTORS = (2, 4, 8)
 #: Upper bound of the output NSR: plans above it are equally unusable.
 _MAX_OUTPUT_NSR = 1e3
-#: Maximum output NSR of a corrected plan, relative to the uncorrected one, for a trial. A plan that
-#: keeps all its speed is worth a trial before any that gives some up.
+#: Maximum output NSR of a corrected plan, over the uncorrected one, for a trial at full speed.
 _MAX_NSR_RATIO_FOR_TRIAL = 0.9
 
 Steps = Generator[list[PrecisionPlan], list[Trial], None]
@@ -78,9 +78,8 @@ class MinimumCut(Strategy):
     any weight of noise against time; the plans of all weights form the Pareto front.
 
     1. The fastest plan by measured times; noisy tensors get corrections that cost no time: channel
-       scaling. Most models meet the target here. If the target is missed, a plan with less INT8
-       that is as fast.
-    2. If the target is missed, embedding tables quantized only for their size leave INT8.
+       scaling. Most models meet the target here. After a miss, an equally fast plan with less INT8.
+    2. Embedding tables quantized only for their size leave INT8, for good if that lowers the loss.
     3. Another calibration algorithm or bias correction, then weights learned from FP32 results
        (reconstruction), each if a few samples show less noise.
     4. As few tensors leave INT8 as narrow misses require, or else all with an NSR above 5 %.
@@ -170,7 +169,10 @@ class _Run:
                 fastest, first = plans.as_fast, other
         if not first.meets_accuracy:
             for_size = self._cost_inputs().in_int8_for_size_only(fastest)
-            yield from self._try(without_int8(self.problem.space, fastest, for_size))
+            faithful = without_int8(self.problem.space, fastest, for_size)
+            trial = yield from self._try(faithful)
+            if trial is not None and has_less_loss(trial, first):
+                fastest, first = faithful, trial
             if not self._has_met():
                 yield from self._try_corrections(fastest, first)
             if not self._has_met():

@@ -126,6 +126,18 @@ def test_a_table_that_is_in_int8_for_its_size_alone_goes_back_before_what_gains_
     assert "op0" in int8_ops(second.plan)
 
 
+def test_a_search_goes_on_without_a_table_that_raised_the_loss():
+    trials = tried(
+        with_a_table(chain(6)),
+        lambda plan: 0.02 * ("op0" in int8_ops(plan)) + 0.02 * ("op2" in int8_ops(plan)),
+        {"op2": 0.9},
+        probe=Reading(),
+    )
+    assert ["op0" in int8_ops(trial.plan) for trial in trials[:3]] == [True, False, False]
+    assert "op2" in int8_ops(trials[1].plan)
+    assert trials[-1].met
+
+
 def test_a_plan_slower_than_fp32_is_followed_by_what_gains_most_and_then_the_search_ends():
     trials = tried(
         chain(6),
