@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,9 @@ class TextDataset:
                 f"token ids in an .npy file"
             )
         folder = existing_path("text: tokenizer", self.tokenizer)
-        tokenizer, ids = read_tokenizer(folder), []
+        tokenizer, ids, chat = read_tokenizer(folder), [], _ChatTemplate(folder)
         for text in self._texts(path):
-            written = text if isinstance(text, str) else _written(text, folder)
+            written = text if isinstance(text, str) else chat.written(text)
             with tokenizer_errors(folder):
                 # A chat template writes the special tokens itself.
                 encoding = tokenizer.encode(written, add_special_tokens=written is text)
@@ -147,24 +148,36 @@ def _is_conversation(value: Any) -> bool:
     )
 
 
-def _written(messages: list[dict[str, Any]], folder: Path) -> str:
-    """Return a conversation as the chat template of a tokenizer's folder writes it.
+@dataclass(frozen=True)
+class _ChatTemplate:
+    """The chat template of a tokenizer's folder, or of the folder of its file; read once."""
 
-    Raises:
-        DataError: there is no template, or it rejects the conversation.
-        MissingFrameworkError: the package transformers is not installed.
-    """
-    transformers = package("transformers", "a chat template", "text")
-    jinja = package("jinja2", "a chat template", "text")
-    place = folder if folder.is_dir() else folder.parent
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), local_files_only=True)
-        return str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except (OSError, ValueError, jinja.TemplateError) as error:
-        raise DataError(
-            f"a conversation needs the chat template of {str(place)!r}, which fails: "
-            f"{one_line(error)}; save the tokenizer with its template, or use texts"
-        ) from error
+    tokenizer: Path
+
+    @cached_property
+    def _loaded(self) -> Any:
+        transformers = package("transformers", "a chat template", "text")
+        return transformers.AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
+
+    @property
+    def _folder(self) -> Path:
+        return self.tokenizer if self.tokenizer.is_dir() else self.tokenizer.parent
+
+    def written(self, messages: list[dict[str, Any]]) -> str:
+        """Return a conversation as the template writes it.
+
+        Raises:
+            DataError: there is no template, or it rejects the conversation.
+            MissingFrameworkError: the package transformers is not installed.
+        """
+        jinja = package("jinja2", "a chat template", "text")
+        try:
+            return str(self._loaded.apply_chat_template(messages, tokenize=False))
+        except (OSError, ValueError, jinja.TemplateError) as error:
+            raise DataError(
+                f"a conversation needs the chat template of {str(self._folder)!r}, which fails: "
+                f"{one_line(error)}; save the tokenizer with its template, or use texts"
+            ) from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
