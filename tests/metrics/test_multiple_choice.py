@@ -154,20 +154,30 @@ def test_answers_that_are_missing_and_labels_of_other_data_are_errors(folder):
         metric.update(logits, labels["tokens"])
 
 
+def _converter(decoder, tmp_path, precisions):
+    """A search for the smallest decoder that keeps four fifths of the accuracy."""
+    converter = MixedPrecision(workspace=tmp_path / "workspace", precisions=precisions)
+    converter.model, converter.capture, converter.objective = decoder, "layers", "modelsize"
+    converter.accuracy_criterion = {"relative": 0.2}
+    return converter
+
+
+def _assert_met(result, metric, decoder):
+    assert result.met
+    assert result.report.metric == metric
+    assert result.report.baseline_accuracy == pytest.approx(
+        _scores(decoder, _questions(), normalized=False)
+    )
+
+
 @pytest.mark.slow
 def test_a_decoder_is_tuned_by_its_answers(folder, decoder, tmp_path):
     options = {"path": str(folder / "a.jsonl"), "tokenizer": str(folder / "begins")}
     loader = build_dataloader({"batch_size": 8, "dataset": {"multiple_choice": options}})
-    converter = MixedPrecision(workspace=tmp_path / "workspace", precisions="int8,int4")
-    converter.model, converter.capture, converter.objective = decoder, "layers", "modelsize"
+    converter = _converter(decoder, tmp_path, "int8,int4")
     converter.metric, converter.eval_dataloader = "multiple_choice", loader
-    converter.accuracy_criterion = {"relative": 0.2}
     result = converter()
-    assert result.met
-    assert result.report.metric == "MultipleChoice"
-    assert result.report.baseline_accuracy == pytest.approx(
-        _scores(decoder, _questions(), normalized=False)
-    )
+    _assert_met(result, "MultipleChoice", decoder)
     assert result.plan.counts()
 
 
@@ -199,19 +209,12 @@ def test_a_task_of_the_harness_has_the_accuracy_of_the_dataset(folder, decoder, 
     for metric, normalized in (("acc", False), ("acc_norm", True)):
         task = LMEvalTask("digits_of_words", tokenizer, metric, options={"task_manager": manager})
         assert task(decoder) == pytest.approx(_scores(decoder, _questions(), normalized))
-    converter = MixedPrecision(workspace=tmp_path / "workspace", precisions="int8")
-    converter.model, converter.capture, converter.objective = decoder, "layers", "modelsize"
+    converter = _converter(decoder, tmp_path, "int8")
     converter.calib_dataloader = [{"input_ids": torch.randint(len(WORDS), (4, 8))}]
     converter.eval_func = LMEvalTask(
         "digits_of_words", tokenizer, options={"task_manager": manager}
     )
-    converter.accuracy_criterion = {"relative": 0.2}
-    result = converter()
-    assert result.met
-    assert result.report.metric == "acc of digits_of_words"
-    assert result.report.baseline_accuracy == pytest.approx(
-        _scores(decoder, _questions(), normalized=False)
-    )
+    _assert_met(converter(), "acc of digits_of_words", decoder)
     with pytest.raises(MetricError, match=r"one of the task 'digits_of_words' \(acc, acc_norm\)"):
         LMEvalTask("digits_of_words", tokenizer, "f1", options={"task_manager": manager})(decoder)
 
