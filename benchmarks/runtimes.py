@@ -1,16 +1,18 @@
 """The fastest runtime for four models: ours with `runtime=auto`, beside FP32 and other tools' INT8.
 
     python benchmarks/runtimes.py [--peer ENV/bin/python] [--models resnet50,bert,…]
-                                  [--batches 1,8] [--rounds 25] [--only speed,costs]
+                                  [--batches 1,8] [--rounds 25] [--only speed,own,costs]
                                   [--clock cpu] [--threads 1] [--keep FOLDER]
 
 `--peer` is a Python with NNCF and torchao (and torch, onnx, openvino) in an environment of its own;
 its tools write files, which plain OpenVINO, ONNX Runtime and torch run here. ONNX Runtime's own
 tool runs in this environment, as does TFLite, which starts from Keras models of the same build.
 Ours starts from the torch module and may be as noisy as NNCF, or, without a peer, have an SQNR of
-13 dB. All ways run in turn in one process, on the same threads, with static shapes, and without
-spinning threads. `--clock cpu` counts CPU seconds, for a machine with other load: on one thread,
-these are the same. Peaks are those of products of large matrices in torch.
+13 dB. The part `own` adds ours in PyTorch, torch.compile, ONNX Runtime and, from the Keras model,
+TensorFlow: without a metric, the fastest plan there. All ways run in turn in one process, on the
+same threads, with static shapes, and without spinning threads. `--clock cpu` counts CPU seconds,
+for a machine with other load: on one thread, these are the same. Peaks are those of products of
+large matrices in torch.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from runtime_stages import (
     NNCF_F32,
     OPENVINO,
     OURS,
+    OWN,
     PEERS,
     PLAIN,
     TORCH,
@@ -56,7 +59,8 @@ THIS = Path(__file__).resolve()
 PEER_SCRIPT = THIS.parent / "models" / "runtime_peers.py"
 #: Noise that ours may have if there is no peer to compare with; else a tenth of a decibel above it.
 _MOST_NOISE, _SLACK = 0.05, 1.023
-PARTS = ("speed", "costs")
+PARTS = ("speed", "own", "costs")
+OWN_RUNTIMES = ("pytorch", "onnxruntime", "tensorflow")
 
 
 @dataclass
@@ -162,6 +166,8 @@ class Bench:
                 self.written("pt2e", folder / f"{size}.pt2", folder / f"pt2e{size}.pt2")
             clock = self.options.clock
             tuned = self.stage("tune", name, folder, size, most_noise, clock) or {}
+            for runtime in OWN_RUNTIMES if "own" in self.options.only else ():
+                self.stage("own", name, folder, size, runtime)
             found = self.stage("race", name, folder, size, self.options.rounds, clock)
             if found is not None:
                 yield Column(name, size, tuned, **found)
@@ -230,7 +236,11 @@ def summary(columns: list[Column]) -> Table:
     )
     table.add_row("SQNR over NNCF's, dB", *map(_fidelity, columns))
     table.add_section()
-    for way, precision in ((OURS, "INT8"), (NNCF, "INT8"), (OPENVINO, "FP32"), (TORCH, "FP32")):
+    for way, plain in OWN.items():
+        table.add_row(f"{way}, over FP32 there", *(_compared(c, way, (plain,)) for c in columns))
+    table.add_section()
+    integers = [(way, "INT8") for way in (OURS, NNCF, *OWN)]
+    for way, precision in (*integers, (OPENVINO, "FP32"), (TORCH, "FP32")):
         shares = [column.share(way, precision) for column in columns]
         table.add_row(f"{way}, share of {precision} peak", *shares)
     for precision in columns[0].peaks:

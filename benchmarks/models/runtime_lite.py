@@ -15,7 +15,7 @@ from runtime_nets import CALIBRATED, CALIBRATION, CASES, JUDGED, noise
 Arrays = tuple[np.ndarray, ...]
 
 
-def _as_keras_takes(given: Arrays) -> np.ndarray:
+def as_keras_takes(given: Arrays) -> np.ndarray:
     """Images with channels last; tokens without their mask, which hides none."""
     first = given[0]
     if first.ndim == 4:
@@ -23,22 +23,23 @@ def _as_keras_takes(given: Arrays) -> np.ndarray:
     return first.astype(np.int32)
 
 
-def _net(name: str) -> Any:
+def keras_net(name: str) -> Any:
+    """Return the Keras model of the same build."""
     import keras_models
-    from vision_nets import keras_net
+    import vision_nets
 
-    return keras_models.build("bert") if name == "bert" else keras_net(name)
+    return keras_models.build("bert") if name == "bert" else vision_nets.keras_net(name)
 
 
 def write_lite(name: str, folder: Path) -> None:
     """Write the INT8 file, and the noise of its outputs beside those of the Keras model."""
     import tensorflow as tf
 
-    net, case = _net(name), CASES[name]
+    net, case = keras_net(name), CASES[name]
 
     def samples() -> Iterator[list[np.ndarray]]:
         for given in case.cut(CALIBRATION, CALIBRATED, 1):
-            yield [_as_keras_takes(given)]
+            yield [as_keras_takes(given)]
 
     net.export(folder / "keras", verbose=False)
     converter = tf.lite.TFLiteConverter.from_saved_model(str(folder / "keras"))
@@ -47,7 +48,7 @@ def write_lite(name: str, folder: Path) -> None:
     (folder / "lite.tflite").write_bytes(converter.convert())
     call = lite_call(folder, name, 1)
     judged = list(case.cut(case.judged, JUDGED, 1))
-    expected = np.concatenate([np.asarray(net(_as_keras_takes(given))) for given in judged])
+    expected = np.concatenate([np.asarray(net(as_keras_takes(given))) for given in judged])
     found = np.concatenate([call(given) for given in judged])
     (folder / "lite.noise").write_text(str(noise(expected, found)))
 
@@ -59,12 +60,12 @@ def lite_call(folder: Path, name: str, size: int) -> Callable[[Arrays], np.ndarr
     threads = int(os.environ["OMP_NUM_THREADS"])
     running = tf.lite.Interpreter(str(folder / "lite.tflite"), num_threads=threads)
     (entry,), (result,) = running.get_input_details(), running.get_output_details()
-    example = _as_keras_takes(CASES[name].draw(size, JUDGED))
+    example = as_keras_takes(CASES[name].draw(size, JUDGED))
     running.resize_tensor_input(entry["index"], example.shape)
     running.allocate_tensors()
 
     def call(given: Arrays) -> np.ndarray:
-        running.set_tensor(entry["index"], _as_keras_takes(given))
+        running.set_tensor(entry["index"], as_keras_takes(given))
         running.invoke()
         return np.asarray(running.get_tensor(result["index"]))
 

@@ -9,7 +9,12 @@ from pathlib import Path
 
 from neural_mp.adaptors.common.checkpoint_formats import IntegerLayer
 from neural_mp.adaptors.common.group_specs import group_spec
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code, to_bfloat16
+from neural_mp.adaptors.common.grouped_weight import (
+    CodedGroups,
+    GroupedWeight,
+    middle_code,
+    to_bfloat16,
+)
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_named
@@ -116,4 +121,4 @@ def _grouped(layer: IntegerLayer) -> GroupedWeight:
     scales = to_bfloat16(layer.scales)
     steps = middle_code(layer.bits) - layer.zero_points.astype("float32")
     offsets = to_bfloat16(steps * scales)
-    return GroupedWeight(layer.codes, scales, offsets, _group_size(layer), layer.bits)
+    return GroupedWeight(CodedGroups(layer.codes, scales, offsets), _group_size(layer), layer.bits)

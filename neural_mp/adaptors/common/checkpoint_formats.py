@@ -113,8 +113,9 @@ def compressed_tensors(
 def gptq(layers: Mapping[str, IntegerLayer], ignored: list[str]) -> tuple[Tensors, dict[str, Any]]:
     """Return tensors and `quantization_config` of GPTQ checkpoints, with a form per layer."""
     tensors: Tensors = {}
-    # The first version stores zero points less one, which 0 does not survive.
-    shift = int(all(layer.zero_points.min() > 0 for layer in layers.values()))
+    # The first version stores zero points less one, which 0 does not survive; gptqmodel takes its
+    # asymmetric weights from files of its own only, since other writers left the one out.
+    shift = int(all(layer.is_symmetric for layer in layers.values()))
     for name, layer in layers.items():
         inputs = layer.codes.shape[1]
         rows = packed_words(np.ascontiguousarray(layer.codes), layer.bits)

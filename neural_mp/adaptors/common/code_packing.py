@@ -7,6 +7,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from neural_mp.adaptors.common.grouped_weight import row_parts
+
 
 class BitOrder(Enum):
     """Place of the first code: the upper bits of a byte, or the lower bits."""
@@ -39,9 +41,14 @@ def packed(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.u
 def _packed_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
     upper = order is BitOrder.UPPER_FIRST
     shifts = np.arange(bits, dtype=np.uint8)
-    single = codes[..., None] >> (shifts[::-1] if upper else shifts) & 1
-    flat = single.reshape(*codes.shape[:-1], -1)
-    return np.packbits(flat, axis=-1, bitorder="big" if upper else "little")
+    shifts = shifts[::-1] if upper else shifts
+    rows = codes.reshape(-1, codes.shape[-1])
+    found = np.empty((len(rows), -(-rows.shape[1] * bits // 8)), np.uint8)
+    for part in row_parts(rows.shape):  # a byte per bit of them is made
+        single = rows[part, :, None] >> shifts & 1
+        flat = single.reshape(len(single), -1)
+        found[part] = np.packbits(flat, axis=-1, bitorder="big" if upper else "little")
+    return found.reshape(*codes.shape[:-1], found.shape[1])
 
 
 def unpacked(
@@ -50,19 +57,30 @@ def unpacked(
     """Return the codes [rows, columns] that `packed` stored as bytes."""
     if bits == 8:
         return np.array(stored[..., :columns])
-    upper = order is BitOrder.UPPER_FIRST
     if 8 % bits:
-        single = np.unpackbits(stored, axis=-1, bitorder="big" if upper else "little")
-        single = single[..., : columns * bits].reshape(*stored.shape[:-1], columns, bits)
-        shifts = np.arange(bits, dtype=np.uint8)
-        shifted = single << (shifts[::-1] if upper else shifts)
-        return np.bitwise_or.reduce(shifted, axis=-1)
+        return _unpacked_bits(stored, bits, columns, order)
+    upper = order is BitOrder.UPPER_FIRST
     per_byte = 8 // bits
     found = np.empty((*stored.shape[:-1], stored.shape[-1] * per_byte), np.uint8)
     shifts_of_bytes = range(0, 8, bits)
     for place, shift in enumerate(reversed(shifts_of_bytes) if upper else shifts_of_bytes):
         found[..., place::per_byte] = stored >> np.uint8(shift) & np.uint8((1 << bits) - 1)
     return np.ascontiguousarray(found[..., :columns])
+
+
+def _unpacked_bits(
+    stored: NDArray[np.uint8], bits: int, columns: int, order: BitOrder
+) -> NDArray[np.uint8]:
+    upper = order is BitOrder.UPPER_FIRST
+    shifts = np.arange(bits, dtype=np.uint8)
+    shifts = shifts[::-1] if upper else shifts
+    rows = stored.reshape(-1, stored.shape[-1])
+    found = np.empty((len(rows), columns), np.uint8)
+    for part in row_parts(found.shape):
+        single = np.unpackbits(rows[part], axis=-1, bitorder="big" if upper else "little")
+        single = single[:, : columns * bits].reshape(-1, columns, bits)
+        np.bitwise_or.reduce(single << shifts, axis=-1, out=found[part])
+    return found.reshape(*stored.shape[:-1], columns)
 
 
 def packed_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:

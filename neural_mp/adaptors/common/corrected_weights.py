@@ -24,7 +24,7 @@ from neural_mp.adaptors.common.grouped_weight import (
     InputMoments,
     Quantizer,
 )
-from neural_mp.adaptors.common.held_codes import CodeHolder
+from neural_mp.adaptors.common.held_groups import GroupHolder
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
 from neural_mp.adaptors.common.optional import Blocks, GroupedWeights, needed
 from neural_mp.adaptors.common.weight_corrections import awq_factors, corrected_weight
@@ -326,8 +326,8 @@ class CorrectedWeights(Generic[M]):
         return {op: self._holder.hold(weight) for op, weight in made.items()}
 
     @cached_property
-    def _holder(self) -> CodeHolder:
-        return CodeHolder(self.options.folder)
+    def _holder(self) -> GroupHolder:
+        return GroupHolder(self.options.folder)
 
     def _keep(self, made: Mapping[str, GroupedWeight], specs: _Specs, context: str = "") -> None:
         if self._store is not None:

@@ -61,10 +61,7 @@ def fold_factors(
         if before is not None:
             if _parameters(adaptor) is not GroupParameters.ZERO_POINTS:
                 continue  # rows of bfloat16 parameters would be rounded again
-            rows = factors[:, None]
-            found[group.producer] = replace(
-                before, scales=before.scales * rows, offsets=before.offsets * rows
-            )
+            found[group.producer] = before.with_scaled_outputs(factors)
         changes[group.producer] = LayerRescale(outputs=factors)
         for op in group.consumers:
             found[op] = replace(found[op], input_factors=None)

@@ -58,15 +58,63 @@ class InputMoments:
     magnitudes: Floats
 
 
-class HeldCodes(Protocol):
-    """Codes that are held elsewhere, in fewer bytes."""
+class Groups(Protocol):
+    """Codes and parameters of the groups of a weight."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, int]:
         """Number of outputs and of inputs."""
 
-    def read(self) -> Codes:
-        """Return the codes, a byte each."""
+    @property
+    def codes(self) -> Codes:
+        """The codes, uint8 [outputs, inputs]."""
+
+    @property
+    def scales(self) -> Floats:
+        """The scales, float32 [outputs, groups]."""
+
+    @property
+    def offsets(self) -> Floats:
+        """The offsets, float32 [outputs, groups]."""
+
+
+@dataclass(frozen=True)
+class CodedGroups:
+    """Groups in memory, a byte per code; see `Groups`."""
+
+    codes: Codes
+    scales: Floats
+    offsets: Floats
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of outputs and of inputs."""
+        outputs, inputs = self.codes.shape
+        return int(outputs), int(inputs)
+
+
+@dataclass(frozen=True)
+class _ScaledGroups:
+    """Groups whose outputs are multiplied by factors, float32 [outputs]; see `Groups`."""
+
+    groups: Groups
+    factors: Floats
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.groups.shape
+
+    @property
+    def codes(self) -> Codes:
+        return self.groups.codes
+
+    @property
+    def scales(self) -> Floats:
+        return self.groups.scales * self.factors[:, None]
+
+    @property
+    def offsets(self) -> Floats:
+        return self.groups.offsets * self.factors[:, None]
 
 
 @dataclass(frozen=True)
@@ -74,17 +122,14 @@ class GroupedWeight:
     """A weight in groups along its last axis.
 
     Attributes:
-        held: the codes, or where they are read from.
-        scales, offsets: float32 [outputs, groups].
+        groups: codes and parameters of the groups, in memory or where they are read from.
         group_size: number of consecutive inputs per scale.
         bits: bits per code.
         input_factors: float32 [inputs], exact in bfloat16, which the layer multiplies its inputs
             by; None for 1.
     """
 
-    held: Codes | HeldCodes
-    scales: Floats
-    offsets: Floats
+    groups: Groups
     group_size: int
     bits: int = 4
     input_factors: Floats | None = None
@@ -92,12 +137,22 @@ class GroupedWeight:
     @property
     def codes(self) -> Codes:
         """The codes, uint8 [outputs, inputs], 0 to 2^bits - 1."""
-        return self.held if isinstance(self.held, np.ndarray) else self.held.read()
+        return self.groups.codes
+
+    @property
+    def scales(self) -> Floats:
+        """The scales of the groups, float32 [outputs, groups]."""
+        return self.groups.scales
+
+    @property
+    def offsets(self) -> Floats:
+        """The offsets of the groups, float32 [outputs, groups]."""
+        return self.groups.offsets
 
     @property
     def inputs(self) -> int:
         """Number of inputs."""
-        return int(self.held.shape[1])
+        return self.groups.shape[1]
 
     @property
     def steps(self) -> Floats:
@@ -111,8 +166,12 @@ class GroupedWeight:
 
     def rows(self, part: slice) -> GroupedWeight:
         """Return the weight of some outputs."""
-        scales, offsets = self.scales[part], self.offsets[part]
-        return replace(self, held=self.codes[part], scales=scales, offsets=offsets)
+        held = CodedGroups(self.codes[part], self.scales[part], self.offsets[part])
+        return replace(self, groups=held)
+
+    def with_scaled_outputs(self, factors: Floats) -> GroupedWeight:
+        """Return the weight whose outputs are multiplied by factors, float32 [outputs]."""
+        return replace(self, groups=_ScaledGroups(self.groups, factors))
 
     def full_groups(self) -> Codes:
         """Return the codes as [outputs, groups, group size], filled up with zero points."""
@@ -155,7 +214,7 @@ def joined_rows(parts: Iterable[GroupedWeight]) -> GroupedWeight:
     codes = np.concatenate([part.codes for part in found])
     scales = np.concatenate([part.scales for part in found])
     offsets = np.concatenate([part.offsets for part in found])
-    return replace(found[0], held=codes, scales=scales, offsets=offsets)
+    return replace(found[0], groups=CodedGroups(codes, scales, offsets))
 
 
 @dataclass(frozen=True)
@@ -204,7 +263,8 @@ class Quantizer:
         self, codes: Codes, scales: Floats, offsets: Floats, factors: Floats | None = None
     ) -> GroupedWeight:
         """Return a weight of codes [outputs, inputs] on a grid of this kind."""
-        return GroupedWeight(codes, scales, offsets, self.group_size, self.bits, factors)
+        groups = CodedGroups(codes, scales, offsets)
+        return GroupedWeight(groups, self.group_size, self.bits, factors)
 
     def nearest_codes(self, values: Floats, scales: Floats, offsets: Floats) -> Codes:
         """Return the codes nearest to values; scales and offsets broadcast against them."""

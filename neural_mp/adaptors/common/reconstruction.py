@@ -27,7 +27,7 @@ from neural_mp.adaptors.common.adaround import (
 )
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, LayerErrors, portions
 from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code
+from neural_mp.adaptors.common.grouped_weight import CodedGroups, GroupedWeight, middle_code
 from neural_mp.adaptors.common.layer_moments import (
     MomentsOfRows,
     damped,
@@ -360,7 +360,7 @@ def _grouped(rounded: RoundedLayer, shift: Floats) -> GroupedWeight:
     groups, outputs, inputs = rounded.codes.shape
     codes = (rounded.codes + middle_code(_BITS)).astype(np.uint8).reshape(-1, inputs)
     scales = np.ascontiguousarray(rounded.scales, np.float32).reshape(groups * outputs, 1)
-    return GroupedWeight(codes, scales, shift.reshape(scales.shape), inputs, _BITS)
+    return GroupedWeight(CodedGroups(codes, scales, shift.reshape(scales.shape)), inputs, _BITS)
 
 
 def _restored(weight: Floats, kept: GroupedWeight) -> RoundedLayer:

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, max_code
+from neural_mp.adaptors.common.grouped_weight import CodedGroups, GroupedWeight, max_code
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.io.array_files import UNREADABLE, load_arrays
 from neural_mp.io.files import atomic_file
@@ -121,4 +121,4 @@ def _checked(
         raise ValueError("the file belongs to another weight")
     if codes.size and codes.max() > max_code(spec.dtype.bits):
         raise ValueError("a code is too large")
-    return GroupedWeight(codes, scales, offsets, size, spec.dtype.bits, factors)
+    return GroupedWeight(CodedGroups(codes, scales, offsets), size, spec.dtype.bits, factors)

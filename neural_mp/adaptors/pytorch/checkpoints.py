@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Node
 
 from neural_mp.adaptors.common.checkpoint_formats import FORMATS, CheckpointFormat, IntegerLayer
-from neural_mp.adaptors.common.grouped_weight import GroupedWeight, middle_code
+from neural_mp.adaptors.common.grouped_weight import CodedGroups, GroupedWeight, middle_code
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
@@ -130,7 +130,8 @@ def _integer_layer(path: str, part: Part, weight: Node, form: CheckpointFormat) 
         )
     scales, offsets = (value.float().numpy() for value in values[1:])
     codes = ops.codes_of(values[0], bits).numpy()
-    stored = GroupedWeight(codes, scales, offsets, codes.shape[1] // scales.shape[1], bits)
+    groups = CodedGroups(codes, scales, offsets)
+    stored = GroupedWeight(groups, codes.shape[1] // scales.shape[1], bits)
     if np.abs(stored.steps - np.rint(stored.steps)).max() > _MOST_REST:
         raise ConversionError(
             f"layer {path!r} has offsets between the codes (hqq), {form} requires whole zero "

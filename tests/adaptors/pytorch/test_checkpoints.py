@@ -128,6 +128,24 @@ def test_a_configuration_names_the_form_of_every_layer(net, tmp_path):
     assert "-:^model\\.layers\\.0\\.self_attn\\.k_proj$" in dynamic
 
 
+@pytest.mark.parametrize(
+    ("words", "version"),
+    [
+        ("int4 symmetric per_group 32 gptq", "gptq"),
+        ("uint4 asymmetric per_group 32 gptq", "gptq_v2"),
+    ],
+)
+def test_asymmetric_weights_are_in_the_version_that_gptqmodel_reads(net, tmp_path, words, version):
+    # gptqmodel refuses asymmetric weights of the first version unless its own name is in the file.
+    result = _result(net, words)
+    result.save_pretrained(tmp_path, "gptq")
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config["checkpoint_format"] == version
+    stored = load_file(tmp_path / "model.safetensors")
+    found = _gptq(stored, FIRST, 4, int(version == "gptq"))
+    np.testing.assert_allclose(found, _own_weight(result, FIRST), atol=2e-3)
+
+
 def test_transformers_computes_the_same_logits(net, tmp_path):
     pytest.importorskip("compressed_tensors")
     result = _result(net, "int4 symmetric per_group 32 gptq")

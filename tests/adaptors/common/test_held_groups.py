@@ -1,4 +1,4 @@
-"""Codes between calibration and conversion: read back as made, in few bytes, without a trace."""
+"""Groups between calibration and conversion: read back as made, in few bytes, without a trace."""
 
 import gc
 import tracemalloc
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.common.grouped_weight import Quantizer
-from neural_mp.adaptors.common.held_codes import CodeHolder
+from neural_mp.adaptors.common.held_groups import GroupHolder
 from neural_mp.core.quant_spec import QuantSpec
 
 WEIGHTS = np.random.default_rng(0).normal(size=(3, 256, 1008)).astype(np.float32)
@@ -21,21 +21,23 @@ def rounded(bits):
 
 @pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_held_codes_are_read_as_made(bits, in_file, tmp_path):
-    holder = CodeHolder(tmp_path / "weights" if in_file else None)
+def test_held_groups_are_read_as_made(bits, in_file, tmp_path):
+    holder = GroupHolder(tmp_path / "weights" if in_file else None)
     made = rounded(bits)
     held = [holder.hold(weight) for weight in made]
     for before, after in zip(made, held, strict=True):
         assert np.array_equal(after.codes, before.codes)
+        assert np.array_equal(after.scales, before.scales)
+        assert np.array_equal(after.offsets, before.offsets)
         assert np.array_equal(after.floats(), before.floats())
         assert after.inputs == 1008
 
 
-@pytest.mark.parametrize(("in_file", "most"), [(False, 0.55), (True, 0.05)])
-def test_held_codes_take_half_a_byte_each_or_a_file(in_file, most, tmp_path):
-    holder = CodeHolder(tmp_path if in_file else None)
+@pytest.mark.parametrize(("in_file", "most"), [(False, 0.55), (True, 0.01)])
+def test_held_groups_take_half_a_byte_per_code_or_a_file(in_file, most, tmp_path):
+    holder = GroupHolder(tmp_path if in_file else None)
     made = rounded(4)
-    codes = sum(weight.held.size for weight in made)
+    codes = sum(weight.codes.size for weight in made)
     tracemalloc.start()
     held = [holder.hold(weight) for weight in made]
     grown, _ = tracemalloc.get_traced_memory()
@@ -45,15 +47,15 @@ def test_held_codes_take_half_a_byte_each_or_a_file(in_file, most, tmp_path):
 
 
 def test_other_fields_change_without_reading_the_codes(tmp_path):
-    holder = CodeHolder(tmp_path)
+    holder = GroupHolder(tmp_path)
     held = holder.hold(rounded(4)[0])
     factors = np.ones(1008, np.float32)
-    assert replace(held, input_factors=factors).held is held.held
+    assert replace(held, input_factors=factors).groups is held.groups
     assert holder.hold(held) is held
 
 
 def test_the_file_ends_with_the_weights(tmp_path):
-    held = CodeHolder(tmp_path).hold(rounded(4)[0])
+    held = GroupHolder(tmp_path).hold(rounded(4)[0])
     gc.collect(1)  # the weight alone keeps the file
     assert held.codes.max() <= 15
     del held
@@ -65,4 +67,4 @@ def test_codes_stay_in_memory_if_the_folder_cannot_be_made(tmp_path):
     taken = tmp_path / "file"
     taken.touch()
     made = rounded(3)[0]
-    assert np.array_equal(CodeHolder(taken).hold(made).codes, made.codes)
+    assert np.array_equal(GroupHolder(taken).hold(made).codes, made.codes)

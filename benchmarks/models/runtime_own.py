@@ -1,0 +1,104 @@
+"""Ours in each runtime that is no choice of `runtime=auto`: without a metric, the fastest plan."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from runtime_lite import as_keras_takes, keras_net
+from runtime_nets import CALIBRATED, CALIBRATION, CASES, JUDGED, Arrays, noise
+
+from neural_mp import MixedPrecision, load
+
+Call = Callable[[Arrays], np.ndarray]
+EAGER, COMPILED = "ours, PyTorch", "ours, torch.compile"
+ONNX, KERAS = "ours, ONNX Runtime", "ours, TensorFlow"
+KERAS_FP32 = "TensorFlow FP32 of the Keras model"
+#: Runtime → the way in the tables.
+_RUNTIMES = {"pytorch": EAGER, "onnxruntime": ONNX, "tensorflow": KERAS}
+
+
+def convert_own(name: str, folder: Path, size: int, runtime: str) -> dict[str, Any]:
+    """Convert a model for a runtime without a metric, and save the result."""
+    case, keras = CASES[name], runtime == "tensorflow"
+    batches = [_taken(given, keras) for given in case.cut(CALIBRATION, CALIBRATED, size)]
+    source = {"pytorch": case.build, "onnxruntime": lambda: folder / "fp32.onnx"}
+    result = MixedPrecision(
+        model=keras_net(name) if keras else source[runtime](),
+        runtime="source",
+        calib_dataloader=batches,
+        sampling_size=CALIBRATION,
+        workspace=folder / f"workspace-{runtime}{size}",
+        cache=False,
+    )()
+    target = _place(folder, runtime, size)
+    shutil.rmtree(target, ignore_errors=True)
+    result.save(target)
+    return {"plan": {str(precision): count for precision, count in result.plan.counts().items()}}
+
+
+def own_calls(folder: Path, size: int) -> dict[str, Call]:
+    """Return way → the call of a result, for those that were saved."""
+    found: dict[str, Call] = {}
+    for runtime, way in _RUNTIMES.items():
+        place = _place(folder, runtime, size)
+        if not place.exists():
+            continue
+        result = load(place)
+        found[way] = _called(result, keras=runtime == "tensorflow")
+        if runtime == "pytorch" and shutil.which("g++"):
+            found[COMPILED] = _compiled(result.compiled())
+    if KERAS in found and (folder / "keras").exists():
+        found[KERAS_FP32] = _keras_fp32(folder / "keras")
+    return found
+
+
+def own_noise(
+    name: str, calls: dict[str, Call], expected: np.ndarray, size: int
+) -> dict[str, float]:
+    """Return way → noise; that of Keras models, with weights of their own, beside their FP32."""
+    case = CASES[name]
+    found = {
+        way: np.concatenate([call(given) for given in case.cut(case.judged, JUDGED, size)])
+        for way, call in calls.items()
+    }
+    keras = found.get(KERAS_FP32, expected)
+    return {
+        way: noise(keras if way in (KERAS, KERAS_FP32) else expected, outputs)
+        for way, outputs in found.items()
+    }
+
+
+def _place(folder: Path, runtime: str, size: int) -> Path:
+    return folder / f"own-{runtime}{size}"
+
+
+def _taken(given: Arrays, keras: bool) -> Any:
+    if keras:
+        return as_keras_takes(given)
+    return given[0] if len(given) == 1 else given
+
+
+def _called(result: Any, *, keras: bool) -> Call:
+    if keras:
+        return lambda given: np.asarray(result(as_keras_takes(given)))
+    return lambda given: np.asarray(result(*given))
+
+
+def _compiled(module: Any) -> Call:
+    def call(given: Arrays) -> np.ndarray:
+        with torch.inference_mode():
+            return np.asarray(module(*map(torch.from_numpy, given)))
+
+    return call
+
+
+def _keras_fp32(place: Path) -> Call:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(place))
+    return lambda given: np.asarray(loaded.serve(as_keras_takes(given)))
