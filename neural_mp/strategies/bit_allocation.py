@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import inf, sqrt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf, log, sqrt
 
 from neural_mp.core.enums import Approach, Objective
 from neural_mp.core.op_timings import OpTimings
@@ -18,6 +18,8 @@ from neural_mp.strategies.basic import Basic
 _TRIALS, _TRIALS_AT_MOST = 4, 8
 #: Fraction of the tolerated loss that a plan is chosen for: predictions have errors of both signs.
 _AIM_RATIO = 0.9
+#: Least exponent of the noise that the loss is taken to grow with, from two trials.
+_LEAST_EXPONENT = 0.5
 #: The cheapest plan is not tried first if its predicted loss exceeds the tolerance by this factor.
 _HOPELESS_RATIO = 4.0
 #: A plan must be cheaper by this fraction of FP32's cost to be worth a trial.
@@ -38,7 +40,9 @@ class BitAllocation(Strategy):
     3. The cheapest plan is tried, or the cheapest one with a divergence within the tolerance, if
        that of the cheapest is out of proportion. Its loss and noise predict the losses of all
        others; the cheapest plan predicted within the tolerance is tried, and the prediction
-       corrected by each trial: at most four.
+       corrected by each trial: at most four, or eight until a plan met the target. From the second
+       trial on, the loss is taken as a power of the noise: a bound of the loss over other data
+       falls more slowly than the loss.
 
     With a workload, time is the mean time per token from the times of every form at the numbers of
     rows in use, and layers in dynamic INT8 take part. A form that BF16 beats at each is left out.
@@ -61,6 +65,7 @@ def _descend(problem: TuningProblem, knapsack: Knapsack) -> Search:
     missed: Filling | None = None
     met: Filling | None = None
     point: Filling | None = _first(knapsack, problem.tolerance)
+    tried: list[tuple[float, float]] = []
     trials = 0
     while point is not None and trials < (_TRIALS_AT_MOST if met is None else _TRIALS):
         (trial,) = yield [problem.space.fastest_plan().replacing(point.configs)]
@@ -69,7 +74,8 @@ def _descend(problem: TuningProblem, knapsack: Knapsack) -> Search:
             met = point
         else:
             missed = point
-        aim = _aim(point, trial.ranking_loss, missed, met, problem.tolerance)
+        tried.append((point.noise, trial.ranking_loss))
+        aim = _aim(tried, point is missed, missed, met, problem.tolerance)
         found = None if aim is None else knapsack.cheapest(aim)
         limit = inf if met is None else met.cost - _LEAST_GAIN
         is_new = found is not None and found not in (met, missed) and found.cost < limit
@@ -87,20 +93,29 @@ def _first(knapsack: Knapsack, tolerance: float | None) -> Filling:
 
 
 def _aim(
-    latest: Filling,
-    loss: float,
+    tried: Sequence[tuple[float, float]],
+    has_missed: bool,
     missed: Filling | None,
     met: Filling | None,
     tolerance: float | None,
 ) -> float | None:
-    """Return the noise of the next plan, from the loss of the latest; None without a prediction."""
-    if tolerance and 0 < loss < inf and latest.noise > 0:
-        aim = latest.noise * _AIM_RATIO * tolerance / loss
-    elif latest is missed:
-        aim = latest.noise / 4
+    """Return the noise of the next plan; None without a prediction.
+
+    Args:
+        tried: noise and loss of the plans so far.
+        has_missed: whether the latest plan missed the target.
+        missed: the latest plan that missed the target.
+        met: the latest plan that met the target.
+        tolerance: the tolerated loss.
+    """
+    noise, loss = tried[-1]
+    if tolerance and 0 < loss < inf and noise > 0:
+        aim = noise * (_AIM_RATIO * tolerance / loss) ** (1 / _exponent(tried[-2:]))
+    elif has_missed:
+        aim = noise / 4
     else:
         # Lossless: without another plan to compare with, more noise is worth a trial.
-        aim = latest.noise * 4 if missed is None else inf
+        aim = noise * 4 if missed is None else inf
     low, high = (0.0 if met is None else met.noise), (inf if missed is None else missed.noise)
     if met is not None and missed is not None and not low < aim < high:
         # Halve the interval where the prediction leaves it.
@@ -108,6 +123,17 @@ def _aim(
     if missed is not None:
         return min(aim, _AIM_RATIO * high)
     return aim if aim > low else None
+
+
+def _exponent(tried: Sequence[tuple[float, float]]) -> float:
+    """Return the power of the noise that the losses of two plans grow with; 1 if unknown."""
+    if len(tried) < 2 or not all(0 < value < inf for pair in tried for value in pair):
+        return 1.0
+    (noise, loss), (other_noise, other_loss) = tried
+    if noise == other_noise or loss == other_loss:
+        return 1.0
+    found = log(loss / other_loss) / log(noise / other_noise)
+    return min(max(found, _LEAST_EXPONENT), 1.0)
 
 
 def weights_by_bytes(problem: TuningProblem) -> Knapsack:
