@@ -9,10 +9,11 @@ its tools write files, which plain OpenVINO, ONNX Runtime and torch run here. ON
 tool runs in this environment, as does TFLite, which starts from Keras models of the same build.
 Ours starts from the torch module and may be as noisy as NNCF, or, without a peer, have an SQNR of
 13 dB. The part `own` adds ours in PyTorch, torch.compile, ONNX Runtime and, from the Keras model,
-TensorFlow: without a metric, the fastest plan there. All ways run in turn in one process, on the
-same threads, with static shapes, and without spinning threads. `--clock cpu` counts CPU seconds,
-for a machine with other load: on one thread, these are the same. Peaks are those of products of
-large matrices in torch.
+TensorFlow: without a metric, the fastest plan there. Alone, it runs nothing in OpenVINO, which does
+not start with `ONEDNN_MAX_CPU_ISA=AVX2` on a CPU with AVX-512. All ways run in turn in one process,
+on the same threads, with static shapes, and without spinning threads. `--clock cpu` counts CPU
+seconds, for a machine with other load: on one thread, these are the same. Peaks are those of
+products of large matrices in torch.
 """
 
 from __future__ import annotations
@@ -150,27 +151,33 @@ class Bench:
 
     def columns(self, name: str, folder: Path) -> Iterator[Column]:
         """Yield what is found for a model at each batch size."""
-        source = folder / "fp32.onnx"
-        if not source.exists():
+        options, tools = self.options, "speed" in self.options.only
+        if not (folder / "fp32.onnx").exists():
             self.stage("make", name, folder)
-        self.written("nncf", source, folder / "nncf.xml")
-        self.written("static", source, folder / "static.onnx")
+        most_noise = self._others(name, folder) if tools else _MOST_NOISE
+        for size in CASES[name].batches:
+            if options.batches and str(size) not in options.batches.split(","):
+                continue
+            tuned: dict[str, Any] = {}
+            if tools:
+                if shutil.which("g++") or shutil.which("clang++"):
+                    self.written("pt2e", folder / f"{size}.pt2", folder / f"pt2e{size}.pt2")
+                tuned = self.stage("tune", name, folder, size, most_noise, options.clock) or {}
+            for runtime in OWN_RUNTIMES if "own" in options.only else ():
+                self.stage("own", name, folder, size, runtime)
+            timing = options.rounds, options.clock, options.only
+            found = self.stage("race", name, folder, size, *timing)
+            if found is not None:
+                yield Column(name, size, tuned, **found)
+
+    def _others(self, name: str, folder: Path) -> float:
+        """Let the other tools write their files; return the noise that ours may have."""
+        self.written("nncf", folder / "fp32.onnx", folder / "nncf.xml")
+        self.written("static", folder / "fp32.onnx", folder / "static.onnx")
         if not (folder / "lite.tflite").exists():
             self.stage("lite", name, folder)
         judged = self.options.peer and self.stage("judge", name, folder, "nncf.xml")
-        most_noise = judged["noise"] * _SLACK if judged else _MOST_NOISE
-        for size in CASES[name].batches:
-            if self.options.batches and str(size) not in self.options.batches.split(","):
-                continue
-            if shutil.which("g++") or shutil.which("clang++"):
-                self.written("pt2e", folder / f"{size}.pt2", folder / f"pt2e{size}.pt2")
-            clock = self.options.clock
-            tuned = self.stage("tune", name, folder, size, most_noise, clock) or {}
-            for runtime in OWN_RUNTIMES if "own" in self.options.only else ():
-                self.stage("own", name, folder, size, runtime)
-            found = self.stage("race", name, folder, size, self.options.rounds, clock)
-            if found is not None:
-                yield Column(name, size, tuned, **found)
+        return judged["noise"] * _SLACK if judged else _MOST_NOISE
 
     def costs(self, name: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """CPU and wall seconds to read, calibrate and convert: ours and NNCF's in turn."""
@@ -332,7 +339,7 @@ def main() -> None:
     costs: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name in options.models.split(","):
         with _folder(options.keep and str(Path(options.keep) / name)) as folder:
-            if "speed" in options.only:
+            if "speed" in options.only or "own" in options.only:
                 for column in bench.columns(name, folder):
                     columns.append(column)
                     console.print(column_table(column, options.clock))

@@ -26,9 +26,8 @@ def convert_own(name: str, folder: Path, size: int, runtime: str) -> dict[str, A
     """Convert a model for a runtime without a metric, and save the result."""
     case, keras = CASES[name], runtime == "tensorflow"
     batches = [_taken(given, keras) for given in case.cut(CALIBRATION, CALIBRATED, size)]
-    source = {"pytorch": case.build, "onnxruntime": lambda: folder / "fp32.onnx"}
     result = MixedPrecision(
-        model=keras_net(name) if keras else source[runtime](),
+        model=_source(name, folder, runtime),
         runtime="source",
         calib_dataloader=batches,
         sampling_size=CALIBRATION,
@@ -71,6 +70,16 @@ def own_noise(
         way: noise(keras if way in (KERAS, KERAS_FP32) else expected, outputs)
         for way, outputs in found.items()
     }
+
+
+def _source(name: str, folder: Path, runtime: str) -> Any:
+    if runtime == "pytorch":
+        return CASES[name].build()
+    if runtime == "onnxruntime":
+        return folder / "fp32.onnx"
+    net = keras_net(name)
+    net.export(folder / "keras", verbose=False)  # the FP32 to compare with
+    return net
 
 
 def _place(folder: Path, runtime: str, size: int) -> Path:

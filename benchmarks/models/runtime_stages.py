@@ -176,15 +176,11 @@ def _module(module: Any) -> Call:
     return call
 
 
-def _contenders(name: str, folder: Path, size: int, net: Any) -> dict[str, Call]:
+def _contenders(name: str, folder: Path, size: int) -> dict[str, Call]:
     """Return way → the call of a model, for all files that there are."""
     example, f32 = CASES[name].draw(size, TIMED), {"INFERENCE_PRECISION_HINT": "f32"}
-    source, ours = folder / "fp32.onnx", folder / f"ours{size}"
-    found: dict[str, Call] = {
-        TORCH: _module(net),
-        ORT: _session(source),
-        OPENVINO: _openvino(source, example, f32),
-    }
+    ours = folder / f"ours{size}"
+    found = {OPENVINO: _openvino(folder / "fp32.onnx", example, f32)}
     if ours.exists():
         result = load(ours)
         found[OURS] = lambda given: result(*given)
@@ -204,22 +200,24 @@ def _contenders(name: str, folder: Path, size: int, net: Any) -> dict[str, Call]
     return found
 
 
-def race(name: str, folder: Path, size: str, rounds: str, clock: str) -> dict[str, Any]:
+def race(name: str, folder: Path, size: str, rounds: str, clock: str, parts: str) -> dict[str, Any]:
     """Return way → seconds of every round, its noise; operations of a call; the machine's peaks."""
     case = CASES[name]
     net, expected = reference(name)
     given = case.draw(int(size), TIMED)
-    calls = _contenders(name, folder, int(size), net)
+    calls: dict[str, Call] = {TORCH: _module(net), ORT: _session(folder / "fp32.onnx")}
+    if "speed" in parts:
+        calls |= _contenders(name, folder, int(size))
     noises = {}
     for way, call in calls.items():
         found = [call(batch) for batch in case.cut(case.judged, JUDGED, int(size))]
         noises[way] = noise(expected, np.concatenate(found))
-    own = own_calls(folder, int(size))
+    own = own_calls(folder, int(size)) if "own" in parts else {}
     calls |= own
     noises |= own_noise(name, own, expected, int(size))
     read = time.process_time if clock == "cpu" else time.perf_counter
     runs = {way: _repeated(call, given, read) for way, call in calls.items()}
-    if (folder / "lite.tflite").exists():
+    if "speed" in parts and (folder / "lite.tflite").exists():
         runs[TFLITE] = _repeated(lite_call(folder, name, int(size)), given, read)
         noises[TFLITE] = float((folder / "lite.noise").read_text())
     return {
