@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -53,6 +55,17 @@ def _written(model: nn.Module, ids: torch.Tensor) -> list[int]:
     return model.generate(**prompt, max_new_tokens=8, do_sample=False).tolist()
 
 
+def _check_stored(folder: Path, least: int = 1) -> None:
+    """Assert that layers store a scale in bfloat16 and an offset in a byte for each group."""
+    stored = load_file(folder / "layers.safetensors")
+    offsets = {name for name in stored if "offsets" in name}
+    assert len(offsets) >= least
+    for name in offsets:
+        scales = stored[name.replace("offsets", "scales")]
+        assert stored[name].shape == scales.shape
+        assert (stored[name].element_size(), scales.element_size()) == (1, 2)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen", "opt", "gpt2"])
 def test_a_decoder_in_4_bits_generates_the_same_tokens_after_reload(kind, tmp_path):
     decoder = _decoder(kind)
@@ -62,29 +75,22 @@ def test_a_decoder_in_4_bits_generates_the_same_tokens_after_reload(kind, tmp_pa
     assert tuned.model.config.to_dict() == decoder.config.to_dict()
     written = _written(tuned.model, ids)
     tuned.save(tmp_path / "saved")
+    _check_stored(tmp_path / "saved")
     again = neural_mp.load(tmp_path / "saved")
     assert _written(again.model, ids) == written
     assert torch.equal(again(input_ids=ids).logits, tuned(input_ids=ids).logits)
     assert again.adaptor.weight_bytes(again.held) == tuned.adaptor.weight_bytes(tuned.held)
 
 
-@pytest.mark.parametrize("precisions", ["int4", "int2"])
-def test_saved_layers_take_their_codes_and_three_bytes_a_group(precisions, tmp_path):
-    """A scale in bfloat16, and an offset in a byte, which is restored without loss."""
-    tuned, ids = _tuned(_decoder("llama"), precisions)
+def test_layers_in_2_bits_are_stored_and_restored_without_loss(tmp_path):
+    tuned, ids = _tuned(_decoder("llama"), "int2")
     tuned.save(tmp_path / "saved")
-    stored = load_file(tmp_path / "saved" / "layers.safetensors")
-    offsets = {name for name in stored if "offsets" in name}
-    assert len(offsets) >= 8
-    for name in offsets:
-        scales = stored[name.replace("offsets", "scales")]
-        assert stored[name].shape == scales.shape
-        assert (stored[name].element_size(), scales.element_size()) == (1, 2)
+    _check_stored(tmp_path / "saved", least=8)
     again = neural_mp.load(tmp_path / "saved")
     assert torch.equal(again(input_ids=ids).logits, tuned(input_ids=ids).logits)
 
 
-def test_logits_stay_close_to_those_of_the_float_model():
+def test_logits_stay_close_and_layers_left_in_fp32_are_the_users_own_modules():
     decoder = _decoder("llama")
     tuned, ids = _tuned(decoder, "int8")
     with torch.no_grad():
@@ -92,11 +98,6 @@ def test_logits_stay_close_to_those_of_the_float_model():
     noise = (tuned(input_ids=ids).logits - expected).norm() / expected.norm()
     assert 0 < noise < 0.05
     assert set(tuned.plan.counts()) == {"int8"}
-
-
-def test_layers_left_in_fp32_are_the_users_own_modules():
-    decoder = _decoder("llama")
-    tuned, _ = _tuned(decoder, "int8")
     kept = tuned.model.model.layers[0].input_layernorm
     assert type(kept) is type(decoder.model.layers[0].input_layernorm)
 

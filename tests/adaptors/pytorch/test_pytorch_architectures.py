@@ -71,7 +71,7 @@ def _near_fp32(space, op):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.data())
 def test_any_plan_runs_near_fp32(name, data):
     known = case(name)
