@@ -37,7 +37,13 @@ def after_each(framework: str, folder: Path) -> dict[str, dict[str, str]]:
     places = os.pathsep.join((*own, os.environ["PYTHONPATH"]))
     done = subprocess.run(
         [sys.executable, str(here / "surroundings_run.py"), framework, str(folder)],
-        env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
+        # Of the two threads of a net, one would wait for the other by computing.
+        env={
+            **os.environ,
+            "PYTHONPATH": places,
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        },
         capture_output=True,
         text=True,
         timeout=300,
