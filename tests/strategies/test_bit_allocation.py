@@ -51,9 +51,15 @@ def _bytes(space: TuningSpace, plan: Mapping[str, OpConfig]) -> float:
     return sum(op.weights * BITS[plan.get(op.name, FP32)] for op in space.graph)
 
 
-def _run(space: TuningSpace, harm: Mapping[str, float], tolerance: float, unit: float = 1.0):
+def _run(
+    space: TuningSpace,
+    harm: Mapping[str, float],
+    tolerance: float,
+    unit: float = 1.0,
+    power: float = 1.0,
+):
     def loss(plan: PrecisionPlan) -> float:
-        return unit * _noise(plan, harm)
+        return unit * _noise(plan, harm) ** power
 
     precisions = (Precision.INT4, Precision.INT8)
     return made_up.run(
@@ -88,6 +94,19 @@ def test_at_most_four_trials_come_close_to_the_best_of_all_plans(tolerance, unit
         if _noise(plan := dict(zip(HARM, forms, strict=True)), HARM) <= tolerance
     )
     assert found <= 1.15 * best
+
+
+@pytest.mark.parametrize("power", [0.5, 0.6])
+@pytest.mark.parametrize("fraction", [0.05, 0.07, 0.2])
+def test_losses_that_fall_more_slowly_than_the_noise_take_few_trials(power, fraction):
+    """A bound of the loss over other data adds a margin that falls slowly with the noise."""
+    harm = {f"op{i}": 1.2**-i for i in range(24)}
+    most = fraction * sum(harm.values())
+    trials = _run(_space(24), harm, 10 * most**power, 10, power)
+    assert len(trials) <= 4
+    met = [trial for trial in trials if trial.met]
+    assert met
+    assert max(_noise(trial.plan, harm) for trial in met) >= 0.5 * most
 
 
 def test_sensitive_weights_get_more_bits_than_others():
