@@ -10,9 +10,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-from runtime_nets import CALIBRATED, CALIBRATION, CASES, JUDGED, noise
-
-Arrays = tuple[np.ndarray, ...]
+from runtime_nets import CALIBRATED, CALIBRATION, CASES, JUDGED, Arrays, noise
 
 
 def as_keras_takes(given: Arrays) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Ours in each runtime that is no choice of `runtime=auto`: without a metric, the fastest plan."""
+"""Ours in PyTorch, torch.compile, ONNX Runtime and TensorFlow: the fastest plan, no metric."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KERAS_FP32 = "TensorFlow FP32 of the Keras model"
 _RUNTIMES = {"pytorch": EAGER, "onnxruntime": ONNX, "tensorflow": KERAS}
 
 
-def convert_own(name: str, folder: Path, size: int, runtime: str) -> dict[str, Any]:
+def own(name: str, folder: Path, size: str, runtime: str) -> dict[str, Any]:
     """Convert a model for a runtime without a metric, and save the result."""
     case, keras = CASES[name], runtime == "tensorflow"
-    batches = [_taken(given, keras) for given in case.cut(CALIBRATION, CALIBRATED, size)]
+    batches = [_taken(given, keras) for given in case.cut(CALIBRATION, CALIBRATED, int(size))]
     result = MixedPrecision(
         model=_source(name, folder, runtime),
         runtime="source",
@@ -34,7 +34,7 @@ def convert_own(name: str, folder: Path, size: int, runtime: str) -> dict[str, A
         workspace=folder / f"workspace-{runtime}{size}",
         cache=False,
     )()
-    target = _place(folder, runtime, size)
+    target = _place(folder, runtime, int(size))
     shutil.rmtree(target, ignore_errors=True)
     result.save(target)
     return {"plan": {str(precision): count for precision, count in result.plan.counts().items()}}
@@ -50,7 +50,7 @@ def own_calls(folder: Path, size: int) -> dict[str, Call]:
         result = load(place)
         found[way] = _called(result, keras=runtime == "tensorflow")
         if runtime == "pytorch" and shutil.which("g++"):
-            found[COMPILED] = _compiled(result.compiled())
+            found[COMPILED] = module_call(result.compiled())
     if KERAS in found and (folder / "keras").exists():
         found[KERAS_FP32] = _keras_fp32(folder / "keras")
     return found
@@ -98,10 +98,13 @@ def _called(result: Any, *, keras: bool) -> Call:
     return lambda given: np.asarray(result(*given))
 
 
-def _compiled(module: Any) -> Call:
+def module_call(module: Any) -> Call:
+    """Return the call of a torch module, for its first result."""
+
     def call(given: Arrays) -> np.ndarray:
         with torch.inference_mode():
-            return np.asarray(module(*map(torch.from_numpy, given)))
+            found = module(*map(torch.from_numpy, given))
+        return np.asarray(found[0] if isinstance(found, tuple | list) else found)
 
     return call
 

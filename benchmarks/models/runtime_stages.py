@@ -27,7 +27,18 @@ from runtime_nets import (
     reference,
     write_sources,
 )
-from runtime_own import COMPILED, EAGER, KERAS, KERAS_FP32, ONNX, convert_own, own_calls, own_noise
+from runtime_own import (
+    COMPILED,
+    EAGER,
+    KERAS,
+    KERAS_FP32,
+    ONNX,
+    Call,
+    module_call,
+    own,
+    own_calls,
+    own_noise,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
 from neural_mp import AccuracyCriterion, MixedPrecision, load
@@ -39,7 +50,6 @@ from neural_mp.core.precision import Precision
 from neural_mp.profiling import measurement
 
 Run = Callable[[], Any]
-Call = Callable[[tuple[np.ndarray, ...]], Any]
 #: Ways to run a model → their names in the tables.
 TORCH, ORT, OPENVINO = "PyTorch FP32", "ONNX Runtime FP32", "OpenVINO FP32"
 OURS, PLAIN = "ours, runtime=auto", "ours, by plain OpenVINO"
@@ -167,15 +177,6 @@ def _session(file: Path) -> Call:
     return lambda given: session.run(None, dict(zip(names, given, strict=True)))[0]
 
 
-def _module(module: Any) -> Call:
-    def call(given: tuple[np.ndarray, ...]) -> np.ndarray:
-        with torch.inference_mode():
-            found = module(*map(torch.from_numpy, given))
-        return np.asarray(found[0] if isinstance(found, tuple | list) else found)
-
-    return call
-
-
 def _contenders(name: str, folder: Path, size: int) -> dict[str, Call]:
     """Return way → the call of a model, for all files that there are."""
     example, f32 = CASES[name].draw(size, TIMED), {"INFERENCE_PRECISION_HINT": "f32"}
@@ -196,7 +197,7 @@ def _contenders(name: str, folder: Path, size: int) -> dict[str, Call]:
         found[STATIC] = _session(folder / "static.onnx")
     package = folder / f"pt2e{size}.pt2"
     if package.exists():
-        found[PT2E] = _module(torch._inductor.aoti_load_package(str(package)))
+        found[PT2E] = module_call(torch._inductor.aoti_load_package(str(package)))
     return found
 
 
@@ -205,16 +206,16 @@ def race(name: str, folder: Path, size: str, rounds: str, clock: str, parts: str
     case = CASES[name]
     net, expected = reference(name)
     given = case.draw(int(size), TIMED)
-    calls: dict[str, Call] = {TORCH: _module(net), ORT: _session(folder / "fp32.onnx")}
+    calls: dict[str, Call] = {TORCH: module_call(net), ORT: _session(folder / "fp32.onnx")}
     if "speed" in parts:
         calls |= _contenders(name, folder, int(size))
     noises = {}
     for way, call in calls.items():
         found = [call(batch) for batch in case.cut(case.judged, JUDGED, int(size))]
         noises[way] = noise(expected, np.concatenate(found))
-    own = own_calls(folder, int(size)) if "own" in parts else {}
-    calls |= own
-    noises |= own_noise(name, own, expected, int(size))
+    results = own_calls(folder, int(size)) if "own" in parts else {}
+    calls |= results
+    noises |= own_noise(name, results, expected, int(size))
     read = time.process_time if clock == "cpu" else time.perf_counter
     runs = {way: _repeated(call, given, read) for way, call in calls.items()}
     if "speed" in parts and (folder / "lite.tflite").exists():
@@ -295,11 +296,6 @@ def _in_turn(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, lis
         for way in order.sample(list(runs), len(runs)):
             taken[way].append(runs[way]())
     return taken
-
-
-def own(name: str, folder: Path, size: str, runtime: str) -> dict[str, Any]:
-    """Convert the model for one runtime; see `convert_own`."""
-    return convert_own(name, folder, int(size), runtime)
 
 
 STAGES: dict[str, Callable[..., dict[str, Any]]] = {
