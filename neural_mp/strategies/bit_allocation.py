@@ -66,10 +66,8 @@ def _descend(problem: TuningProblem, knapsack: Knapsack) -> Search:
     met: Filling | None = None
     point: Filling | None = _first(knapsack, problem.tolerance)
     tried: list[tuple[float, float]] = []
-    trials = 0
-    while point is not None and trials < (_TRIALS_AT_MOST if met is None else _TRIALS):
+    while point is not None and len(tried) < (_TRIALS_AT_MOST if met is None else _TRIALS):
         (trial,) = yield [problem.space.fastest_plan().replacing(point.configs)]
-        trials += 1
         if trial.meets_accuracy:
             met = point
         else:

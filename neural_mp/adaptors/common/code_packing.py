@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,16 +39,20 @@ def packed(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.u
     return found
 
 
-def _packed_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
-    upper = order is BitOrder.UPPER_FIRST
+def _single_bits(bits: int, order: BitOrder) -> tuple[NDArray[np.uint8], Literal["big", "little"]]:
+    """Return the shifts of a code's bits, the first one first, and numpy's name of the order."""
     shifts = np.arange(bits, dtype=np.uint8)
-    shifts = shifts[::-1] if upper else shifts
+    return (shifts[::-1], "big") if order is BitOrder.UPPER_FIRST else (shifts, "little")
+
+
+def _packed_bits(codes: NDArray[np.uint8], bits: int, order: BitOrder) -> NDArray[np.uint8]:
+    shifts, bit_order = _single_bits(bits, order)
     rows = codes.reshape(-1, codes.shape[-1])
     found = np.empty((len(rows), -(-rows.shape[1] * bits // 8)), np.uint8)
     for part in row_parts(rows.shape):  # a byte per bit of them is made
         single = rows[part, :, None] >> shifts & 1
         flat = single.reshape(len(single), -1)
-        found[part] = np.packbits(flat, axis=-1, bitorder="big" if upper else "little")
+        found[part] = np.packbits(flat, axis=-1, bitorder=bit_order)
     return found.reshape(*codes.shape[:-1], found.shape[1])
 
 
@@ -71,13 +76,11 @@ def unpacked(
 def _unpacked_bits(
     stored: NDArray[np.uint8], bits: int, columns: int, order: BitOrder
 ) -> NDArray[np.uint8]:
-    upper = order is BitOrder.UPPER_FIRST
-    shifts = np.arange(bits, dtype=np.uint8)
-    shifts = shifts[::-1] if upper else shifts
+    shifts, bit_order = _single_bits(bits, order)
     rows = stored.reshape(-1, stored.shape[-1])
     found = np.empty((len(rows), columns), np.uint8)
     for part in row_parts(found.shape):
-        single = np.unpackbits(rows[part], axis=-1, bitorder="big" if upper else "little")
+        single = np.unpackbits(rows[part], axis=-1, bitorder=bit_order)
         single = single[:, : columns * bits].reshape(-1, columns, bits)
         np.bitwise_or.reduce(single << shifts, axis=-1, out=found[part])
     return found.reshape(*stored.shape[:-1], columns)
