@@ -52,7 +52,8 @@ def tune(name: str, folder: Path, runtime: str = SOURCE_RUNTIME) -> dict[str, An
     seconds = time.perf_counter() - started
     saved = folder / f"{SAVED}-{runtime}"
     result.save(saved)
-    megabytes_held = peak_memory() / 1e6  # before what follows, which no user does
+    # Before what follows, which no user does.
+    megabytes_held, size = peak_memory() / 1e6, megabytes(saved)
     inputs, _ = case.batches("test").made[0]
     np.savez(saved / REFERENCE, *arrays(result(inputs)))
     in_source = result.framework == case.framework
@@ -69,7 +70,7 @@ def tune(name: str, folder: Path, runtime: str = SOURCE_RUNTIME) -> dict[str, An
         else None,
         "seconds": seconds,
         "megabytes": megabytes_held,
-        "file": megabytes(saved),
+        "file": size,
         "warnings": result.report.warnings,
     }
 
