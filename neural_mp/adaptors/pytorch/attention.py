@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
+
+from neural_mp.adaptors.pytorch.kernel_probes import multiplies_bfloat16_fast
 
 aten = torch.ops.aten
 
@@ -16,7 +17,6 @@ _ATTENTION = aten.scaled_dot_product_attention.default
 #: Number of attention weights, in float32, that fit into the cache of a core; and the number below
 #: which calls take longer than the products.
 _CACHED_WEIGHTS, _FEW_WEIGHTS = 2**18, 2**14
-_PROBES = 5
 
 
 class AttentionMask:
@@ -75,24 +75,6 @@ _ARGUMENTS = ("attn_mask", "dropout_p", "is_causal")
 def _is_bfloat16(node: object) -> bool:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16
-
-
-@cache
-def multiplies_bfloat16_fast() -> bool:
-    """Whether products in bfloat16 take less time than in float32, measured once.
-
-    The difference is severalfold either way: without instructions for them, products are emulated.
-    """
-    x = torch.ones(4, 128, 64)
-    seconds = dict.fromkeys((torch.float32, torch.bfloat16), math.inf)
-    with torch.no_grad():
-        for _ in range(_PROBES):
-            for dtype in seconds:
-                left = x.to(dtype)
-                started = time.perf_counter()
-                torch.bmm(left, left.transpose(1, 2))
-                seconds[dtype] = min(seconds[dtype], time.perf_counter() - started)
-    return seconds[torch.bfloat16] < seconds[torch.float32]
 
 
 def attention_in_bfloat16(

@@ -27,6 +27,7 @@ from neural_mp.adaptors.pytorch.fusion import (
     only_user,
     quantizer,
 )
+from neural_mp.adaptors.pytorch.kernel_probes import writes_fast
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
@@ -35,7 +36,7 @@ from neural_mp.util.memory import FREED
 aten = torch.ops.aten
 onednn = torch.ops.onednn
 
-#: Float dtypes that the kernels can write directly.
+#: Float dtypes that the kernels can write directly; see `writes_fast`.
 _FLOAT_OUTPUTS = {
     **dict.fromkeys(layers.CONVOLUTIONS, (torch.float32, torch.bfloat16)),
     layers.LINEAR: (torch.float32, torch.bfloat16, torch.float16),
@@ -139,7 +140,7 @@ def _replace(module: GraphModule, group: Group) -> None:
         cast = only_user(replaced)
         wanted = cast_dtype(cast)
         floats = _FLOAT_OUTPUTS[layer.target] if group.residual_sum is None else ()
-        if cast is not None and wanted in floats:
+        if cast is not None and wanted in floats and writes_fast(layer.target, wanted):
             replaced, dtype = cast, wanted
         output = (1.0, 0, dtype)
     before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))

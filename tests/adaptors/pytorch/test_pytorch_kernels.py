@@ -6,15 +6,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from integers import convolve, integer_weight, integers, lowered, parameters
-from machine import CONVOLUTION, DEPTHWISE, examples
+from machine import CONVOLUTION, DEPTHWISE, examples, machine
 from ties import off_ties
 from torch import nn
 from torch.nn import functional as F
 
+from neural_mp.adaptors.common.conversion import observe
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.kernel_ops import max_pool2d_uint8
 from neural_mp.core.precision import Precision
-from neural_mp.testing import signal_to_noise
+from neural_mp.testing import signal_to_noise, uniform
 
 pytestmark = pytest.mark.slow
 
@@ -224,3 +225,29 @@ def test_a_dense_layer_adds_a_part_of_a_larger_tensor():
     with torch.no_grad():
         exact = net(inputs).numpy()
     assert signal_to_noise(exact, np.asarray(result)) > 30
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
+@pytest.mark.parametrize(
+    ("layers", "size"),
+    [
+        ((nn.Linear(48, 32), nn.Linear(32, 8)), (7, 48)),
+        ((nn.Conv2d(16, 24, 3), nn.Conv2d(24, 8, 1)), (1, 16, 9, 9)),
+    ],
+)
+def test_results_read_in_16_bits_take_no_reference_implementation(layers, size, precision, capfd):
+    x = torch.randn(*size)
+    net, adaptor = nn.Sequential(*layers).eval(), PyTorchAdaptor()
+    model = adaptor.load(net, example=x)
+    space = adaptor.space(model, machine(INT8, precision))
+    first, _ = space.tunable_ops
+    integers, floats = uniform(space, INT8), uniform(space, precision)
+    plan = space.resolve(floats.replacing({first: integers[first]}))
+    converted = adaptor.convert(model, plan, observe(adaptor, model, [x], space), space)
+    capfd.readouterr()
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        found = adaptor.predict(converted, x)
+    ran = [line for line in capfd.readouterr().out.splitlines() if "exec,cpu" in line]
+    assert any("src:u8" in line for line in ran)
+    assert not [line for line in ran if ",ref" in line and "src:u8" in line]
+    assert signal_to_noise(net(x).detach().numpy(), found.float().numpy()) > 25
