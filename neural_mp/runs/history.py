@@ -26,7 +26,6 @@ from neural_mp.runs.registry import (
     open_storage,
     require_file,
     run_names,
-    study_named,
 )
 from neural_mp.runs.report import RuntimeFigures
 from neural_mp.runs.store import ENDING, MEASURED, SETUP, TRIAL, RunStore, accuracy_in
@@ -34,7 +33,7 @@ from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import file_path, validate_option, without_nul
 
 if TYPE_CHECKING:
-    import optuna
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +91,9 @@ class History(RunStore):
                     name, self._lease = lease_run(storage, fingerprint, url)
                 else:
                     name, self._lease = new_run(storage, fingerprint, higher_is_better)
-                self._storage = storage
-                study = study_named(storage, name)
-                _close_killed_trials(study)
-                super().__init__(study)
+                super().__init__(storage, str(name))
+                if resume:
+                    self.close_killed_trials()
             except HistoryError:
                 raise
             except Exception as error:
@@ -158,16 +156,6 @@ class History(RunStore):
         self.close_trial(number, accuracy_in(self._trials[number], number))
 
 
-def _close_killed_trials(study: optuna.Study) -> None:
-    """Close trials that are still marked as running because their process was killed."""
-    from optuna.trial import TrialState
-
-    for trial in study.get_trials(deepcopy=False):
-        if trial.state is TrialState.RUNNING:
-            found = accuracy_in(trial.user_attrs, trial.number)
-            study.tell(trial.number, found, TrialState.FAIL if found is None else None)
-
-
 def _displayed(trial: Trial) -> dict[str, Any]:
     """Return the trial attributes displayed in a dashboard; each costs a transaction."""
     known = {
@@ -193,7 +181,7 @@ def compared_runtimes(url: str, fingerprint: Mapping[str, str]) -> tuple[Runtime
             storage = open_storage(url)
             try:
                 name = latest_run(storage, fingerprint)
-                return () if name is None else RunStore(study_named(storage, name)).runtimes
+                return () if name is None else RunStore(storage, str(name)).runtimes
             finally:
                 close_storage(storage)
         except HistoryError:
@@ -222,7 +210,7 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
                 names = run_names(storage)
                 while not has_study(storage, name := chosen_run(names, number, model, url)):
                     names.remove(name)
-                return RunStore(study_named(storage, name)).record()
+                return RunStore(storage, str(name)).record()
             finally:
                 close_storage(storage)
         except HistoryError:

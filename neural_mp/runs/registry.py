@@ -20,7 +20,6 @@ from neural_mp.util.installation import install_command
 from neural_mp.util.validators import mapping_of, string
 
 if TYPE_CHECKING:
-    import optuna
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import DBAPIError
 
@@ -244,17 +243,6 @@ def has_study(storage: RDBStorage, name: RunName) -> bool:
     except KeyError:
         return False
     return True
-
-
-def study_named(storage: RDBStorage, name: RunName) -> optuna.Study:
-    """Load the Optuna study of a run."""
-    import optuna
-
-    return optuna.load_study(
-        study_name=str(name),
-        storage=storage,
-        sampler=optuna.samplers.RandomSampler(seed=0),
-    )
 
 
 def new_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,7 @@ from neural_mp.runs.report import RuntimeFigures
 from neural_mp.util.validators import Validator, mapping_of, non_negative_float, validate_at
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna.storages import RDBStorage
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -45,23 +46,29 @@ class RunStore:
     If the disk is full or the database is lost, the run goes on in memory, so that hours of
     computation are not lost.
 
+    Optuna's storage is called directly: `Study.ask` and `Study.tell` read the trials again for
+    their samplers, which takes longer than the writing.
+
     Args:
-        study: the run in its storage.
+        storage: the storage with the run.
+        name: name of the run in the storage.
 
     Attributes:
         name: name of the run in the storage.
         degraded_because: reason why the storage holds only a part of the run; empty if complete.
     """
 
-    def __init__(self, study: optuna.Study) -> None:
-        self.name = str(study.study_name)
+    def __init__(self, storage: RDBStorage, name: str) -> None:
+        self.name = name
         self.degraded_because = ""
-        self._attributes: dict[str, Any] = dict(study.user_attrs)
-        trials = study.get_trials(deepcopy=False)
+        self._run_id = storage.get_study_id_from_name(name)
+        self._attributes: dict[str, Any] = dict(storage.get_study_user_attrs(self._run_id))
+        trials = storage.get_all_trials(self._run_id, deepcopy=False)
         #: Trial number → attributes, oldest first.
         self._trials = {int(trial.number): dict(trial.user_attrs) for trial in trials}
-        self._study: optuna.Study | None = study
-        self._open: dict[int, optuna.Trial] = {}
+        self._storage = storage
+        #: Number of an open trial → its ID in the storage.
+        self._open: dict[int, int] = {}
 
     @property
     def baseline(self) -> dict[str, Any] | None:
@@ -170,16 +177,16 @@ class RunStore:
     def set_attribute(self, name: str, value: Any) -> None:
         """Set an attribute of the run."""
         self._attributes[name] = value
-        self._store(lambda study: study.set_user_attr(name, value))
+        self._store(lambda storage: storage.set_study_user_attr(self._run_id, name, value))
 
     def set_packed(self, name: str, value: Mapping[str, Any]) -> None:
         """Set an attribute of the run, compressed."""
         self.set_attribute(name, compress_text(json.dumps(value).encode()))
 
     def open_trial(self) -> int:
-        """Open a trial and return its number."""
-        opened = self._store(lambda study: study.ask())
-        number = max(self._trials, default=-1) + 1 if opened is None else int(opened.number)
+        """Open a trial and return its number; no other process adds trials to the run."""
+        number = max(self._trials, default=-1) + 1
+        opened = self._store(lambda storage: storage.create_new_trial(self._run_id))
         if opened is not None:
             self._open[number] = opened
         self._trials[number] = {}
@@ -189,46 +196,61 @@ class RunStore:
         """Set attributes of an open trial."""
         self._trials[number] |= values
 
-        def store(_: optuna.Study) -> None:
+        def store(storage: RDBStorage) -> None:
             for name, value in values.items():
-                self._open[number].set_user_attr(name, value)
+                storage.set_trial_user_attr(self._open[number], name, value)
 
         if number in self._open:
             self._store(store)
 
     def close_trial(self, number: int, value: float | None, *, pruned: bool = False) -> None:
-        """Close a trial with a value, or as failed if the value is None."""
+        """Close a trial with a value, or as failed if the value is None or NaN."""
+        trial = self._open.pop(number, None)
+        if trial is not None:
+            self._store(lambda storage: _end_trial(storage, trial, value, pruned))
+
+    def close_killed_trials(self) -> None:
+        """Close trials that are still marked as running because their process was killed."""
         from optuna.trial import TrialState
 
-        handle = self._open.pop(number, None)
-        if handle is None:
-            return
-        if value is None:
-            self._store(lambda study: study.tell(number, state=TrialState.FAIL))
-        elif pruned:
-            self._store(lambda study: handle.report(value, step=0))
-            self._store(lambda study: study.tell(number, state=TrialState.PRUNED))
-        else:
-            self._store(lambda study: study.tell(number, value))
+        storage, states = self._storage, (TrialState.RUNNING,)
+        for trial in storage.get_all_trials(self._run_id, deepcopy=False, states=states):
+            number = trial.number
+            trial_id = storage.get_trial_id_from_study_id_trial_number(self._run_id, number)
+            _end_trial(storage, trial_id, accuracy_in(trial.user_attrs, number))
 
-    def _store(self, write: Callable[[optuna.Study], Any]) -> Any:
+    def _store(self, write: Callable[[RDBStorage], Any]) -> Any:
         """Write to the storage unless it was given up; return the result."""
-        if self._study is None:
+        if self.degraded_because:
             return None
         for attempt in range(_ATTEMPTS):
             try:
-                return write(self._study)
+                return write(self._storage)
             except Exception as error:
                 # SQLAlchemy and the database drivers raise dozens of types.
                 logger.debug("run %r: write attempt %d failed", self.name, attempt, exc_info=True)
                 words = one_line(error.__cause__ or error)  # Optuna's own message is vaguer
-        self._study = None
         self.degraded_because = (
             f"the storage of run {self.name!r} cannot be written to: {words}; the run continues in "
             f"memory, and its further trials cannot be resumed"
         )
         logger.warning(self.degraded_because)
         return None
+
+
+def _end_trial(
+    storage: RDBStorage, trial_id: int, value: float | None, pruned: bool = False
+) -> None:
+    """End a trial with a value, or as failed if the value is None or NaN."""
+    from optuna.trial import TrialState
+
+    if value is None or math.isnan(value):
+        storage.set_trial_state_values(trial_id, TrialState.FAIL)
+        return
+    if pruned:
+        storage.set_trial_intermediate_value(trial_id, 0, value)
+    state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+    storage.set_trial_state_values(trial_id, state, [float(value)])
 
 
 def trial_of(stored: Any, origin: str) -> Trial:

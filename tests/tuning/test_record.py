@@ -3,9 +3,9 @@
 import json
 import math
 
-import optuna
 import pytest
 import torch
+from optuna.storages import RDBStorage
 from quick_runs import make_quick
 from torch.nn import functional
 
@@ -182,20 +182,20 @@ def test_a_run_whose_accuracy_nobody_checks_has_a_record_too(converter):
 @pytest.mark.parametrize("since", ["the end", "the first trial", "the baseline"])
 def test_a_disk_that_is_full_does_not_cost_the_result(converter, stored, monkeypatch, since):
     converter.objective = "modelsize"  # figures of another run are others
-    expected, writing, full = converter(), optuna.Study.set_user_attr, []
+    expected, writing, full = converter(), RDBStorage.set_study_user_attr, []
 
-    def write(study, name, value):
+    def write(storage, run, name, value):
         full.append(name == {"the end": "ending", "the baseline": "baseline"}.get(since) and value)
         if any(full):
             raise OSError("No space left on device")
-        writing(study, name, value)
+        writing(storage, run, name, value)
 
-    def ask(*_):
+    def create(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(optuna.Study, "set_user_attr", write)
+    monkeypatch.setattr(RDBStorage, "set_study_user_attr", write)
     if since == "the first trial":
-        monkeypatch.setattr(optuna.Study, "ask", ask)
+        monkeypatch.setattr(RDBStorage, "create_new_trial", create)
     result = converter()
     assert result.met
     assert result.plan == expected.plan
