@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
@@ -31,9 +31,6 @@ from neural_mp.runs.report import RuntimeFigures
 from neural_mp.runs.store import ENDING, MEASURED, SETUP, TRIAL, RunStore, accuracy_in
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import file_path, validate_option, without_nul
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
