@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.compiler import uncompiled
 from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.fusion import is_node, only_user
@@ -98,7 +99,7 @@ def as_module(model: TorchModel) -> nn.Module:
     )
 
 
-@torch.compiler.disable
+@uncompiled
 def _run(direct: DirectGraph, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     return direct(*args, **kwargs)
 

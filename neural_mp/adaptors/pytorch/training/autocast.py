@@ -6,9 +6,8 @@ import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from neural_mp.adaptors.pytorch.casts import DTYPES
+from neural_mp.adaptors.pytorch.compiler import uncompiled
 from neural_mp.adaptors.pytorch.op_types import TYPES
 from neural_mp.adaptors.pytorch.training.autocast_mode import (
     Counts,
@@ -49,18 +49,6 @@ _NO_DEVICE = "ipu"
 _lock = threading.Lock()
 #: File → decisions counted since its first use.
 _logs: dict[Path, Counts] = {}
-
-
-def _uncompiled(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Return the function excluded from tracing by `torch.compile`."""
-    disabled = torch._disable_dynamo(function)
-
-    @wraps(function)
-    def call(*args: object, **kwargs: object) -> _Result:
-        # Importing torch's compiler would cost seconds.
-        return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
-
-    return call
 
 
 class autocast(ContextDecorator):  # noqa: N801  # the word that torch users know
@@ -111,7 +99,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
             option is invalid, or the folder is not writable.
     """
 
-    @_uncompiled
+    @uncompiled
     def __init__(
         self,
         precision: str | Precision | None = None,
@@ -131,7 +119,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
             counts = None if self._log is None else _logs.setdefault(self._log, Counter())
         self._policy = Policy(DTYPES[chosen], self.lists, rules, counts)
 
-    @_uncompiled
+    @uncompiled
     def __enter__(self) -> autocast:
         """Activate the lists."""
         if _thread.mode is None:
@@ -142,7 +130,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
         _thread.mode.policies.append(self._policy)
         return self
 
-    @_uncompiled
+    @uncompiled
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -16,6 +16,7 @@ from torch import nn
 
 from neural_mp.adaptors.common.quant_params import QuantParams, weight_scales
 from neural_mp.adaptors.common.simulation import moving_range
+from neural_mp.adaptors.pytorch.compiler import uncompiled
 from neural_mp.adaptors.pytorch.training.fake_quantize import RoundActivation
 from neural_mp.adaptors.pytorch.training.weight_rows import (
     RoundWeights,
@@ -101,7 +102,7 @@ class Scales(nn.Module):
         parts = (each.reshape(form.rows).bfloat16() for each in (scales, offsets))
         return StoredRows(form, *parts)
 
-    @torch.compiler.disable
+    @uncompiled
     def observe_tensor(self, number: int, x: torch.Tensor) -> None:
         """Move a range towards that of a tensor."""
         known = self.encodings()[number]
@@ -110,7 +111,7 @@ class Scales(nn.Module):
         self.zero_points[number] = found.zero_point
         self._set(number, torch.tensor([found.scale], dtype=torch.float64))
 
-    @torch.compiler.disable
+    @uncompiled
     def observe_weight(self, number: int, weight: torch.Tensor) -> torch.Tensor:
         """Set the scales of a weight to those of its values, and return them."""
         values, slot = as_numpy(weight.detach()), self.weights[number]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.common.simulation import TrainingSchedule
+from neural_mp.adaptors.pytorch.compiler import uncompiled
 from neural_mp.adaptors.pytorch.training.norms import NormedLayer
 from neural_mp.adaptors.pytorch.training.scales import Scales
 
@@ -64,7 +65,7 @@ class SimulatedModule(nn.Module):
         """Return the graph of a captured module; the empty path is the whole model."""
         return self.network.get_submodule(path)
 
-    @torch.compiler.disable
+    @uncompiled
     def _advance_uncompiled(self) -> None:
         self._advance()
 
