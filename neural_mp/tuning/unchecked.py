@@ -31,7 +31,7 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import latency_figures
 from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_runtimes
-from neural_mp.tuning.probe import BRIEF, LEAST_ALLOWANCE, MeasuringProbe
+from neural_mp.tuning.probe import BRIEF, MeasuringProbe
 from neural_mp.tuning.problem import problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
@@ -42,6 +42,8 @@ from neural_mp.tuning.sqnr import compared_with_fp32, warn_of_noise
 _SHARE, _LEAST_SECONDS = 0.25, 1.0
 #: Runs of a plan that is compared with others, after those of its conversion.
 _COMPARED_RUNS = 3
+#: Seconds for the op times of the report; slow models are timed on one sample.
+_OP_TIMES_SECONDS = 1.0
 _EVERY_OP = "exit_policy={'performance_only': True} converts every eligible op, whatever its time"
 _NO_TIMES = OpTimings()
 
@@ -196,7 +198,7 @@ def _result(
 ) -> TuningResult:
     """Return a result without accuracy check, which no history stores."""
     measured = ProbeMeasurements(elements=dict(job.footprints.values), times=times)
-    ending = ending_of(job, recorded, None, report, LEAST_ALLOWANCE, times)
+    ending = ending_of(job, recorded, None, report, _OP_TIMES_SECONDS, times)
     record = RunRecord(setup, observations=observations, measured=measured, ending=ending)
     return TuningResult(
         selection.model, selection.plan, fp32, None, (), observations, report, record
