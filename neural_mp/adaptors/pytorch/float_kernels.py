@@ -7,7 +7,6 @@ reorder the weights of convolutions in every call. Activations are fused where t
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.fusion import ACTIVATIONS, OVERWRITABLE, Group, only_user
+from neural_mp.adaptors.pytorch.kernel_probes import fastest_runs
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import visited
 
@@ -33,9 +33,8 @@ _PACKED = {
     layers.CONVOLUTION: "mkldnn::_convolution_pointwise",
     layers.LINEAR: "mkldnn::_linear_pointwise",
 }
-#: Runs of each variant of a layer, interleaved, and seconds after which two runs are enough; and
-#: the least speed-up, beyond their noise.
-_RUNS, _SECONDS, _LEAST_GAIN = 7, 0.1, 1.05
+#: The least speed-up, beyond the noise of the fastest runs.
+_LEAST_GAIN = 1.05
 #: Products of all layers below which calls take longer than the layers: about a millisecond.
 _LEAST_PRODUCTS = 50_000_000
 #: Ops whose result is in channels-last memory if all their images are.
@@ -264,7 +263,7 @@ def _verdict(module: GraphModule, group: Group, shape: tuple[int, ...]) -> tuple
     if activation is not None:
         fused, _, fused_after = _packed(module, group, shape)
         variants.append(lambda: fused(ordered, weight, stored, *fused_after))
-    own, packed, *fused_seconds = _fastest(variants)
+    own, packed, *fused_seconds = fastest_runs(variants)
     best = min(packed, *fused_seconds) if fused_seconds else packed
     gains = own > _LEAST_GAIN * best
     return gains, gains and any(seconds < packed for seconds in fused_seconds)
@@ -275,18 +274,3 @@ def _values(module: GraphModule, layer: Node) -> dict[str, Any]:
         word: fx.constant(module, value) if isinstance(value, Node) else value
         for word, value in layer.kwargs.items()
     }
-
-
-def _fastest(variants: list[Callable[[], torch.Tensor]]) -> list[float]:
-    """Return the seconds of the fastest run of each variant, after one that warms up."""
-    seconds = [math.inf] * len(variants)
-    begun = time.perf_counter()
-    for number in range(1 + _RUNS):
-        for index, run in enumerate(variants):
-            started = time.perf_counter()
-            run()
-            taken = time.perf_counter() - started
-            seconds[index] = min(seconds[index], taken) if number else math.inf
-        if number > 1 and time.perf_counter() - begun > _SECONDS:
-            break
-    return seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,8 +15,8 @@ from neural_mp.adaptors.pytorch.versions import integer_convolution
 
 onednn = torch.ops.onednn
 
-#: Runs of each variant, interleaved; the fastest counts.
-_RUNS = 5
+#: Runs of each variant, interleaved, and seconds after which two runs are enough.
+_RUNS, _SECONDS = 7, 0.1
 #: Time over that of a float32 output above which an output dtype has no kernel of its own. The
 #: reference implementations take 7 to 500 times as long, other kernels the same time.
 _MAX_SLOWDOWN_RATIO = 3
@@ -36,7 +36,8 @@ def multiplies_bfloat16_fast() -> bool:
         left = x.to(dtype)
         return lambda: torch.bmm(left, left.transpose(1, 2))
 
-    float32, bfloat16 = _fastest_runs(product(torch.float32), product(torch.bfloat16))
+    with torch.no_grad():
+        float32, bfloat16 = fastest_runs([product(torch.float32), product(torch.bfloat16)])
     return bfloat16 < float32
 
 
@@ -51,42 +52,51 @@ def writes_fast(layer: Any, dtype: torch.dtype) -> bool:
         layer: the op, such as `aten.linear.default`.
         dtype: a 16-bit float dtype.
     """
-    run = _dense_layer if layer is layers.LINEAR else _convolution
+    weight, geometry = torch.ones(_SIZE, _SIZE, dtype=torch.int8), tuple[Any, ...]()
+    x = torch.ones(_SIZE, _SIZE, dtype=torch.uint8)
+    if layer is not layers.LINEAR:
+        x = x.view(1, _SIZE, 8, 8).to(memory_format=torch.channels_last)
+        weight, geometry = weight[..., None, None], ([1, 1], [0, 0], [1, 1], 1)
     try:
-        float32, other = _fastest_runs(lambda: run(torch.float32), lambda: run(dtype))
+        with torch.no_grad():
+            run = unscaled_kernel(x, weight, geometry)
+            float32, other = fastest_runs([lambda: run(torch.float32), lambda: run(dtype)])
     except RuntimeError:
         return False
     return other < float32 * _MAX_SLOWDOWN_RATIO
 
 
-def _fastest_runs(*runs: Callable[[], Any]) -> list[float]:
-    """Return the seconds of the fastest run of each call."""
-    seconds = [math.inf] * len(runs)
-    with torch.no_grad():
-        for _ in range(_RUNS):
-            for index, run in enumerate(runs):
-                started = time.perf_counter()
-                run()
-                seconds[index] = min(seconds[index], time.perf_counter() - started)
+def unscaled_kernel(
+    x: torch.Tensor, weight: torch.Tensor, geometry: tuple[Any, ...] = ()
+) -> Callable[[torch.dtype], torch.Tensor]:
+    """Return an integer kernel without bias, with all scales 1, as a function of the output dtype.
+
+    Args:
+        x: uint8 inputs.
+        weight: int8, outputs first.
+        geometry: stride, padding, dilation and groups of a convolution; empty for a dense layer.
+    """
+    scales, zeros = torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.long)
+    if geometry:
+        packed = onednn.qconv_prepack(weight, scales, 1.0, 0, *geometry, list(x.shape))
+        kernel = integer_convolution(len(geometry[0]))
+    else:
+        packed = onednn.qlinear_prepack(weight, list(x.shape))
+        kernel = onednn.qlinear_pointwise.default
+    before = (x, 1.0, 0, packed, scales, zeros, None, *geometry, 1.0, 0)
+    return lambda dtype: kernel(*before, dtype, "none", [], "")
+
+
+def fastest_runs(variants: Sequence[Callable[[], object]]) -> list[float]:
+    """Return the seconds of the fastest run of each variant, after one that warms up."""
+    seconds = [math.inf] * len(variants)
+    begun = time.perf_counter()
+    for number in range(1 + _RUNS):
+        for index, run in enumerate(variants):
+            started = time.perf_counter()
+            run()
+            taken = time.perf_counter() - started
+            seconds[index] = min(seconds[index], taken) if number else math.inf
+        if number > 1 and time.perf_counter() - begun > _SECONDS:
+            break
     return seconds
-
-
-def _dense_layer(dtype: torch.dtype) -> torch.Tensor:
-    x = torch.ones(_SIZE, _SIZE, dtype=torch.uint8)
-    packed = onednn.qlinear_prepack(x.to(torch.int8), list(x.shape))
-    before = (x, 1.0, 0, packed, *_weight_parameters(), None)
-    return onednn.qlinear_pointwise.default(*before, 1.0, 0, dtype, "none", [], "")
-
-
-def _convolution(dtype: torch.dtype) -> torch.Tensor:
-    x = torch.ones(1, _SIZE, 8, 8, dtype=torch.uint8).to(memory_format=torch.channels_last)
-    weight = torch.ones(_SIZE, _SIZE, 1, 1, dtype=torch.int8)
-    scales, zero_points = _weight_parameters()
-    geometry = ([1, 1], [0, 0], [1, 1], 1)
-    packed = onednn.qconv_prepack(weight, scales, 1.0, 0, *geometry, list(x.shape))
-    before = (x, 1.0, 0, packed, scales, zero_points, None, *geometry)
-    return integer_convolution(2)(*before, 1.0, 0, dtype, "none", [], "")
-
-
-def _weight_parameters() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.ones(_SIZE), torch.zeros(_SIZE, dtype=torch.long)

@@ -210,7 +210,7 @@ def test_kernels_that_gain_nothing_are_not_used(converter, monkeypatch):
 
 
 def test_small_models_are_not_measured(adaptor, fp32, packed_plan, monkeypatch):
-    monkeypatch.setattr(float_kernels, "_fastest", lambda variants: pytest.fail("measured"))
+    monkeypatch.setattr(float_kernels, "fastest_runs", lambda variants: pytest.fail("measured"))
     assert float_kernels.faster(fp32, images(2), list(packed_plan.plan)) == {}
 
 
@@ -225,7 +225,7 @@ def test_every_variant_of_a_layer_is_measured(adaptor, fp32, packed_plan, monkey
         assert all(signal_to_noise(own.numpy(), other.numpy()) > ROUNDING for other in others)
         return seconds[len(variants)]
 
-    monkeypatch.setattr(float_kernels, "_fastest", fastest)
+    monkeypatch.setattr(float_kernels, "fastest_runs", fastest)
     monkeypatch.setattr(float_kernels, "_LEAST_PRODUCTS", 0)
     found = float_kernels.faster(fp32, images(2), list(packed_plan.plan))
     layers = [op for op in found if packed_plan.plan[op] == PACKED]
