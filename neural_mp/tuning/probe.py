@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-import numpy as np
-
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import OpTimings
@@ -23,11 +21,16 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.workload import FormTimes, Workload
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
-from neural_mp.profiling import interleaved_medians
 from neural_mp.runs.record import OUTPUT_NSR, TIMES, corrections_in
 from neural_mp.search.corrections import without_reconstruction
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
+from neural_mp.tuning.conversion_timing import (
+    loses_in_int8,
+    seconds_per_element,
+    weights_in_int8,
+    with_conversions,
+)
 from neural_mp.tuning.form_timing import form_times
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
@@ -54,8 +57,6 @@ LEAST_ALLOWANCE = 4.0
 _NOISE = "noise"
 #: Key of the run's history for the reason of missing op timings.
 _UNTIMED = "why ops were not timed"
-#: Exceeds the caches of a core.
-_MANY_VALUES = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Effort:
 
 
 #: The effort of a search, and that of a run which only converts.
-THOROUGH, BRIEF = Effort(False, 24, 3, 2, 4), Effort(True, 10, 1, 1, 1)
+THOROUGH, BRIEF = Effort(False, 24, 3, 2, 4), Effort(True, 10, 3, 1, 1)
 
 
 @dataclass
@@ -214,9 +215,29 @@ class MeasuringProbe(Probe):
             logger.debug("Timing ops failed", exc_info=True)
             self.untimed = one_line(error)
             return None
-        per_element = _seconds_per_element() * job.measurement.batch_size
+        per_element = seconds_per_element() * job.measurement.batch_size
         elements = self.model.observations.elements
-        return times_of(job.space, before, after, per_element, elements, in_place)
+        found = times_of(job.space, before, after, per_element, elements, in_place)
+        return found if in_place else self._with_conversions(found, passes)
+
+    def _with_conversions(self, times: OpTimings, passes: int) -> OpTimings:
+        """Return times with those of single conversions, if these decide on the fastest plan."""
+        plan, job = weights_in_int8(self.job.space), self.job
+        if not plan.has_low_precision or not loses_in_int8(times):
+            return times
+        try:
+            with self.model.adaptor.threads(job.measurement.threads):
+                (mixed,) = timed(
+                    {plan: self._converted(plan)},
+                    lambda model: model.profile(job.measurement.inputs, self.effort.brief),
+                    lambda found: job.measurement.fastest_of(found, self.effort.whole_runs),
+                    passes,
+                )
+        except Exception:
+            # Frameworks raise arbitrary errors; conversions are then estimated.
+            logger.debug("Timing conversions failed", exc_info=True)
+            return times
+        return with_conversions(job.space, times, mixed, self.model.observations.elements)
 
     def _all_in(self, precision: Precision) -> ResolvedPlan:
         """Return the plan with every op in a precision, FP32 if ineligible."""
@@ -385,13 +406,3 @@ class MeasuringProbe(Probe):
 def _digest(plans: Sequence[ResolvedPlan]) -> str:
     said = json.dumps([plan.plan.to_dict() for plan in plans], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def _seconds_per_element() -> float:
-    """Return the seconds per element to read float32 and write INT8 on this machine."""
-    values = np.zeros(_MANY_VALUES, np.float32)
-
-    def run() -> None:
-        values.astype(np.uint8)
-
-    return interleaved_medians([run], iterations=7)[0] / _MANY_VALUES
