@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +16,15 @@ import pytest
 
 from neural_mp.adaptors.common import adaround
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
-from neural_mp.api import job_builder, loading
+from neural_mp.api import job_builder, loading, replay
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import OpRuns
 from neural_mp.profiling import measurement, uncontended
 from neural_mp.strategies import refinement
 from neural_mp.tuning import objectives, unchecked
 from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.final_selection import Selection
+from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.objectives import Measurement
 
 #: Arguments → source and inputs, which must live as long as their ids, and the loaded model.
@@ -92,6 +94,34 @@ def _side_by_side(self: Measurement, models: Sequence[AnyModel], longer: int = 1
     return _measured_side_by_side(self, models)
 
 
+@dataclass(frozen=True)
+class _FewRounds(Measurement):
+    """Measures latencies that are shown and decide nothing: three rounds for every number."""
+
+    def rounds(
+        self,
+        models: Sequence[AnyModel],
+        longer: int = 1,
+        earlier: Sequence[Sequence[float]] = (),
+    ) -> list[list[float]]:
+        return replace(self, warmup=0, iterations=3).interleaved(models)
+
+
+_unchecked = unchecked._measured
+
+
+def _decides_never(job: TuningJob, plan: Any) -> bool:
+    return False
+
+
+def _measured_unchecked(job: TuningJob, *arguments: Any) -> Selection:
+    """Time a plan without accuracy check briefly, unless a test lets its time decide."""
+    if unchecked.decides_by_time is _decides_never:
+        given = {each.name: getattr(job.measurement, each.name) for each in fields(Measurement)}
+        job = replace(job, measurement=_FewRounds(**given))
+    return _unchecked(job, *arguments)
+
+
 _interleaved_rounds = objectives.interleaved_rounds
 #: Limits of one measurement; a decision between similar latencies has the same seconds.
 _ROUNDS, _SECONDS = 6, 0.5
@@ -142,7 +172,9 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(Listener, "wants_hints", False)
-    monkeypatch.setattr(unchecked, "decides_by_time", lambda job, plan: False)
+    monkeypatch.setattr(unchecked, "decides_by_time", _decides_never)
+    monkeypatch.setattr(unchecked, "_measured", _measured_unchecked)
+    monkeypatch.setattr(replay, "Measurement", _FewRounds)
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
     monkeypatch.setattr(Measurement, "rounds", _measured)
