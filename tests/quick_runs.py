@@ -22,9 +22,9 @@ from neural_mp.core.op_timings import OpRuns
 from neural_mp.profiling import measurement, uncontended
 from neural_mp.strategies import refinement
 from neural_mp.tuning import objectives, unchecked
-from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement
 
 #: Arguments → source and inputs, which must live as long as their ids, and the loaded model.
@@ -79,6 +79,11 @@ _MOST_ROUNDS = 90
 _SIMILAR_RATIO, _DECISION_SECONDS = 1.25, 10.0
 
 
+def _in_three_rounds(measurement: Measurement) -> Measurement:
+    """Return a measurement of as few rounds as there may be, whatever they take."""
+    return replace(measurement, warmup=0, iterations=3, time_limit=0.0)
+
+
 def _measured(
     self: Measurement,
     models: Sequence[AnyModel],
@@ -86,7 +91,7 @@ def _measured(
     earlier: Sequence[Sequence[float]] = (),
 ) -> list[list[float]]:
     if Objective.PERFORMANCE not in self.objectives:
-        self, longer = replace(self, warmup=0, iterations=3), 1
+        self, longer = _in_three_rounds(self), 1
     return _measured_rounds(self, models, longer, earlier)
 
 
@@ -104,7 +109,7 @@ class _FewRounds(Measurement):
         longer: int = 1,
         earlier: Sequence[Sequence[float]] = (),
     ) -> list[list[float]]:
-        return replace(self, warmup=0, iterations=3).interleaved(models)
+        return _in_three_rounds(self).interleaved(models)
 
 
 _unchecked = unchecked._measured
@@ -124,7 +129,7 @@ def _measured_unchecked(job: TuningJob, *arguments: Any) -> Selection:
 
 _interleaved_rounds = objectives.interleaved_rounds
 #: Limits of one measurement; a decision between similar latencies has the same seconds.
-_ROUNDS, _SECONDS = 6, 0.5
+_ROUNDS, _SECONDS = 6, 0.2
 
 
 def _is_close(taken: list[list[float]]) -> bool:
