@@ -84,12 +84,19 @@ def _in_three_rounds(measurement: Measurement) -> Measurement:
     return replace(measurement, warmup=0, iterations=3, time_limit=0.0)
 
 
+@dataclass(frozen=True)
+class _Shown(Measurement):
+    """Measures latencies that are shown and decide nothing."""
+
+
 def _measured(
     self: Measurement,
     models: Sequence[AnyModel],
     longer: int = 1,
     earlier: Sequence[Sequence[float]] = (),
 ) -> list[list[float]]:
+    if isinstance(self, _Shown):
+        return _in_three_rounds(self).interleaved(models)
     if Objective.PERFORMANCE not in self.objectives:
         self, longer = _in_three_rounds(self), 1
     return _measured_rounds(self, models, longer, earlier)
@@ -97,19 +104,6 @@ def _measured(
 
 def _side_by_side(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
     return _measured_side_by_side(self, models)
-
-
-@dataclass(frozen=True)
-class _FewRounds(Measurement):
-    """Measures latencies that are shown and decide nothing: three rounds for every number."""
-
-    def rounds(
-        self,
-        models: Sequence[AnyModel],
-        longer: int = 1,
-        earlier: Sequence[Sequence[float]] = (),
-    ) -> list[list[float]]:
-        return _in_three_rounds(self).interleaved(models)
 
 
 _unchecked = unchecked._measured
@@ -123,7 +117,7 @@ def _measured_unchecked(job: TuningJob, *arguments: Any) -> Selection:
     """Time a plan without accuracy check briefly, unless a test lets its time decide."""
     if unchecked.decides_by_time is _decides_never:
         given = {each.name: getattr(job.measurement, each.name) for each in fields(Measurement)}
-        job = replace(job, measurement=_FewRounds(**given))
+        job = replace(job, measurement=_Shown(**given))
     return _unchecked(job, *arguments)
 
 
@@ -179,7 +173,7 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Listener, "wants_hints", False)
     monkeypatch.setattr(unchecked, "decides_by_time", _decides_never)
     monkeypatch.setattr(unchecked, "_measured", _measured_unchecked)
-    monkeypatch.setattr(replay, "Measurement", _FewRounds)
+    monkeypatch.setattr(replay, "Measurement", _Shown)
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
     monkeypatch.setattr(Measurement, "rounds", _measured)
