@@ -8,7 +8,8 @@ from functools import cached_property
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.op_timings import WITHIN_ANOTHER_SECONDS, Duration, OpRuns, OpTimings
-from neural_mp.core.precision import Precision
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.tuning.conversions import converted_tensors
 
@@ -41,6 +42,12 @@ class Timed:
         found = [self.runs[name] for name in names if self.runs.get(name)]
         together = (sum(run) for run in zip(*found, strict=False))
         return Duration.of(together) if found else Duration(0.0, 0.0, 0.0)
+
+
+def all_in(precision: Precision, space: TuningSpace) -> ResolvedPlan:
+    """Return the plan with every op in a precision, FP32 if ineligible."""
+    chosen = {op: space.choice(op, precision) or FP32 for op in space.tunable_ops}
+    return space.resolve(PrecisionPlan(chosen))
 
 
 def timed(
