@@ -49,21 +49,24 @@ class HintSearch:
     measurement: Measurement
     cache: MeasurementCache
 
-    def __call__(self, seconds: Mapping[str, float]) -> RuntimeHint | None:
+    def __call__(self, seconds: Mapping[str, float], latency: float) -> RuntimeHint | None:
         """Return the fastest other runtime if it gains enough; None if not, or too costly.
 
         Args:
             seconds: phase of the run → its duration.
+            latency: seconds per batch of the source in FP32, or per token with a workload.
         """
         try:
             names = [name for name in runtimes_of(self.source) if _installed(name)]
-            return self._cached(names, seconds) if names else None
+            return self._cached(names, seconds, latency) if names else None
         except (Exception, KeyboardInterrupt):
             # Runtimes raise errors of any type, and the result of the run does not depend on them.
             logger.debug("no hint at another runtime", exc_info=True)
             return None
 
-    def _cached(self, names: list[str], seconds: Mapping[str, float]) -> RuntimeHint | None:
+    def _cached(
+        self, names: list[str], seconds: Mapping[str, float], latency: float
+    ) -> RuntimeHint | None:
         cache = self.cache.scoped(
             runtimes=json.dumps(versions_of(FRAMEWORKS[name].package for name in names)),
             inputs=shape_words(self.measurement.inputs),
@@ -75,17 +78,19 @@ class HintSearch:
         share = _SHARE * sum(seconds.values())
         if _TRANSFER_COST * seconds.get("load", 0.0) > max(_SECONDS, share):
             return None
-        if self._runs(len(names)) > max(_SECONDS_OF_RUNS, share):
+        if self._runs(len(names), latency) > max(_SECONDS_OF_RUNS, share):
             return None
         found = self._measured(names)
         cache.put(_KEY, {"hint": None if found is None else asdict(found)})
         return found
 
-    def _runs(self, others: int) -> float:
+    def _runs(self, others: int, latency: float) -> float:
         """Return the seconds that all runs cost if the others are as fast as the source."""
-        started = time.perf_counter()
-        self.source(self.measurement.inputs)
-        return _RUNS * (1 + others) * (time.perf_counter() - started)
+        if self.measurement.workload is not None:
+            started = time.perf_counter()
+            self.source(self.measurement.inputs)
+            latency = time.perf_counter() - started
+        return _RUNS * (1 + others) * latency
 
     def _measured(self, names: list[str]) -> RuntimeHint | None:
         file = transfer_file(self.source)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.search.cost_model import CostModel
 from neural_mp.strategies.base import TuningProblem
 
@@ -61,7 +61,8 @@ def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPl
     """Yield the minimum cut, and the lowest precisions except for ops that the cut speeds up.
 
     Most ops without INT8 take too little time to tell two float precisions apart, while a change
-    from one to the other between two ops costs more than it gains.
+    from one to the other between two ops costs more than it gains. So these ops take the precisions
+    of the cut first, and then the lowest float precision.
     """
     cut = model.best_plan(0.0)
     yield cut
@@ -70,4 +71,11 @@ def _faster_by_ops(low: PrecisionPlan, model: CostModel) -> Iterator[PrecisionPl
         return model.assignment.costs[op][model.levels.index(plan[op].precision)][0]
 
     in_int8 = [op for op in low if low[op].precision is Precision.INT8 and op in cut]
-    yield low.replacing({op: cut[op] for op in in_int8 if time(op, cut) < time(op, low)})
+    faster = [op for op in in_int8 if time(op, cut) < time(op, low)]
+    yield low.replacing({op: cut[op] for op in faster})
+    yield low.replacing({op: _lowest_float(op, model) for op in faster})
+
+
+def _lowest_float(op: str, model: CostModel) -> OpConfig:
+    floats = (model.space.choice(op, level) for level in model.levels if not level.is_integer)
+    return next(config for config in floats if config is not None)

@@ -244,20 +244,19 @@ class _Run:
         predicted = predicted_time(self.problem.space, self._cost_inputs(), trial.plan)
         return found is not None and predicted is not None and abs(found / predicted - 1) > _OFF
 
-    def _candidates(self, plan: PrecisionPlan) -> list[PrecisionPlan]:
-        """Return plans to measure against a plan, most promising first.
+    def _candidates(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
+        """Yield plans to measure against a plan, most promising first.
 
         If a trial missed the accuracy target, no further ops move to INT8.
         """
         space, inputs = self.problem.space, replace(self._cost_inputs(), in_place=True)
         nearby = neighbours(space, plan, inputs, may_lower=self._all_accurate())
         resolved = map(self._resolved, [self._solved_within(plan), *nearby])
-        excluded = {*self.tried, space.resolve(plan)}
-        return [
-            found.plan
-            for found in dict.fromkeys(resolved)
-            if found not in excluded and found.has_low_precision
-        ]
+        seen = {*self.tried, space.resolve(plan)}
+        for found in resolved:
+            if found not in seen and found.has_low_precision:
+                seen.add(found)
+                yield found.plan
 
     def _solved_within(self, plan: PrecisionPlan) -> PrecisionPlan:
         """Return the best plan by the times measured within another plan.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
@@ -59,17 +60,18 @@ def without_a_type(
 def fastest_nearby(
     probe: Probe,
     plan: PrecisionPlan,
-    candidates: Callable[[PrecisionPlan], Sequence[PrecisionPlan]],
+    candidates: Callable[[PrecisionPlan], Iterable[PrecisionPlan]],
 ) -> PrecisionPlan | None:
     """Move to the fastest measured candidate repeatedly, until none is faster.
 
-    `candidates` returns the plans to measure against a plan, most promising first.
+    `candidates` returns the plans to measure against a plan, most promising first; the first few
+    are read.
 
     Returns:
         A faster plan; the plan itself if there is none; None if measurement is impossible.
     """
     for _ in range(_MAX_ROUNDS):
-        faster = _search_faster(probe, plan, candidates(plan))
+        faster = _search_faster(probe, plan, list(islice(candidates(plan), _NEIGHBOURS)))
         if faster is None or faster == plan:
             return faster
         plan = faster

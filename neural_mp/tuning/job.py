@@ -84,8 +84,8 @@ class TuningJob:
         description: shown in reports.
         runtimes: figures of the runtimes that were compared.
         alternatives: the verified FP32 models in other runtimes that the result is compared with.
-        hint: seconds of each phase → another runtime that is faster in FP32, if any; None for no
-            search.
+        hint: seconds of each phase, and per batch in FP32 → another runtime that is faster in
+            FP32, if any; None for no search.
         train: FP32 model, plan, seconds → the converted model, trained with the rounding of the
             plan: for the most promising plan if none meets the target; None without training.
     """
@@ -103,7 +103,7 @@ class TuningJob:
     description: RunDescription = field(default_factory=RunDescription)
     runtimes: tuple[RuntimeFigures, ...] = ()
     alternatives: tuple[AnyModel, ...] = ()
-    hint: Callable[[Mapping[str, float]], RuntimeHint | None] | None = None
+    hint: Callable[[Mapping[str, float], float], RuntimeHint | None] | None = None
     train: Callable[[AnyTunableModel, ResolvedPlan, float], AnyModel] | None = None
 
     @property

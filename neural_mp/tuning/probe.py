@@ -239,11 +239,22 @@ class MeasuringProbe(Probe):
                 return None
             models.append(self._converted_or_none(plan))
         sound = [model for model in models if model is not None]
-        longer = self.effort.longer
-        if not self._has_time(started, longer * len(plans)):
-            longer = 1
+        longer = self._affordable(sound, started)
         seconds = iter(self.job.measurement.side_by_side(sound, longer) if sound else [])
         return [None if model is None else next(seconds) for model in models]
+
+    def _affordable(self, models: Sequence[AnyModel], started: float) -> int:
+        """Return the multiple of the usual rounds for which half of the time left suffices.
+
+        The other half is for the plans that the strategy measures next.
+        """
+        measurement = self.job.measurement
+        before = time.process_time()
+        for model in models:
+            model(measurement.inputs)
+        rounds = measurement.iterations * (time.process_time() - before)
+        left = self.allowance - self.spent[TIMES] - (before - started)
+        return max(1, min(self.effort.longer, int(left / 2 / rounds))) if rounds else 1
 
     def weight_sensitivity(self) -> Mapping[str, float]:
         """See the base class."""

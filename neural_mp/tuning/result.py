@@ -68,7 +68,7 @@ def report_of(job: TuningJob, selection: Selection, log: RunLog) -> Report:
         cache_hits=tuple(log.cache_hits),
         stage_noise=log.stage_noise,
         runtimes=job.runtimes,
-        hint=None if job.hint is None else job.hint(log.seconds),
+        hint=None if job.hint is None else job.hint(log.seconds, selection.speed.baseline),
     )
 
 

@@ -59,18 +59,19 @@ def _written_once(monkeypatch):
 
 @pytest.fixture
 def times(monkeypatch) -> dict[str, float]:
-    """Seconds of each runtime, and of its INT8 models (`openvino int8`): no run is timed."""
-    seconds = {**FP32, "pytorch int8": 6.0, "onnxrt int8": 3.0, "openvino int8": 2.0}
+    """Milliseconds of each runtime, and of its INT8 models (`openvino int8`): no run is timed."""
+    milliseconds = {**FP32, "pytorch int8": 6.0, "onnxrt int8": 3.0, "openvino int8": 2.0}
 
     def rounds(runs: Sequence[partial[Any]], **_: object) -> list[list[float]]:
         return [[_seconds(run.func)] * 20 for run in runs]
 
     def _seconds(model: AnyModel) -> float:
         low = model.conversions.quantize > 0
-        return seconds[f"{model.adaptor.framework} int8" if low else model.adaptor.framework]
+        name = model.adaptor.framework
+        return milliseconds[f"{name} int8" if low else name] / 1000
 
     monkeypatch.setattr(objectives, "interleaved_rounds", rounds)
-    return seconds
+    return milliseconds
 
 
 def tuned(
@@ -126,7 +127,7 @@ def test_fp32_elsewhere_is_the_result_if_the_plan_is_slower(net, batches, times,
     assert evaluated == ["openvino", "openvino", "onnxrt"]
     assert found.met is False
     assert found.report.accuracy == 1.0
-    assert found.report.latency == found.report.baseline_latency == 4.0
+    assert found.report.latency == found.report.baseline_latency == 0.004
     assert found.report.best_rejected is not None
     assert found.report.best_rejected.outcome is Outcome.SLOW
     assert [trial.outcome for trial in found.trials] == [Outcome.SLOW]
@@ -274,7 +275,10 @@ def test_resume_repeats_the_choice(net, batches, times):
     assert again.report.evaluations == 0
     assert [trial.plan for trial in again.trials] == [trial.plan for trial in first.trials]
     latencies = {f.framework: f.latency for f in again.report.runtimes}
-    assert latencies == {**FP32, "torch.compile": None}
+    assert latencies == {
+        **{name: taken / 1000 for name, taken in FP32.items()},
+        "torch.compile": None,
+    }
     assert tuned(net, batches).framework == "onnxrt"
 
 
@@ -347,9 +351,10 @@ def test_no_hint_if_its_cost_is_out_of_proportion(net, batches, times):
     adaptor = adaptor_named("pytorch")
     source = LoadedModel(adaptor, adaptor.load(net, example=batches[0][0]))
     search = runtime_hint.HintSearch(source, Measurement(batches[0][0]), NO_CACHE)
-    assert search({"load": 20.0, "search": 100.0}) is None
-    assert search({"load": 20.0, "search": 1000.0}) is not None
-    assert search({"load": 2.0}) is not None
+    assert search({"load": 20.0, "search": 100.0}, 0.01) is None
+    assert search({"load": 20.0, "search": 1000.0}, 0.01) is not None
+    assert search({"load": 2.0}, 0.01) is not None
+    assert search({"load": 2.0}, 1.0) is None
 
 
 @pytest.mark.slow

@@ -97,6 +97,30 @@ def test_an_op_too_short_to_be_timed_does_not_change_its_float_precision_for_it(
     ]
 
 
+class FloatsAlike(MadeUpProbe):
+    """INT8 slows op3 down, and FP32 seems a little faster there than BF16, which all else has."""
+
+    def times(self):
+        by = {FP32.precision: 4.0, Precision.BF16: 2.0, Precision.INT8: 1.0}
+        ops = {f"op{i}": by for i in range(5)}
+        ops["op3"] = {FP32.precision: 2.0, Precision.BF16: 2.1, Precision.INT8: 4.0}
+        ops["op5"] = {FP32.precision: 4.0, Precision.BF16: 2.0}
+        return OpTimings(ops, 0.0)
+
+    def latencies(self, plans):
+        """BF16 in op3 is fastest, as its neighbours then need no conversion between floats."""
+        return [{"int8": 10.0, "fp32": 9.0, "bf16": 8.0}[_at(plan, "op3")] for plan in plans]
+
+
+def test_an_op_that_leaves_int8_may_take_the_float_precision_of_all_others():
+    space = chain(6, (*INT8, BF16, FP32))
+    space = replace(space, capabilities={**space.capabilities, "op5": Capability((BF16, FP32))})
+    (trial,) = tried(space, lambda plan: 0.0, {}, probe=FloatsAlike())
+    assert [_at(trial.plan, f"op{i}") for i in range(6)] == [
+        *("int8", "int8", "int8", "bf16", "int8", "bf16")
+    ]
+
+
 class Reading(MadeUpProbe):
     """op0 reads a table, which takes a thousandth of the time in FP32 and in INT8."""
 
