@@ -63,30 +63,40 @@ def test_outputs_that_are_no_numbers_are_as_bad_as_can_be():
     assert mean_nsr(reference, [np.full(3, 1.1, np.float32)]) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_compared_batches_are_the_first_latency_rounds() -> None:
-    runs: list[str] = []
+class Clock:
+    """Models that return their inputs, and take given seconds for each call in turn."""
 
-    def model(name: str) -> Any:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.runs = 0.0, list[str]()
+        monkeypatch.setattr(sqnr.time, "perf_counter", lambda: self.now)
+
+    def model(self, name: str, seconds: list[float]) -> Any:
         def run(inputs: np.ndarray) -> np.ndarray:
-            runs.append(name)
+            self.now += seconds[self.runs.count(name)]
+            self.runs.append(name)
             return inputs
 
         return run
 
-    like, other = np.ones((4, 2), np.float32), np.ones((3, 2), np.float32)
-    noise = OutputNoise(model("fp32"), model("int8"), shape_words(like))
+
+def test_compared_batches_are_the_first_latency_rounds(monkeypatch) -> None:
+    clock, (like, other) = Clock(monkeypatch), (np.ones((4, 2)), np.ones((3, 2)))
+    models = clock.model("fp32", [1.0, 1.1, 9.0, 1.2]), clock.model("int8", [0.5, 0.5, 9.0, 0.5])
+    noise = OutputNoise(*models, shape_words(like))
     noise.sqnr_db([like, like, other, like])
-    assert len(noise.seconds[0]) == len(noise.seconds[1]) == 3
+    assert noise.seconds[0] == pytest.approx([1.0, 1.1, 1.2])
+    assert noise.seconds[1] == pytest.approx([0.5, 0.5, 0.5])
     # The models begin in turn, so that neither always finds the caches of the other.
-    assert runs == ["fp32", "int8", "int8", "fp32"] * 2
+    assert clock.runs == ["fp32", "int8", "int8", "fp32"] * 2
 
 
-def test_a_cold_start_is_no_round() -> None:
-    noise = OutputNoise(None, None, "", ([5.0, 1.0, 1.1], [0.5, 0.5, 0.6]))
-    assert noise.rounds == ([1.0, 1.1], [0.5, 0.6])
-    warm = OutputNoise(None, None, "", ([1.1, 1.0, 1.1], [0.5, 0.5, 0.6]))
-    assert warm.rounds == warm.seconds
-    assert OutputNoise(None, None).rounds == ()
+def test_a_cold_start_is_timed_again(monkeypatch) -> None:
+    clock, like = Clock(monkeypatch), np.ones((4, 2))
+    models = clock.model("fp32", [1.1, 1.0, 1.1]), clock.model("int8", [2.0, 0.5, 0.5, 0.4])
+    noise = OutputNoise(*models, shape_words(like))
+    noise.sqnr_db([like] * 3)
+    assert noise.seconds[0] == pytest.approx([1.1, 1.0, 1.1])
+    assert noise.seconds[1] == pytest.approx([0.4, 0.5, 0.5])
 
 
 @pytest.mark.parametrize(
