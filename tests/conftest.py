@@ -169,6 +169,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (item.path not in longest, item.path not in slow))
 
 
+def pytest_collection_finish():
+    """Leave what was imported out of later searches through all objects.
+
+    Garbage is collected among them, and sessions of TensorFlow are looked for.
+    """
+    gc.freeze()
+
+
 def _leave_messages_of_torch_to_one_logger():
     """Messages of all loggers of torch are shown by the handler of the logger `torch`.
 

@@ -27,6 +27,9 @@ def make_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
     if "torch" in sys.modules:
         _read_programs_quickly(patch)
         _leave_out_memory_formats(patch)
+        _find_composite_ops_once(patch)
+    if "tensorflow" in sys.modules:
+        _read_sources_once(patch)
 
 
 def _compile_statements_once(patch: pytest.MonkeyPatch) -> None:
@@ -118,3 +121,20 @@ def _leave_out_memory_formats(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         proxy_tensor, "_extract_tensor_metadata", partial(noted, include_contiguity=False)
     )
+
+
+def _find_composite_ops_once(patch: pytest.MonkeyPatch) -> None:
+    """For every decomposition, torch looks up each of its thousand composite ops by name."""
+    from torch._export import utils
+
+    patch.setattr(utils, "_materialize_cpp_cia_ops", cache(utils._materialize_cpp_cia_ops))
+
+
+def _read_sources_once(patch: pytest.MonkeyPatch) -> None:
+    """For every function that TensorFlow rewrites, it reads the file of its module again.
+
+    To find that, it asks all modules; `inspect` notices changed files by itself.
+    """
+    from tensorflow.python.autograph.pyct import inspect_utils
+
+    patch.setattr(inspect_utils, "_fix_linecache_record", lambda function: None)

@@ -193,6 +193,14 @@ class Converted:
         self.result = self.adaptor.predict(self.model, data)
         self.kernels = kernels(self.adaptor.native(self.model))
 
+    @property
+    def integer_convolutions(self) -> int:
+        """The number of convolutions that run in integers.
+
+        A pointwise convolution that is read in float runs as a product.
+        """
+        return self.kernels["QLinearConv"] + self.kernels["MatMulIntegerToFloat"]
+
     def scale(self, tensor: str) -> tuple[float, int]:
         """The scale and zero point of a tensor, from its range."""
         low, high = self.observed.ranges[tensor]["minmax"]

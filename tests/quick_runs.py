@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +16,14 @@ import pytest
 
 from neural_mp.adaptors.common import adaround
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
-from neural_mp.api import job_builder, loading
+from neural_mp.api import job_builder, loading, replay
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import OpRuns
 from neural_mp.profiling import measurement, uncontended
 from neural_mp.strategies import refinement
 from neural_mp.tuning import objectives, unchecked
+from neural_mp.tuning.final_selection import Selection
+from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement
 
@@ -77,14 +79,26 @@ _MOST_ROUNDS = 90
 _SIMILAR_RATIO, _DECISION_SECONDS = 1.25, 10.0
 
 
+def _in_three_rounds(measurement: Measurement) -> Measurement:
+    """Return a measurement of as few rounds as there may be, whatever they take."""
+    return replace(measurement, warmup=0, iterations=3, time_limit=0.0)
+
+
+@dataclass(frozen=True)
+class _Shown(Measurement):
+    """Measures latencies that are shown and decide nothing."""
+
+
 def _measured(
     self: Measurement,
     models: Sequence[AnyModel],
     longer: int = 1,
     earlier: Sequence[Sequence[float]] = (),
 ) -> list[list[float]]:
+    if isinstance(self, _Shown):
+        return _in_three_rounds(self).interleaved(models)
     if Objective.PERFORMANCE not in self.objectives:
-        self, longer = replace(self, warmup=0, iterations=3), 1
+        self, longer = _in_three_rounds(self), 1
     return _measured_rounds(self, models, longer, earlier)
 
 
@@ -92,9 +106,24 @@ def _side_by_side(self: Measurement, models: Sequence[AnyModel], longer: int = 1
     return _measured_side_by_side(self, models)
 
 
+_unchecked = unchecked._measured
+
+
+def _decides_never(job: TuningJob, plan: Any) -> bool:
+    return False
+
+
+def _measured_unchecked(job: TuningJob, *arguments: Any) -> Selection:
+    """Time a plan without accuracy check briefly, unless a test lets its time decide."""
+    if unchecked.decides_by_time is _decides_never:
+        given = {each.name: getattr(job.measurement, each.name) for each in fields(Measurement)}
+        job = replace(job, measurement=_Shown(**given))
+    return _unchecked(job, *arguments)
+
+
 _interleaved_rounds = objectives.interleaved_rounds
 #: Limits of one measurement; a decision between similar latencies has the same seconds.
-_ROUNDS, _SECONDS = 6, 0.5
+_ROUNDS, _SECONDS = 6, 0.2
 
 
 def _is_close(taken: list[list[float]]) -> bool:
@@ -142,7 +171,9 @@ def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(Listener, "wants_hints", False)
-    monkeypatch.setattr(unchecked, "decides_by_time", lambda job, plan: False)
+    monkeypatch.setattr(unchecked, "decides_by_time", _decides_never)
+    monkeypatch.setattr(unchecked, "_measured", _measured_unchecked)
+    monkeypatch.setattr(replay, "Measurement", _Shown)
     monkeypatch.setattr(Measurement, "side_by_side", _side_by_side)
     monkeypatch.setattr(objectives, "interleaved_rounds", _rounds)
     monkeypatch.setattr(Measurement, "rounds", _measured)

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 
 import neural_mp
-from neural_mp.tuning import objectives
+from neural_mp.strategies import refinement
 
 assert "bare" in neural_mp.__file__, neural_mp.__file__
-objectives._LEAST_SECONDS, objectives._PATIENCE = 0.001, 1.0  # nothing is asked about speed
+refinement._NEIGHBOURS, refinement._MAX_ROUNDS = 2, 1  # nothing is asked about speed
 draw = np.random.default_rng(0)
 classes = draw.integers(0, 10, 1000)
 pixels = (draw.random((10, 64))[classes] + draw.normal(0, 0.1, (1000, 64))).astype("float32")

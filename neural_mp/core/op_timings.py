@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ OpRuns = Mapping[str, tuple[float, ...]]
 #: Factor from which the gain of an op is clipped. No kernel gains more: the time of such an op is
 #: counted for a neighbour that it is fused into.
 MAX_GAIN = 16.0
+#: Time of an op that runs within the kernel of another. Not zero, so that ratios are finite.
+WITHIN_ANOTHER_SECONDS = 1e-9
 
 
 class Duration(NamedTuple):
@@ -77,6 +79,7 @@ class OpTimings:
         per_element: additional seconds per element of the tensor (for one sample).
         whole: seconds per run of the FP32 model; None if unknown.
         spread: op → precision → fastest and median run, as far as recorded.
+        conversions: tensor → seconds to convert it, as far as measured.
     """
 
     ops: Mapping[str, Mapping[Precision, float]] = field(default_factory=dict)
@@ -84,6 +87,23 @@ class OpTimings:
     per_element: float = 0.0
     whole: float | None = None
     spread: Mapping[str, Mapping[Precision, tuple[float, float]]] = field(default_factory=dict)
+    conversions: Mapping[str, float] = field(default_factory=dict)
+
+    def runs_within_another(self, op: str) -> bool:
+        """Whether an op in FP32 runs within the kernel of another."""
+        return 0.0 < self.ops.get(op, {}).get(Precision.FP32, 0.0) <= WITHIN_ANOTHER_SECONDS
+
+    def scaled_conversions(self, factor: float) -> OpTimings:
+        """Return the times with conversions that take `factor` times as long."""
+        if self.conversion is None:
+            return self
+        conversions = {tensor: seconds * factor for tensor, seconds in self.conversions.items()}
+        return replace(
+            self,
+            conversion=self.conversion * factor,
+            per_element=self.per_element * factor,
+            conversions=conversions,
+        )
 
     def duration(self, op: str, precision: Precision) -> Duration | None:
         """Return the time of an op with its interval; None if not measured."""
@@ -93,9 +113,9 @@ class OpTimings:
         return Duration(seconds, *self.spread.get(op, {}).get(precision, (seconds, seconds)))
 
     def gain(self, op: str, precision: Precision) -> Gain | None:
-        """Return the speed of an op relative to FP32; None if either was not measured."""
+        """Return the speed of an op relative to FP32; None if it has no kernel of its own."""
         before, after = self.duration(op, Precision.FP32), self.duration(op, precision)
-        if before is None or after is None:
+        if before is None or after is None or self.runs_within_another(op):
             return None
         value, low, high = (
             before.seconds / after.seconds,
@@ -117,6 +137,8 @@ class OpTimings:
                 op: {p.value: list(ends) for p, ends in by.items()}
                 for op, by in self.spread.items()
             }
+        if self.conversions:
+            found["conversions"] = dict(self.conversions)
         return found if self.whole is None else {**found, "whole": self.whole}
 
     @classmethod
@@ -151,5 +173,9 @@ _TIMES = record(
         "conversion": optional(non_negative_float),
         "per_element": non_negative_float,
     },
-    {"whole": positive_float, "spread": mapping_of(_ends_by_precision)},
+    {
+        "whole": positive_float,
+        "spread": mapping_of(_ends_by_precision),
+        "conversions": mapping_of(non_negative_float),
+    },
 )

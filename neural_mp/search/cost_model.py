@@ -33,7 +33,8 @@ _CONVERSION = 0.05
 #: Emulated precisions are assumed slower than FP32, unless their time was measured.
 _EMULATED = 1.1
 #: INT8 counts as slower than the fastest float precision only from this ratio on: timings of single
-#: ops are rough and include conversions that neighbours in INT8 make unnecessary.
+#: ops are rough and include conversions that neighbours in INT8 make unnecessary, unless
+#: conversions were timed by themselves.
 _INT8_MIN_SLOWDOWN = 1.2
 #: Upper bound of the time relative to that precision for INT8 ops below that ratio.
 _INT8_ASSUMED_TIME_RATIO = 0.95
@@ -108,7 +109,7 @@ class CostInputs:
         if unknown or precision is Precision.FP32:
             return _EMULATED if emulated else precision.bits / 32
         taken = measured[precision]
-        if precision is Precision.INT8 and not self.in_place:
+        if precision is Precision.INT8 and not (self.in_place or self.times.conversions):
             fastest = min(seconds for p, seconds in measured.items() if not p.is_integer)
             if taken <= _INT8_MIN_SLOWDOWN * fastest:
                 taken = min(taken, _INT8_ASSUMED_TIME_RATIO * fastest)
@@ -180,7 +181,9 @@ def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
         op: tuple(_cost(space.capabilities[op], op, p, figures, fractions[op]) for p in levels)
         for op in space.tunable_ops
     }
-    shared = _noise_and_conversions(space, figures) if Precision.INT8 in levels else ()
+    shared: Iterable[SharedCost] = ()
+    if Precision.INT8 in levels:
+        shared = (*_noise_and_conversions(space, figures), *_fused_in_fp32(space, figures))
     return CostModel(space, levels, Assignment(costs, tuple(shared)))
 
 
@@ -232,8 +235,33 @@ def _conversion_cost(space: TuningSpace, figures: CostInputs) -> Callable[[str],
     if times.conversion is None or whole <= 0:
         estimate = importance * _CONVERSION / max(len(space.tunable_ops), 1)
         return lambda tensor: estimate
-    least, each = times.conversion, times.per_element
-    return lambda name: importance * (least + each * figures.values.get(name, 0.0)) / whole
+    least, each, measured = times.conversion, times.per_element, times.conversions
+
+    def cost(name: str) -> float:
+        estimate = least + each * figures.values.get(name, 0.0)
+        return importance * measured.get(name, estimate) / whole
+
+    return cost
+
+
+def _fused_in_fp32(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCost]:
+    """Yield the cost of taking apart two ops that run in one kernel in FP32.
+
+    Left alone in FP32, either takes about as long as that kernel.
+    """
+    importance, times = figures.objectives.get(Objective.PERFORMANCE, 0.0), figures.times
+    whole = sum(figures.seconds(space.tunable_ops))
+    for op in filter(times.runs_within_another, space.tunable_ops):
+        near = (*space.graph.consumer_names(op), *space.graph[op].inputs)
+        kernel = next((name for name in near if _has_kernel(times, name)), None)
+        if kernel is not None:
+            alone = (importance * times.ops[kernel][Precision.FP32] / whole, 0.0)
+            for one, other in ((op, kernel), (kernel, op)):
+                yield SharedCost(alone, 1, (one,), and_not=other)
+
+
+def _has_kernel(times: OpTimings, op: str) -> bool:
+    return Precision.FP32 in times.ops.get(op, {}) and not times.runs_within_another(op)
 
 
 def predicted_time(space: TuningSpace, figures: CostInputs, plan: PrecisionPlan) -> float | None:

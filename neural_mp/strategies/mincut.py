@@ -142,16 +142,10 @@ class _Run:
         self, sensitivities: Mapping[str, float] | None = None, conversion_factor: float = 1.0
     ) -> CostInputs:
         times = self.within or self.problem.probe.times()
-        if times.conversion is not None:
-            times = replace(
-                times,
-                conversion=times.conversion * conversion_factor,
-                per_element=times.per_element * conversion_factor,
-            )
         return CostInputs(
             self.noise if sensitivities is None else sensitivities,
             self.problem.objectives,
-            times,
+            times.scaled_conversions(conversion_factor),
             {op.name: op.weights for op in self.problem.space.graph},
             self.problem.observations.elements,
             in_place=self.within is not None,

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.op_timings import Duration, OpRuns, OpTimings
-from neural_mp.core.precision import Precision
+from neural_mp.core.op_timings import WITHIN_ANOTHER_SECONDS, Duration, OpRuns, OpTimings
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.tuning.conversions import converted_tensors
+
+_WITHIN_ANOTHER = Duration(*[WITHIN_ANOTHER_SECONDS] * 3)
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,12 @@ class Timed:
         found = [self.runs[name] for name in names if self.runs.get(name)]
         together = (sum(run) for run in zip(*found, strict=False))
         return Duration.of(together) if found else Duration(0.0, 0.0, 0.0)
+
+
+def all_in(precision: Precision, space: TuningSpace) -> ResolvedPlan:
+    """Return the plan with every op in a precision, FP32 if ineligible."""
+    chosen = {op: space.choice(op, precision) or FP32 for op in space.tunable_ops}
+    return space.resolve(PrecisionPlan(chosen))
 
 
 def timed(
@@ -100,8 +109,8 @@ def times_of(
     for low in lowered:
         for op, taken in durations(space, low).items():
             precision = low.plan.effective[op]
-            if op in ops and precision is not Precision.FP32:
-                ops[op][precision] = taken
+            if precision is not Precision.FP32 and (op in ops or op in before.runs):
+                ops.setdefault(op, {Precision.FP32: _WITHIN_ANOTHER})[precision] = taken
         counts = low.model.conversions
         conversions += counts.casts + counts.quantize + counts.dequantize
         between += _conversion_seconds(space, before, low)
@@ -166,4 +175,6 @@ def updated(times: OpTimings, within: OpTimings) -> OpTimings:
     ops = {op: {**by, **within.ops.get(op, {})} for op, by in times.ops.items()}
     spread = {op: {**times.spread.get(op, {}), **within.spread.get(op, {})} for op in ops}
     known = times if within.conversion is None else within
-    return OpTimings(ops, known.conversion, known.per_element, within.whole, spread)
+    return OpTimings(
+        ops, known.conversion, known.per_element, within.whole, spread, times.conversions
+    )

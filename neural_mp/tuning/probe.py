@@ -13,24 +13,27 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-import numpy as np
-
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, Precision
+from neural_mp.core.precision import Precision
 from neural_mp.core.workload import FormTimes, Workload
 from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
-from neural_mp.profiling import interleaved_medians
 from neural_mp.runs.record import OUTPUT_NSR, TIMES, corrections_in
 from neural_mp.search.corrections import without_reconstruction
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
+from neural_mp.tuning.conversion_timing import (
+    loses_in_int8,
+    seconds_per_element,
+    weights_in_int8,
+    with_conversions,
+)
 from neural_mp.tuning.form_timing import form_times
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.op_timing import timed, times_of, updated
+from neural_mp.tuning.op_timing import Timed, all_in, timed, times_of, updated
 from neural_mp.tuning.sqnr import MAX_NSR, mean_nsr
 from neural_mp.tuning.weight_noise import at_outputs
 from neural_mp.util.digest import digest_of
@@ -54,8 +57,6 @@ LEAST_ALLOWANCE = 4.0
 _NOISE = "noise"
 #: Key of the run's history for the reason of missing op timings.
 _UNTIMED = "why ops were not timed"
-#: Exceeds the caches of a core.
-_MANY_VALUES = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Effort:
 
 
 #: The effort of a search, and that of a run which only converts.
-THOROUGH, BRIEF = Effort(False, 24, 3, 2, 4), Effort(True, 10, 1, 1, 1)
+THOROUGH, BRIEF = Effort(False, 24, 3, 2, 4), Effort(True, 10, 3, 1, 1)
 
 
 @dataclass
@@ -181,7 +182,7 @@ class MeasuringProbe(Probe):
                 if not self._has_time(started):
                     self.untimed = f"the time limit does not suffice from {precision} on"
                     break
-                plan = self._all_in(precision)
+                plan = all_in(precision, self.job.space)
                 found[plan] = self._converted(plan)
         return found
 
@@ -189,40 +190,53 @@ class MeasuringProbe(Probe):
         self, lowered: Callable[[], Mapping[ResolvedPlan, AnyModel]], in_place: bool = False
     ) -> OpTimings | None:
         """Return the times of ops in FP32 and in some models; None if they cannot be timed."""
-        job, inputs, effort = self.job, self.job.measurement.inputs, self.effort
+        space, measurement, effort = self.job.space, self.job.measurement, self.effort
         started = time.process_time()
-        self.model(inputs)
+        self.model(measurement.inputs)
         needed = effort.profiled_runs * (time.process_time() - started)
         if needed > self.allowance:
-            self.untimed = (
-                f"timing needs {needed:.2g} CPU seconds, the limit is {self.allowance:.2g}"
-            )
+            limit = self.allowance
+            self.untimed = f"timing needs {needed:.2g} CPU seconds, the limit is {limit:.2g}"
             return None
         passes = effort.passes if needed * 2 * effort.passes <= self.allowance else 1
         try:
-            with self.model.adaptor.threads(job.measurement.threads):
-                models: dict[ResolvedPlan, AnyModel] = {self._all_in(Precision.FP32): self.model}
-                models.update(lowered())
-                before, *after = timed(
-                    models,
-                    lambda model: model.profile(inputs, effort.brief),
-                    lambda found: job.measurement.fastest_of(found, effort.whole_runs),
-                    passes,
-                )
+            fp32 = all_in(Precision.FP32, space)
+            before, *after = self._profiled(lambda: {fp32: self.model, **lowered()}, passes)
         except Exception as error:
             # Frameworks raise arbitrary errors; times are then estimated.
             logger.debug("Timing ops failed", exc_info=True)
             self.untimed = one_line(error)
             return None
-        per_element = _seconds_per_element() * job.measurement.batch_size
+        per_element = seconds_per_element() * measurement.batch_size
         elements = self.model.observations.elements
-        return times_of(job.space, before, after, per_element, elements, in_place)
+        found = times_of(space, before, after, per_element, elements, in_place)
+        return found if in_place else self._with_conversions(found, passes)
 
-    def _all_in(self, precision: Precision) -> ResolvedPlan:
-        """Return the plan with every op in a precision, FP32 if ineligible."""
-        space = self.job.space
-        chosen = {op: space.choice(op, precision) or FP32 for op in space.tunable_ops}
-        return space.resolve(PrecisionPlan(chosen))
+    def _with_conversions(self, times: OpTimings, passes: int) -> OpTimings:
+        """Return times with those of single conversions, if these decide on the fastest plan."""
+        plan = weights_in_int8(self.job.space) if loses_in_int8(times) else None
+        if plan is None or not plan.has_low_precision:
+            return times
+        try:
+            (mixed,) = self._profiled(lambda: {plan: self._converted(plan)}, passes)
+        except Exception:
+            # Frameworks raise arbitrary errors; conversions are then estimated.
+            logger.debug("Timing conversions failed", exc_info=True)
+            return times
+        return with_conversions(self.job.space, times, mixed, self.model.observations.elements)
+
+    def _profiled(
+        self, models: Callable[[], Mapping[ResolvedPlan, AnyModel]], passes: int
+    ) -> list[Timed]:
+        """Return models, made for the threads of the measurement, with the times of their ops."""
+        measurement, effort = self.job.measurement, self.effort
+        with self.model.adaptor.threads(measurement.threads):
+            return timed(
+                models(),
+                lambda model: model.profile(measurement.inputs, effort.brief),
+                lambda found: measurement.fastest_of(found, effort.whole_runs),
+                passes,
+            )
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
         """See the base class."""
@@ -248,8 +262,7 @@ class MeasuringProbe(Probe):
 
         The other half is for the plans that the strategy measures next.
         """
-        measurement = self.job.measurement
-        before = time.process_time()
+        before, measurement = time.process_time(), self.job.measurement
         for model in models:
             model(measurement.inputs)
         rounds = measurement.iterations * (time.process_time() - before)
@@ -383,15 +396,5 @@ class MeasuringProbe(Probe):
 
 
 def _digest(plans: Sequence[ResolvedPlan]) -> str:
-    said = json.dumps([plan.plan.to_dict() for plan in plans], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def _seconds_per_element() -> float:
-    """Return the seconds per element to read float32 and write INT8 on this machine."""
-    values = np.zeros(_MANY_VALUES, np.float32)
-
-    def run() -> None:
-        values.astype(np.uint8)
-
-    return interleaved_medians([run], iterations=7)[0] / _MANY_VALUES
+    text = json.dumps([plan.plan.to_dict() for plan in plans], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -18,6 +18,7 @@ from neural_mp.runs.report import Report
 from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.baseline import calibrated
+from neural_mp.tuning.conversion_timing import loses_in_int8
 from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.final_selection import (
     LatencyComparison,
@@ -42,6 +43,8 @@ from neural_mp.tuning.sqnr import compared_with_fp32, warn_of_noise
 _SHARE, _LEAST_SECONDS = 0.25, 1.0
 #: Runs of a plan that is compared with others, after those of its conversion.
 _COMPARED_RUNS = 3
+#: Factor on these seconds if INT8 slows down ops: the fastest plan is then one of many.
+_LONGER_IF_MIXED = 2
 #: Seconds for the op times of the report; slow models are timed on one sample.
 _OP_TIMES_SECONDS = 1.0
 _EVERY_OP = "exit_policy={'performance_only': True} converts every eligible op, whatever its time"
@@ -151,6 +154,8 @@ def _fastest(
     probe = MeasuringProbe(timed, model, RunCache(), allowance, effort=BRIEF, converted=models)
     with log.phase("probe", "Timing ops"):
         times = probe.times()
+        if loses_in_int8(times):
+            probe.allowance *= _LONGER_IF_MIXED
         plan = job.space.resolve(fastest_by_time(problem_of(timed, model, probe)))
     if plan not in models:
         with log.phase("convert"):

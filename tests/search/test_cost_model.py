@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 import made_up
 from made_up import chain
 
-from neural_mp.core.op_timings import OpTimings
+from neural_mp.core.op_timings import WITHIN_ANOTHER_SECONDS, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
@@ -159,3 +159,20 @@ def test_what_a_plan_is_said_to_take_counts_what_is_not_decided_as_in_fp32():
 def test_small_losses_count_once_ops_were_timed_in_place(in_place, taken):
     measured = times((4.0, 1.0), (1.0, 1.1), (4.0, 1.0), conversion=0.0)
     assert ("op1" in fastest(CostInputs({}, times=measured, in_place=in_place))) is taken
+
+
+def test_a_conversion_costs_what_it_was_measured_to_take():
+    """op1 loses 2 in INT8; the conversions around it are measured at .5 each, or at 1.5."""
+    for taken, expected in ((0.5, {"op0", "op2"}), (1.5, {"op0", "op1", "op2"})):
+        conversions = {"op0": taken, "op1": taken}
+        measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=9.0)
+        measured = replace(measured, conversions={"x": 0.0, **conversions})
+        assert fastest(CostInputs({}, times=measured)) == expected
+
+
+@pytest.mark.parametrize(("int8", "expected"), [(1.0, {"op0", "op1", "op2"}), (5.0, {"op0"})])
+def test_ops_in_one_kernel_are_not_taken_apart(int8, expected):
+    """In FP32, op2's kernel of 4 computes op1, too: neither is cheap alone."""
+    within = WITHIN_ANOTHER_SECONDS
+    measured = times((4.0, 1.0), (within, 0.5), (4.0, int8), conversion=0.01)
+    assert fastest(CostInputs({}, times=measured)) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 from made_up import chain
 
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.op_timings import MAX_GAIN, Duration, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.search.cost_model import CostInputs, predicted_time
+from neural_mp.tuning.conversion_timing import (
+    loses_in_int8,
+    weights_in_int8,
+    with_conversions,
+)
 from neural_mp.tuning.op_timing import scaled, timed, times_of
 
 SPACE = chain(3)
@@ -156,3 +162,38 @@ def test_times_are_read_back_as_they_were_written():
     times = found(Profiled(FLOAT, [1.0, 1.0]), Profiled(LOW, [1.0, 1.0]), [8.0, 4.0])
     assert OpTimings.from_dict(times.to_dict()) == times
     assert OpTimings.from_dict(OpTimings().to_dict()) == OpTimings()
+
+
+def test_an_op_within_the_kernel_of_another_takes_no_time_of_its_own():
+    """op1 has no kernel in FP32: op2's computes it. In INT8, it has one."""
+    times = found(
+        Profiled({**FLOAT, "op1": 0.0}, [1.0]), Profiled(LOW, [1.0]), [6.0, 4.0], passes=1
+    )
+    assert times.runs_within_another("op1")
+    assert times.ops["op1"][Precision.FP32] < 1e-6 * times.ops["op1"][Precision.INT8]
+    assert times.gain("op1", Precision.INT8) is None
+    assert OpTimings.from_dict(times.to_dict()) == times
+
+
+def test_conversions_take_what_ops_take_longer_in_a_plan_that_has_many():
+    """op0 and op2 have weights: they run in INT8, and what they read is quantized."""
+    ops = [replace(op, weights=int(op.name != "op1")) for op in SPACE.graph]
+    space = replace(SPACE, graph=OpGraph(ops, ["x"]))
+    times = found(Profiled(FLOAT, [1.0]), Profiled({**LOW, "op1": 4.0}, [1.0]), [8.0, 7.0], 1)
+    assert loses_in_int8(times)
+    plan = weights_in_int8(space)
+    assert plan.effective == {"op0": Precision.INT8, "op1": Precision.FP32, "op2": Precision.INT8}
+    mixed = {"op0": 1.25, "op1": 2.5, "op2": 2.0}
+    (taken,) = timed(
+        {plan: Profiled(mixed, [1.0])}, lambda model: model.profile(), lambda models: [5.75], 1
+    )
+    elements = {"x": 10.0, "op1": 30.0}
+    measured = with_conversions(space, times, taken, elements)
+    assert measured.conversions == pytest.approx({"x": 0.25, "op1": 1.0})
+    assert measured.per_element == pytest.approx(1.25 / 40)
+    assert OpTimings.from_dict(measured.to_dict()) == measured
+    assert measured.scaled_conversions(2.0).conversions["op1"] == pytest.approx(2.0)
+
+
+def test_models_that_gain_in_int8_need_no_times_of_conversions():
+    assert not loses_in_int8(found(Profiled(FLOAT, [1.0]), Profiled(LOW, [1.0]), [8.0, 4.0], 1))

@@ -119,7 +119,7 @@ M = TypeVar("M")
 
 #: Timed runs of an op, and warm-up runs before them; likewise for a brief profile.
 TIMED_RUNS, WARM_UP_RUNS = 5, 2
-_BRIEF_TIMED_RUNS, _BRIEF_WARM_UP_RUNS = 2, 1
+_BRIEF_TIMED_RUNS, _BRIEF_WARM_UP_RUNS = 3, 2
 
 
 def convert(

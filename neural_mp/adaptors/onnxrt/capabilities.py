@@ -15,7 +15,14 @@ from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt import n_bits
 from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL
 from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
-from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
+from neural_mp.adaptors.onnxrt.fusion import (
+    JOINERS,
+    LAYERS,
+    confuses,
+    is_recurrent,
+    is_table,
+    joined,
+)
 from neural_mp.adaptors.onnxrt.kernel_registry import (
     CONTRIB,
     has_kernel,
@@ -179,10 +186,11 @@ class _KernelFinder:
             return self._no_kernel(name, node)
         provider = self.model.provider
         domain = "" if node.op_type == "Conv" else CONTRIB
-        kernel = PRODUCT if node.op_type in ("MatMul", "Gemm") else f"QLinear{node.op_type}"
+        kind = "GlobalAveragePool" if node.op_type == "ReduceMean" else node.op_type
+        kernel = PRODUCT if kind in ("MatMul", "Gemm") else f"QLinear{kind}"
         if not has_kernel(provider, kernel, domain):
             return f"{provider} has no integer kernel for {node.op_type}"
-        if not all(edit.is_float32(v) for v in node.inputs if v is not None):
+        if not all(edit.is_float32(v) for v in joined(node) if v is not None):
             return "an input is not known to be float32"
         return self._weight_obstacle(node) if node.op_type in LAYERS else None
 

@@ -18,9 +18,20 @@ from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8, VARIANT_OF
 from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt.convert_gru import write_gru
-from neural_mp.adaptors.onnxrt.convert_int8 import write_kernel, write_mover, write_product
+from neural_mp.adaptors.onnxrt.convert_int8 import (
+    write_kernel,
+    write_mover,
+    write_pointwise,
+    write_product,
+)
 from neural_mp.adaptors.onnxrt.convert_n_bits import write_grouped
-from neural_mp.adaptors.onnxrt.fusion import FusionGroup, GraphStructure, is_table, structure
+from neural_mp.adaptors.onnxrt.fusion import (
+    FusionGroup,
+    GraphStructure,
+    is_pointwise,
+    is_table,
+    structure,
+)
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.opset import typed_inputs
@@ -214,6 +225,8 @@ class _Writer:
         config = self.plan.plan[name]
         if node.op_type in ("MatMul", "Gemm"):
             write_product(self.variants, fusion_group, config)
+        elif is_pointwise(node) and str(fusion_group.tail.name) not in self.plan.flow.int8_outputs:
+            write_pointwise(self.variants, node, config)
         else:
             write_kernel(self.variants, fusion_group, config)
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.tensor_variants import UINT8
+from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup, limits
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array, put_input
 from neural_mp.adaptors.onnxrt.quant_params import StoredWeight, store_bias, store_weight
@@ -23,6 +24,9 @@ from neural_mp.core.precision import OpConfig
 def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
     """Convert a convolution or joining op with its fused ops."""
     head = fusion_group.head
+    if head.op_type == "ReduceMean":
+        _write_pool(variants, head)
+        return
     if config.weight is not None:
         _quantize_parameters(variants, head, config)
     else:
@@ -35,6 +39,21 @@ def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig
     if kept_within is not None and not variants.encoding_of(tail).clamps(*kept_within):
         result, last = tail, fusion_group.tail
     variants.put(tail, UINT8, variants.quantize(tail, result, after=last))
+
+
+def _write_pool(variants: Variants, head: ir.Node) -> None:
+    """Convert the mean of all positions of an image: the pooling has an integer kernel."""
+    (data, *_), (tail,), name = head.inputs, head.outputs, str(head.name)
+    assert data is not None
+    assert data.shape is not None
+    read = [variants.for_kernel(data)]
+    pooled = variants.add("GlobalAveragePool", read, f"{name}/pooled", ir.DataType.FLOAT)
+    stored = variants.quantize(tail, pooled)
+    if not head.attributes.get_int("keepdims", 1):
+        positions = np.arange(2, len(data.shape))
+        axes = variants.names.constant(f"{name}.positions", positions)
+        stored = variants.add("Squeeze", [stored, axes], f"{name}/squeezed", ir.DataType.UINT8)
+    variants.put(tail, UINT8, stored)
 
 
 def _quantize_parameters(variants: Variants, head: ir.Node, config: OpConfig) -> None:
@@ -64,17 +83,46 @@ def write_product(variants: Variants, fusion_group: FusionGroup, config: OpConfi
     matrix, bias = matrix_and_bias(head)
     if fusion_group.bias is not None:
         bias = known_array(fusion_group.bias.operand).reshape(-1)
-    stored = store_weight(matrix, 1, config.weight)
     if config.approach == "dynamic":
-        values, scale, zero = variants.dynamic(data)
+        values, *parameters = variants.dynamic(data)
     else:
-        values, (scale, zero) = variants.stored(data), variants.parameters(data)
-    stem = str(head.name)
+        values, parameters = variants.stored(data), list(variants.parameters(data))
+    stored = store_weight(matrix, 1, config.weight)
+    inputs = _factors(variants, head, [values, *parameters], stored, bias)
+    variants.replace(head, PRODUCT, inputs, fusion_group.tail.outputs[0])
+
+
+def write_pointwise(variants: Variants, head: ir.Node, config: OpConfig) -> None:
+    """Convert a convolution of single positions whose result is read in float.
+
+    The kernel of a convolution writes INT8 only. The same as a product, with the channels last,
+    writes float: without rounding, and without a DequantizeLinear.
+    """
+    data, weight_value, *rest = head.inputs
+    assert data is not None
+    assert config.weight is not None
+    weight, bias = known_array(weight_value), array_of(rest[0]) if rest else None
+    stored = store_weight(weight.reshape(weight.shape[:2]).T, 1, config.weight)
+    read = [variants.channels_last(data, weight.ndim), *variants.parameters(data)]
+    inputs = _factors(variants, head, read, stored, bias)
+    order = [0, weight.ndim - 1, *range(1, weight.ndim - 1)]
+    variants.replace(head, PRODUCT, inputs, head.outputs[0], order=order)
+
+
+def _factors(
+    variants: Variants,
+    head: ir.Node,
+    data: list[ir.Value],
+    stored: StoredWeight,
+    bias: Array | None,
+) -> list[ir.Value | None]:
+    """Return the inputs of a product, from those of its data: uint8, scale, zero point."""
+    (values, scale, zero), stem = data, str(head.name)
     integers, steps, zeros = variants.constants(f"{stem}.weight", stored)
     inputs: list[ir.Value | None] = [values, integers, scale, steps, zero, zeros]
     if bias is not None:
         inputs.append(variants.names.constant(f"{stem}.bias", bias.astype(np.float32)))
-    variants.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail.outputs[0])
+    return inputs
 
 
 def matrix_and_bias(head: ir.Node) -> tuple[Array, Array | None]:

@@ -1,4 +1,4 @@
-"""Attribution of kernels that ONNX Runtime fuses or inlines, from the graph that it optimizes."""
+"""Attribution of kernels that ONNX Runtime fuses, inlines or inserts, from its optimized graph."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-
-#: Kernels of layouts and data types that ONNX Runtime inserts; of no op.
-_INSERTED = frozenset(
-    {"ReorderInput", "ReorderOutput", "Transpose", "Cast", "QuantizeLinear", "DequantizeLinear"}
-)
 
 
 def nodes_of(file: Path) -> list[onnx.NodeProto]:
@@ -27,7 +22,7 @@ def fused_owners(
     nodes: Sequence[onnx.NodeProto],
     owners: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return name of a kernel → op, for kernels that fusion or inlining has named.
+    """Return name of a kernel → op, for kernels that ONNX Runtime has named.
 
     A kernel counts towards the op that writes its result, or else towards the next op after it: a
     fused kernel writes the result of its last op, and an inlined function that of its op.
@@ -49,7 +44,7 @@ def fused_owners(
     found = {}
     for name, node in _matched(kernels, named, unnamed):
         op = _owner(node, readers, owners)
-        if op is not None and node.op_type not in _INSERTED:
+        if op is not None:
             found[name] = op
     return found
 

@@ -23,7 +23,12 @@ Step = fusion.Step[ir.Node, ir.Value]
 #: Layers with a constant weight as second input.
 LAYERS = ("Conv", "MatMul", "Gemm")
 #: Ops whose integer kernel has scales for inputs and output, e.g. `QLinearAdd`.
-JOINERS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu")
+JOINERS = (
+    *("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu"),
+    "ReduceMean",
+)
+#: Rank of images: samples, channels, two axes of positions.
+_LEAST_IMAGE_RANK = 4
 #: Ops that only move or select values; ONNX Runtime has uint8 kernels of most.
 _AGNOSTIC = (
     *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"),
@@ -125,8 +130,38 @@ def _heads(node: ir.Node) -> bool:
         return True
     if confuses(node):
         return False
-    computed = all(value is not None and value.const_value is None for value in node.inputs)
+    if node.op_type == "ReduceMean" and not averages_images(node):
+        return False
+    computed = all(value is not None and value.const_value is None for value in joined(node))
     return node.op_type in JOINERS and computed and len(used_outputs(node)) == 1
+
+
+def joined(node: ir.Node) -> tuple[ir.Value | None, ...]:
+    """Return the inputs of a joining op that its integer kernel reads."""
+    return tuple(node.inputs[:1] if node.op_type == "ReduceMean" else node.inputs)
+
+
+def averages_images(node: ir.Node) -> bool:
+    """Whether a ReduceMean averages all positions of an image: its integer kernel is a pooling."""
+    data, given = node.inputs[0], input_of(node, 1)
+    axes = node.attributes.get_ints("axes", ()) if given is None else array_of(given)
+    if data is None or data.shape is None or axes is None or len(data.shape) < _LEAST_IMAGE_RANK:
+        return False
+    rank = len(data.shape)
+    return sorted(int(axis) % rank for axis in axes) == list(range(2, rank))
+
+
+def is_pointwise(node: ir.Node) -> bool:
+    """Whether an op is a convolution that multiplies each position by one matrix."""
+    weight, numbers = input_of(node, 1), node.attributes
+    if node.op_type != "Conv" or node.domain or weight is None or weight.const_value is None:
+        return False
+    return (
+        set(weight.const_value.shape.numpy()[2:]) == {1}
+        and numbers.get_int("group", 1) == 1
+        and set(numbers.get_ints("strides", [1])) == {1}
+        and not any(numbers.get_ints("pads", [0]))
+    )
 
 
 class _Kernels(FusionRules[ir.Node, ir.Value]):

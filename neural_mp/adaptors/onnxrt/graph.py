@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.fusion import JOINERS
+from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT
+from neural_mp.adaptors.onnxrt.fusion import JOINERS, is_pointwise
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, constants_of, read_by
+from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, has_kernel
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
@@ -28,7 +30,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 tuple(dict.fromkeys(read)),
                 fusion_group=structure.layer_of.get(name),
                 quantize_agnostic=name in structure.agnostic_ops,
-                writes_int8=node.op_type == "Conv" and name in structure.fusion_groups,
+                writes_int8=_writes_int8(model, name),
                 joins_int8=node.op_type in JOINERS and name in structure.fusion_groups,
                 weights=sum(constant.size for constant in constants_of(node)),
                 source_precision=_source_precision(node),
@@ -41,6 +43,15 @@ def build_graph(model: OnnxModel) -> OpGraph:
     outputs = {structure.names[v] for v in model.program.graph.outputs if v in structure.names}
     given = [structure.names[value] for value in structure.given_to_bodies]
     return OpGraph(ops, [*model.signature.input_tensors, *given], sorted(outputs))
+
+
+def _writes_int8(model: OnnxModel, name: str) -> bool:
+    """Whether the integer kernel of an op cannot write float."""
+    node, group = model.structure.nodes[name], model.structure.fusion_groups.get(name)
+    if node.op_type != "Conv" or group is None:
+        return False
+    as_product = is_pointwise(node) and has_kernel(model.provider, PRODUCT, CONTRIB)
+    return not as_product or group.activation is not None
 
 
 def _source_precision(node: ir.Node) -> Precision:

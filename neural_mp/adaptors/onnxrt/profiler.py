@@ -40,8 +40,8 @@ _DECORATION = re.compile(
 def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]:
     """Return op → seconds of every run; fused ops count towards their fusion group.
 
-    Layout changes that ONNX Runtime inserts have entries of their own (`ReorderOutput`,
-    `Transpose`).
+    Conversions and layout changes that ONNX Runtime inserts count towards the op that writes the
+    result, or else reads it; those of no known op have entries of their own (`ReorderOutput`).
     """
     # Ops without a kernel are fused into others.
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
@@ -130,7 +130,7 @@ def _owners(model: OnnxModel, *, conversions: bool) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, node in model.structure.nodes.items():
         op = model.ops.get(name, name)
-        if conversions or op == name or node.op_type not in _CONVERSIONS:
+        if conversions or op == name or node.op_type not in (*_CONVERSIONS, "Transpose"):
             found[name] = op
             for value in node.outputs:
                 found.setdefault(str(value.name), op)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -28,6 +28,8 @@ DTYPES = {
 _WIDENED = "widened"
 #: uint8 after a DequantizeLinear that is fused into a kernel.
 _DEQUANTIZED = "dequantized"
+#: uint8 with the channels on the last axis.
+_CHANNELS_LAST = "channels_last"
 
 
 class Variants(TensorVariants[ir.Value]):
@@ -126,6 +128,28 @@ class Variants(TensorVariants[ir.Value]):
             found[key] = self.add("DequantizeLinear", inputs, name, DTYPES[FP32])
         return found[key]
 
+    def channels_last(self, tensor: ir.Value, rank: int) -> ir.Value:
+        """Return a uint8 tensor with its channels moved from the second to the last axis.
+
+        Float values are moved before they are quantized: ONNX Runtime merges that with the change
+        of layout after a float convolution.
+        """
+        found = self.found(tensor)
+        if _CHANNELS_LAST not in found:
+            order, name = [0, *range(2, rank), 1], f"{tensor.name}/{_CHANNELS_LAST}"
+            with self._beside(tensor):
+                if UINT8 in found:
+                    moved = self._transposed(found[UINT8], name, DTYPES[UINT8], order)
+                else:
+                    self.count("quantize")
+                    moved = self._transposed(
+                        self.real(tensor), f"{name}/{FP32}", DTYPES[FP32], order
+                    )
+                    inputs = [moved, *self.parameters(tensor)]
+                    moved = self.add("QuantizeLinear", inputs, f"{name}/{UINT8}", DTYPES[UINT8])
+            found[_CHANNELS_LAST] = moved
+        return found[_CHANNELS_LAST]
+
     @property
     def _written(self) -> ir.Graph:
         """The graph being converted."""
@@ -220,13 +244,18 @@ class Variants(TensorVariants[ir.Value]):
         inputs: list[ir.Value | None],
         result: ir.Value,
         attributes: Mapping[str, int] | None = None,
+        order: Sequence[int] = (),
     ) -> None:
-        """Replace a node by an ONNX Runtime op; `result` becomes its result."""
+        """Replace a node by an ONNX Runtime op whose result, its axes in `order`, is `result`."""
         written = ir.val(self._moved_aside(result), DTYPES[FP32])
+        computed = ir.val(self.names.new(f"{written.name}/computed")) if order else written
         name = str(node.name)
         node.name = self.names.new(f"{name}/{FP32}")
         self.names.give_up(name)
-        self.insert(ir.node(op, inputs, attributes, domain=CONTRIB, outputs=[written]), name)
+        self.insert(ir.node(op, inputs, attributes, domain=CONTRIB, outputs=[computed]), name)
+        if order:
+            turned = ir.node("Transpose", [computed], {"perm": list(order)}, outputs=[written])
+            self.insert(turned, f"{name}/Transpose")
         self.put(result, FP32, written)
 
     def _moved_aside(self, value: ir.Value) -> str:
@@ -261,13 +290,18 @@ class Variants(TensorVariants[ir.Value]):
         inputs: list[ir.Value],
         name: str,
         dtype: ir.DataType,
-        attributes: Mapping[str, int] | None = None,
+        attributes: Mapping[str, int | list[int]] | None = None,
         after: ir.Node | None = None,
     ) -> ir.Value:
         """Insert a new node with one result (see `insert`) and return the result."""
         result = ir.val(self.names.new(name), dtype)
         self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", after)
         return result
+
+    def _transposed(
+        self, value: ir.Value, name: str, dtype: ir.DataType, order: list[int]
+    ) -> ir.Value:
+        return self.add("Transpose", [value], name, dtype, {"perm": order})
 
     def _cast(
         self, value: ir.Value, name: str, variant: str, after: ir.Node | None = None

@@ -53,7 +53,7 @@ def test_branches_read_what_is_converted_around_them(precision):
         np.testing.assert_array_equal(converted.reference, run(model, **x)[0])
         assert signal_to_noise(converted.reference, converted.result) > 25
     if precision is INT8:
-        assert converted.kernels["QLinearConv"] == 2
+        assert converted.integer_convolutions == 2
     reasons = converted.space.capabilities["i"].reasons
     assert set(reasons) == set(Precision) - {Precision.FP32}
 
@@ -86,7 +86,7 @@ def test_a_loop_around_what_is_converted():
         {"w": draw(4, 3, 3, 3), "v": draw(5, 4, 1, 1, seed=1), "turns": np.array(3)},
     )
     converted = Converted(model, X)
-    assert converted.kernels["QLinearConv"] == 2
+    assert converted.integer_convolutions == 2
     assert signal_to_noise(converted.reference, converted.result) > 25
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from integers import convolve, integers
 from machine import CONVOLUTION, DENSE, DEPTHWISE, products_here, weight_limit_here
@@ -52,6 +52,8 @@ def assert_one_step_off_at_most(result, expected, step):
 )
 def test_a_convolution(seed, window, groups, padding, stride, activation, biased):
     kernel, dilation = window
+    # A product with float output, see the test of pointwise convolutions.
+    assume((kernel, groups, padding, stride, activation) != (1, 1, 0, 1, None))
     weight = draw((8, 8 // groups, kernel, kernel), seed)
     bias = draw((8,), seed + 1)
     nodes = [
@@ -88,6 +90,53 @@ def test_a_convolution(seed, window, groups, padding, stride, activation, biased
     step, written_zero = converted.scale("y")
     stored = integers(np.clip(exact, *limits), step, written_zero)
     assert_one_step_off_at_most(converted.result, (stored - written_zero) * step, step)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 30), (2, 3, 6, 7), (1, 3, 6, 7, 5)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_pointwise_convolution_read_in_float_is_not_rounded(shape, biased):
+    weight, bias = draw((4, 3), 0), draw((4,), 1)
+    constants = {"w": weight.reshape(4, 3, *[1] * (len(shape) - 2))}
+    constants |= {"b": bias} if biased else {}
+    model = graph(
+        [op("Conv", " ".join(["x", *constants]), "y")], {"x": list(shape)}, ["y"], constants
+    )
+    x = draw(shape, 2)
+    converted = Converted(model, {"x": x})
+    assert converted.kernels["MatMulIntegerToFloat"] == 1
+    assert not {"QLinearConv", "Conv", "DequantizeLinear"} & set(converted.kernels)
+    scale, zero = converted.scale("x")
+    whole, steps = steps_of(weight, 0, DENSE)
+    sums = np.einsum("nc...,kc->nk...", integers(x, scale, zero) - zero, whole)
+    across = [-1, *[1] * (len(shape) - 2)]
+    exact = sums * (scale * steps).reshape(across) + (bias.reshape(across) if biased else 0)
+    np.testing.assert_allclose(converted.result, exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_the_mean_of_an_image_is_an_integer_pooling(keepdims):
+    weight, axes = draw((8, 4, 3, 3), 0), np.array([-1, 2])
+    nodes = [
+        op("Conv", "x w", "a"),
+        op("ReduceMean", "a axes", "mean", keepdims=keepdims),
+        op("Identity", "mean", "y"),
+    ]
+    x = draw((3, 4, 8, 8), 1)
+    model = graph(nodes, {"x": ["n", 4, 8, 8]}, ["y"], {"w": weight, "axes": axes})
+    converted = Converted(model, {"x": x})
+    assert converted.kernels["QLinearGlobalAveragePool"] == 1
+    assert "ReduceMean" not in converted.kernels
+    shape = (3, 8, 1, 1) if keepdims else (3, 8)
+    assert converted.result.shape == converted.reference.shape == shape
+    assert signal_to_noise(converted.reference, converted.result) > 25
+
+
+def test_the_mean_of_an_image_does_not_overflow_fp16():
+    x = np.full((1, 2, 16, 16), 3e4, np.float32)
+    mean = op("ReduceMean", "x axes", "y", keepdims=0)
+    model = graph([mean], {"x": list(x.shape)}, ["y"], {"axes": np.array([2, 3])})
+    converted = Converted(model, {"x": x}, Precision.FP16)
+    np.testing.assert_allclose(converted.result, 3e4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 30), (1, 3, 6, 7, 5)])
@@ -258,7 +307,7 @@ def test_what_moves_integers_changes_none(kind):
     )
     x = draw((3, 4, 8, 8), 3)
     converted = Converted(model, {"x": x})
-    assert converted.kernels["QLinearConv"] == 2
+    assert converted.integer_convolutions == 2
     assert converted.kernels["QuantizeLinear"] == 1
     _, before, after = converted.result
     # The op itself, by ONNX Runtime in float, on what the first convolution wrote.

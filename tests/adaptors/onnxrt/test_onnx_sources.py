@@ -24,7 +24,7 @@ def two_convolutions(**other):
         [op("Conv", "x w", "a"), op("Relu", "a", "r"), op("Conv", "r v", "y")],
         {"x": ["n", 3, 8, 8]},
         ["y"],
-        {"w": draw(4, 3, 3, 3), "v": draw(5, 4, 1, 1, seed=1)},
+        {"w": draw(4, 3, 3, 3), "v": draw(5, 4, 3, 3, seed=1)},
         **other,
     )
 
@@ -111,7 +111,7 @@ def test_one_weight_of_two_layers_and_two_weights_of_one_content():
         {"w": weight, "v": weight},
     )
     converted = Converted(model, X)
-    assert converted.kernels["QLinearConv"] == 3
+    assert converted.integer_convolutions == 3
     assert signal_to_noise(converted.reference, converted.result) > 25
 
 

@@ -63,7 +63,7 @@ def test_one_half_of_a_split_is_read_in_floats(rest):
     nodes = (op("Split", "c", "a b", axis=1, num_outputs=2), op("Conv", "a v", "y"), *rest)
     model = conv_and(*nodes, outputs=("y", "z"), constants={"v": W1})
     converted = Converted(model, X)
-    assert converted.kernels["QLinearConv"] == 2
+    assert converted.integer_convolutions == 2
     for reference, given in zip(converted.reference, converted.result, strict=True):
         assert signal_to_noise(reference, given) > 20
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import keras
 import pytest
 from keras_nets import channels_last, deep_net, hostile, small_net, train
+from tensorflow.python.training.experimental import mixed_precision_global_state
 
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
 from neural_mp.testing import Split
@@ -54,7 +55,12 @@ def hostile_net(deep) -> keras.Model:
 
 @pytest.fixture
 def rewrite_disabled_afterwards():
-    """Disables the graph rewrite and resets the dtype policy after the test."""
+    """Disables the graph rewrite and resets the dtype policy after the test.
+
+    Sessions of other tests do not count, as in a new process: for their sake, every rewrite that is
+    enabled would look through all objects.
+    """
+    mixed_precision_global_state.set_non_mixed_precision_session_created(False)
     yield
     keras.config.set_dtype_policy("float32")
     if rewrite_is_enabled():
