@@ -57,6 +57,8 @@ from runtime_stages import (
 from neural_mp.profiling import Ratio, ratio, uncontended
 
 THIS = Path(__file__).resolve()
+#: Variables that set the number of threads of an op.
+_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 PEER_SCRIPT = THIS.parent / "models" / "runtime_peers.py"
 #: Noise that ours may have if there is no peer to compare with; else a tenth of a decibel above it.
 _MOST_NOISE, _SLACK = 0.05, 1.023
@@ -140,7 +142,8 @@ class Bench:
 
     def _child(self, *command: object) -> dict[str, Any] | None:
         words = list(map(str, command))
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.options.threads)}
+        threads = dict.fromkeys(_THREADS, str(self.options.threads))
+        environment = {**os.environ, **threads, "TF_NUM_INTEROP_THREADS": "1"}
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
         lines = done.stdout.strip().splitlines()
         if done.returncode or not lines:

@@ -18,7 +18,7 @@ from neural_mp.adaptors.common import adaround
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api import job_builder, loading, replay
 from neural_mp.core.enums import Objective
-from neural_mp.core.op_timings import OpRuns
+from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE, OpRuns, ProfileRuns
 from neural_mp.profiling import measurement, uncontended
 from neural_mp.strategies import refinement
 from neural_mp.tuning import objectives, unchecked
@@ -153,9 +153,9 @@ def _rounds(runs: Sequence[Callable[[], Any]], **options: Any) -> list[list[floa
 _profile = LoadedModel.profile
 
 
-def _profiled(self: AnyModel, inputs: Any, brief: bool = False) -> OpRuns:
+def _profiled(self: AnyModel, inputs: Any, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
     """Time ops in few runs, whether or not more are asked for."""
-    return _profile(self, inputs, brief=True)
+    return _profile(self, inputs, SHOWN_PROFILE)
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:

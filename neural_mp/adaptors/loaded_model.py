@@ -25,7 +25,7 @@ from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import Observations
-from neural_mp.core.op_timings import OpRuns
+from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import DataError
 from neural_mp.space import ResolvedPlan, TuningSpace
@@ -89,14 +89,14 @@ class LoadedModel(Generic[M]):
             validate_option("batch_size", shape_of_array(size), (batch_size,))
         return self.adaptor.example_inputs(self.held, batch_size)
 
-    def profile(self, inputs: Any, brief: bool = False) -> OpRuns:
-        """Return op → seconds of each of several runs; of few if `brief`.
+    def profile(self, inputs: Any, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
+        """Return op → seconds of each of several runs.
 
         Raises:
             ConversionError: the framework does not time single ops.
         """
         timing = needed(self.adaptor.op_timing, self.adaptor.framework, "times of single ops")
-        return profile(timing, self.held, self._given(inputs), brief)
+        return profile(timing, self.held, self._given(inputs), runs)
 
     @property
     def layer_shapes(self) -> Mapping[str, Hashable]:

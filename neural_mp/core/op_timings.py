@@ -26,6 +26,23 @@ MAX_GAIN = 16.0
 WITHIN_ANOTHER_SECONDS = 1e-9
 
 
+class ProfileRuns(NamedTuple):
+    """Runs of a profile.
+
+    Attributes:
+        warm_up: untimed runs.
+        timed: timed runs.
+    """
+
+    warm_up: int
+    timed: int
+
+
+#: Runs of a profile, of one that decides on plans in little time, and of one that is only shown.
+FULL_PROFILE, BRIEF_PROFILE = ProfileRuns(2, 5), ProfileRuns(2, 3)
+SHOWN_PROFILE = ProfileRuns(1, 2)
+
+
 class Duration(NamedTuple):
     """Seconds of an op, from several runs.
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
-from neural_mp.core.op_timings import OpTimings
+from neural_mp.core.op_timings import BRIEF_PROFILE, FULL_PROFILE, OpTimings, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.workload import FormTimes, Workload
@@ -64,13 +64,13 @@ class Effort:
     """The number of runs that measurements consist of.
 
     Attributes:
-        brief: whether ops are profiled in few runs.
+        profile: runs of a profile of ops.
         profiled_runs, whole_runs: runs of a batch for op timings, and of whole models.
         passes: interleaved profiles, if time permits.
         longer: duration of latency measurements, as a multiple of the usual one, if time permits.
     """
 
-    brief: bool
+    profile: ProfileRuns
     profiled_runs: int
     whole_runs: int
     passes: int
@@ -78,7 +78,7 @@ class Effort:
 
 
 #: The effort of a search, and that of a run which only converts.
-THOROUGH, BRIEF = Effort(False, 24, 3, 2, 4), Effort(True, 10, 3, 1, 1)
+THOROUGH, BRIEF = Effort(FULL_PROFILE, 24, 3, 2, 4), Effort(BRIEF_PROFILE, 10, 3, 1, 1)
 
 
 @dataclass
@@ -233,7 +233,7 @@ class MeasuringProbe(Probe):
         with self.model.adaptor.threads(measurement.threads):
             return timed(
                 models(),
-                lambda model: model.profile(measurement.inputs, effort.brief),
+                lambda model: model.profile(measurement.inputs, effort.profile),
                 lambda found: measurement.fastest_of(found, effort.whole_runs),
                 passes,
             )

@@ -12,7 +12,13 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
-from neural_mp.core.op_timings import Duration, OpTimings
+from neural_mp.core.op_timings import (
+    FULL_PROFILE,
+    SHOWN_PROFILE,
+    Duration,
+    OpTimings,
+    ProfileRuns,
+)
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.runs.record import Machine, RunEnd, RunStart
@@ -28,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 #: Packages that every run depends on, besides its framework.
 _PACKAGES = ("neural-mp", "numpy", "optuna")
-#: Number of runs of a batch for op timings, and for brief ones.
-_TIMED_RUNS, _BRIEFLY_TIMED_RUNS = 8, 4
 #: Op or conversion → seconds.
 Profile = Mapping[str, float]
 
@@ -111,11 +115,11 @@ def ending_of(
     seconds = report.latency or 0.0
     if selection.model is not job.model:
         seconds += report.baseline_latency or 0.0
-    brief, samples = _sampling(seconds, seconds_allowed, job.measurement.batch_size)
-    before = _profiled(job, job.model, brief, samples)
+    runs, samples = _sampling(seconds, seconds_allowed, job.measurement.batch_size)
+    before = _profiled(job, job.model, runs, samples)
     after = before
     if selection.model is not job.model:
-        after = _profiled(job, selection.model, brief, samples)
+        after = _profiled(job, selection.model, runs, samples)
     return RunEnd(
         now(),
         met,
@@ -131,21 +135,21 @@ def ending_of(
     )
 
 
-def _sampling(seconds: float, allowed: float, batch_size: int) -> tuple[bool, int | None]:
-    """Return whether ops are timed in few runs, and on how many samples (None: the timed batch)."""
-    if seconds * _TIMED_RUNS <= allowed:
-        return False, None
-    few = seconds * _BRIEFLY_TIMED_RUNS <= allowed or batch_size <= 1
-    return True, None if few else 1
+def _sampling(seconds: float, allowed: float, batch_size: int) -> tuple[ProfileRuns, int | None]:
+    """Return how often to run ops, and on how many samples (None: the timed batch)."""
+    if seconds * sum(FULL_PROFILE) <= allowed:
+        return FULL_PROFILE, None
+    few = seconds * sum(SHOWN_PROFILE) <= allowed or batch_size <= 1
+    return SHOWN_PROFILE, None if few else 1
 
 
-def _profiled(job: TuningJob, model: AnyModel, brief: bool, samples: int | None) -> Profile:
+def _profiled(job: TuningJob, model: AnyModel, runs: ProfileRuns, samples: int | None) -> Profile:
     """Return op → seconds; empty if the framework does not support profiling."""
     try:
         inputs = job.measurement.inputs if samples is None else job.model.example_inputs(samples)
         with model.adaptor.threads(job.measurement.threads):
-            found = model.profile(inputs, brief)
-        return {name: Duration.of(runs).seconds for name, runs in found.items()}
+            found = model.profile(inputs, runs)
+        return {name: Duration.of(taken).seconds for name, taken in found.items()}
     except (Exception, KeyboardInterrupt):
         # Frameworks raise arbitrary errors, and the result does not depend on op timings.
         logger.debug("Timing ops failed", exc_info=True)

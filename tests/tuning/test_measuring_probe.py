@@ -115,7 +115,7 @@ def test_a_report_says_that_ops_were_not_timed_and_why(converter, monkeypatch):
 
 @pytest.mark.slow
 def test_an_op_that_cannot_be_timed_is_said_with_its_error(converter, monkeypatch):
-    def broken(self, inputs, brief=False):
+    def broken(self, inputs, runs):
         raise RuntimeError("no profiler here")
 
     monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile", broken)

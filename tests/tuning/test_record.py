@@ -10,6 +10,7 @@ from quick_runs import make_quick
 from torch.nn import functional
 
 from neural_mp import ExitPolicy, MixedPrecision, load
+from neural_mp.core.op_timings import FULL_PROFILE, SHOWN_PROFILE
 from neural_mp.core.precision import Precision
 from neural_mp.errors import HistoryError, NeuralMPError
 from neural_mp.runs.history import read_record, storage_url
@@ -253,10 +254,10 @@ def test_barred_products_are_counted_by_reason(net, digits, tmp_path):
 @pytest.mark.parametrize(
     ("seconds", "batch_size", "expected"),
     [
-        (0.1, 32, (False, None)),
-        (0.2, 32, (True, None)),
-        (1.0, 32, (True, 1)),
-        (1.0, 1, (True, None)),
+        (0.1, 32, (FULL_PROFILE, None)),
+        (0.2, 32, (SHOWN_PROFILE, None)),
+        (1.0, 32, (SHOWN_PROFILE, 1)),
+        (1.0, 1, (SHOWN_PROFILE, None)),
     ],
 )
 def test_ops_that_take_long_are_timed_in_few_runs_or_on_one_sample(seconds, batch_size, expected):
@@ -267,7 +268,9 @@ def test_ops_that_take_long_are_timed_in_few_runs_or_on_one_sample(seconds, batc
 def test_without_time_for_a_batch_the_ops_of_both_models_are_timed_on_one_sample(
     net, digits, tmp_path, monkeypatch, quick_runs
 ):
-    monkeypatch.setattr(recording, "_sampling", lambda seconds, allowed, batch_size: (True, 1))
+    monkeypatch.setattr(
+        recording, "_sampling", lambda seconds, allowed, batch_size: (SHOWN_PROFILE, 1)
+    )
     ending = converter_in(tmp_path, net, digits)().record.ending
     assert ending.timed_samples == 1
     assert ending.baseline_times

@@ -108,7 +108,7 @@ def test_an_op_that_int8_slows_down_stays_float_if_the_whole_model_gains(
 
 
 def test_ops_that_cannot_be_timed_are_all_converted(converter, monkeypatch):
-    def broken(self, inputs, brief=False):
+    def broken(self, inputs, runs):
         raise RuntimeError("no profiler here")
 
     monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile", broken)

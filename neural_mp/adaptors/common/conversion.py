@@ -20,7 +20,7 @@ from neural_mp.adaptors.common.optional import OpTiming, needed
 from neural_mp.adaptors.common.reconstruction import ModelToRound, reconstructed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
-from neural_mp.core.op_timings import OpRuns
+from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import (
@@ -117,10 +117,6 @@ def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:
 
 M = TypeVar("M")
 
-#: Timed runs of an op, and warm-up runs before them; likewise for a brief profile.
-TIMED_RUNS, WARM_UP_RUNS = 5, 2
-_BRIEF_TIMED_RUNS, _BRIEF_WARM_UP_RUNS = 3, 2
-
 
 def convert(
     adaptor: Framework[M],
@@ -195,8 +191,7 @@ def observe(
     return summarize(found, samples, tensors_with_channel_scales(space.graph, flow))
 
 
-def profile(timing: OpTiming[M], model: M, inputs: Any, brief: bool = False) -> OpRuns:
+def profile(timing: OpTiming[M], model: M, inputs: Any, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:
     """Return op, or conversion under its own name → seconds of each run after warm-up."""
-    counts = (_BRIEF_TIMED_RUNS, _BRIEF_WARM_UP_RUNS) if brief else (TIMED_RUNS, WARM_UP_RUNS)
-    taken = timing.time_ops(model, inputs, sum(counts))
-    return {op: tuple(seconds[-counts[0] :]) for op, seconds in taken.items()}
+    taken = timing.time_ops(model, inputs, sum(runs))
+    return {op: tuple(seconds[-runs.timed :]) for op, seconds in taken.items()}
