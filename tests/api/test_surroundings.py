@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -124,8 +125,16 @@ CHANGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def few_frozen():
+    """The objects that collections leave out are few: counting them takes as long as there are."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 @pytest.fixture
-def undone(monkeypatch, tmp_path):
+def undone(monkeypatch, tmp_path, few_frozen):
     """All that the changes change is as before at the end of a test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nobody else writes there
     states = torch.get_num_threads(), torch.get_float32_matmul_precision(), np.geterr()
