@@ -194,11 +194,8 @@ def test_a_generator_is_walked_once_and_its_batches_are_not_kept(chain, halved):
             gc.collect()
             assert sum(reference() is not None for reference in alive) <= 2  # the first, and this
 
-    gc.freeze()  # what was there before is not looked through again
-    try:
-        found = neural_mp.compare(chain[1], halved, batches())
-    finally:
-        gc.unfreeze()
+    gc.freeze()  # what was there before is not looked through again, here or in later tests
+    found = neural_mp.compare(chain[1], halved, batches())
     assert (found.batches, found.samples) == (6, 96)
 
 
