@@ -9,12 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from neural_mp.core.op_timings import OpTimings
-from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, Precision
+from neural_mp.core.precision import Precision
 from neural_mp.profiling import interleaved_medians
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.tuning.conversions import conversions_of
-from neural_mp.tuning.op_timing import Timed, kernels
+from neural_mp.tuning.op_timing import Timed, all_in, kernels
 
 #: Minimum time that ops lose in INT8 together, as a fraction of FP32's, for plans that consist of
 #: conversions to matter.
@@ -32,11 +31,7 @@ def loses_in_int8(times: OpTimings) -> bool:
 
 def weights_in_int8(space: TuningSpace) -> ResolvedPlan:
     """Return the plan with INT8 in ops with weights only: most tensors between are converted."""
-    with_weights = {op.name for op in space.graph if op.weights}
-    found = {op: space.choice(op, Precision.INT8) for op in space.tunable_ops}
-    return space.resolve(
-        PrecisionPlan({op: c if c and op in with_weights else FP32 for op, c in found.items()})
-    )
+    return all_in(Precision.INT8, space, {op.name for op in space.graph if op.weights})
 
 
 def with_conversions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,9 +44,15 @@ class Timed:
         return Duration.of(together) if found else Duration(0.0, 0.0, 0.0)
 
 
-def all_in(precision: Precision, space: TuningSpace) -> ResolvedPlan:
-    """Return the plan with every op in a precision, FP32 if ineligible."""
-    chosen = {op: space.choice(op, precision) or FP32 for op in space.tunable_ops}
+def all_in(
+    precision: Precision, space: TuningSpace, ops: Collection[str] | None = None
+) -> ResolvedPlan:
+    """Return the plan with all ops, or those of `ops`, in a precision; FP32 if ineligible."""
+    among = space.tunable_ops if ops is None else ops
+    chosen = {
+        op: (space.choice(op, precision) if op in among else None) or FP32
+        for op in space.tunable_ops
+    }
     return space.resolve(PrecisionPlan(chosen))
 
 

@@ -22,6 +22,7 @@ from neural_mp.adaptors.onnxrt.convert_int8 import (
     write_kernel,
     write_mover,
     write_pointwise,
+    write_pool,
     write_product,
 )
 from neural_mp.adaptors.onnxrt.convert_n_bits import write_grouped
@@ -225,6 +226,8 @@ class _Writer:
         config = self.plan.plan[name]
         if node.op_type in ("MatMul", "Gemm"):
             write_product(self.variants, fusion_group, config)
+        elif node.op_type == "ReduceMean":
+            write_pool(self.variants, node)
         elif is_pointwise(node) and str(fusion_group.tail.name) not in self.plan.flow.int8_outputs:
             write_pointwise(self.variants, node, config)
         else:

@@ -24,9 +24,6 @@ from neural_mp.core.precision import OpConfig
 def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig) -> None:
     """Convert a convolution or joining op with its fused ops."""
     head = fusion_group.head
-    if head.op_type == "ReduceMean":
-        _write_pool(variants, head)
-        return
     if config.weight is not None:
         _quantize_parameters(variants, head, config)
     else:
@@ -41,7 +38,7 @@ def write_kernel(variants: Variants, fusion_group: FusionGroup, config: OpConfig
     variants.put(tail, UINT8, variants.quantize(tail, result, after=last))
 
 
-def _write_pool(variants: Variants, head: ir.Node) -> None:
+def write_pool(variants: Variants, head: ir.Node) -> None:
     """Convert the mean of all positions of an image: the pooling has an integer kernel."""
     (data, *_), (tail,), name = head.inputs, head.outputs, str(head.name)
     assert data is not None
