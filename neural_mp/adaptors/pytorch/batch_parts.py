@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.call_layouts import remember
 from neural_mp.adaptors.pytorch.sample_independence import computes_samples_alone
 
-#: Maximum size, for each thread, of the activations that an op reads and writes. Parts from 8 to 32
-#: MiB take equally long on CPUs with 16 MiB of cache per core; whole batches up to 1.6 times.
-MAX_PART_BYTES = 16 << 20
+#: Maximum size, for each thread, of the activations that an op reads and writes. Parts of 8 to 32
+#: MiB take equally long on a CPU with 16 MiB of cache per core (`benchmarks/large_batches.py`);
+#: more parts cost more calls.
+MAX_PART_BYTES = 32 << 20
 #: Size of the tensor that raises glibc's thresholds: just below the largest that does.
 _FREED_BYTES = 31 << 20
 #: Key of `GraphModule.meta`: whether batches may be computed in parts.
