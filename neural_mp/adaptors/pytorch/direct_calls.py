@@ -16,8 +16,9 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.call_layouts import flat_leaves, key_of, remember
+from neural_mp.adaptors.pytorch.batch_parts import BatchParts, joined, keep_freed_memory
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, is_array, to_arrays
-from neural_mp.adaptors.pytorch.dynamic_shapes import keywords
+from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.graph_edit import attribute, shallow_copy
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import accept, is_accepted, private, run_call
@@ -34,12 +35,14 @@ _InputKey = tuple[Hashable, ...]
 class DirectGraph:
     """A captured graph as a function of its inputs.
 
-    The first call for a combination of dtypes and shapes goes through the module, which checks the
-    inputs; later calls run the code of the graph directly.
+    The first call for a combination of dtypes and shapes checks the inputs; later calls run the
+    code of the graph directly. Large batches are computed in parts, if the graph allows that.
     """
 
     def __init__(self, module: GraphModule) -> None:
+        keep_freed_memory()
         self._module = module
+        self._parts = BatchParts(module)
         self._keywords = keywords(module)
         self._known: dict[_InputKey, None] = {}
         self._returns = module.graph._codegen.pytree_info.out_spec
@@ -64,9 +67,12 @@ class DirectGraph:
                 return self._module(*args, **kwargs)
         key = (len(args), *[(leaf.dtype, leaf.shape) for leaf in leaves])
         if key not in self._known:
-            result = self._module(*args, **kwargs)
+            if not self._parts.fit(leaves):
+                result = self._module(*args, **kwargs)
+                remember(self._known, key, None)
+                return result
+            check_inputs(self._module, args, kwargs)
             remember(self._known, key, None)
-            return result
         return self.run_known(leaves)
 
     @cached_property
@@ -76,7 +82,11 @@ class DirectGraph:
     def run_known(self, leaves: Sequence[Any]) -> Any:
         """Return the module's result for flat inputs of a checked signature."""
         forward, constants = self._code
-        found = forward(constants, *leaves)
+        parts = self._parts.of(leaves) if self._parts.is_splitting else ()
+        if len(parts) < 2:
+            found = forward(constants, *leaves)
+        else:
+            found = joined([forward(constants, *part) for part in parts])
         return found[0] if self._returns_one else pytree.tree_unflatten(found, self._returns)
 
     def order(self, kwargs: Mapping[str, T]) -> tuple[T, ...]:
@@ -211,8 +221,7 @@ class DirectCalls:
         """
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
-            module = model.module if model.shell is None else model.once(_direct_form)
-            return run_call(model, module, call)
+            return run_call(model, target or model.once(_direct_form), call)
         if not is_accepted(model, call):
             run_call(model, model.module, call)
             accept(model, call)

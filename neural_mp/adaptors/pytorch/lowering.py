@@ -17,6 +17,7 @@ from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.attention import call_products
+from neural_mp.adaptors.pytorch.batch_parts import mark_splits
 from neural_mp.adaptors.pytorch.casts import cast_dtype
 from neural_mp.adaptors.pytorch.float_kernels import call_packed_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.fusion import (
@@ -93,6 +94,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)
+    mark_splits(module, portable)
     return fx.finish(module)
 
 

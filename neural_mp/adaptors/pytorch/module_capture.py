@@ -80,7 +80,7 @@ def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable
     return lambda call: run_call(model, module, call)
 
 
-def run_call(model: TorchModel, module: nn.Module, call: CallArgs) -> Any:
+def run_call(model: TorchModel, module: Callable[..., Any], call: CallArgs) -> Any:
     """Run `module`, a form of a model.
 
     Raises:

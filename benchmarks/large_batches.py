@@ -1,0 +1,113 @@
+"""CPU time and page faults of INT8 models in PyTorch at large batches, whole and in parts.
+
+    OMP_NUM_THREADS=1 python benchmarks/large_batches.py [--models resnet50,…] [--batches 8,32]
+
+The former way computes a batch at once, with glibc's thresholds as they are at the start; the other
+is that of results. The thresholds are those of a process: each way runs in processes of its own, in
+turn, on a model that was converted once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Files beside this one bear the names of packages: their folder must not be searched for those.
+# ruff: noqa: E402
+sys.path[0] = str(Path(__file__).resolve().parent / "models")
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import tempfile
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from runtime_nets import CALIBRATED, CALIBRATION, CASES, TIMED
+
+from neural_mp import MixedPrecision, load
+from neural_mp.adaptors.pytorch import batch_parts, direct_calls
+
+THIS = Path(__file__).resolve()
+WAYS = ("whole", "in parts")
+_WARMUP, _CALLS, _PROCESSES = 2, 7, 3
+#: More bytes than any op here reads and writes.
+_UNLIMITED = 1 << 50
+
+
+def convert(name: str, folder: Path) -> None:
+    """Convert every eligible op of a model to INT8, and save the result."""
+    case = CASES[name]
+    MixedPrecision(
+        model=case.build(),
+        calib_dataloader=[_tensors(given) for given in case.cut(CALIBRATION, CALIBRATED, 8)],
+        workspace=folder / "workspace",
+        exit_policy={"performance_only": True},
+    )().save(folder / name)
+
+
+def _tensors(arrays: tuple) -> tuple[torch.Tensor, ...]:
+    return tuple(map(torch.from_numpy, arrays))
+
+
+def print_cost(way: str, name: str, batch: str, folder: str) -> None:
+    """Print milliseconds of CPU time and page faults of a call in this process."""
+    if way == "whole":
+        batch_parts.MAX_PART_BYTES = _UNLIMITED
+        direct_calls.keep_freed_memory = lambda: None
+    result = load(Path(folder) / name)
+    given = _tensors(CASES[name].draw(int(batch), TIMED))
+    taken = []
+    for _ in range(_WARMUP + _CALLS):
+        before, started = _faults(), time.process_time()
+        result(*given)
+        taken.append((1e3 * (time.process_time() - started), _faults() - before))
+    milliseconds, faults = zip(*taken[_WARMUP:], strict=True)
+    print(json.dumps([statistics.median(milliseconds), statistics.median(faults)]))
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def main() -> None:
+    """Print a table with a row for every model and batch size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--batches", default="8,32")
+    parser.add_argument("--cost", nargs=4, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.cost:
+        print_cost(*given.cost)
+        return
+    table = Table(title=f"INT8 in PyTorch, {torch.get_num_threads()} threads, CPU time")
+    for heading in ("", *(f"{way}: ms, page faults" for way in WAYS), "whole / in parts"):
+        table.add_column(heading, justify="right" if heading else "left")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.models.split(","):
+            convert(name, Path(folder))
+            for batch in given.batches.split(","):
+                table.add_row(f"{name}, batch {batch}", *_compared(name, batch, folder))
+    Console(width=100).print(table)
+
+
+def _compared(name: str, batch: str, folder: str) -> list[str]:
+    """Return the cells of a row."""
+    found: dict[str, list[list[float]]] = {way: [] for way in WAYS}
+    for way in WAYS * _PROCESSES:
+        command = [sys.executable, str(THIS), "--cost", way, name, batch, folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr.strip()[-2000:])
+        found[way].append(json.loads(done.stdout.splitlines()[-1]))
+    medians = [[statistics.median(kind) for kind in zip(*found[way], strict=True)] for way in WAYS]
+    cells = [f"{milliseconds:.1f}, {faults:,.0f}" for milliseconds, faults in medians]
+    return [*cells, f"{medians[0][0] / medians[1][0]:.2f}"]
+
+
+if __name__ == "__main__":
+    main()
