@@ -62,8 +62,33 @@ def dequantize_uint8(
     return aten.to.dtype(aten.mul_.Scalar(aten.sub.Tensor(q, zero_point), scale), dtype)
 
 
+def quantize_gated(
+    x: torch.Tensor, gate: torch.Tensor, offset: torch.Tensor, inverse_scale: float
+) -> torch.Tensor:
+    """Compute `quantize_uint8` of a float32 product, up to rounding of the product."""
+    steps = aten.addcmul.default(offset, x, gate, value=inverse_scale)
+    return ops.to_uint8(aten.clamp_.default(steps, 0, ops.QMAX))
+
+
+def pixel_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    inputs: int,
+    outputs: int,
+) -> torch.Tensor:
+    """Run a 1×1 convolution of images of one pixel as a product; the weight is [in, out]."""
+    rows = aten.reshape.default(x, [-1, inputs])
+    plain = bias is None
+    found = aten.mm.default(rows, weight) if plain else aten.addmm.default(bias, rows, weight)
+    images: torch.Tensor = aten.view.default(found, [-1, outputs, 1, 1])
+    return images
+
+
 #: Kernels made of ops of the dispatcher alone, whatever their arguments.
-COMPOSED = frozenset({quantize_uint8, quantize_rgb, dequantize_uint8})
+COMPOSED = frozenset(
+    {quantize_uint8, quantize_rgb, quantize_gated, dequantize_uint8, pixel_product}
+)
 
 
 def max_pool2d_uint8(

@@ -30,6 +30,7 @@ from neural_mp.adaptors.pytorch.fusion import (
 from neural_mp.adaptors.pytorch.kernel_probes import writes_fast
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
+from neural_mp.adaptors.pytorch.single_pixels import call_pixel_products
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
 from neural_mp.util.memory import FREED
 
@@ -90,6 +91,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
                 lower_recurrent(module, node)
         call_packed_kernels(module)
         call_products(module)
+        call_pixel_products(module)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)
@@ -291,12 +293,39 @@ def _call_conversion(module: GraphModule, node: Node) -> None:
 
     if node.target is ops.quantize:
         x, scale, zero_point = node.args
-        node.args = (x, stored(zero_point + 0.5), 1 / scale)
+        gated = _gated(x)
+        node.args = (*(gated or (x,)), stored(zero_point + 0.5), 1 / scale)
         node.target = kernels.quantize_rgb if _holds_rgb(node) else kernels.quantize_uint8
+        if gated is not None:
+            node.target, name = kernels.quantize_gated, fx.tensor_name(x)
+            node.meta = {**node.meta, fx.OP_NAME: name}
+            node.meta[fx.RESULT] = (name, QuantParams(scale, zero_point))
+            module.graph.erase_node(x)
     elif node.target is ops.dequantize:
         q, scale, zero_point, dtype = node.args
         node.args = (q, scale, stored(float(zero_point)), dtype)
         node.target = kernels.dequantize_uint8
+
+
+def _gated(product: Node) -> tuple[Node, Node] | None:
+    """Return image and gate of a product of which only one op reads the result, if it is one.
+
+    A gate is one number per channel, or per channel of every sample. The image is a kernel's
+    result in channels-last memory: in any other, two operands would repeat a value in a row, for
+    which the op of a sum and a product has no vector code.
+    """
+    if product.target is not aten.mul.Tensor or only_user(product) is None:
+        return None
+    for image, gate in (product.args, product.args[::-1]):
+        if not is_node(image, *OVERWRITABLE) or not isinstance(gate, Node):
+            continue
+        wide, narrow = image.meta["val"], gate.meta.get("val")
+        if not wide.dtype is torch.float32 is getattr(narrow, "dtype", None) or wide.ndim != 4:
+            continue
+        sizes, factors = fx.sizes_of_result(image), fx.sizes_of_result(gate)
+        if factors[-3:] == (sizes[1], 1, 1) and factors[:-3] in ((), (1,), sizes[:1]):
+            return image, gate
+    return None
 
 
 def _holds_rgb(node: Node) -> bool:

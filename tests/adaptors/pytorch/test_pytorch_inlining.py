@@ -22,16 +22,17 @@ aten = torch.ops.aten
 class Gated(nn.Module):
     """Channels multiplied by gates, as in squeeze-and-excitation."""
 
-    def __init__(self, keeps: bool = False) -> None:
+    def __init__(self, keeps: bool = False, twice: bool = False) -> None:
         super().__init__()
         self.first, self.squeeze = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
         self.excite, self.last = nn.Conv2d(4, 16, 1), nn.Conv2d(16, 8, 1)
-        self.keeps = keeps
+        self.keeps, self.twice = keeps, twice
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         x = nn.functional.silu(self.first(x))
         gates = self.excite(nn.functional.silu(self.squeeze(x.mean((2, 3), keepdim=True))))
-        found = self.last(x * torch.sigmoid(gates))
+        gated = x * torch.sigmoid(gates)
+        found = self.last(gated * gates if self.twice else gated)
         return (found, x.sum((2, 3))) if self.keeps else found
 
 
@@ -52,9 +53,10 @@ def rewritten(graph):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_every_bit_is_that_of_the_kernels(keeps, layout):
-    graph = converted(Gated(keeps))
+def test_every_bit_is_that_of_the_kernels(keeps, twice, layout):
+    graph = converted(Gated(keeps, twice))
     module, _ = rewritten(graph)
     x = (torch.randn(4, 3, 12, 12) * 3).contiguous(memory_format=layout)
     given, direct = x.clone(), DirectGraph(graph)
@@ -70,15 +72,16 @@ def test_no_python_kernel_is_left_of_conversions():
     assert not kernels.COMPOSED.intersection(targets)
 
 
-def test_a_product_overwrites_what_no_op_reads_any_more():
+def test_products_and_activations_overwrite_what_no_op_reads_any_more():
     _, targets = rewritten(converted(Gated()))
-    assert aten.mul_.Tensor in targets
-    assert aten.add.out in targets
+    assert {aten.addcmul.out, aten.sigmoid_.default} <= set(targets)
+    _, targets = rewritten(converted(Gated(twice=True)))
+    assert {aten.mul_.Tensor, aten.add.out} <= set(targets)
 
 
 def test_a_product_keeps_what_is_read_later():
     _, targets = rewritten(converted(Gated(keeps=True)))
-    assert aten.mul_.Tensor not in targets
+    assert aten.addcmul.default in targets
 
 
 def test_inputs_are_never_overwritten():
