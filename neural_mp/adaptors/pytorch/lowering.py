@@ -30,6 +30,7 @@ from neural_mp.adaptors.pytorch.fusion import (
 from neural_mp.adaptors.pytorch.kernel_probes import writes_fast
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
+from neural_mp.adaptors.pytorch.scale_folding import fold_scales
 from neural_mp.adaptors.pytorch.single_pixels import call_pixel_products
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
 from neural_mp.util.memory import FREED
@@ -92,6 +93,7 @@ def runnable_form(portable: GraphModule) -> GraphModule:
         call_packed_kernels(module)
         call_products(module)
         call_pixel_products(module)
+        fold_scales(module)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)

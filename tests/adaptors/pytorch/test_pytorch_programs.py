@@ -86,8 +86,8 @@ def test_ops_of_a_float_graph_keep_every_bit():
 
 def test_relu6_up_to_the_largest_integer_needs_no_kernel_of_its_own(graph):
     kernels = [node for node in graph.graph.nodes if "qconv_pointwise" in str(node.target)]
-    clipped = [n for n in kernels if n.args[11] * 255 >= 5.99 and n.args[12] == 0]
-    assert clipped
+    clipped = [node for node in kernels if node.args[13] is torch.uint8]
+    assert len(clipped) == 3
     assert all(node.args[14] == "none" for node in clipped)
 
 
