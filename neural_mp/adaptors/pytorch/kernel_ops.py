@@ -45,13 +45,19 @@ def quantize_uint8(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) 
 
 
 def quantize_rgb(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:
-    """Compute `quantize_uint8` of images with 3 channels, in channels-last memory.
+    """Compute `quantize_uint8` of images with 3 channels, and a fourth of zeros, channels last.
 
-    Channel by channel, this takes half as long as torch's conversion of the layout.
+    The channels of a pixel become the bytes of an integer, the lowest first, as on all CPUs with
+    integer kernels: this takes a third of the time of torch's conversion of the layout.
     """
-    q = quantize_uint8(x, offset, inverse_scale)
-    stacked = aten.stack.default([aten.select.int(q, 1, channel) for channel in range(3)], -1)
-    images: torch.Tensor = aten.permute.default(stacked, [0, 3, 1, 2])
+    wide = aten.to.dtype(x, torch.float32)
+    steps = aten.clamp_.default(aten.add.Tensor(offset, wide, alpha=inverse_scale), 0, ops.QMAX)
+    whole = aten._to_copy.default(steps, dtype=torch.int32)
+    red, green, blue = (aten.select.int(whole, 1, channel) for channel in range(3))
+    pixels = aten.add_.Tensor(aten.add.Tensor(red, green, alpha=1 << 8), blue, alpha=1 << 16)
+    # A copy, since torch's interpreter has no view as another dtype.
+    values = aten.view_copy.dtype(aten.unsqueeze.default(pixels, -1), torch.uint8)
+    images: torch.Tensor = aten.permute.default(values, [0, 3, 1, 2])
     return images
 
 

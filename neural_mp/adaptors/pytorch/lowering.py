@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.nn import functional as F
 
 from neural_mp.adaptors.common.fusion import Step
 from neural_mp.adaptors.common.quant_params import QuantParams
@@ -32,7 +33,7 @@ from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.scale_folding import fold_scales
 from neural_mp.adaptors.pytorch.single_pixels import call_pixel_products
-from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
+from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.util.memory import FREED
 
 aten = torch.ops.aten
@@ -80,6 +81,9 @@ def runnable_form(portable: GraphModule) -> GraphModule:
             if layers.quantize_agnostic(node):
                 _run_on_integers(module, node)
         module.graph.eliminate_dead_code()
+        for node in list(module.graph.nodes):
+            if _holds_rgb(node):
+                _call_quantization(module, node, kernels.quantize_rgb, node.args[0])
         for node in list(module.graph.nodes):
             if any(is_node(source, ops.dequantize_grouped) for source in node.all_input_nodes):
                 _lower_low_bits(module, node)
@@ -215,6 +219,8 @@ def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node
     integers = fx.attribute(module, integers_node.target)
     scales = fx.attribute(module, scales_node.target)
     shape = [fx.likely_size(size) for size in layer.args[0].meta["val"].shape]
+    if is_node(layer.args[0].args[0], kernels.quantize_rgb):
+        integers, shape[1] = F.pad(integers, (0, 0, 0, 0, 0, 1)), 4
     if layer.target is layers.LINEAR:
         packed = onednn.qlinear_prepack(integers, [math.prod(shape[:-1]), shape[-1]])
     else:
@@ -289,24 +295,31 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
 
 def _call_conversion(module: GraphModule, node: Node) -> None:
     """Make a remaining conversion read its zero point from a precomputed tensor."""
-
-    def stored(value: float) -> Node:
-        return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
-
     if node.target is ops.quantize:
         x, scale, zero_point = node.args
         gated = _gated(x)
-        node.args = (*(gated or (x,)), stored(zero_point + 0.5), 1 / scale)
-        node.target = kernels.quantize_rgb if _holds_rgb(node) else kernels.quantize_uint8
-        if gated is not None:
-            node.target, name = kernels.quantize_gated, fx.tensor_name(x)
-            node.meta = {**node.meta, fx.OP_NAME: name}
-            node.meta[fx.RESULT] = (name, QuantParams(scale, zero_point))
-            module.graph.erase_node(x)
+        if gated is None:
+            _call_quantization(module, node, kernels.quantize_uint8, x)
+            return
+        _call_quantization(module, node, kernels.quantize_gated, *gated)
+        name = fx.tensor_name(x)
+        node.meta = {**node.meta, fx.OP_NAME: name}
+        node.meta[fx.RESULT] = (name, QuantParams(scale, zero_point))
+        module.graph.erase_node(x)
     elif node.target is ops.dequantize:
         q, scale, zero_point, dtype = node.args
-        node.args = (q, scale, stored(float(zero_point)), dtype)
+        node.args = (q, scale, _stored(module, node, float(zero_point)), dtype)
         node.target = kernels.dequantize_uint8
+
+
+def _call_quantization(module: GraphModule, node: Node, kernel: Any, *read: Any) -> None:
+    _, scale, zero_point = node.args
+    node.args = (*read, _stored(module, node, zero_point + 0.5), 1 / scale)
+    node.target = kernel
+
+
+def _stored(module: GraphModule, node: Node, value: float) -> Node:
+    return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
 
 
 def _gated(product: Node) -> tuple[Node, Node] | None:
@@ -332,11 +345,25 @@ def _gated(product: Node) -> tuple[Node, Node] | None:
 
 def _holds_rgb(node: Node) -> bool:
     """Whether a node quantizes an input of channels-first images that only convolutions read."""
-    source: Any = node.args[0]
-    value = source.meta["val"]
+    if node.target is not ops.quantize or node.args[0].op != "placeholder":
+        return False
+    value = node.args[0].meta["val"]
     return (
-        source.op == "placeholder"
-        and value.ndim == 4
+        value.ndim == 4
         and fx.expressions((value.shape[1], value.stride(3))) == (3, 1)
-        and all(user.target in INTEGER_CONVOLUTIONS for user in node.users)
+        and all(
+            user.target is ops.dequantize and _reads_all(layer, user)
+            for user in node.users
+            for layer in user.users
+        )
+    )
+
+
+def _reads_all(layer: Node, image: Node) -> bool:
+    """Whether a node is an integer convolution whose every output reads all channels."""
+    return (
+        layer.target is layers.CONVOLUTION
+        and layer.args[0] is image
+        and is_node(layer.args[1], ops.dequantize_weight)
+        and layers.geometry(layer)[3] == 1
     )

@@ -8,6 +8,7 @@ from machine import machine
 from torch import nn
 
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
+from neural_mp.adaptors.pytorch import lowering
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
@@ -45,11 +46,15 @@ def converted(net):
     return adaptor.convert(model, plan, adaptor.observe(model, [x], space), space).runnable
 
 
+def targets_of(graph):
+    return [node.target for node in graph.graph.nodes]
+
+
 def rewritten(graph):
     module = shallow_copy(graph)
     inline_kernels(module)
     overwrite_dead(module)
-    return module, [node.target for node in module.graph.nodes]
+    return module, targets_of(module)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -115,15 +120,38 @@ def test_images_are_quantized_into_channels_last_memory(layout):
     x = (torch.randn(2, 3, 5, 4) * 3).contiguous(memory_format=layout)
     offset = torch.tensor(117.5)
     found = kernels.quantize_rgb(x, offset, 30.0)
-    assert torch.equal(found, kernels.quantize_uint8(x, offset, 30.0))
+    assert torch.equal(found[:, :3], kernels.quantize_uint8(x, offset, 30.0))
+    assert not found[:, 3].any()
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_only_images_that_convolutions_alone_read_are_reordered():
     def kernels_of(net):
-        targets = {node.target for node in converted(net).graph.nodes}
+        targets = set(targets_of(converted(net)))
         return targets & {kernels.quantize_rgb, kernels.quantize_uint8}
 
     assert kernels_of(nn.Conv2d(3, 8, 3)) == {kernels.quantize_rgb}
     pooled = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(3, 8, 3))
     assert kernels_of(pooled) == {kernels.quantize_uint8}
+    # Each output of these reads one of the channels.
+    assert kernels_of(nn.Conv2d(3, 9, 3, groups=3)) == {kernels.quantize_uint8}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_channel_that_is_added_to_an_image_changes_no_result(batch, monkeypatch):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1, bias=False)
+
+        def forward(self, x):
+            return self.one(x) - self.other(x)
+
+    net = Branches()
+    with monkeypatch.context() as patched:
+        patched.setattr(lowering, "_holds_rgb", lambda node: False)
+        before = converted(net)
+    after, x = converted(net), torch.randn(batch, 3, 11, 6) * 3
+    assert kernels.quantize_rgb in targets_of(after)
+    with torch.no_grad():
+        assert torch.equal(after(x), before(x))
