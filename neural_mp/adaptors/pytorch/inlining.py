@@ -113,8 +113,11 @@ def overwrite_dead(module: GraphModule) -> None:
             node.target = _IN_PLACE[node.target]
         elif place == 0 and _is_alike(node, read):
             node.target = aten.mul_.Tensor
-        elif place == 1 and _is_number(module, node.args[0], _dtype(read)):
-            # A factor, if any, only repeats values: see the kernel of a gated product.
+        elif (
+            place == 1
+            and _is_number(module, node.args[0], _dtype(read))
+            and all(_takes_shape(factor, read) for factor in node.args[2:])
+        ):
             node.target, node.kwargs = _WITH_OUTPUT[node.target], {**node.kwargs, "out": read}
 
 
@@ -131,6 +134,15 @@ def _is_alike(node: Node, read: Node) -> bool:
     dtype = _dtype(node)
     same = dtype is not None and dtype is _dtype(read)
     return same and sizes_of_result(node) == sizes_of_result(read)
+
+
+def _takes_shape(factor: Any, read: Node) -> bool:
+    """Whether a product of a tensor and a factor has the shape and dtype of the tensor."""
+    if not isinstance(factor, Node) or None in (_dtype(factor), _dtype(read)):
+        return False
+    sizes, whole = sizes_of_result(factor), sizes_of_result(read)
+    same = _dtype(factor) is _dtype(read) and len(sizes) == len(whole)
+    return same and all(one in (1, other) for one, other in zip(sizes, whole, strict=True))
 
 
 def _is_number(module: GraphModule, node: Any, dtype: torch.dtype | None) -> bool:

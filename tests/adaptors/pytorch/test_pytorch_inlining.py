@@ -107,6 +107,33 @@ def test_inputs_are_never_overwritten():
     assert torch.equal(x, given)
 
 
+def test_a_product_of_another_shape_overwrites_nothing():
+    class Widened(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.offset = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x):
+            gates = torch.sigmoid(self.layer(x))
+            return torch.addcmul(self.offset, gates, gates.unsqueeze(1))
+
+    torch.manual_seed(0)
+    net, x = Widened().eval(), torch.randn(4, 8)
+    direct = DirectGraph(PyTorchAdaptor().load(net, example=x).runnable)
+    with torch.no_grad():
+        assert all(torch.equal(direct(x), net(x)) for _ in range(3))
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_graph_runs_in_every_mode_of_gradients(guard):
+    graph, x = converted(Gated()), torch.randn(4, 3, 12, 12)
+    direct, wanted = DirectGraph(graph), graph(x)
+    with guard():
+        assert torch.equal(graph(x), wanted)
+        assert all(torch.equal(direct(x), wanted) for _ in range(3))
+
+
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("dtype", [ops._BYTES, torch.int16])
 def test_floats_are_truncated_to_bytes(step, dtype, monkeypatch):
