@@ -12,32 +12,71 @@ from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
+from neural_mp.adaptors.pytorch.functionalize import OUT_OF_PLACE
 from neural_mp.adaptors.pytorch.graph_edit import constant, sizes_of_result
-from neural_mp.adaptors.pytorch.kernel_ops import COMPOSED
+from neural_mp.adaptors.pytorch.kernel_ops import COMPOSED, pixel_product
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS
 
 aten = torch.ops.aten
 onednn = torch.ops.onednn
 
+#: Op of a number and a tensor → its variant that writes the result to a tensor.
+_WITH_OUTPUT = {aten.add.Tensor: aten.add.out, aten.addcmul.default: aten.addcmul.out}
+
+#: Activation → in-place equivalent.
+_IN_PLACE = {
+    op: in_place for in_place, op in OUT_OF_PLACE.items() if in_place._overloadname == "default"
+}
 #: Ops whose result is always memory of its own, which none of their inputs share.
-_OWN_RESULT = INTEGER_CONVOLUTIONS | {
+_OWN_RESULT = INTEGER_CONVOLUTIONS.union(_IN_PLACE) | {
     *(onednn.qlinear_pointwise.default, onednn.qlinear_pointwise.binary),
-    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
-    *(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default),
-    *(aten.sigmoid.default, aten.hardsigmoid.default, aten.tanh.default, aten.gelu.default),
-    *(aten.relu.default, aten.hardtanh.default, aten.silu.default, aten.hardswish.default),
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.gelu.default),
+    *(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.addmm.default, aten.mm.default),
 }
 
 
 def inline_kernels(module: GraphModule) -> None:
     """Replace calls of composed kernels by the ops that these call."""
+    images: set[Node] = set()
     for node in list(module.graph.nodes):
-        if node.target in COMPOSED:
+        if node.target is pixel_product:
+            images.add(_inline(module.graph, node))
+        elif node.target in COMPOSED:
             _inline(module.graph, node)
+    _drop_views(module.graph, images)
     module.graph.lint()
 
 
-def _inline(graph: Graph, node: Node) -> None:
+def _drop_views(graph: Graph, images: set[Node]) -> None:
+    """Run activations between products on rows, and drop the views as images and back.
+
+    Args:
+        graph: a graph with inlined kernels.
+        images: views of rows [batch, channels] as images [batch, channels, 1, 1].
+    """
+    for node in list(graph.nodes):
+        source: Any = node.args[0] if node.args else None
+        if not isinstance(source, Node) or source not in images:
+            continue
+        if node.target is aten.reshape.default and node.args[1] == source.args[1][:2]:
+            node.replace_all_uses_with(source.args[0])
+            graph.erase_node(node)
+        elif node.target in _IN_PLACE:
+            with graph.inserting_before(node):
+                rows = graph.call_function(
+                    node.target, (source.args[0], *node.args[1:]), node.kwargs
+                )
+                image = graph.call_function(source.target, (rows, source.args[1]))
+            image.meta = dict(node.meta)
+            node.replace_all_uses_with(image)
+            graph.erase_node(node)
+            images.add(image)
+    for node in reversed(graph.nodes):
+        if node in images and not node.users:
+            graph.erase_node(node)
+
+
+def _inline(graph: Graph, node: Node) -> Node:
     before, kernel, tracer = node.prev, cast(Any, node.target), GraphAppendingTracer(graph)
     with graph.inserting_before(node):
         result = kernel(*map_arg(node.args, lambda read: Proxy(read, tracer))).node
@@ -48,6 +87,7 @@ def _inline(graph: Graph, node: Node) -> None:
     result.meta = dict(node.meta)
     node.replace_all_uses_with(result)
     graph.erase_node(node)
+    return cast(Node, result)
 
 
 def _dtype(node: Any) -> torch.dtype | None:
@@ -56,23 +96,29 @@ def _dtype(node: Any) -> torch.dtype | None:
 
 
 def overwrite_dead(module: GraphModule) -> None:
-    """Write products, and floats to be quantized, over inputs that no other op reads any more.
+    """Write activations, products and floats to be quantized over inputs that no op reads later.
 
-    Activations then stay in the cache: a pass over them takes up to half as long.
+    These then stay in the cache: a pass over them takes up to half as long.
     """
     order = {node: index for index, node in enumerate(module.graph.nodes)}
     own = {node for node in order if node.target in _OWN_RESULT}
     for node in order:
-        place = 0 if node.target is aten.mul.Tensor else 1
-        if node.target not in (aten.mul.Tensor, aten.add.Tensor):
+        place = 1 if node.target in _WITH_OUTPUT else 0
+        if node.target is not aten.mul.Tensor and node.target not in {**_WITH_OUTPUT, **_IN_PLACE}:
             continue
         read: Any = node.args[place]
         if read not in own or not _dies(read, node, order):
             continue
-        if place == 0 and _is_alike(node, read):
+        if node.target in _IN_PLACE:
+            node.target = _IN_PLACE[node.target]
+        elif place == 0 and _is_alike(node, read):
             node.target = aten.mul_.Tensor
-        elif place == 1 and _is_number(module, node.args[0], _dtype(read)):
-            node.target, node.kwargs = aten.add.out, {**node.kwargs, "out": read}
+        elif (
+            place == 1
+            and _is_number(module, node.args[0], _dtype(read))
+            and all(_takes_shape(factor, read) for factor in node.args[2:])
+        ):
+            node.target, node.kwargs = _WITH_OUTPUT[node.target], {**node.kwargs, "out": read}
 
 
 def _dies(read: Node, op: Node, order: dict[Node, int]) -> bool:
@@ -88,6 +134,15 @@ def _is_alike(node: Node, read: Node) -> bool:
     dtype = _dtype(node)
     same = dtype is not None and dtype is _dtype(read)
     return same and sizes_of_result(node) == sizes_of_result(read)
+
+
+def _takes_shape(factor: Any, read: Node) -> bool:
+    """Whether a product of a tensor and a factor has the shape and dtype of the tensor."""
+    if not isinstance(factor, Node) or None in (_dtype(factor), _dtype(read)):
+        return False
+    sizes, whole = sizes_of_result(factor), sizes_of_result(read)
+    same = _dtype(factor) is _dtype(read) and len(sizes) == len(whole)
+    return same and all(one in (1, other) for one, other in zip(sizes, whole, strict=True))
 
 
 def _is_number(module: GraphModule, node: Any, dtype: torch.dtype | None) -> bool:

@@ -45,13 +45,19 @@ def quantize_uint8(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) 
 
 
 def quantize_rgb(x: torch.Tensor, offset: torch.Tensor, inverse_scale: float) -> torch.Tensor:
-    """Compute `quantize_uint8` of images with 3 channels, in channels-last memory.
+    """Compute `quantize_uint8` of images with 3 channels, and a fourth of zeros, channels last.
 
-    Channel by channel, this takes half as long as torch's conversion of the layout.
+    The channels of a pixel become the bytes of an integer, the lowest first, as on all CPUs with
+    integer kernels: this takes a third of the time of torch's conversion of the layout.
     """
-    q = quantize_uint8(x, offset, inverse_scale)
-    stacked = aten.stack.default([aten.select.int(q, 1, channel) for channel in range(3)], -1)
-    images: torch.Tensor = aten.permute.default(stacked, [0, 3, 1, 2])
+    wide = aten.to.dtype(x, torch.float32)
+    steps = aten.clamp_.default(aten.add.Tensor(offset, wide, alpha=inverse_scale), 0, ops.QMAX)
+    whole = aten._to_copy.default(steps, dtype=torch.int32)
+    red, green, blue = (aten.select.int(whole, 1, channel) for channel in range(3))
+    pixels = aten.add_.Tensor(aten.add.Tensor(red, green, alpha=1 << 8), blue, alpha=1 << 16)
+    # A copy, since torch's interpreter has no view as another dtype.
+    values = aten.view_copy.dtype(aten.unsqueeze.default(pixels, -1), torch.uint8)
+    images: torch.Tensor = aten.permute.default(values, [0, 3, 1, 2])
     return images
 
 
@@ -62,8 +68,33 @@ def dequantize_uint8(
     return aten.to.dtype(aten.mul_.Scalar(aten.sub.Tensor(q, zero_point), scale), dtype)
 
 
+def quantize_gated(
+    x: torch.Tensor, gate: torch.Tensor, offset: torch.Tensor, inverse_scale: float
+) -> torch.Tensor:
+    """Compute `quantize_uint8` of a float32 product, up to rounding of the product."""
+    steps = aten.addcmul.default(offset, x, gate, value=inverse_scale)
+    return ops.to_uint8(aten.clamp_.default(steps, 0, ops.QMAX))
+
+
+def pixel_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    inputs: int,
+    outputs: int,
+) -> torch.Tensor:
+    """Run a 1×1 convolution of images of one pixel as a product; the weight is [in, out]."""
+    rows = aten.reshape.default(x, [-1, inputs])
+    plain = bias is None
+    found = aten.mm.default(rows, weight) if plain else aten.addmm.default(bias, rows, weight)
+    images: torch.Tensor = aten.view.default(found, [-1, outputs, 1, 1])
+    return images
+
+
 #: Kernels made of ops of the dispatcher alone, whatever their arguments.
-COMPOSED = frozenset({quantize_uint8, quantize_rgb, dequantize_uint8})
+COMPOSED = frozenset(
+    {quantize_uint8, quantize_rgb, quantize_gated, dequantize_uint8, pixel_product}
+)
 
 
 def max_pool2d_uint8(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.nn import functional as F
 
 from neural_mp.adaptors.common.fusion import Step
 from neural_mp.adaptors.common.quant_params import QuantParams
@@ -31,7 +32,9 @@ from neural_mp.adaptors.pytorch.fusion import (
 from neural_mp.adaptors.pytorch.kernel_probes import writes_fast
 from neural_mp.adaptors.pytorch.model import Part, TorchModel
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
-from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, integer_convolution
+from neural_mp.adaptors.pytorch.scale_folding import fold_scales
+from neural_mp.adaptors.pytorch.single_pixels import call_pixel_products
+from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.util.memory import FREED
 
 aten = torch.ops.aten
@@ -80,6 +83,9 @@ def runnable_form(portable: GraphModule) -> GraphModule:
                 _run_on_integers(module, node)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
+            if _holds_rgb(node):
+                _call_quantization(module, node, kernels.quantize_rgb, node.args[0])
+        for node in list(module.graph.nodes):
             if any(is_node(source, ops.dequantize_grouped) for source in node.all_input_nodes):
                 _lower_low_bits(module, node)
             elif node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
@@ -91,6 +97,8 @@ def runnable_form(portable: GraphModule) -> GraphModule:
                 lower_recurrent(module, node)
         call_packed_kernels(module)
         call_products(module)
+        call_pixel_products(module)
+        fold_scales(module)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)
@@ -213,6 +221,8 @@ def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node
     integers = fx.attribute(module, integers_node.target)
     scales = fx.attribute(module, scales_node.target)
     shape = [fx.likely_size(size) for size in layer.args[0].meta["val"].shape]
+    if is_node(layer.args[0].args[0], kernels.quantize_rgb):
+        integers, shape[1] = F.pad(integers, (0, 0, 0, 0, 0, 1)), 4
     if layer.target is layers.LINEAR:
         packed = onednn.qlinear_prepack(integers, [math.prod(shape[:-1]), shape[-1]])
     else:
@@ -287,27 +297,75 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
 
 def _call_conversion(module: GraphModule, node: Node) -> None:
     """Make a remaining conversion read its zero point from a precomputed tensor."""
-
-    def stored(value: float) -> Node:
-        return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
-
     if node.target is ops.quantize:
         x, scale, zero_point = node.args
-        node.args = (x, stored(zero_point + 0.5), 1 / scale)
-        node.target = kernels.quantize_rgb if _holds_rgb(node) else kernels.quantize_uint8
+        gated = _gated(x)
+        if gated is None:
+            _call_quantization(module, node, kernels.quantize_uint8, x)
+            return
+        _call_quantization(module, node, kernels.quantize_gated, *gated)
+        name = fx.tensor_name(x)
+        node.meta = {**node.meta, fx.OP_NAME: name}
+        node.meta[fx.RESULT] = (name, QuantParams(scale, zero_point))
+        module.graph.erase_node(x)
     elif node.target is ops.dequantize:
         q, scale, zero_point, dtype = node.args
-        node.args = (q, scale, stored(float(zero_point)), dtype)
+        node.args = (q, scale, _stored(module, node, float(zero_point)), dtype)
         node.target = kernels.dequantize_uint8
+
+
+def _call_quantization(module: GraphModule, node: Node, kernel: Any, *read: Any) -> None:
+    _, scale, zero_point = node.args
+    node.args = (*read, _stored(module, node, zero_point + 0.5), 1 / scale)
+    node.target = kernel
+
+
+def _stored(module: GraphModule, node: Node, value: float) -> Node:
+    return fx.add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
+
+
+def _gated(product: Node) -> tuple[Node, Node] | None:
+    """Return image and gate of a product of which only one op reads the result, if it is one.
+
+    A gate is one number per channel, or per channel of every sample. The image is a kernel's
+    result in channels-last memory: in any other, two operands would repeat a value in a row, for
+    which the op of a sum and a product has no vector code.
+    """
+    if product.target is not aten.mul.Tensor or only_user(product) is None:
+        return None
+    for image, gate in (product.args, product.args[::-1]):
+        if not is_node(image, *OVERWRITABLE) or not isinstance(gate, Node):
+            continue
+        wide, narrow = image.meta["val"], gate.meta.get("val")
+        if not wide.dtype is torch.float32 is getattr(narrow, "dtype", None) or wide.ndim != 4:
+            continue
+        sizes, factors = fx.sizes_of_result(image), fx.sizes_of_result(gate)
+        if factors[-3:] == (sizes[1], 1, 1) and factors[:-3] in ((), (1,), sizes[:1]):
+            return image, gate
+    return None
 
 
 def _holds_rgb(node: Node) -> bool:
     """Whether a node quantizes an input of channels-first images that only convolutions read."""
-    source: Any = node.args[0]
-    value = source.meta["val"]
+    if node.target is not ops.quantize or node.args[0].op != "placeholder":
+        return False
+    value = node.args[0].meta["val"]
     return (
-        source.op == "placeholder"
-        and value.ndim == 4
+        value.ndim == 4
         and fx.expressions((value.shape[1], value.stride(3))) == (3, 1)
-        and all(user.target in INTEGER_CONVOLUTIONS for user in node.users)
+        and all(
+            user.target is ops.dequantize and _reads_all(layer, user)
+            for user in node.users
+            for layer in user.users
+        )
+    )
+
+
+def _reads_all(layer: Node, image: Node) -> bool:
+    """Whether a node is an integer convolution whose every output reads all channels."""
+    return (
+        layer.target is layers.CONVOLUTION
+        and layer.args[0] is image
+        and is_node(layer.args[1], ops.dequantize_weight)
+        and layers.geometry(layer)[3] == 1
     )

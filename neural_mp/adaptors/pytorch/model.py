@@ -21,13 +21,15 @@ from neural_mp.adaptors.pytorch.graph_edit import OP_NAME, attribute
 
 T = TypeVar("T")
 
+_CAST = torch.ops.aten._to_copy.default
 #: Ops inserted by a conversion → kind of conversion.
 CONVERSIONS = {
     kernel_ops.quantize_uint8: "quantize",
     kernel_ops.quantize_rgb: "quantize",
+    kernel_ops.quantize_gated: "quantize",
     qdq_ops.quantize_dynamic: "quantize",
     kernel_ops.dequantize_uint8: "dequantize",
-    torch.ops.aten._to_copy.default: "cast",
+    _CAST: "cast",
 }
 #: Path of the part that is the whole model.
 WHOLE = ""
@@ -116,7 +118,8 @@ class TorchModel:
         """Numbers of conversions inserted into the runnable graphs."""
         nodes = (node for part in self.parts.values() for node in part.runnable.graph.nodes)
         # Casts by the user have an op name; inserted casts have none.
-        ours = [CONVERSIONS.get(node.target) for node in nodes if OP_NAME not in node.meta]
+        inserted = (n.target for n in nodes if n.target is not _CAST or OP_NAME not in n.meta)
+        ours = [CONVERSIONS.get(target) for target in inserted]
         return ConversionCounts(*map(ours.count, ("cast", "quantize", "dequantize")))
 
     @property

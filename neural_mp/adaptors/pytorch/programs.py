@@ -127,6 +127,8 @@ def _value(graph: Any, value: Any, kind: Any, lookup: _Lookup) -> Any:
         return lookup(value)
     if kind.kind() == "OptionalType" and value is not None:
         kind = kind.getElementType()
+    if _is_sizes(value) and kind.getElementType().kind() == "IntType":
+        return graph.insertConstant(list(value))
     if isinstance(value, list | tuple):
         parts = [_value(graph, part, kind.getElementType(), lookup) for part in value]
         built = graph.create("prim::ListConstruct", parts, 1)
@@ -136,6 +138,11 @@ def _value(graph: Any, value: Any, kind: Any, lookup: _Lookup) -> Any:
     if kind.kind() == "FloatType" and value is not None:
         value = float(value)
     return graph.insertConstant(_FORMATS.get(value, value) if kind.kind() == "IntType" else value)
+
+
+def _is_sizes(value: Any) -> bool:
+    """Whether a value is a list of numbers, which a program then need not build in every call."""
+    return isinstance(value, list | tuple) and bool(value) and all(type(v) is int for v in value)
 
 
 def _replace(module: GraphModule, run: list[Node], name: str) -> None:
@@ -162,8 +169,8 @@ def _program(
 ) -> Callable[..., Any]:
     """Return a function from the inputs of a run to its results.
 
-    Constants are attributes of an object of the interpreter: arguments would be converted in every
-    call.
+    Constants are part of the program, or attributes of an object of the interpreter: arguments
+    would be converted in every call.
     """
     graph, constants = _C.Graph(), _C.ScriptModule("constants", _C.CompilationUnit(), True)
     held = graph.addInput("constants")
@@ -202,6 +209,8 @@ def _program(
 def _constant(graph: Any, held: Any, constants: Any, name: str, value: Any) -> Any:
     """Store a constant and return the program's value for it."""
     is_tensor = isinstance(value, torch.Tensor)
+    if is_tensor and value.layout is torch.strided:
+        return graph.insertConstant(value.detach())
     kind = _C.TensorType.get() if is_tensor else value._type()
     constants._register_attribute(name, kind, value.detach() if is_tensor else value)
     read = graph.create("prim::GetAttr", [held], 1)

@@ -67,7 +67,12 @@ def to_uint8(values: torch.Tensor) -> torch.Tensor:
     """Truncate floats from 0 to 255 to uint8."""
     # Ops of the dispatcher: calls of this function are replaced by them in `inlining`.
     narrow = aten._to_copy.default(values, dtype=_BYTES)
-    made: torch.Tensor = aten._to_copy.default(narrow, dtype=torch.uint8)
+    if _BYTES is torch.int8:
+        # The same bytes without a copy; torch's interpreter has no view as another dtype.
+        nothing = aten.new_empty.default(values, [0], dtype=torch.uint8)
+        made: torch.Tensor = aten.set_.source_Tensor(nothing, narrow)
+    else:
+        made = aten._to_copy.default(narrow, dtype=torch.uint8)
     return made
 
 

@@ -8,6 +8,7 @@ from machine import machine
 from torch import nn
 
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
+from neural_mp.adaptors.pytorch import lowering
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
@@ -22,16 +23,17 @@ aten = torch.ops.aten
 class Gated(nn.Module):
     """Channels multiplied by gates, as in squeeze-and-excitation."""
 
-    def __init__(self, keeps: bool = False) -> None:
+    def __init__(self, keeps: bool = False, twice: bool = False) -> None:
         super().__init__()
         self.first, self.squeeze = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
         self.excite, self.last = nn.Conv2d(4, 16, 1), nn.Conv2d(16, 8, 1)
-        self.keeps = keeps
+        self.keeps, self.twice = keeps, twice
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         x = nn.functional.silu(self.first(x))
         gates = self.excite(nn.functional.silu(self.squeeze(x.mean((2, 3), keepdim=True))))
-        found = self.last(x * torch.sigmoid(gates))
+        gated = x * torch.sigmoid(gates)
+        found = self.last(gated * gates if self.twice else gated)
         return (found, x.sum((2, 3))) if self.keeps else found
 
 
@@ -44,17 +46,22 @@ def converted(net):
     return adaptor.convert(model, plan, adaptor.observe(model, [x], space), space).runnable
 
 
+def targets_of(graph):
+    return [node.target for node in graph.graph.nodes]
+
+
 def rewritten(graph):
     module = shallow_copy(graph)
     inline_kernels(module)
     overwrite_dead(module)
-    return module, [node.target for node in module.graph.nodes]
+    return module, targets_of(module)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_every_bit_is_that_of_the_kernels(keeps, layout):
-    graph = converted(Gated(keeps))
+def test_every_bit_is_that_of_the_kernels(keeps, twice, layout):
+    graph = converted(Gated(keeps, twice))
     module, _ = rewritten(graph)
     x = (torch.randn(4, 3, 12, 12) * 3).contiguous(memory_format=layout)
     given, direct = x.clone(), DirectGraph(graph)
@@ -70,15 +77,16 @@ def test_no_python_kernel_is_left_of_conversions():
     assert not kernels.COMPOSED.intersection(targets)
 
 
-def test_a_product_overwrites_what_no_op_reads_any_more():
+def test_products_and_activations_overwrite_what_no_op_reads_any_more():
     _, targets = rewritten(converted(Gated()))
-    assert aten.mul_.Tensor in targets
-    assert aten.add.out in targets
+    assert {aten.addcmul.out, aten.sigmoid_.default} <= set(targets)
+    _, targets = rewritten(converted(Gated(twice=True)))
+    assert {aten.mul_.Tensor, aten.add.out} <= set(targets)
 
 
 def test_a_product_keeps_what_is_read_later():
     _, targets = rewritten(converted(Gated(keeps=True)))
-    assert aten.mul_.Tensor not in targets
+    assert aten.addcmul.default in targets
 
 
 def test_inputs_are_never_overwritten():
@@ -99,6 +107,33 @@ def test_inputs_are_never_overwritten():
     assert torch.equal(x, given)
 
 
+def test_a_product_of_another_shape_overwrites_nothing():
+    class Widened(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.offset = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x):
+            gates = torch.sigmoid(self.layer(x))
+            return torch.addcmul(self.offset, gates, gates.unsqueeze(1))
+
+    torch.manual_seed(0)
+    net, x = Widened().eval(), torch.randn(4, 8)
+    direct = DirectGraph(PyTorchAdaptor().load(net, example=x).runnable)
+    with torch.no_grad():
+        assert all(torch.equal(direct(x), net(x)) for _ in range(3))
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_graph_runs_in_every_mode_of_gradients(guard):
+    graph, x = converted(Gated()), torch.randn(4, 3, 12, 12)
+    direct, wanted = DirectGraph(graph), graph(x)
+    with guard():
+        assert torch.equal(graph(x), wanted)
+        assert all(torch.equal(direct(x), wanted) for _ in range(3))
+
+
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("dtype", [ops._BYTES, torch.int16])
 def test_floats_are_truncated_to_bytes(step, dtype, monkeypatch):
@@ -112,15 +147,38 @@ def test_images_are_quantized_into_channels_last_memory(layout):
     x = (torch.randn(2, 3, 5, 4) * 3).contiguous(memory_format=layout)
     offset = torch.tensor(117.5)
     found = kernels.quantize_rgb(x, offset, 30.0)
-    assert torch.equal(found, kernels.quantize_uint8(x, offset, 30.0))
+    assert torch.equal(found[:, :3], kernels.quantize_uint8(x, offset, 30.0))
+    assert not found[:, 3].any()
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_only_images_that_convolutions_alone_read_are_reordered():
     def kernels_of(net):
-        targets = {node.target for node in converted(net).graph.nodes}
+        targets = set(targets_of(converted(net)))
         return targets & {kernels.quantize_rgb, kernels.quantize_uint8}
 
     assert kernels_of(nn.Conv2d(3, 8, 3)) == {kernels.quantize_rgb}
     pooled = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(3, 8, 3))
     assert kernels_of(pooled) == {kernels.quantize_uint8}
+    # Each output of these reads one of the channels.
+    assert kernels_of(nn.Conv2d(3, 9, 3, groups=3)) == {kernels.quantize_uint8}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_channel_that_is_added_to_an_image_changes_no_result(batch, monkeypatch):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1, bias=False)
+
+        def forward(self, x):
+            return self.one(x) - self.other(x)
+
+    net = Branches()
+    with monkeypatch.context() as patched:
+        patched.setattr(lowering, "_holds_rgb", lambda node: False)
+        before = converted(net)
+    after, x = converted(net), torch.randn(batch, 3, 11, 6) * 3
+    assert kernels.quantize_rgb in targets_of(after)
+    with torch.no_grad():
+        assert torch.equal(after(x), before(x))

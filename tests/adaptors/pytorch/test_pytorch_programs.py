@@ -13,6 +13,7 @@ from neural_mp.adaptors.pytorch import programs
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS
 from neural_mp.core.precision import Precision
 from neural_mp.testing import uniform
 
@@ -85,9 +86,9 @@ def test_ops_of_a_float_graph_keep_every_bit():
 
 
 def test_relu6_up_to_the_largest_integer_needs_no_kernel_of_its_own(graph):
-    kernels = [node for node in graph.graph.nodes if "qconv_pointwise" in str(node.target)]
-    clipped = [n for n in kernels if n.args[11] * 255 >= 5.99 and n.args[12] == 0]
-    assert clipped
+    kernels = [node for node in graph.graph.nodes if node.target in INTEGER_CONVOLUTIONS]
+    clipped = [node for node in kernels if node.args[13] is torch.uint8]
+    assert len(clipped) == 3
     assert all(node.args[14] == "none" for node in clipped)
 
 
