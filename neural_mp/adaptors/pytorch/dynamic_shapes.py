@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
-from neural_mp.adaptors.pytorch.versions import is_being_traced
+from neural_mp.adaptors.pytorch.versions import child_specs, is_being_traced
 from neural_mp.errors import DataError
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
@@ -157,7 +157,7 @@ def flat_inputs(
 
 def keywords(module: GraphModule) -> tuple[str, ...]:
     """Return the keyword names of a graph's inputs."""
-    _, named = module.graph._codegen.pytree_info.in_spec.children()
+    _, named = child_specs(module.graph._codegen.pytree_info.in_spec)
     return tuple(named.context)
 
 

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.versions import child_specs
 from neural_mp.util.pytree import NamedOutputs
 
 #: Containers of the standard library, available in every process.
@@ -70,14 +71,8 @@ def names(spec: pytree.TreeSpec) -> list[str] | None:
     if isinstance(found, list) and len(found) == 2 and isinstance(found[0], list):
         found = found[0]
     listed = list(found) if isinstance(found, list | tuple) else []
-    right = len(listed) == len(children(spec)) and all(isinstance(name, str) for name in listed)
+    right = len(listed) == len(child_specs(spec)) and all(isinstance(name, str) for name in listed)
     return listed if right else None
-
-
-def children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
-    """Return the parts of a container."""
-    # A method since torch 2.9, an attribute before.
-    return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
 
 
 def _with_outputs(
@@ -102,7 +97,7 @@ def _changed(
 ) -> pytree.TreeSpec:
     if spec.is_leaf():
         return spec
-    parts = [_changed(child, chosen, kind) for child in children(spec)]
+    parts = [_changed(child, chosen, kind) for child in child_specs(spec)]
     if chosen(spec):
         return pytree.TreeSpec(kind, names(spec), parts)
     return pytree.TreeSpec(spec.type, spec.context, parts)

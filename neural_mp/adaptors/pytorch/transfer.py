@@ -17,8 +17,9 @@ from neural_mp.adaptors.common.boundary import DICT, LIST, NAMED, TUPLE, Boundar
 from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.pytorch.direct_calls import keeps_state
 from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.adaptors.pytorch.named_outputs import children, names
+from neural_mp.adaptors.pytorch.named_outputs import names
 from neural_mp.adaptors.pytorch.onnx_export import export_onnx
+from neural_mp.adaptors.pytorch.versions import child_specs
 from neural_mp.errors import ConversionError
 
 _SEQUENCES = {tuple: TUPLE, list: LIST}
@@ -95,7 +96,7 @@ def _containers(spec: pytree.TreeSpec, leaves: list[Any], seen: list[int]) -> Co
             raise ConversionError(f"{_STAYS}: it returns {leaf!r}, which is not a tensor")
         seen[0] += 1
         return seen[0] - 1
-    parts = [_containers(child, leaves, seen) for child in children(spec)]
+    parts = [_containers(child, leaves, seen) for child in child_specs(spec)]
     kind = spec.type
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], parts]

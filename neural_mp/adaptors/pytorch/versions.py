@@ -14,6 +14,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils._pytree import TreeSpec
 
 onednn = torch.ops.onednn
 
@@ -47,6 +48,11 @@ def convolution_takes_activations(axes: int) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def child_specs(spec: TreeSpec) -> list[TreeSpec]:
+    """Return the specs of the children of a structure, an attribute before torch 2.9."""
+    return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
 
 
 _CHECKS_GUARDS = "check_guards" in inspect.signature(ExportedProgram.module).parameters
