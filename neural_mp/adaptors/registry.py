@@ -138,12 +138,20 @@ def adaptor_named(name: str) -> AnyAdaptor:
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Collect no garbage in this context: imports of frameworks leave little, but trigger much."""
-    enabled = gc.isenabled()
+    """Collect no garbage in this context: imports of frameworks leave little, but trigger much.
+
+    What was imported counts as old afterwards. Otherwise, the next collections would search all of
+    it, in the middle of a run.
+    """
+    enabled, modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
+        # Unfreezing would undo what the program froze itself.
+        if len(sys.modules) > modules and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
         if enabled:
             gc.enable()
 
