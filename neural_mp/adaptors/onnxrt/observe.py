@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,8 +21,9 @@ from neural_mp.adaptors.common.op_outputs import (
 )
 from neural_mp.adaptors.common.signature import Array, in_parts
 from neural_mp.adaptors.onnxrt import subgraph_outputs
+from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
 from neural_mp.adaptors.onnxrt.graph import build_graph
-from neural_mp.adaptors.onnxrt.graph_edit import is_tensor
+from neural_mp.adaptors.onnxrt.graph_edit import is_tensor, parts_of
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.core.graph import OpGraph
@@ -86,18 +88,46 @@ def _values(
 def element_counts(model: OnnxModel, inputs: Any, tensors: Collection[str]) -> dict[str, float]:
     """Return tensor → its number of elements in a run; see `Adaptor.element_counts`.
 
-    Of independent samples, only one is run.
+    Only a graph with bodies, or with sizes that depend on values, is run; of independent samples,
+    only one.
     """
+    feeds = model.signature.bind(inputs)
+    sizes = _inferred_counts(model, feeds, tensors)
+    if sizes is None:
+        sizes = _counted(model, feeds, tensors)
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _inferred_counts(
+    model: OnnxModel, feeds: Mapping[str, Array], tensors: Iterable[str]
+) -> dict[str, float] | None:
+    """Return tensor → its number of elements by shape inference; None if one stays unknown."""
+    if len(parts_of(model.program.graph)) > 1:
+        return None
+    program = with_sizes(model.program, {name: array.shape for name, array in feeds.items()})
+    known, found = ir.convenience.create_value_mapping(program.graph), {}
+    for name in tensors:
+        value = known[str(model.structure.values[name].name)]
+        if not is_tensor(value) or not (value.dtype is None or value.dtype.is_floating_point()):
+            continue
+        if value.dtype is None or value.shape is None or not value.shape.is_static():
+            return None
+        found[name] = float(math.prod(value.shape.numpy()))
+    return found
+
+
+def _counted(
+    model: OnnxModel, feeds: dict[str, Array], tensors: Collection[str]
+) -> dict[str, float]:
+    """Return tensor → its number of elements, from a run."""
     _, run, runner = _fetching(model, tensors)
-    feeds, times = model.signature.bind(inputs), 1
-    samples = model.signature.samples(feeds)
+    samples, times = model.signature.samples(feeds), 1
     if samples > 1 and _separable(model, feeds, runner):
         feeds, times = next(in_parts(feeds, samples, 1)), samples
-    sizes = {
+    return {
         name: float(times * sum(array.size for array in several))
         for name, several in run(feeds).items()
     }
-    return {name: size for name, size in sizes.items() if size}
 
 
 def _fetching(
