@@ -13,6 +13,7 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
+from neural_mp.util.digest import digest_of
 from neural_mp.util.pytree import float_arrays
 from neural_mp.util.text import shape_words
 
@@ -45,6 +46,37 @@ def mean_nsr(reference: list[Any], found: list[Any]) -> float:
     return min(float(np.mean(nsrs)), MAX_NSR) if nsrs else 0.0
 
 
+@dataclass(frozen=True)
+class TimedRun:
+    """A run of one batch.
+
+    Attributes:
+        inputs: the batch.
+        outputs: the floating-point arrays among the outputs.
+        seconds, cpu_seconds: wall-clock and CPU seconds.
+    """
+
+    inputs: Any = field(repr=False)
+    outputs: list[np.ndarray] = field(repr=False)
+    seconds: float
+    cpu_seconds: float
+
+    @classmethod
+    def of(cls, model: AnyModel, inputs: Any) -> TimedRun:
+        """Run a model on a batch."""
+        clock, started = time.process_time(), time.perf_counter()
+        outputs = model(inputs)
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - clock
+        return cls(inputs, float_arrays(outputs), seconds, cpu_seconds)
+
+    def is_on(self, inputs: Any) -> bool:
+        """Whether the run was on these inputs, or on equal ones."""
+        if inputs is self.inputs:
+            return True
+        digest = digest_of(self.inputs)
+        return digest is not None and digest == digest_of(inputs)
+
+
 @dataclass
 class OutputNoise:
     """Noise of a candidate's outputs, with the durations of both models' runs.
@@ -53,12 +85,14 @@ class OutputNoise:
         reference: the FP32 model.
         candidate: the compared model.
         layout: dtypes and shapes of the batches to time, as text.
+        earlier: the last run of any model, if of the FP32 model: the first batch is not run again.
         seconds: seconds of both models for every such batch, without a cold start.
     """
 
     reference: AnyModel
     candidate: AnyModel
     layout: str = ""
+    earlier: TimedRun | None = None
     seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     _nsrs: list[float] = field(default_factory=list)
     _first: Any = None
@@ -82,26 +116,25 @@ class OutputNoise:
         """Time the first batch again for a model that was cold, as if not run before."""
         for model, taken in zip((self.reference, self.candidate), self.seconds, strict=True):
             if taken and taken[0] > _COLD * max(taken[1:], default=0.0):
-                started = time.perf_counter()
-                model(self._first)
-                taken[0] = time.perf_counter() - started
+                taken[0] = TimedRun.of(model, self._first).seconds
 
-    def _run(self, inputs: Any) -> tuple[list[Any], list[Any]]:
+    def _run(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the outputs of both models, which begin in turn."""
-        models = [self.reference, self.candidate]
-        order = [0, 1] if len(self._nsrs) % 2 == 0 else [1, 0]
-        outputs, seconds = [None, None], [0.0, 0.0]
-        for index in order:
-            started = time.perf_counter()
-            outputs[index] = models[index](inputs)
-            seconds[index] = time.perf_counter() - started
+        earlier, self.earlier = self.earlier, None
+        if earlier is not None and earlier.is_on(inputs):
+            expected, found = earlier, TimedRun.of(self.candidate, inputs)
+        elif len(self._nsrs) % 2 == 0:
+            expected = TimedRun.of(self.reference, inputs)
+            found = TimedRun.of(self.candidate, inputs)
+        else:
+            found = TimedRun.of(self.candidate, inputs)
+            expected = TimedRun.of(self.reference, inputs)
         if shape_words(inputs) == self.layout:
             if not self.seconds[0]:
                 self._first = inputs
-            for kept, taken in zip(self.seconds, seconds, strict=True):
-                kept.append(taken)
-        expected, found = map(float_arrays, outputs)
-        return expected, found
+            for kept, run in zip(self.seconds, (expected, found), strict=True):
+                kept.append(run.seconds)
+        return expected.outputs, found.outputs
 
 
 def output_sqnr_db(
@@ -112,16 +145,17 @@ def output_sqnr_db(
 
 
 def compared_with_fp32(
-    job: TuningJob, converted: AnyModel, log: RunLog
+    job: TuningJob, converted: AnyModel, log: RunLog, earlier: TimedRun | None = None
 ) -> tuple[float | None, Sequence[Sequence[float]]]:
     """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB.
 
-    Also the seconds of both models for every batch with the layout of the measured one.
+    Also the seconds of both models for every batch with the layout of the measured one; `earlier`
+    is the last run before, if one of the FP32 model.
     """
     if job.calibration is None:
         return None, ()
     models = job.model, converted
-    noise = OutputNoise(*models, shape_words(job.measurement.inputs))
+    noise = OutputNoise(*models, shape_words(job.measurement.inputs), earlier)
     with log.phase("compare", "Comparing with FP32"), job.measurement.limited(models):
         sqnr_db = noise.sqnr_db(job.calibration.inputs(log.step))
     return sqnr_db, noise.seconds if noise.seconds[0] else ()

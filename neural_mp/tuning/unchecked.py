@@ -36,7 +36,7 @@ from neural_mp.tuning.probe import BRIEF, MeasuringProbe
 from neural_mp.tuning.problem import problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
-from neural_mp.tuning.sqnr import compared_with_fp32, warn_of_noise
+from neural_mp.tuning.sqnr import TimedRun, compared_with_fp32, warn_of_noise
 
 #: CPU seconds of measurements that choose a plan, as a fraction of calibration and conversion; and
 #: their minimum per thread.
@@ -59,11 +59,13 @@ class _Choice:
         plan: the plan.
         model: its model.
         times: times of single ops; empty if not measured.
+        fp32_run: the run of the FP32 model that showed that these take too long.
     """
 
     plan: ResolvedPlan
     model: AnyModel
     times: OpTimings = _NO_TIMES
+    fp32_run: TimedRun | None = None
 
 
 def decides_by_time(job: TuningJob, plan: ResolvedPlan) -> bool:
@@ -99,7 +101,7 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     if is_timed:
         allowance = _allowance(job, time.process_time() - started, deadline)
         chosen = _fastest(job, model, chosen, allowance, log)
-    sqnr_db, rounds = compared_with_fp32(job, chosen.model, log)
+    sqnr_db, rounds = compared_with_fp32(job, chosen.model, log, chosen.fp32_run)
     with log.phase("measure", "Measuring latency"):
         selection = _measured(job, chosen, rounds if job.measurement.streams is None else ())
     slow = selection.slower_than_fp32[0] if is_timed and selection.slower_than_fp32 else None
@@ -160,7 +162,7 @@ def _fastest(
     if plan not in models:
         with log.phase("convert"):
             models[plan] = model.converted(plan)
-    return _Choice(plan, models[plan], times)
+    return _Choice(plan, models[plan], times, probe.gauge)
 
 
 def _allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:

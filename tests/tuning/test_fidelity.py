@@ -11,7 +11,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.tuning import sqnr
 from neural_mp.tuning.objectives import Measurement
-from neural_mp.tuning.sqnr import OutputNoise, mean_nsr, output_sqnr_db
+from neural_mp.tuning.sqnr import OutputNoise, TimedRun, mean_nsr, output_sqnr_db
 from neural_mp.util.text import shape_words
 
 
@@ -97,6 +97,23 @@ def test_a_cold_start_is_timed_again(monkeypatch) -> None:
     noise.sqnr_db([like] * 3)
     assert noise.seconds[0] == pytest.approx([1.1, 1.0, 1.1])
     assert noise.seconds[1] == pytest.approx([0.4, 0.5, 0.5])
+
+
+def test_a_run_just_made_is_the_first_of_the_comparison(monkeypatch) -> None:
+    clock, like = Clock(monkeypatch), np.ones((4, 2))
+    models = clock.model("fp32", [1.0, 1.1]), clock.model("int8", [0.5, 0.5])
+    noise = OutputNoise(*models, shape_words(like), TimedRun.of(models[0], like))
+    assert noise.sqnr_db([like.copy(), like]) == math.inf
+    assert noise.seconds == (pytest.approx([1.0, 1.1]), pytest.approx([0.5, 0.5]))
+    assert clock.runs == ["fp32", "int8", "int8", "fp32"]
+
+
+def test_a_run_on_other_samples_is_not_part_of_the_comparison(monkeypatch) -> None:
+    clock, like = Clock(monkeypatch), np.ones((4, 2))
+    models = clock.model("fp32", [9.0, 1.0, 1.1]), clock.model("int8", [0.5] * 2)
+    noise = OutputNoise(*models, shape_words(like), TimedRun.of(models[0], like * 2))
+    assert noise.sqnr_db([like, like]) == math.inf
+    assert noise.seconds == (pytest.approx([1.0, 1.1]), pytest.approx([0.5, 0.5]))
 
 
 @pytest.mark.parametrize(
