@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.kept_outputs import KeptOutputs
+from neural_mp.profiling import bound_ratio
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.objectives import Measurement
 from neural_mp.util.digest import digest_of
 from neural_mp.util.pytree import float_arrays
 from neural_mp.util.text import shape_words
@@ -21,6 +24,8 @@ from neural_mp.util.text import shape_words
 MAX_NSR = 1e9
 #: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
 MIN_SQNR_DB = 20.0
+#: Minimum number of timed runs of FP32.
+_LEAST_FP32_RUNS = 2
 #: A first run that takes longer than any later one by this factor warmed the model up.
 _COLD = 1.2
 
@@ -81,19 +86,26 @@ class TimedRun:
 class OutputNoise:
     """Noise of a candidate's outputs, with the durations of both models' runs.
 
+    FP32 runs on every batch, but on those of known outputs only until the candidate is far faster.
+
     Attributes:
         reference: the FP32 model.
         candidate: the compared model.
-        layout: dtypes and shapes of the batches to time, as text.
+        measurement: the measurement whose batches are timed; None for no times.
         earlier: the last run of any model, if of the FP32 model: the first batch is not run again.
-        seconds: seconds of both models for every such batch, without a cold start.
+        kept: outputs of the FP32 model, from calibration.
+        seconds: seconds of both models for every batch with the layout of the measured one, without
+            a cold start; of more runs of the candidate than of FP32 if these make the verdict
+            clear (`Measurement.is_clear`).
     """
 
     reference: AnyModel
     candidate: AnyModel
-    layout: str = ""
+    measurement: Measurement | None = None
     earlier: TimedRun | None = None
+    kept: KeptOutputs = field(default_factory=KeptOutputs)
     seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    _alone: list[float] = field(default_factory=list)
     _nsrs: list[float] = field(default_factory=list)
     _first: Any = None
 
@@ -103,23 +115,44 @@ class OutputNoise:
         Infinite without differences; None if the outputs hold no floating-point numbers.
         """
         for inputs in batches:
-            expected, found = self._run(inputs)
+            expected, found = self._outputs(inputs)
             if not expected:
                 return None
             self._nsrs.append(mean_nsr(expected, found))
         if not self._nsrs:
             return None
+        if self._alone and len(self.seconds[0]) < _LEAST_FP32_RUNS:
+            self._round(self._first)
         self._time_cold_again()
+        if self.measurement is not None:
+            self._confirm(self.measurement)
         return decibels(float(np.mean(self._nsrs)))
 
-    def _time_cold_again(self) -> None:
-        """Time the first batch again for a model that was cold, as if not run before."""
-        for model, taken in zip((self.reference, self.candidate), self.seconds, strict=True):
-            if taken and taken[0] > _COLD * max(taken[1:], default=0.0):
-                taken[0] = TimedRun.of(model, self._first).seconds
+    def _outputs(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the outputs of both models; FP32 runs if these or its time are not known."""
+        is_timed = self._is_timed(inputs)
+        known = self.kept.of(inputs) if not is_timed or self._is_far_faster() else None
+        if known is None:
+            expected, found = self._round(inputs)
+            return expected.outputs, found.outputs
+        found = TimedRun.of(self.candidate, inputs)
+        if is_timed:
+            self._alone.append(found.seconds)
+        return known, found.outputs
 
-    def _run(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return the outputs of both models, which begin in turn."""
+    def _is_timed(self, inputs: Any) -> bool:
+        wanted = self.measurement
+        return wanted is not None and shape_words(inputs) == shape_words(wanted.inputs)
+
+    def _is_far_faster(self) -> bool:
+        """Whether the fastest runs so far are far apart: the first ones may be cold."""
+        before, after = self.seconds
+        if self.measurement is None or not before:
+            return False
+        return self.measurement.is_far_faster([min(before)], [min(after + self._alone)])
+
+    def _round(self, inputs: Any) -> tuple[TimedRun, TimedRun]:
+        """Run both models, which begin in turn."""
         earlier, self.earlier = self.earlier, None
         if earlier is not None and earlier.is_on(inputs):
             expected, found = earlier, TimedRun.of(self.candidate, inputs)
@@ -129,12 +162,37 @@ class OutputNoise:
         else:
             found = TimedRun.of(self.candidate, inputs)
             expected = TimedRun.of(self.reference, inputs)
-        if shape_words(inputs) == self.layout:
+        if self._is_timed(inputs):
             if not self.seconds[0]:
                 self._first = inputs
-            for kept, run in zip(self.seconds, (expected, found), strict=True):
-                kept.append(run.seconds)
-        return expected.outputs, found.outputs
+            for taken, run in zip(self.seconds, (expected, found), strict=True):
+                taken.append(run.seconds)
+        return expected, found
+
+    def _time_cold_again(self) -> None:
+        """Time the first batch again for a model that was cold, as if not run before."""
+        before, after = self.seconds
+        for model, taken, more in (
+            (self.reference, before, []),
+            (self.candidate, after, self._alone),
+        ):
+            if taken and taken[0] > _COLD * max([*taken[1:], *more], default=0.0):
+                taken[0] = TimedRun.of(model, self._first).seconds
+
+    def _confirm(self, measurement: Measurement) -> None:
+        """Count the runs of the candidate without FP32 if further ones make the verdict clear.
+
+        They take less time than further rounds. In doubt, only rounds count.
+        """
+        before, after = self.seconds
+        alone, self._alone = self._alone, []
+        while alone and measurement.is_far_faster(before, after + alone):
+            if measurement.is_clear([before, after + alone]):
+                after += alone
+                return
+            if bound_ratio(len(before), len(after + alone)):
+                return  # short runs: rounds cost nothing
+            alone.append(TimedRun.of(self.candidate, self._first).seconds)
 
 
 def output_sqnr_db(
@@ -145,18 +203,24 @@ def output_sqnr_db(
 
 
 def compared_with_fp32(
-    job: TuningJob, converted: AnyModel, log: RunLog, earlier: TimedRun | None = None
+    job: TuningJob,
+    converted: AnyModel,
+    log: RunLog,
+    kept: KeptOutputs,
+    earlier: TimedRun | None = None,
 ) -> tuple[float | None, Sequence[Sequence[float]]]:
     """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB.
 
-    Also the seconds of both models for every batch with the layout of the measured one; `earlier`
-    is the last run before, if one of the FP32 model.
+    Also the seconds of both models for batches with the layout of the measured one, if single calls
+    are measured. `kept` are the outputs of calibration, `earlier` the last run before, if one of
+    the FP32 model.
     """
     if job.calibration is None:
         return None, ()
-    models = job.model, converted
-    noise = OutputNoise(*models, shape_words(job.measurement.inputs), earlier)
-    with log.phase("compare", "Comparing with FP32"), job.measurement.limited(models):
+    models, measurement = (job.model, converted), job.measurement
+    timed = measurement if measurement.streams is None and measurement.workload is None else None
+    noise = OutputNoise(*models, timed, earlier, kept)
+    with log.phase("compare", "Comparing with FP32"), measurement.limited(models):
         sqnr_db = noise.sqnr_db(job.calibration.inputs(log.step))
     return sqnr_db, noise.seconds if noise.seconds[0] else ()
 

@@ -130,7 +130,7 @@ def test_the_run_by_which_ops_take_too_long_to_time_is_part_of_the_comparison(
     compared, original = list[Any](), unchecked.compared_with_fp32
 
     def recorded(*given: Any) -> Any:
-        compared.append(given[3])
+        compared.append(given[4])
         return original(*given)
 
     monkeypatch.setattr(unchecked, "_allowance", lambda *_: 100.0)

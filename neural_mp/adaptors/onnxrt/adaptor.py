@@ -12,6 +12,7 @@ from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
 from neural_mp.adaptors.common.input_moments import corrections_from
 from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.output_keeping import OutputKeeping
 from neural_mp.adaptors.onnxrt import (
     layer_inputs,
     layer_params,
@@ -56,6 +57,7 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     corrections = optional.Corrections(
         layer_params.layer_params, layer_params.with_layer_params, values=observe.values
     )
+    output_keeping = OutputKeeping(observe.watch)
     layer_inputs = optional.LayerInputs(layer_inputs.layers, observe.values)
     grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(

@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
-from neural_mp.adaptors.common.kept_outputs import KeptOutputs
 from neural_mp.adaptors.common.op_outputs import (
     OpOutput,
     OutputLocation,
@@ -29,6 +28,7 @@ from neural_mp.adaptors.onnxrt.graph_edit import is_tensor, parts_of
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import float_arrays
 

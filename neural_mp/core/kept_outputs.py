@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.signature import Array
 from neural_mp.util.digest import digest_of
+from neural_mp.util.pytree import Array
 
 #: Maximum bytes of all kept outputs.
 MAX_KEPT_BYTES = 32 << 20
