@@ -33,6 +33,7 @@ from neural_mp.adaptors.onnxrt.op_types import TYPES
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
+from neural_mp.util.garbage import collection_paused
 
 #: Environment variable with the execution provider.
 PROVIDER_VARIABLE = "NEURAL_MP_ONNX_PROVIDER"
@@ -82,7 +83,8 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
 
     def read(self, source: object, wanted: InputSpec) -> OnnxModel:
         """Read and canonicalize a model."""
-        return loading.load(source, wanted, self.provider)
+        with collection_paused():
+            return loading.load(source, wanted, self.provider)
 
     def kernels(self, model: OnnxModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return kernels from the provider's kernel registry and ONNX's schemas."""
