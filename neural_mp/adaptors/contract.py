@@ -226,6 +226,13 @@ class Adaptor(ABC, Generic[M]):
             found[name] = found.get(name, 0.0) + seen.count * len(seen.power)
         return found
 
+    def prepare(self, model: M) -> None:
+        """Make what the first run would make, e.g. a session, so that its time is that of a run.
+
+        By default, nothing.
+        """
+        return
+
     def threads(self, count: int | None) -> AbstractContextManager[None]:
         """Let the framework use `count` threads within this context; None changes nothing."""
         return nullcontext()

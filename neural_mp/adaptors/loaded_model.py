@@ -62,6 +62,10 @@ class LoadedModel(Generic[M]):
             raise
         return self.boundary.returned(outputs, self._source_tensor if tensors else None)
 
+    def prepare(self) -> None:
+        """Make what the first run would make, e.g. a session; see `Adaptor.prepare`."""
+        self.adaptor.prepare(self.held)
+
     @cached_property
     def _source_tensor(self) -> Callable[[Any], Any] | None:
         """Conversion of an array to a tensor of the source framework, if any."""

@@ -53,10 +53,8 @@ T = TypeVar("T")
 
 #: Minimum CPU seconds per thread for measurements, if an evaluation costs less.
 LEAST_ALLOWANCE = 4.0
-#: Kind of measurement, beside `TIMES`.
-_NOISE = "noise"
-#: Key of the run's history for the reason of missing op timings.
-_UNTIMED = "why ops were not timed"
+#: Kind of measurement, beside `TIMES`; key of the history for the reason of missing op timings.
+_NOISE, _UNTIMED = "noise", "why ops were not timed"
 
 
 @dataclass(frozen=True)
@@ -194,6 +192,7 @@ class MeasuringProbe(Probe):
         """Return the times of ops in FP32 and in some models; None if they cannot be timed."""
         space, measurement, effort = self.job.space, self.job.measurement, self.effort
         with measurement.limited([self.model]):
+            self.model.prepare()
             run = TimedRun.of(self.model, measurement.inputs)
         needed = effort.profiled_runs * run.cpu_seconds
         if needed > self.allowance:

@@ -24,8 +24,8 @@ from neural_mp.util.text import shape_words
 MAX_NSR = 1e9
 #: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
 MIN_SQNR_DB = 20.0
-#: Minimum number of timed runs of FP32.
-_LEAST_FP32_RUNS = 2
+#: Minimum number of timed runs of FP32: memory is allocated in the first two.
+_LEAST_FP32_RUNS = 3
 #: A first run that takes longer than any later one by this factor warmed the model up.
 _COLD = 1.2
 
@@ -131,7 +131,7 @@ class OutputNoise:
     def _outputs(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the outputs of both models; FP32 runs if these or its time are not known."""
         is_timed = self._is_timed(inputs)
-        known = self.kept.of(inputs) if not is_timed or self._is_far_faster() else None
+        known = None if is_timed and not self._is_far_faster() else self.kept.of(inputs)
         if known is None:
             expected, found = self._round(inputs)
             return expected.outputs, found.outputs
@@ -145,9 +145,9 @@ class OutputNoise:
         return wanted is not None and shape_words(inputs) == shape_words(wanted.inputs)
 
     def _is_far_faster(self) -> bool:
-        """Whether the fastest runs so far are far apart: the first ones may be cold."""
+        """Whether the fastest of several runs are far apart: the first ones may be cold."""
         before, after = self.seconds
-        if self.measurement is None or not before:
+        if self.measurement is None or len(before) < _LEAST_FP32_RUNS - 1:
             return False
         return self.measurement.is_far_faster([min(before)], [min(after + self._alone)])
 
@@ -221,6 +221,8 @@ def compared_with_fp32(
     timed = measurement if measurement.streams is None and measurement.workload is None else None
     noise = OutputNoise(*models, timed, earlier, kept)
     with log.phase("compare", "Comparing with FP32"), measurement.limited(models):
+        for model in models:
+            model.prepare()
         sqnr_db = noise.sqnr_db(job.calibration.inputs(log.step))
     return sqnr_db, noise.seconds if noise.seconds[0] else ()
 

@@ -131,12 +131,12 @@ def test_of_known_outputs_few_runs_of_fp32_show_that_it_is_far_slower(monkeypatc
     clock, batches = Clock(monkeypatch), [np.full((4, 2), value) for value in (1.0, 2.0, 3.0)]
     times = clock.model("fp32", [fp32] * 3), clock.model("int8", [0.3 * fp32] * 9)
     noise = OutputNoise(*times, Measurement(batches[0]), kept=kept)
-    # The first batch has the outputs of the run, the others those that were kept.
+    # The first two batches have the outputs of the run, the other those that were kept.
     found = noise.sqnr_db(batches)
-    assert found == pytest.approx(-10 * math.log10(2 / 3 * (1 / 11) ** 2), abs=1e-3)
+    assert found == pytest.approx(-10 * math.log10(1 / 3 * (1 / 11) ** 2), abs=1e-3)
     is_long = fp32 == 1.0
-    assert clock.runs.count("fp32") == 2
-    assert [len(taken) for taken in noise.seconds] == ([2, 7] if is_long else [2, 2])
+    assert clock.runs.count("fp32") == 3
+    assert [len(taken) for taken in noise.seconds] == ([3, 5] if is_long else [3, 3])
     assert Measurement(None).is_clear(noise.seconds) is is_long
 
 
@@ -150,10 +150,10 @@ def test_fp32_runs_on_known_outputs_as_long_as_its_time_is_in_doubt(monkeypatch,
 
 def test_runs_without_fp32_do_not_count_once_one_of_them_is_slow(monkeypatch, kept):
     clock, batches = Clock(monkeypatch), [np.full((4, 2), value) for value in (1.0, 2.0, 3.0)]
-    models = clock.model("fp32", [1.0] * 2), clock.model("int8", [0.3, 0.3, 0.9, 0.3])
+    models = clock.model("fp32", [1.0] * 3), clock.model("int8", [0.3, 0.3, 0.9, 0.3])
     noise = OutputNoise(*models, Measurement(batches[0]), kept=kept)
     noise.sqnr_db(batches)
-    assert noise.seconds == ([pytest.approx(1.0)] * 2, [pytest.approx(0.3)] * 2)
+    assert noise.seconds == ([pytest.approx(1.0)] * 3, [pytest.approx(0.3)] * 3)
 
 
 def test_fp32_does_not_run_on_known_outputs_if_nothing_is_timed(monkeypatch, kept):
