@@ -16,12 +16,14 @@ from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.counterparts import OpNames
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
+from neural_mp.adaptors.common.output_keeping import OutputKeeping
 from neural_mp.adaptors.common.simulation import Simulation
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
+from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import Observations, Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
@@ -91,6 +93,7 @@ class Adaptor(ABC, Generic[M]):
     streams: optional.Streams[M] | None = None
     float_kernels: optional.FloatKernels[M] | None = None
     graph_dump: optional.GraphDump[M] | None = None
+    output_keeping: OutputKeeping[M] | None = None
 
     @property
     def training(self) -> optional.Training | None:
@@ -223,6 +226,13 @@ class Adaptor(ABC, Generic[M]):
             found[name] = found.get(name, 0.0) + seen.count * len(seen.power)
         return found
 
+    def prepare(self, model: M) -> None:
+        """Make what the first run would make, e.g. a session, so that its time is that of a run.
+
+        By default, nothing.
+        """
+        return
+
     def threads(self, count: int | None) -> AbstractContextManager[None]:
         """Let the framework use `count` threads within this context; None changes nothing."""
         return nullcontext()
@@ -259,9 +269,18 @@ class Adaptor(ABC, Generic[M]):
         found = built_capabilities(self.kernels(model, hardware), hardware)
         return TuningSpace(self.graph(model), found, lists)
 
-    def observe(self, model: M, batches: Iterable[Any], space: TuningSpace) -> Observations:
-        """Calibrate in one pass over the inputs, in memory that does not grow with their number."""
-        return conversion.observe(self, model, batches, space)
+    def observe(
+        self,
+        model: M,
+        batches: Iterable[Any],
+        space: TuningSpace,
+        kept: KeptOutputs | None = None,
+    ) -> Observations:
+        """Calibrate in one pass over the inputs, in memory that does not grow with their number.
+
+        The outputs are `kept` if the adaptor offers it.
+        """
+        return conversion.observe(self, model, batches, space, kept)
 
     def convert(
         self,

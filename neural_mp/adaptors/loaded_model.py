@@ -24,6 +24,7 @@ from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
+from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
@@ -60,6 +61,10 @@ class LoadedModel(Generic[M]):
             self.boundary.arrays(inputs)  # the error in the names of the source, if the cause
             raise
         return self.boundary.returned(outputs, self._source_tensor if tensors else None)
+
+    def prepare(self) -> None:
+        """Make what the first run would make, e.g. a session; see `Adaptor.prepare`."""
+        self.adaptor.prepare(self.held)
 
     @cached_property
     def _source_tensor(self) -> Callable[[Any], Any] | None:
@@ -271,13 +276,18 @@ class TunableModel(LoadedModel[M]):
         data, options = data or self.data, corrections or self.options
         return replace(self, space=space, observations=Observations(), data=data, options=options)
 
-    def calibrated(self, batches: Iterable[Any]) -> TunableModel[M]:
+    def calibrated(
+        self, batches: Iterable[Any], kept: KeptOutputs | None = None
+    ) -> TunableModel[M]:
         """Return the model with observations of one calibration pass and scored corrections.
+
+        The outputs of the pass are `kept`, unless they are arranged for another framework.
 
         Raises:
             ConversionError: a tensor held NaN or Inf.
         """
-        seen = self.adaptor.observe(self.held, map(self._given, batches), self.space)
+        kept = None if self.boundary is not None else kept
+        seen = self.adaptor.observe(self.held, map(self._given, batches), self.space, kept)
         return self.observed(score_corrections(self.adaptor, self.held, self.space, seen))
 
     def observed(self, observations: Observations) -> TunableModel[M]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
+from neural_mp.util.garbage import collection_paused
 from neural_mp.util.installation import install_command
 from neural_mp.util.plug_ins import plug_ins, require_importable
 from neural_mp.util.text import with_article
@@ -130,22 +128,10 @@ def adaptor_named(name: str) -> AnyAdaptor:
     if ours is None:
         return _third_party()[name]()
     require_framework(name, f"models of {name}")
-    with _collection_paused():
+    with collection_paused():
         module = importlib.import_module(f"{ours.home}.adaptor")
     made: AnyAdaptor = getattr(module, ours.adaptor)()
     return made
-
-
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Collect no garbage in this context: imports of frameworks leave little, but trigger much."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def require_framework(name: str, what: str) -> None:

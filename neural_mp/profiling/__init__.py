@@ -11,6 +11,7 @@ from neural_mp.profiling.kernel_log_diff import (
 from neural_mp.profiling.kernel_records import KernelCall, KernelKey, KernelLog, KernelRow
 from neural_mp.profiling.measurement import (
     Ratio,
+    bound_ratio,
     interleaved_medians,
     interleaved_rounds,
     memory_growth,
@@ -28,6 +29,7 @@ __all__ = [
     "KernelRow",
     "Ratio",
     "RowPair",
+    "bound_ratio",
     "changed_kernels",
     "concurrent_runs",
     "interleaved_medians",

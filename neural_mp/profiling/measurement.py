@@ -29,8 +29,6 @@ _BOOTSTRAP_SAMPLES, _DRAWS_AT_ONCE = 500, 100
 #: Number of the longest blocks: fewer would cover longer states of the machine, at the price of
 #: wider intervals.
 _LONG_BLOCKS = 8
-#: Number of rounds from which the ratios of any two rounds bound the interval.
-_CROSSED_ROUNDS = 4
 #: Growth factor of the number of rounds between two tests for a conclusive interval.
 _NEXT_LOOK = 1.5
 #: Minimum number of rounds, regardless of the time limit.
@@ -88,21 +86,37 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     lengths counts: short blocks, and an eighth of the rounds for states that last longer. Each is
     scaled by Student's t quantile for its number of blocks. If uncontended rounds are rare, chance
     favours either run; therefore the interval is extended to the median of the per-round ratios.
-    From four rounds on, the bounds are within the ratios of any two rounds: Student's t quantile of
-    two blocks would otherwise make every difference uncertain.
+    If the runs `bound_ratio`, from four rounds on, the bounds are within the ratios of any two:
+    Student's t quantile of two blocks would otherwise make every difference uncertain. These ratios
+    are the bounds for runs that are not in pairs, which must be that many.
     """
+    value = uncontended(seconds) / uncontended(reference)
+    crossed = min(seconds) / max(reference), max(seconds) / min(reference)
+    if len(seconds) != len(reference):
+        return Ratio(value, *crossed)
     taken = np.array([seconds, reference])
     count = taken.shape[1]
-    value = uncontended(seconds) / uncontended(reference)
     paired = float(np.median(taken[0] / taken[1]))
     bounds = [value, paired]
     for length in {max(1, round(count ** (1 / 3))), max(1, count // _LONG_BLOCKS)}:
         bounds += _bootstrap_interval(taken, value, length)
     low, high = min(bounds), max(bounds)
-    if count >= _CROSSED_ROUNDS:
-        low = max(low, float(taken[0].min() / taken[1].max()))
-        high = min(high, float(taken[0].max() / taken[1].min()))
+    if bound_ratio(count, count):
+        low, high = max(low, crossed[0]), min(high, crossed[1])
     return Ratio(value, low, high)
+
+
+@cache
+def bound_ratio(one: int, other: int) -> bool:
+    """Whether the ratio of two models is within those of any two runs, by their numbers of runs.
+
+    For noise to cause another ratio, it must slow all runs of one model and none of the other. If
+    it slows runs independently, whatever its probability, four runs of both rule that out at the
+    confidence level, or two and seven.
+    """
+    slowed = np.linspace(0, 1, 101)
+    chances = slowed**one * (1 - slowed) ** other + slowed**other * (1 - slowed) ** one
+    return bool(chances.max() < 1 - _CONFIDENCE)
 
 
 def _bootstrap_interval(taken: np.ndarray, value: float, length: int) -> list[float]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
+from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.errors import MetricError
@@ -241,12 +242,17 @@ def _evaluated(job: TuningJob, deadline: Deadline) -> float:
 
 
 def calibrated(
-    job: TuningJob, log: RunLog, deadline: Deadline, history: History | None = None
+    job: TuningJob,
+    log: RunLog,
+    deadline: Deadline,
+    history: History | None = None,
+    kept: KeptOutputs | None = None,
 ) -> AnyTunableModel:
     """Return the model with observations, from the run's history or a new calibration.
 
     Nothing is calibrated if no op supports INT8, or without data. The returned model's space
-    excludes static INT8 for ops that calibration did not reach.
+    excludes static INT8 for ops that calibration did not reach. The outputs of a new calibration
+    are `kept` if the framework offers it.
 
     Raises:
         DeadlineExceededError: the time limit passed.
@@ -262,7 +268,7 @@ def calibrated(
     cache = job.cache.scoped(space=job.space.digest, samples=str(data.samples))
     seen = _seen_earlier(cache, data, log, deadline)
     if seen is None:
-        seen = _seen_now(job, cache, data, log, deadline)
+        seen = _seen_now(job, cache, data, log, deadline, kept)
     if history is not None:
         history.observations = seen
     return _reached(job, seen, log).observed(seen)
@@ -308,7 +314,12 @@ def _seen_earlier(
 
 
 def _seen_now(
-    job: TuningJob, cache: MeasurementCache, data: Calibration, log: RunLog, deadline: Deadline
+    job: TuningJob,
+    cache: MeasurementCache,
+    data: Calibration,
+    log: RunLog,
+    deadline: Deadline,
+    kept: KeptOutputs | None,
 ) -> Observations:
     """Calibrate, and cache the observations."""
 
@@ -321,7 +332,7 @@ def _seen_now(
     blamed = data.batches.blamed(passed_on=(DeadlineExceededError,))
     with log.phase("calibrate", "Calibrating", data.count), blamed:
         seen = job.model.calibrated(
-            digesting.wrap(inputs) if cache.enabled else inputs
+            digesting.wrap(inputs) if cache.enabled else inputs, kept
         ).observations
     cache.scoped(data=digesting.digest).put(_CALIBRATION, seen.to_dict())
     return seen

@@ -21,6 +21,7 @@ from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import (
     CALLS_PER_CALLER,
+    bound_ratio,
     concurrent_runs,
     interleaved_rounds,
     ratio,
@@ -41,8 +42,8 @@ _BLOCK_SECONDS = 0.002
 _PATIENCE = 6.0
 #: With fewer rounds, a decision must be unanimous.
 _FEW_ROUNDS = 20
-#: Rounds and seconds from which a ratio beyond the required one by this factor is clear.
-_CLEAR_ROUNDS, _CLEAR_SECONDS, _CLEAR_RATIO = 4, 1.0, 1.5
+#: Seconds of runs from which a ratio beyond the required one by this factor is clear.
+_CLEAR_SECONDS, _CLEAR_RATIO = 1.0, 1.5
 #: Confidence intervals narrower than this fraction need no more rounds.
 _RESOLUTION = 0.005
 #: Minimum number of rounds in which several callers run at a time.
@@ -162,8 +163,8 @@ class Measurement:
         Args:
             models: the models.
             longer: multiple of the usual duration.
-            earlier: for each of two models, the seconds of rounds just measured. Further rounds of
-                slow models are made only until the verdict is clear.
+            earlier: for each of two models, the seconds of rounds just measured, or of further runs
+                if the verdict `is_clear`. Further rounds of slow models are made only until then.
         """
         judged = is_latency_only(self.objectives) and len(models) > 1
         return self._timed(models, longer, self._decides if judged else None, earlier)
@@ -211,7 +212,7 @@ class Measurement:
                 decides=decides,
                 patience=_PATIENCE,
                 earlier=earlier,
-                suffices=self._is_clear if earlier else None,
+                suffices=self.is_clear if earlier else None,
             )
         return taken if calls == 1 else [[each / calls for each in rounds] for rounds in taken]
 
@@ -249,19 +250,21 @@ class Measurement:
                 limits.enter_context(adaptor.threads(self._threads(adaptor)))
             yield
 
-    def _is_clear(self, taken: list[list[float]]) -> bool:
-        """Whether slow rounds of two models leave no doubt about `min_speedup`.
+    def is_clear(self, taken: Sequence[Sequence[float]]) -> bool:
+        """Whether slow runs of two models, FP32 first, leave no doubt about `min_speedup`.
 
-        Every run of one model is far faster than every run of the other. For noise to cause that
-        in four rounds, it must slow all four runs of one model and none of the other: if it slows
-        runs independently, the probability is at most 1/4 per round, below 1 % in all.
+        Every run of one model is far faster than every run of the other, in as many runs as noise
+        cannot explain.
         """
         before, after = taken
-        if len(before) < _CLEAR_ROUNDS or sum(before) + sum(after) < _CLEAR_SECONDS:
+        if not bound_ratio(len(before), len(after)) or sum(before) + sum(after) < _CLEAR_SECONDS:
             return False
         least = 1 / self.min_speedup
-        faster = _CLEAR_RATIO * max(after) < least * min(before)
-        return faster or min(after) > _CLEAR_RATIO * least * max(before)
+        return self.is_far_faster(before, after) or min(after) > _CLEAR_RATIO * least * max(before)
+
+    def is_far_faster(self, before: Sequence[float], after: Sequence[float]) -> bool:
+        """Whether every run of a model gains far more over every run of FP32 than required."""
+        return _CLEAR_RATIO * max(after) < min(before) / self.min_speedup
 
     def _decides(self, taken: list[list[float]]) -> bool:
         """Whether each model's relative latency is clearly on one side of the required one."""

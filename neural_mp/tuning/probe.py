@@ -34,7 +34,7 @@ from neural_mp.tuning.conversion_timing import (
 from neural_mp.tuning.form_timing import form_times
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import Timed, all_in, timed, times_of, updated
-from neural_mp.tuning.sqnr import MAX_NSR, mean_nsr
+from neural_mp.tuning.sqnr import MAX_NSR, TimedRun, mean_nsr
 from neural_mp.tuning.weight_noise import at_outputs
 from neural_mp.util.digest import digest_of
 from neural_mp.util.validators import (
@@ -53,10 +53,8 @@ T = TypeVar("T")
 
 #: Minimum CPU seconds per thread for measurements, if an evaluation costs less.
 LEAST_ALLOWANCE = 4.0
-#: Kind of measurement, beside `TIMES`.
-_NOISE = "noise"
-#: Key of the run's history for the reason of missing op timings.
-_UNTIMED = "why ops were not timed"
+#: Kind of measurement, beside `TIMES`; key of the history for the reason of missing op timings.
+_NOISE, _UNTIMED = "noise", "why ops were not timed"
 
 
 @dataclass(frozen=True)
@@ -103,6 +101,7 @@ class MeasuringProbe(Probe):
         has_cache_hits: whether any measurement was taken from an earlier run.
         effort: the number of runs.
         converted: plan → its model, kept for further use; None keeps no models.
+        gauge: the run of the FP32 model that took too long to time its ops, if it did.
     """
 
     job: TuningJob
@@ -116,6 +115,7 @@ class MeasuringProbe(Probe):
     cache: MeasurementCache = NO_CACHE
     effort: Effort = THOROUGH
     converted: dict[ResolvedPlan, AnyModel] | None = field(default=None, repr=False)
+    gauge: TimedRun | None = None
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
@@ -191,11 +191,12 @@ class MeasuringProbe(Probe):
     ) -> OpTimings | None:
         """Return the times of ops in FP32 and in some models; None if they cannot be timed."""
         space, measurement, effort = self.job.space, self.job.measurement, self.effort
-        started = time.process_time()
-        self.model(measurement.inputs)
-        needed = effort.profiled_runs * (time.process_time() - started)
+        with measurement.limited([self.model]):
+            self.model.prepare()
+            run = TimedRun.of(self.model, measurement.inputs)
+        needed = effort.profiled_runs * run.cpu_seconds
         if needed > self.allowance:
-            limit = self.allowance
+            limit, self.gauge = self.allowance, run
             self.untimed = f"timing needs {needed:.2g} CPU seconds, the limit is {limit:.2g}"
             return None
         passes = effort.passes if needed * 2 * effort.passes <= self.allowance else 1
@@ -274,9 +275,7 @@ class MeasuringProbe(Probe):
         data = self.job.calibration
         batches = [] if data is None else [data.batches.first_inputs]
         return self._whatever_the_time(
-            "weight sensitivity",
-            mapping_of(number),
-            lambda: self.model.weight_sensitivity(batches),
+            "weight sensitivity", mapping_of(number), lambda: self.model.weight_sensitivity(batches)
         )
 
     def weight_noise(self) -> Mapping[str, Mapping[str, float]]:

@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.kept_outputs import KeptOutputs
+from neural_mp.profiling import bound_ratio
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.objectives import Measurement
+from neural_mp.util.digest import digest_of
 from neural_mp.util.pytree import float_arrays
 from neural_mp.util.text import shape_words
 
@@ -20,6 +24,8 @@ from neural_mp.util.text import shape_words
 MAX_NSR = 1e9
 #: SQNR in dB below which outputs may be unusable: noise of a tenth of the amplitude.
 MIN_SQNR_DB = 20.0
+#: Minimum number of timed runs of FP32: memory is allocated in the first two.
+_LEAST_FP32_RUNS = 3
 #: A first run that takes longer than any later one by this factor warmed the model up.
 _COLD = 1.2
 
@@ -45,21 +51,61 @@ def mean_nsr(reference: list[Any], found: list[Any]) -> float:
     return min(float(np.mean(nsrs)), MAX_NSR) if nsrs else 0.0
 
 
+@dataclass(frozen=True)
+class TimedRun:
+    """A run of one batch.
+
+    Attributes:
+        inputs: the batch.
+        outputs: the floating-point arrays among the outputs.
+        seconds, cpu_seconds: wall-clock and CPU seconds.
+    """
+
+    inputs: Any = field(repr=False)
+    outputs: list[np.ndarray] = field(repr=False)
+    seconds: float
+    cpu_seconds: float
+
+    @classmethod
+    def of(cls, model: AnyModel, inputs: Any) -> TimedRun:
+        """Run a model on a batch."""
+        clock, started = time.process_time(), time.perf_counter()
+        outputs = model(inputs)
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - clock
+        return cls(inputs, float_arrays(outputs), seconds, cpu_seconds)
+
+    def is_on(self, inputs: Any) -> bool:
+        """Whether the run was on these inputs, or on equal ones."""
+        if inputs is self.inputs:
+            return True
+        digest = digest_of(self.inputs)
+        return digest is not None and digest == digest_of(inputs)
+
+
 @dataclass
 class OutputNoise:
     """Noise of a candidate's outputs, with the durations of both models' runs.
 
+    FP32 runs on every batch, but on those of known outputs only until the candidate is far faster.
+
     Attributes:
         reference: the FP32 model.
         candidate: the compared model.
-        layout: dtypes and shapes of the batches to time, as text.
-        seconds: seconds of both models for every such batch, without a cold start.
+        measurement: the measurement whose batches are timed; None for no times.
+        earlier: the last run of any model, if of the FP32 model: the first batch is not run again.
+        kept: outputs of the FP32 model, from calibration.
+        seconds: seconds of both models for every batch with the layout of the measured one, without
+            a cold start; of more runs of the candidate than of FP32 if these make the verdict
+            clear (`Measurement.is_clear`).
     """
 
     reference: AnyModel
     candidate: AnyModel
-    layout: str = ""
+    measurement: Measurement | None = None
+    earlier: TimedRun | None = None
+    kept: KeptOutputs = field(default_factory=KeptOutputs)
     seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    _alone: list[float] = field(default_factory=list)
     _nsrs: list[float] = field(default_factory=list)
     _first: Any = None
 
@@ -69,39 +115,84 @@ class OutputNoise:
         Infinite without differences; None if the outputs hold no floating-point numbers.
         """
         for inputs in batches:
-            expected, found = self._run(inputs)
+            expected, found = self._outputs(inputs)
             if not expected:
                 return None
             self._nsrs.append(mean_nsr(expected, found))
         if not self._nsrs:
             return None
+        if self._alone and len(self.seconds[0]) < _LEAST_FP32_RUNS:
+            self._round(self._first)
         self._time_cold_again()
+        if self.measurement is not None:
+            self._confirm(self.measurement)
         return decibels(float(np.mean(self._nsrs)))
+
+    def _outputs(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the outputs of both models; FP32 runs if these or its time are not known."""
+        is_timed = self._is_timed(inputs)
+        known = None if is_timed and not self._is_far_faster() else self.kept.of(inputs)
+        if known is None:
+            expected, found = self._round(inputs)
+            return expected.outputs, found.outputs
+        found = TimedRun.of(self.candidate, inputs)
+        if is_timed:
+            self._alone.append(found.seconds)
+        return known, found.outputs
+
+    def _is_timed(self, inputs: Any) -> bool:
+        wanted = self.measurement
+        return wanted is not None and shape_words(inputs) == shape_words(wanted.inputs)
+
+    def _is_far_faster(self) -> bool:
+        """Whether the fastest of several runs are far apart: the first ones may be cold."""
+        before, after = self.seconds
+        if self.measurement is None or len(before) < _LEAST_FP32_RUNS - 1:
+            return False
+        return self.measurement.is_far_faster([min(before)], [min(after + self._alone)])
+
+    def _round(self, inputs: Any) -> tuple[TimedRun, TimedRun]:
+        """Run both models, which begin in turn."""
+        earlier, self.earlier = self.earlier, None
+        if earlier is not None and earlier.is_on(inputs):
+            expected, found = earlier, TimedRun.of(self.candidate, inputs)
+        elif len(self._nsrs) % 2 == 0:
+            expected = TimedRun.of(self.reference, inputs)
+            found = TimedRun.of(self.candidate, inputs)
+        else:
+            found = TimedRun.of(self.candidate, inputs)
+            expected = TimedRun.of(self.reference, inputs)
+        if self._is_timed(inputs):
+            if not self.seconds[0]:
+                self._first = inputs
+            for taken, run in zip(self.seconds, (expected, found), strict=True):
+                taken.append(run.seconds)
+        return expected, found
 
     def _time_cold_again(self) -> None:
         """Time the first batch again for a model that was cold, as if not run before."""
-        for model, taken in zip((self.reference, self.candidate), self.seconds, strict=True):
-            if taken and taken[0] > _COLD * max(taken[1:], default=0.0):
-                started = time.perf_counter()
-                model(self._first)
-                taken[0] = time.perf_counter() - started
+        before, after = self.seconds
+        for model, taken, more in (
+            (self.reference, before, []),
+            (self.candidate, after, self._alone),
+        ):
+            if taken and taken[0] > _COLD * max([*taken[1:], *more], default=0.0):
+                taken[0] = TimedRun.of(model, self._first).seconds
 
-    def _run(self, inputs: Any) -> tuple[list[Any], list[Any]]:
-        """Return the outputs of both models, which begin in turn."""
-        models = [self.reference, self.candidate]
-        order = [0, 1] if len(self._nsrs) % 2 == 0 else [1, 0]
-        outputs, seconds = [None, None], [0.0, 0.0]
-        for index in order:
-            started = time.perf_counter()
-            outputs[index] = models[index](inputs)
-            seconds[index] = time.perf_counter() - started
-        if shape_words(inputs) == self.layout:
-            if not self.seconds[0]:
-                self._first = inputs
-            for kept, taken in zip(self.seconds, seconds, strict=True):
-                kept.append(taken)
-        expected, found = map(float_arrays, outputs)
-        return expected, found
+    def _confirm(self, measurement: Measurement) -> None:
+        """Count the runs of the candidate without FP32 if further ones make the verdict clear.
+
+        They take less time than further rounds. In doubt, only rounds count.
+        """
+        before, after = self.seconds
+        alone, self._alone = self._alone, []
+        while alone and measurement.is_far_faster(before, after + alone):
+            if measurement.is_clear([before, after + alone]):
+                after += alone
+                return
+            if bound_ratio(len(before), len(after + alone)):
+                return  # short runs: rounds cost nothing
+            alone.append(TimedRun.of(self.candidate, self._first).seconds)
 
 
 def output_sqnr_db(
@@ -112,17 +203,26 @@ def output_sqnr_db(
 
 
 def compared_with_fp32(
-    job: TuningJob, converted: AnyModel, log: RunLog
+    job: TuningJob,
+    converted: AnyModel,
+    log: RunLog,
+    kept: KeptOutputs,
+    earlier: TimedRun | None = None,
 ) -> tuple[float | None, Sequence[Sequence[float]]]:
     """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB.
 
-    Also the seconds of both models for every batch with the layout of the measured one.
+    Also the seconds of both models for batches with the layout of the measured one, if single calls
+    are measured. `kept` are the outputs of calibration, `earlier` the last run before, if one of
+    the FP32 model.
     """
     if job.calibration is None:
         return None, ()
-    models = job.model, converted
-    noise = OutputNoise(*models, shape_words(job.measurement.inputs))
-    with log.phase("compare", "Comparing with FP32"), job.measurement.limited(models):
+    models, measurement = (job.model, converted), job.measurement
+    timed = measurement if measurement.streams is None and measurement.workload is None else None
+    noise = OutputNoise(*models, timed, earlier, kept)
+    with log.phase("compare", "Comparing with FP32"), measurement.limited(models):
+        for model in models:
+            model.prepare()
         sqnr_db = noise.sqnr_db(job.calibration.inputs(log.step))
     return sqnr_db, noise.seconds if noise.seconds[0] else ()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import is_latency_only
 from neural_mp.core.hardware import detect
+from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.trial import Outcome, Trial
@@ -36,7 +37,7 @@ from neural_mp.tuning.probe import BRIEF, MeasuringProbe
 from neural_mp.tuning.problem import problem_of
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
-from neural_mp.tuning.sqnr import compared_with_fp32, warn_of_noise
+from neural_mp.tuning.sqnr import TimedRun, compared_with_fp32, warn_of_noise
 
 #: CPU seconds of measurements that choose a plan, as a fraction of calibration and conversion; and
 #: their minimum per thread.
@@ -59,11 +60,13 @@ class _Choice:
         plan: the plan.
         model: its model.
         times: times of single ops; empty if not measured.
+        fp32_run: the run of the FP32 model that showed that these take too long.
     """
 
     plan: ResolvedPlan
     model: AnyModel
     times: OpTimings = _NO_TIMES
+    fp32_run: TimedRun | None = None
 
 
 def decides_by_time(job: TuningJob, plan: ResolvedPlan) -> bool:
@@ -84,10 +87,10 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     )
     log.warn(_not_checked(job, is_timed))
     setup = setup_of(job)
-    deadline = Deadline(job.settings.exit_policy.timeout)
+    deadline, kept = Deadline(job.settings.exit_policy.timeout), KeptOutputs()
     started = time.process_time()
     try:
-        model = calibrated(job, log, deadline)
+        model = calibrated(job, log, deadline, kept=kept)
     except DeadlineExceededError:
         log.warn("the time limit passed during calibration; the model stays FP32")
         with log.phase("measure"):
@@ -99,9 +102,9 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     if is_timed:
         allowance = _allowance(job, time.process_time() - started, deadline)
         chosen = _fastest(job, model, chosen, allowance, log)
-    sqnr_db, rounds = compared_with_fp32(job, chosen.model, log)
+    sqnr_db, rounds = compared_with_fp32(job, chosen.model, log, kept, chosen.fp32_run)
     with log.phase("measure", "Measuring latency"):
-        selection = _measured(job, chosen, rounds if job.measurement.streams is None else ())
+        selection = _measured(job, chosen, rounds)
     slow = selection.slower_than_fp32[0] if is_timed and selection.slower_than_fp32 else None
     if slow is not None:
         log.warn(f"no plan is {too_slow(job, slow)}; {_EVERY_OP}")
@@ -160,7 +163,7 @@ def _fastest(
     if plan not in models:
         with log.phase("convert"):
             models[plan] = model.converted(plan)
-    return _Choice(plan, models[plan], times)
+    return _Choice(plan, models[plan], times, probe.gauge)
 
 
 def _allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
@@ -174,7 +177,8 @@ def _allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:
 def _measured(job: TuningJob, chosen: _Choice, rounds: Sequence[Sequence[float]]) -> Selection:
     """Return a plan with its latency, and its trial if the plan gains too little over FP32.
 
-    `rounds` are the seconds of FP32 and the plan in rounds just measured.
+    `rounds` are the seconds of FP32 and the plan in rounds just measured, as in
+    `Measurement.rounds`.
     """
     before, after = job.measurement.rounds([job.model, chosen.model], earlier=rounds)
     figures = latency_figures(before, after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from neural_mp.profiling import Ratio, interleaved_rounds, measurement, ratio
+from neural_mp.profiling import Ratio, bound_ratio, interleaved_rounds, measurement, ratio
 
 
 class Clock:
@@ -160,6 +160,29 @@ def test_no_round_follows_rounds_that_suffice(clock):
     run = clock.taking(0.5)
     (taken,) = interleaved_rounds([run], earlier=[[0.5] * 4], suffices=lambda _: True)
     assert (len(taken), run.count) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "bound"),
+    [(4, 4, True), (2, 7, True), (7, 2, True), (3, 3, False), (2, 6, False)],
+)
+def test_runs_bound_a_ratio_if_noise_that_favours_one_model_is_improbable(one, other, bound):
+    """Each run is slowed or not, by chance: the ratio is unbounded if all of one model are only."""
+    assert bound_ratio(one, other) is bound
+    draw, trials = np.random.default_rng(0), 30_000
+    worst = 0.0
+    for share in (0.2, 0.3, 0.5, 0.7, 0.8):
+        slowed = draw.random((trials, one + other)) < share
+        first, second = slowed[:, :one], slowed[:, one:]
+        unbounded = (first.all(1) & ~second.any(1)) | (second.all(1) & ~first.any(1))
+        worst = max(worst, float(unbounded.mean()))
+    assert (worst < 0.01) is bound
+
+
+def test_runs_that_are_not_in_pairs_bound_their_ratio():
+    found = ratio([1.0, 1.1] + [1.0] * 5, [4.0, 5.0])
+    assert (found.low, found.high) == (1.0 / 5.0, 1.1 / 4.0)
+    assert found.low < found.value < found.high
 
 
 @pytest.mark.parametrize("rounds", [4, 5, 8])

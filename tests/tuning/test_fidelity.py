@@ -9,10 +9,10 @@ import pytest
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.tuning import sqnr
 from neural_mp.tuning.objectives import Measurement
-from neural_mp.tuning.sqnr import OutputNoise, mean_nsr, output_sqnr_db
-from neural_mp.util.text import shape_words
+from neural_mp.tuning.sqnr import OutputNoise, TimedRun, mean_nsr, output_sqnr_db
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ class Clock:
 def test_compared_batches_are_the_first_latency_rounds(monkeypatch) -> None:
     clock, (like, other) = Clock(monkeypatch), (np.ones((4, 2)), np.ones((3, 2)))
     models = clock.model("fp32", [1.0, 1.1, 9.0, 1.2]), clock.model("int8", [0.5, 0.5, 9.0, 0.5])
-    noise = OutputNoise(*models, shape_words(like))
+    noise = OutputNoise(*models, Measurement(like))
     noise.sqnr_db([like, like, other, like])
     assert noise.seconds[0] == pytest.approx([1.0, 1.1, 1.2])
     assert noise.seconds[1] == pytest.approx([0.5, 0.5, 0.5])
@@ -93,10 +93,84 @@ def test_compared_batches_are_the_first_latency_rounds(monkeypatch) -> None:
 def test_a_cold_start_is_timed_again(monkeypatch) -> None:
     clock, like = Clock(monkeypatch), np.ones((4, 2))
     models = clock.model("fp32", [1.1, 1.0, 1.1]), clock.model("int8", [2.0, 0.5, 0.5, 0.4])
-    noise = OutputNoise(*models, shape_words(like))
+    noise = OutputNoise(*models, Measurement(like))
     noise.sqnr_db([like] * 3)
     assert noise.seconds[0] == pytest.approx([1.1, 1.0, 1.1])
     assert noise.seconds[1] == pytest.approx([0.4, 0.5, 0.5])
+
+
+def test_a_run_just_made_is_the_first_of_the_comparison(monkeypatch) -> None:
+    clock, like = Clock(monkeypatch), np.ones((4, 2))
+    models = clock.model("fp32", [1.0, 1.1]), clock.model("int8", [0.5, 0.5])
+    noise = OutputNoise(*models, Measurement(like), TimedRun.of(models[0], like))
+    assert noise.sqnr_db([like.copy(), like]) == math.inf
+    assert noise.seconds == (pytest.approx([1.0, 1.1]), pytest.approx([0.5, 0.5]))
+    assert clock.runs == ["fp32", "int8", "int8", "fp32"]
+
+
+def test_a_run_on_other_samples_is_not_part_of_the_comparison(monkeypatch) -> None:
+    clock, like = Clock(monkeypatch), np.ones((4, 2))
+    models = clock.model("fp32", [9.0, 1.0, 1.1]), clock.model("int8", [0.5] * 2)
+    noise = OutputNoise(*models, Measurement(like), TimedRun.of(models[0], like * 2))
+    assert noise.sqnr_db([like, like]) == math.inf
+    assert noise.seconds == (pytest.approx([1.0, 1.1]), pytest.approx([0.5, 0.5]))
+
+
+@pytest.fixture
+def kept():
+    """Outputs that differ from those of FP32, which the models of `Clock` return: a tenth more."""
+    found = KeptOutputs()
+    for inputs in (np.ones((4, 2)), np.full((4, 2), 2.0), np.full((4, 2), 3.0)):
+        found.add([inputs * 1.1])
+        found.end_batch(inputs)
+    return found
+
+
+@pytest.mark.parametrize("fp32", [1.0, 0.1])
+def test_of_known_outputs_few_runs_of_fp32_show_that_it_is_far_slower(monkeypatch, kept, fp32):
+    clock, batches = Clock(monkeypatch), [np.full((4, 2), value) for value in (1.0, 2.0, 3.0)]
+    times = clock.model("fp32", [fp32] * 3), clock.model("int8", [0.3 * fp32] * 9)
+    noise = OutputNoise(*times, Measurement(batches[0]), kept=kept)
+    # The first two batches have the outputs of the run, the other those that were kept.
+    found = noise.sqnr_db(batches)
+    assert found == pytest.approx(-10 * math.log10(1 / 3 * (1 / 11) ** 2), abs=1e-3)
+    is_long = fp32 == 1.0
+    assert clock.runs.count("fp32") == 3
+    assert [len(taken) for taken in noise.seconds] == ([3, 5] if is_long else [3, 3])
+    assert Measurement(None).is_clear(noise.seconds) is is_long
+
+
+def test_fp32_runs_on_known_outputs_as_long_as_its_time_is_in_doubt(monkeypatch, kept):
+    clock, batches = Clock(monkeypatch), [np.full((4, 2), value) for value in (1.0, 2.0, 3.0)]
+    models = clock.model("fp32", [1.0] * 3), clock.model("int8", [0.8] * 3)
+    noise = OutputNoise(*models, Measurement(batches[0]), kept=kept)
+    assert noise.sqnr_db(batches) == math.inf
+    assert noise.seconds == ([pytest.approx(1.0)] * 3, [pytest.approx(0.8)] * 3)
+
+
+def test_runs_without_fp32_do_not_count_once_one_of_them_is_slow(monkeypatch, kept):
+    clock, batches = Clock(monkeypatch), [np.full((4, 2), value) for value in (1.0, 2.0, 3.0)]
+    models = clock.model("fp32", [1.0] * 3), clock.model("int8", [0.3, 0.3, 0.9, 0.3])
+    noise = OutputNoise(*models, Measurement(batches[0]), kept=kept)
+    noise.sqnr_db(batches)
+    assert noise.seconds == ([pytest.approx(1.0)] * 3, [pytest.approx(0.3)] * 3)
+
+
+def test_fp32_does_not_run_on_known_outputs_if_nothing_is_timed(monkeypatch, kept):
+    clock, inputs = Clock(monkeypatch), np.ones((4, 2))
+    models = clock.model("fp32", []), clock.model("int8", [0.3])
+    noise = OutputNoise(*models, kept=kept)
+    assert noise.sqnr_db([inputs]) == pytest.approx(20 * math.log10(11), abs=1e-3)
+
+
+def test_outputs_beyond_the_limit_are_not_kept():
+    kept, inputs = KeptOutputs(limit=100), np.ones((2, 3), np.float32)
+    for number in range(5):
+        if kept.is_open:
+            kept.add([inputs + number])
+            kept.end_batch(inputs + number)
+    found = [kept.of(inputs + number) for number in range(5)]
+    assert [known is not None for known in found] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +178,8 @@ def test_a_cold_start_is_timed_again(monkeypatch) -> None:
     [
         ([1.0] * 4, [0.3] * 4, True),
         ([0.3] * 4, [1.0] * 4, True),
+        ([1.0] * 2, [0.3] * 7, True),
+        ([1.0] * 2, [0.3] * 6, False),  # too few runs
         ([1.0] * 3, [0.3] * 3, False),  # too few rounds
         ([1.0] * 4, [0.8] * 4, False),  # too small a gain
         ([1.0] * 4, [0.3, 0.3, 0.3, 0.9], False),  # one round in doubt
@@ -111,4 +187,4 @@ def test_a_cold_start_is_timed_again(monkeypatch) -> None:
     ],
 )
 def test_slow_rounds_end_only_when_all_of_them_agree(fp32, int8, clear) -> None:
-    assert Measurement(None)._is_clear([fp32, int8]) is clear
+    assert Measurement(None).is_clear([fp32, int8]) is clear

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -120,3 +121,21 @@ def test_the_choice_costs_a_fraction_of_calibration_and_keeps_the_time_limit():
     assert unchecked._allowance(job, 100.0, Deadline()) == pytest.approx(25.0)
     assert unchecked._allowance(job, 0.0, Deadline()) == pytest.approx(unchecked._LEAST_SECONDS)
     assert unchecked._allowance(job, 100.0, Deadline(3.0)) <= 3.0
+
+
+@pytest.mark.parametrize(("profiled", "is_shared"), [(10**12, True), (1, False)])
+def test_the_run_by_which_ops_take_too_long_to_time_is_part_of_the_comparison(
+    converter, monkeypatch, profiled, is_shared
+):
+    compared, original = list[Any](), unchecked.compared_with_fp32
+
+    def recorded(*given: Any) -> Any:
+        compared.append(given[4])
+        return original(*given)
+
+    monkeypatch.setattr(unchecked, "_allowance", lambda *_: 100.0)
+    monkeypatch.setattr(unchecked, "BRIEF", replace(unchecked.BRIEF, profiled_runs=profiled))
+    monkeypatch.setattr(unchecked, "compared_with_fp32", recorded)
+    assert converter().report.output_sqnr_db > 20
+    (run,) = compared
+    assert (run is not None) is is_shared

@@ -13,6 +13,7 @@ from neural_mp.adaptors.common.optional import (
     Hessian,
     LayerInputs,
 )
+from neural_mp.adaptors.common.output_keeping import OutputKeeping
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Range
 from neural_mp.space import ResolvedPlan
@@ -30,6 +31,7 @@ class Framework(Protocol[M]):
     gradients: Gradients[M] | None
     grouped_weights: GroupedWeights[M] | None
     layer_inputs: LayerInputs[M] | None
+    output_keeping: OutputKeeping[M] | None
 
     def fingerprint(self, model: M) -> str:
         """Return a digest of ops and weights."""

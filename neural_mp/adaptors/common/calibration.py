@@ -107,12 +107,8 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
     """
     if not values.size:
         return None
-    axis = channels % values.ndim if values.ndim > 1 else 0
-    positions = _sample_positions(values.size)
-    if values.flags.c_contiguous:
-        sample = values.reshape(-1)[positions]
-    else:
-        sample = values[np.unravel_index(positions, values.shape)]
+    axis, given = channels % values.ndim if values.ndim > 1 else 0, values
+    if not values.flags.c_contiguous:
         moved = np.moveaxis(values, axis, -1)
         if moved.flags.c_contiguous:
             # Channels are last in memory: a view avoids the cost of a copy.
@@ -123,12 +119,21 @@ def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
             low, high, power, total = _reduced_columns(shaped)
         else:
             shaped = values.reshape(int(np.prod(values.shape[:axis])), values.shape[axis], -1)
-            low, high = shaped.min((0, 2)), shaped.max((0, 2))
-            # Products of the BLAS take half the time of numpy's sums over short rows.
+            # Products of the BLAS take half the time of numpy's sums over short rows. They come
+            # first: they read from memory three times as fast as numpy's extremes.
             power = (shaped[..., None, :] @ shaped[..., None])[..., 0, 0].sum(0)
             total = (shaped @ np.ones(shaped.shape[-1], shaped.dtype)).sum(0)
+            low, high = shaped.min((0, 2)), shaped.max((0, 2))
     count = values.size // len(power)
-    return BatchStats(low, high, power / count, count, sample, total / count)
+    return BatchStats(low, high, power / count, count, _sampled(given), total / count)
+
+
+def _sampled(values: Floats) -> Floats:
+    """Return the values at the positions of `sample_fractions`."""
+    positions = _sample_positions(values.size)
+    if values.flags.c_contiguous:
+        return values.reshape(-1)[positions]
+    return values[np.unravel_index(positions, values.shape)]
 
 
 def _reduced_columns(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -140,13 +145,14 @@ def _reduced_columns(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     together = min(max(_ROW_VALUES // columns, 1), rows)
     split = rows - rows % together
     wide, rest = values[:split].reshape(-1, together * columns), values[split:]
-    low, high = wide.min(0).reshape(together, -1), wide.max(0).reshape(together, -1)
+    total = np.ones(rows, values.dtype) @ values  # first, see `summarized`
     power = np.einsum("xc,xc->c", wide, wide).reshape(together, -1).sum(0)
+    low, high = wide.min(0).reshape(together, -1), wide.max(0).reshape(together, -1)
     return (
         np.concatenate([low, rest]).min(0),
         np.concatenate([high, rest]).max(0),
         power + np.einsum("xc,xc->c", rest, rest),
-        np.ones(rows, values.dtype) @ values,
+        total,
     )
 
 

@@ -19,6 +19,7 @@ from neural_mp.adaptors.common.factor_folding import fold_factors
 from neural_mp.adaptors.common.optional import OpTiming, needed
 from neural_mp.adaptors.common.reconstruction import ModelToRound, reconstructed
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import ChannelRange, ChannelStats, Observations, Range
 from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
@@ -168,9 +169,15 @@ def prepared_for(
 
 
 def observe(
-    adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
+    adaptor: Framework[M],
+    model: M,
+    batches: Iterable[Any],
+    space: TuningSpace,
+    kept: KeptOutputs | None = None,
 ) -> Observations:
     """Observe every tensor that may be quantized in one pass over calibration inputs.
+
+    The outputs are `kept` if the adaptor offers it.
 
     Raises:
         ConversionError: a tensor held NaN or Inf.
@@ -185,7 +192,11 @@ def observe(
 
     tensors = observable_tensors(space.graph, space.int8_ops)
     found: defaultdict[str, Observer] = defaultdict(Observer)
-    for name, summary in adaptor.observe_tensors(model, counted(), tensors):
+    if kept is None or adaptor.output_keeping is None:
+        seen = adaptor.observe_tensors(model, counted(), tensors)
+    else:
+        seen = adaptor.output_keeping.observe_tensors(model, counted(), tensors, kept)
+    for name, summary in seen:
         found[name].update(summary)
     flow = propagate_quantization(space.graph, dict.fromkeys(space.int8_ops, Precision.INT8))
     return summarize(found, samples, tensors_with_channel_scales(space.graph, flow))

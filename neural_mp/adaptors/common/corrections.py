@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -69,6 +70,14 @@ class _Network:
         groups = {consumer: group for group in found for consumer in group.consumers}
         return cls(layers, groups, preserving.union(passing))
 
+    def holding(self, group: ScalingGroup) -> _Network:
+        """Return the network with the weights of a group in memory, otherwise read for each use."""
+        held = {
+            name: replace(self.layers[name], weight=partial(np.asarray, self.layers[name].weight()))
+            for name in (group.producer, *group.consumers)
+        }
+        return replace(self, layers={**self.layers, **held})
+
     def factors(
         self, group: ScalingGroup, correction: str, channels: ChannelStats | None
     ) -> Array | None:
@@ -116,11 +125,12 @@ def score_corrections(
         group = next((network.groups[op] for op in tensor.consumers if op in network.groups), None)
         if channels is None or group is None or not set(tensor.consumers) <= set(group.consumers):
             continue
+        held, stats = network.holding(group), _channel_stats(group, observations)
         for correction in RESCALING:
-            factors = network.factors(group, correction, _channel_stats(group, observations))
+            factors = held.factors(group, correction, stats)
             if factors is not None and len(factors) == len(channels.low):
                 consumers = {name: weight_limit_of(space, name) for name in group.consumers}
-                found = _noise(network, consumers, factors, channels)
+                found = _noise(held, consumers, factors, channels)
                 corrected.setdefault(tensor.name, {})[correction] = found
     return replace(observations, corrected_nsr=corrected)
 

@@ -41,6 +41,10 @@ class GraphAdaptor(Adaptor[G]):
         model = self.read(source, wanted)
         return replace(model, warnings=(*model.warnings, *unused_capture(self.title, capture)))
 
+    def prepare(self, model: G) -> None:
+        """Compile the graph."""
+        model.runner()
+
     def predict(self, model: G, inputs: Any) -> Any:
         """Return outputs as arrays."""
         return model.signature.packed(model.run(model.signature.bind(inputs)))

@@ -60,8 +60,8 @@ class GraphModel(ABC, Generic[P]):
     def compiled(self) -> Run:
         """Return the compiled graph to run, for the allowed number of threads."""
 
-    def run(self, bound: Mapping[str, Array]) -> list[Any]:
-        """Return the outputs for bound inputs, in the order of the signature."""
+    def runner(self) -> Run:
+        """Return the compiled graph, compiled if it was not yet for the number of threads."""
         requested = requested_threads()
         run = self._runners.get(requested)
         if run is None:
@@ -69,7 +69,11 @@ class GraphModel(ABC, Generic[P]):
             threads = allowed_threads()
             run = self._runners.get(threads) or self.compiled()
             self._runners[threads] = self._runners[requested] = run
-        return run(bound)
+        return run
+
+    def run(self, bound: Mapping[str, Array]) -> list[Any]:
+        """Return the outputs for bound inputs, in the order of the signature."""
+        return self.runner()(bound)
 
 
 def with_weights(model: G, weights: Mapping[str, GroupedWeight]) -> G:

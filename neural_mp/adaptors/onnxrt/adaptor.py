@@ -12,6 +12,7 @@ from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
 from neural_mp.adaptors.common.input_moments import corrections_from
 from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.output_keeping import OutputKeeping
 from neural_mp.adaptors.onnxrt import (
     layer_inputs,
     layer_params,
@@ -32,6 +33,7 @@ from neural_mp.adaptors.onnxrt.op_types import TYPES
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
+from neural_mp.util.garbage import collection_paused
 
 #: Environment variable with the execution provider.
 PROVIDER_VARIABLE = "NEURAL_MP_ONNX_PROVIDER"
@@ -56,6 +58,7 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     corrections = optional.Corrections(
         layer_params.layer_params, layer_params.with_layer_params, values=observe.values
     )
+    output_keeping = OutputKeeping(observe.watch)
     layer_inputs = optional.LayerInputs(layer_inputs.layers, observe.values)
     grouped_weights = corrections_from(layer_inputs, with_weights)
     portability = optional.Portability(
@@ -80,7 +83,8 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
 
     def read(self, source: object, wanted: InputSpec) -> OnnxModel:
         """Read and canonicalize a model."""
-        return loading.load(source, wanted, self.provider)
+        with collection_paused():
+            return loading.load(source, wanted, self.provider)
 
     def kernels(self, model: OnnxModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """Return kernels from the provider's kernel registry and ONNX's schemas."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,23 @@ def infer_shapes(program: ir.Model) -> None:
     except Exception:
         # The underlying checker raises its own types; shapes are optional.
         logger.debug("shape inference failed", exc_info=True)
+
+
+def with_sizes(program: ir.Model, sizes: Mapping[str, Sequence[int]]) -> ir.Model:
+    """Return a copy with the shapes that follow from those of its inputs, as far as ONNX can.
+
+    Shapes in a file are ignored: those of results may be left from another batch size.
+    """
+    program = program.clone()
+    for node in program.graph:
+        for result in node.outputs:
+            result.shape = None
+    for value in program.graph.inputs:
+        size = sizes.get(str(value.name))
+        if size is not None:
+            value.shape = ir.Shape(size)
+    infer_shapes(program)
+    return program
 
 
 def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:

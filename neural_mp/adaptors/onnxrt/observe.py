@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,12 +22,15 @@ from neural_mp.adaptors.common.op_outputs import (
 )
 from neural_mp.adaptors.common.signature import Array, in_parts
 from neural_mp.adaptors.onnxrt import subgraph_outputs
+from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
 from neural_mp.adaptors.onnxrt.graph import build_graph
-from neural_mp.adaptors.onnxrt.graph_edit import is_tensor
+from neural_mp.adaptors.onnxrt.graph_edit import is_tensor, parts_of
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.errors import ConversionError
+from neural_mp.util.pytree import float_arrays
 
 #: Maximum bytes fetched per run, which bounds the memory of a part of a batch.
 _FETCHED_BYTES = 32 << 20
@@ -33,8 +38,6 @@ _FETCHED_BYTES = 32 << 20
 _WHOLE = sys.maxsize
 #: Ops with channels on axis 1; for all others, the last axis is assumed.
 _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
-#: A function from inputs to the arrays of each tensor.
-_Run = Callable[[dict[str, Array]], dict[str, list[Array]]]
 #: Types of tensors that may hold NaN or Inf.
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 
@@ -43,15 +46,19 @@ _SEPARABLE: WeakKeyDictionary[OnnxModel, bool] = WeakKeyDictionary()
 
 
 def watch(
-    model: OnnxModel, batches: Iterable[Any], tensors: Collection[str]
+    model: OnnxModel,
+    batches: Iterable[Any],
+    tensors: Collection[str],
+    kept: KeptOutputs | None = None,
 ) -> Iterator[tuple[str, BatchStats]]:
     """Run batches and yield statistics of the named tensors for every part.
 
-    Tensors that are not floating-point, and lists of tensors, are omitted.
+    Tensors that are not floating-point, and lists of tensors, are omitted. The outputs of the
+    batches are `kept`.
     """
-    watched, run, runner = _fetching(model, tensors)
-    channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
-    for name, array in _values(model, batches, run, runner):
+    fetch = _Fetch.of(model, tensors)
+    channels = {name: 1 if _channels_second(value) else -1 for name, value in fetch.watched.items()}
+    for name, array in _values(model, batches, fetch, kept):
         summary = summarized(array, channels[name])
         if summary is not None:
             yield name, summary
@@ -61,73 +68,130 @@ def values(
     model: OnnxModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, Array]]:
     """Run batches and yield the values of the named floating-point tensors for every part."""
-    _, run, runner = _fetching(model, tensors)
-    return _values(model, batches, run, runner)
+    return _values(model, batches, _Fetch.of(model, tensors))
 
 
 def _values(
-    model: OnnxModel, batches: Iterable[Any], run: _Run, runner: Runner
+    model: OnnxModel,
+    batches: Iterable[Any],
+    fetch: _Fetch,
+    kept: KeptOutputs | None = None,
 ) -> Iterator[tuple[str, Array]]:
     """Yield tensors and their values for every part of each batch."""
     most = 0  # samples per run; determined with the first batch of several samples
-    for feeds in map(model.signature.bind, batches):
+    kept = kept or KeptOutputs(limit=0)
+    for batch in batches:
+        feeds, alone = model.signature.bind(batch), list[_Results]()
         samples = model.signature.samples(feeds)
         if not most and samples > 1:
-            most = 1 if _separable(model, feeds, runner) else _WHOLE
+            alone = _samples_alone(model, feeds, fetch)
+            most = 1 if _SEPARABLE[model] else _WHOLE
         for part in in_parts(feeds, samples, most or _WHOLE):
-            arrays = run(part)
-            for name, several in arrays.items():
+            results = alone.pop(0) if alone else fetch(part, outputs=kept.is_open)
+            for name, several in results.tensors.items():
                 yield from ((name, array) for array in several)
+            if kept.is_open:
+                kept.add(float_arrays(model.signature.packed(results.outputs)))
             if 0 < most < _WHOLE:
-                size = sum(array.nbytes for several in arrays.values() for array in several)
+                size = sum(a.nbytes for several in results.tensors.values() for a in several)
                 most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
+        kept.end_batch(batch)
 
 
 def element_counts(model: OnnxModel, inputs: Any, tensors: Collection[str]) -> dict[str, float]:
     """Return tensor → its number of elements in a run; see `Adaptor.element_counts`.
 
-    Of independent samples, only one is run.
+    Only a graph with bodies, or with sizes that depend on values, is run; of independent samples,
+    only one.
     """
-    _, run, runner = _fetching(model, tensors)
-    feeds, times = model.signature.bind(inputs), 1
-    samples = model.signature.samples(feeds)
-    if samples > 1 and _separable(model, feeds, runner):
-        feeds, times = next(in_parts(feeds, samples, 1)), samples
-    sizes = {
-        name: float(times * sum(array.size for array in several))
-        for name, several in run(feeds).items()
-    }
+    feeds = model.signature.bind(inputs)
+    sizes = _inferred_counts(model, feeds, tensors)
+    if sizes is None:
+        sizes = _counted(model, feeds, tensors)
     return {name: size for name, size in sizes.items() if size}
 
 
-def _fetching(
-    model: OnnxModel, tensors: Collection[str]
-) -> tuple[dict[str, ir.Value], _Run, Runner]:
-    """Return the floating-point tensors among `tensors`, and a function that runs the model.
+def _inferred_counts(
+    model: OnnxModel, feeds: Mapping[str, Array], tensors: Iterable[str]
+) -> dict[str, float] | None:
+    """Return tensor → its number of elements by shape inference; None if one stays unknown."""
+    if len(parts_of(model.program.graph)) > 1:
+        return None
+    program = with_sizes(model.program, {name: array.shape for name, array in feeds.items()})
+    known, found = ir.convenience.create_value_mapping(program.graph), {}
+    for name in tensors:
+        value = known[str(model.structure.values[name].name)]
+        if not is_tensor(value) or not (value.dtype is None or value.dtype.is_floating_point()):
+            continue
+        if value.dtype is None or value.shape is None or not value.shape.is_static():
+            return None
+        found[name] = float(math.prod(value.shape.numpy()))
+    return found
 
-    The function, with its session, returns the arrays of each of these tensors.
-    """
-    program = subgraph_outputs.typed(model.program)
-    known = subgraph_outputs.values_in(program)
-    asked = {name: known[str(model.structure.values[name].name)] for name in sorted(tensors)}
-    watched = {
-        name: value
-        for name, value in subgraph_outputs.visible(program, asked).items()
-        if is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
+
+def _counted(
+    model: OnnxModel, feeds: dict[str, Array], tensors: Collection[str]
+) -> dict[str, float]:
+    """Return tensor → its number of elements, from a run."""
+    fetch, samples, times = _Fetch.of(model, tensors), model.signature.samples(feeds), 1
+    alone = _samples_alone(model, feeds, fetch) if samples > 1 else []
+    if samples > 1 and _SEPARABLE[model]:
+        feeds, times = next(in_parts(feeds, samples, 1)), samples
+    results = alone[0] if alone else fetch(feeds)
+    return {
+        name: float(times * sum(array.size for array in several))
+        for name, several in results.tensors.items()
     }
-    values = {name: str(value.name) for name, value in watched.items()}
-    fed = model.signature.input_tensors
-    fetched = [value for value in values.values() if value not in fed]
-    wanted = subgraph_outputs.with_outputs(program, [*fetched, *model.signature.output_tensors])
-    runner = model.session(wanted, lean=True)
 
-    def run(feeds: dict[str, Array]) -> dict[str, list[Array]]:
+
+@dataclass(frozen=True)
+class _Results:
+    """The arrays of each tensor in a part of a batch, and the outputs, if asked for."""
+
+    tensors: dict[str, list[Array]]
+    outputs: list[Any]
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """Runs a model and returns tensors besides its outputs.
+
+    Attributes:
+        model: the model.
+        watched: the floating-point tensors, by name.
+        runner: a session with these tensors and the outputs of the model.
+    """
+
+    model: OnnxModel
+    watched: dict[str, ir.Value]
+    runner: Runner
+
+    @classmethod
+    def of(cls, model: OnnxModel, tensors: Collection[str]) -> _Fetch:
+        """Fetch the floating-point tensors among `tensors`."""
+        program = subgraph_outputs.typed(model.program)
+        known = subgraph_outputs.values_in(program)
+        asked = {name: known[str(model.structure.values[name].name)] for name in sorted(tensors)}
+        watched = {
+            name: value
+            for name, value in subgraph_outputs.visible(program, asked).items()
+            if is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
+        }
+        outputs, fed = model.signature.output_tensors, model.signature.input_tensors
+        fetched = [str(value.name) for value in watched.values() if str(value.name) not in fed]
+        wanted = subgraph_outputs.with_outputs(program, [*fetched, *outputs])
+        return cls(model, watched, model.session(wanted, lean=True))
+
+    def __call__(self, feeds: dict[str, Array], outputs: bool = False) -> _Results:
+        """Run a part of a batch, and return its outputs if asked for."""
+        values = {name: str(value.name) for name, value in self.watched.items()}
+        asked = self.model.signature.output_tensors if outputs else ()
+        wanted = list(dict.fromkeys(v for v in (*values.values(), *asked) if v not in feeds))
         found = dict(feeds)
-        if fetched:
-            found.update(zip(fetched, runner(feeds, fetched), strict=True))
-        return {name: _floats(found[value]) for name, value in values.items()}
-
-    return watched, run, runner
+        if wanted:
+            found.update(zip(wanted, self.runner(feeds, wanted), strict=True))
+        tensors = {name: _floats(found[value]) for name, value in values.items()}
+        return _Results(tensors, [found[output] for output in asked])
 
 
 def _floats(found: object) -> list[Array]:
@@ -144,28 +208,39 @@ def _channels_second(value: ir.Value) -> bool:
     return any(op in _CHANNELS_SECOND for op in near)
 
 
-def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> bool:
-    """Whether samples are independent of each other, by the first batch of a model."""
-    if model not in _SEPARABLE:
-        _SEPARABLE[model] = _runs_by_sample(model.signature.output_tensors, feeds, runner)
-    return _SEPARABLE[model]
+def _samples_alone(model: OnnxModel, feeds: dict[str, Array], fetch: _Fetch) -> list[_Results]:
+    """Find out whether samples are independent, by the first batch of a model.
+
+    Return the results of the first two samples if they are, and if it was unknown.
+    """
+    if model in _SEPARABLE:
+        return []
+    found = _runs_by_sample(model, feeds, fetch)
+    _SEPARABLE[model] = bool(found)
+    return found
 
 
-def _runs_by_sample(names: Sequence[str], feeds: dict[str, Array], runner: Runner) -> bool:
-    """Run two samples together and separately, as the first axis may also be time."""
+def _runs_by_sample(model: OnnxModel, feeds: dict[str, Array], fetch: _Fetch) -> list[_Results]:
+    """Run two samples together and separately, as the first axis may also be time.
+
+    Return the results of each if the outputs are those of both together.
+    """
+    first, second, both = (
+        {name: array[cut] for name, array in feeds.items()}
+        for cut in (slice(0, 1), slice(1, 2), slice(0, 2))
+    )
     try:
-        together, first, second = (
-            runner({name: array[cut] for name, array in feeds.items()}, names)
-            for cut in (slice(0, 2), slice(0, 1), slice(1, 2))
-        )
+        together = fetch.runner(both, model.signature.output_tensors)
+        alone = [fetch(first, outputs=True), fetch(second, outputs=True)]
     except ConversionError:
-        return False
-    return all(
+        return []
+    are_equal = all(
         len(one) == len(two) == 1
         and both.shape == (2, *one.shape[1:]) == (2, *two.shape[1:])
         and _are_close(both, np.concatenate([one, two]))
-        for both, one, two in zip(together, first, second, strict=True)
+        for both, one, two in zip(together, *(results.outputs for results in alone), strict=True)
     )
+    return alone if are_equal else []
 
 
 def _are_close(one: Array, other: Array) -> bool:

@@ -2,6 +2,8 @@
 
 import gc
 import importlib
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -44,3 +46,43 @@ def test_an_import_that_fails_leaves_the_collection_on(monkeypatch):
     with pytest.raises(ImportError, match="onnxrt"):
         adaptor_named("onnxrt")
     assert gc.isenabled()
+
+
+@pytest.fixture
+def imports_one(monkeypatch):
+    """Let the import of an adaptor import a module that makes many objects."""
+    original = importlib.import_module
+
+    def imported(name):
+        monkeypatch.setitem(sys.modules, "a_module_of_the_framework", ModuleType("made"))
+        made.extend([] for _ in range(20_000))
+        return original(name)
+
+    made: list[list[int]] = []
+    monkeypatch.setattr(importlib, "import_module", imported)
+    return made
+
+
+@pytest.fixture
+def nothing_frozen():
+    """No frozen objects, as in the process of a user; frozen again afterwards."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_what_was_imported_counts_as_old(imports_one):
+    gc.collect(0)
+    adaptor_named("onnxrt")
+    young = gc.get_objects(generation=0)
+    assert len(young) < 10_000 < len(imports_one)
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("imports_one", "nothing_frozen")
+def test_what_the_program_froze_stays_frozen():
+    gc.freeze()
+    before = gc.get_freeze_count()
+    adaptor_named("onnxrt")
+    assert gc.get_freeze_count() >= before - 100  # some of it was deleted
