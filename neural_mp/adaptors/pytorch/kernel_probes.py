@@ -46,7 +46,8 @@ def writes_fast(layer: Any, dtype: torch.dtype) -> bool:
     """Whether the integer kernel of a layer writes results in `dtype` as fast as in float32.
 
     oneDNN has a reference implementation where it has no kernel: for bfloat16 without AVX-512, and
-    for float16 in dense layers. Convolutions in float16 are refused.
+    for float16 in dense layers. Convolutions in float16 are refused. Dense layers of torch 2.6
+    write bytes instead of float16.
 
     Args:
         layer: the op, such as `aten.linear.default`.
@@ -60,6 +61,8 @@ def writes_fast(layer: Any, dtype: torch.dtype) -> bool:
     try:
         with torch.no_grad():
             run = unscaled_kernel(x, weight, geometry)
+            if run(dtype).dtype is not dtype:
+                return False
             float32, other = fastest_runs([lambda: run(torch.float32), lambda: run(dtype)])
     except RuntimeError:
         return False
