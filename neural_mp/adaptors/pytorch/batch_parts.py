@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
+from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.call_layouts import remember
+from neural_mp.adaptors.pytorch.graph_edit import sizes_of_result
 from neural_mp.adaptors.pytorch.sample_independence import computes_samples_alone
 
 #: Maximum size, for each thread, of the activations that an op reads and writes. Parts of 8 to 32
@@ -83,28 +83,29 @@ def joined(parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
     return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
 
 
-class _Sizes(Interpreter):
-    """Runs a graph, and keeps the bytes of every result but constants."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.results: dict[Node, int] = {}
-
-    def run_node(self, n: Node) -> Any:
-        """Return a node's result."""
-        result = super().run_node(n)
-        if n.op != "get_attr":
-            tensors = [leaf for leaf in pytree.tree_leaves(result) if torch.is_tensor(leaf)]
-            self.results[n] = sum(tensor.nbytes for tensor in tensors)
-        return result
-
-
 def _largest_op(sample: Sequence[torch.Tensor], module: GraphModule) -> int:
-    """Return the most bytes of activations that an op reads and writes, for one sample."""
-    sizes = _Sizes(module)
-    sizes.enable_io_processing = False
-    sizes.run(*sample)
-    return max(
-        sum(sizes.results.get(read, 0) for read in {node, *node.all_input_nodes})
-        for node in sizes.results
-    )
+    """Return the most bytes of activations that an op reads and writes, for one sample.
+
+    Derived from the sizes at capture: a run would show up in kernel logs.
+    """
+    known: dict[Any, int] = {}
+    sizes: dict[Node, int] = {}
+    given = iter(sample)
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "get_attr" or not isinstance(value, torch.Tensor):
+            continue
+        if node.op == "placeholder":
+            known.update(zip(sizes_of_result(node), next(given).shape, strict=True))
+        sizes[node] = value.dtype.itemsize * math.prod(_known(sizes_of_result(node), known))
+    reading = ({node, *node.all_input_nodes} for node in sizes)
+    return max(sum(sizes.get(read, 0) for read in nodes) for nodes in reading)
+
+
+def _known(sizes: Iterable[Any], known: dict[Any, int]) -> Iterator[int]:
+    """Yield sizes; those that depend on values, which are not known before a run, as 1."""
+    for size in sizes:
+        if size not in known:
+            found = size if isinstance(size, int) else size.xreplace(known)
+            known[size] = int(found) if isinstance(found, int) or found.is_number else 1
+        yield known[size]

@@ -33,7 +33,7 @@ def fold_scales(module: GraphModule) -> None:
 
 def _fold(module: GraphModule, kernel: Node) -> None:
     given = fx.arguments(kernel)
-    scales, name = fx.constant(module, given["w_scale"]), given["w_zero_point"].name
+    scales, name = fx.constant(module, given["w_scale"]), given["w_scale"].name
     assert scales is not None
     factors = scales * given["x_scale"]
     changes: dict[str, Any] = {"x_scale": 1.0}
@@ -46,7 +46,7 @@ def _fold(module: GraphModule, kernel: Node) -> None:
         changes |= {"output_scale": 1.0, "output_zero_point": 0}
         if kernel.target is _SUMMING:
             changes["accum_scale"] = given["accum_scale"] / given["output_scale"]
-    changes["w_scale"] = fx.add_constant(module, f"{name}_scales", factors, kernel)
+    changes["w_scale"] = fx.add_constant(module, f"{name}_folded", factors, kernel)
     fx.set_arguments(kernel, **changes)
 
 
