@@ -112,10 +112,11 @@ def element_counts(model: OnnxModel, inputs: Any, tensors: Collection[str]) -> d
 
 
 def _inferred_counts(
-    model: OnnxModel, feeds: Mapping[str, Array], tensors: Iterable[str]
+    model: OnnxModel, feeds: Mapping[str, Any], tensors: Iterable[str]
 ) -> dict[str, float] | None:
     """Return tensor → its number of elements by shape inference; None if one stays unknown."""
-    if len(parts_of(model.program.graph)) > 1:
+    has_lists = not all(isinstance(array, np.ndarray) for array in feeds.values())
+    if has_lists or len(parts_of(model.program.graph)) > 1:
         return None
     program = with_sizes(model.program, {name: array.shape for name, array in feeds.items()})
     known, found = ir.convenience.create_value_mapping(program.graph), {}
