@@ -7,7 +7,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_nets import MACHINE, Converted, graph, op, run
 
+from neural_mp.adaptors.onnxrt import loading
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
@@ -145,19 +147,31 @@ def test_a_function_written_in_another_opset_leaves_the_model_alone():
     assert converted.float.obstacle
 
 
-@pytest.mark.parametrize("kind", ["Pad", "Resize scales", "Resize sizes"])
+@pytest.mark.parametrize(
+    "kind", ["Pad", "Resize scales", "Resize sizes", "Resize region", "Resize ignored region"]
+)
 def test_axes_that_are_named_stay_those(kind):
     """ONNX Runtime's integer convolutions have channels last, and it forgets to move the axes."""
     nodes = {
         "Pad": op("Pad", "c p - ax", "d"),
         "Resize scales": op("Resize", "c - s", "d", mode="nearest", axes=[2, 3]),
         "Resize sizes": op("Resize", "c - - z", "d", mode="nearest", axes=[2, 3]),
+        "Resize region": op(
+            "Resize",
+            "c roi s",
+            "d",
+            mode="linear",
+            axes=[-2, 3],
+            coordinate_transformation_mode="tf_crop_and_resize",
+        ),
+        "Resize ignored region": op("Resize", "c roi s", "d", mode="linear", axes=[2, 3]),
     }
     constants = {
         "p": np.array([1, 2]),
         "ax": np.array([3]),
         "s": np.array([2, 1.5], np.float32),
         "z": np.array([9, 7]),
+        "roi": np.array([0.1, 0.2, 0.8, 0.9], np.float32),
         "v": W3,
     }
     used = {*nodes[kind].input, "v"}
@@ -373,3 +387,40 @@ def test_a_plan_of_which_nothing_comes_is_the_fp32_plan():
     asked = PrecisionPlan({name: OpConfig(Precision.INT8)})
     assert set(space.resolve(asked).effective.values()) == {Precision.FP32}
     assert space.resolve(asked).plan == space.fp32_plan()
+
+
+def test_a_rewritten_graph_that_yields_something_else_is_discarded(monkeypatch):
+    """With the opset unchanged: the rewritten graph is run next to the original."""
+
+    def wrong(program, folder):
+        notes = prepare(program, folder)
+        weight = program.graph.initializers["w"]
+        weight.const_value = onnx_ir.tensor(weight.const_value.numpy() * 1.01, name="w")
+        return notes
+
+    monkeypatch.setattr(loading, "prepare", wrong)
+    converted = Converted(conv_and(op("Relu", "c", "y")), X)
+    assert "not equal to the original: the outputs differ" in converted.float.obstacle
+    np.testing.assert_array_equal(converted.result, converted.reference)
+    assert any("the outputs differ" in warning for warning in converted.float.warnings)
+
+
+@pytest.mark.parametrize("kind", ["random", "rounded apart"])
+def test_an_output_that_differs_from_run_to_run_or_by_rounding_refuses_nothing(kind, monkeypatch):
+    """The original yields something else itself, so the outputs cannot be compared."""
+
+    def rounded(program, folder):
+        notes = prepare(program, folder)
+        weight = program.graph.initializers["w"]
+        weight.const_value = onnx_ir.tensor(
+            weight.const_value.numpy() * np.float32(1 + 1e-6), name="w"
+        )
+        return notes
+
+    monkeypatch.setattr(loading, "prepare", rounded)
+    nodes, constants = [op("RandomNormalLike", "c", "y")], {}
+    if kind == "rounded apart":
+        nodes = [op("Mul", "c big", "m"), op("Sin", "m", "y")]
+        constants["big"] = np.float32(1e9)
+    model = conv_and(*nodes, outputs=("c", "y"), constants=constants)
+    assert OnnxRuntimeAdaptor().load(model, example=X).obstacle is None
