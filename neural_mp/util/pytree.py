@@ -133,15 +133,34 @@ def as_numpy(values: Any) -> np.ndarray:
 
 
 def float_arrays(value: object) -> list[np.ndarray]:
-    """Return the floating-point arrays among the leaves."""
-    arrays = (as_numpy(leaf) for leaf in tree_leaves(value) if hasattr(leaf, "shape"))
+    """Return the floating-point arrays among the leaves, and all other floats as one array."""
+    leaves = tree_leaves(value)
+    arrays = [as_numpy(leaf) for leaf in leaves if hasattr(leaf, "shape")]
+    numbers = [leaf for leaf in leaves if type(leaf) is float]
+    if numbers:  # of maps, such as the probability of each class
+        arrays.append(np.array(numbers, np.float32))
     return [array for array in arrays if array.dtype.kind == "f"]
 
 
+def _columns(value: object) -> dict[str, np.ndarray] | None:
+    """Return the floats of each key in a list of maps; None for any other value."""
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        return None
+    floats = [(str(k), v) for item in value for k, v in item.items() if type(v) is float]
+    keys = dict.fromkeys(key for key, _ in floats)
+    return {key: np.array([number for k, number in floats if k == key], np.float32) for key in keys}
+
+
 def named_float_arrays(value: object) -> dict[str, np.ndarray]:
-    """Return path of keys or indices → floating-point array; a single array as `output`."""
+    """Return path of keys or indices → floating-point array; a single array as `output`.
+
+    The floats of a key in a list of maps form one array.
+    """
 
     def visit(value: object, path: tuple[str, ...]) -> None:
+        columns = _columns(value)
+        if columns is not None:
+            value = columns
         if isinstance(value, Mapping):
             for key, item in value.items():
                 visit(item, (*path, str(key)))

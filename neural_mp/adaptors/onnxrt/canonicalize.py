@@ -16,6 +16,7 @@ from neural_mp.adaptors.onnxrt import graph_edit as edit
 from neural_mp.adaptors.onnxrt import opset as opsets
 from neural_mp.adaptors.onnxrt.conv_framing import frame_convolutions
 from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
+from neural_mp.adaptors.onnxrt.map_types import hidden_maps
 from neural_mp.adaptors.onnxrt.subgraphs import in_order, lift_constants, sink_constants
 from neural_mp.errors import ConversionError
 
@@ -105,8 +106,9 @@ def _lower_opset(program: ir.Model) -> None:
 def infer_shapes(program: ir.Model) -> None:
     """Infer element types and shapes, as far as ONNX can."""
     try:
-        lists = _list_types(program)
-        common.ShapeInferencePass(check_type=False, strict_mode=False)(program)
+        with hidden_maps(program):
+            lists = _list_types(program)
+            common.ShapeInferencePass(check_type=False, strict_mode=False)(program)
         for value, kind in lists:
             value.type = kind
     except Exception:

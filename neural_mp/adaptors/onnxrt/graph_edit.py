@@ -11,6 +11,7 @@ from onnx_ir.passes import common
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.external_data import raw_bytes
+from neural_mp.adaptors.onnxrt.map_types import is_map
 from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order, name_within_bodies
 from neural_mp.core.precision import Precision
 
@@ -39,8 +40,10 @@ def used_outputs(node: ir.Node) -> list[ir.Value]:
 
 
 def is_tensor(value: ir.Value) -> bool:
-    """Whether a value is a tensor or of unknown type, not a sequence or optional."""
-    return value.type is None or isinstance(value.type, ir.TensorType)
+    """Whether a value is a tensor or of unknown type, not a sequence, optional or map."""
+    if value.type is None:
+        return not is_map(value)
+    return isinstance(value.type, ir.TensorType)
 
 
 def is_float32(value: ir.Value | None) -> bool:

@@ -21,6 +21,7 @@ from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.file_checks import check_model
 from neural_mp.adaptors.onnxrt.graph_edit import correct_declarations, name_nodes, tensors_in
+from neural_mp.adaptors.onnxrt.map_types import program_from, save_program
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
@@ -289,14 +290,14 @@ def _read(source: object) -> _Read:
         )
     if proto.ByteSize() < _SPILL_MIN_BYTES:
         return _Read(proto, Path())
-    return _spill(ir.from_proto(proto))
+    return _spill(program_from(onnx.ModelProto.FromString(proto.SerializeToString())))
 
 
 def _spill(program: ir.Model) -> _Read:
     """Write a graph with its weights to temporary files."""
     held = tempfile.TemporaryDirectory()
     path = Path(held.name) / "model.onnx"
-    ir.save(program, path, external_data="model.data")
+    save_program(program, path, "model.data")
     return _Read(read_without_weights(path), path.parent, held)
 
 
@@ -333,7 +334,7 @@ def program_of(read: _Read) -> ir.Model:
         # Passes of onnx-ir rename initializers in the original message.
         proto = onnx.ModelProto()
         proto.CopyFrom(dense)
-        program = ir.from_proto(proto)
+        program = program_from(proto)
     except Exception as error:
         # Its exceptions vary.
         logger.debug("the graph is invalid", exc_info=True)

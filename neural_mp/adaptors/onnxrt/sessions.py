@@ -17,6 +17,7 @@ import onnxruntime as ort
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.threads import allowed_threads
 from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.map_types import message_of, save_program
 from neural_mp.errors import ConversionError, one_line
 
 #: Major and minor version.
@@ -98,7 +99,7 @@ class Runner:
         if too_large or (folder is not None and not FINDS_WEIGHTS):
             place = self._kept.enter_context(tempfile.TemporaryDirectory())
             source = str(Path(place) / "model.onnx")
-            ir.save(program, source, external_data="model.data")
+            save_program(program, Path(source), "model.data")
         else:
             if folder is not None:
                 options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
@@ -106,7 +107,7 @@ class Runner:
             # Otherwise a message may be mistaken for the runtime's own format.
             options.add_session_config_entry(_FORMAT, "ONNX")
         try:
-            source = source or ir.to_proto(program).SerializeToString()
+            source = source or message_of(program).SerializeToString()
             self.session = ort.InferenceSession(source, options, providers=[provider])
         except Exception as error:
             # The bindings, and the serialization of a broken graph, raise their own types.

@@ -24,6 +24,7 @@ from neural_mp.adaptors.common.signature import Signature
 from neural_mp.adaptors.onnxrt.external_data import raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.graph_edit import parts_of
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
+from neural_mp.adaptors.onnxrt.map_types import message_of, save_program
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.opset import opset_of, version_in
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
@@ -109,7 +110,7 @@ def dump_graph(model: OnnxModel, path: Path) -> tuple[Path, ...]:
     """Write the model, and its message as text without values of initializers."""
     binary, text = path.with_suffix(".onnx"), path.with_suffix(".pbtxt")
     save_file(model, binary, {})
-    message = ir.to_proto(model.runs)
+    message = message_of(model.runs)
     for tensor in message.graph.initializer:
         tensor.ClearField("raw_data")
         del tensor.external_data[:]
@@ -120,10 +121,10 @@ def dump_graph(model: OnnxModel, path: Path) -> tuple[Path, ...]:
 def _write(program: ir.Model, path: Path) -> None:
     values = program.graph.initializers.values()
     if sum(map(bytes_of, values)) > MESSAGE_LIMIT:
-        ir.save(program, path, external_data=f"{path.name}.data")
+        save_program(program, path, f"{path.name}.data")
     else:
         weights = {str(v.name): v.const_value for v in values if v.const_value is not None}
-        write_with_weights(ir.to_proto(program), weights, path)
+        write_with_weights(message_of(program), weights, path)
     outputs = [value for part in parts_of(program.graph) for value in part.outputs]
     if not all(value.shape is not None for value in outputs):
         return  # the checker requires the rank of outputs
@@ -138,7 +139,7 @@ def _write(program: ir.Model, path: Path) -> None:
 
 def whole(model: OnnxModel) -> onnx.ModelProto:
     """Return the model as a message, including all weights."""
-    message = ir.to_proto(model.runs)
+    message = message_of(model.runs)
     for tensor in message.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             value = model.runs.graph.initializers[tensor.name].const_value
@@ -152,7 +153,7 @@ def whole(model: OnnxModel) -> onnx.ModelProto:
 def fingerprint(model: OnnxModel) -> str:
     """Return a digest of all nodes and weights, independent of the weights' files."""
     program = model.runs
-    bare = ir.to_proto(program)
+    bare = message_of(program)
     del bare.graph.initializer[:]
     running = hashlib.sha256(bare.SerializeToString(deterministic=True))
     for name, value in sorted(program.graph.initializers.items()):

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from onnx_bodies import draw
 from onnx_nets import MACHINE, Converted, as_onnx, graph, kernels, op, run
 
+from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
@@ -284,3 +285,62 @@ def test_a_model_is_recognised_without_importing_a_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def classifier(case: str) -> tuple[onnx.ModelProto, dict]:
+    """A classifier as scikit-learn's converter writes it, and inputs."""
+    number = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    kind = TensorProto.STRING if case == "words" else TensorProto.INT64
+    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(kind, number))
+    labels = {"classlabels_strings": ["a", "b", "c"]} if case == "words" else {}
+    labels = labels or {"classlabels_int64s": [0, 1, 2]}
+    nodes = [
+        op("MatMul", "x w", "h"),
+        op("Softmax", "h", "p", axis=1),
+        op("ArgMax", "p", "label", axis=1, keepdims=0),
+        op("ZipMap", "p", "z", domain="ai.onnx.ml", **labels),
+    ]
+    feeds = {"x": draw(4, 16, seed=3)}
+    if case == "map as input":
+        nodes.insert(0, op("CastMap", "m", "x", domain="ai.onnx.ml", max_map=16, map_form="DENSE"))
+        feeds = {"m": {index: float(value) for index, value in enumerate(draw(16, seed=3))}}
+    model = graph(nodes, {"x": ["n", 16]}, [], {"w": draw(16, 3)})
+    model.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, None))
+    if case == "map as input":
+        given = helper.make_map_type_proto(TensorProto.INT64, number)
+        model.graph.input[0].CopyFrom(helper.make_value_info("m", given))
+    if case == "map alone":
+        del model.graph.output[:]
+    model.graph.output.append(helper.make_value_info("z", maps))
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    return model, feeds
+
+
+def probabilities(outputs) -> np.ndarray:
+    """The probabilities in the sequence of maps among the outputs, or in the only output."""
+    maps = next((found for found in outputs if isinstance(found, list)), outputs)
+    return np.array([list(item.values()) for item in maps])
+
+
+@pytest.mark.parametrize("case", ["numbers", "words", "map as input", "map alone"])
+def test_maps_pass_through_in_float(case, tmp_path):
+    model, feeds = classifier(case)
+    converted = Converted(model, feeds)
+    assert converted.kernels["MatMulIntegerToFloat"] == 1
+    expected, found = probabilities(run(model, **feeds)), probabilities(converted.result)
+    assert signal_to_noise(expected, found) > 30
+    adaptor = converted.adaptor
+    adaptor.save(converted.model, tmp_path)
+    again = adaptor.predict(adaptor.restore(tmp_path), feeds)
+    np.testing.assert_array_equal(probabilities(again), found)
+    written = onnx.load(tmp_path / "model.onnx").graph
+    assert written.input[0].type == model.graph.input[0].type
+    assert written.output[-1].type == model.graph.output[-1].type
+
+
+def test_the_probabilities_in_maps_count_towards_the_noise_of_the_output():
+    model, feeds = classifier("map alone")
+    converter = MixedPrecision(model=model, precisions="int8", cache=False)
+    converter.calib_dataloader = [feeds]
+    converter.exit_policy = {"performance_only": True}
+    assert 30 < converter().report.output_sqnr_db < 80

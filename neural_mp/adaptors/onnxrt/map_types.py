@@ -1,0 +1,100 @@
+"""Map types of inputs and outputs, which onnx-ir does not represent.
+
+Classifiers of scikit-learn return a sequence of maps by default (`ZipMap`). A value of such a type
+has no type in the graph; the type is kept beside it and written back into messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from neural_mp.adaptors.onnxrt.file_checks import graphs_within
+
+#: Key of the type of a value in its `meta`.
+_TYPE = "neural_mp.map_type"
+#: Domain without op definitions.
+_UNKNOWN_DOMAIN = "neural_mp.unknown"
+
+
+def program_from(proto: onnx.ModelProto) -> ir.Model:
+    """Return the graph of a message, which is changed."""
+    removed: dict[str, onnx.TypeProto] = {}
+    for graph in graphs_within([proto.graph]):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if _is_map(value.type):
+                removed[value.name] = onnx.TypeProto.FromString(value.type.SerializeToString())
+                value.ClearField("type")
+    program = ir.from_proto(proto)
+    for graph in program.graphs():
+        for value in (*graph.inputs, *graph.outputs):
+            if value.name in removed:
+                value.meta[_TYPE] = removed[value.name]
+    return program
+
+
+def is_map(value: ir.Value) -> bool:
+    """Whether a value is declared as a map, or as a sequence of maps."""
+    return _TYPE in value.meta
+
+
+def message_of(program: ir.Model) -> onnx.ModelProto:
+    """Return a graph as a message."""
+    proto = ir.to_proto(program)
+    types = _types_in(program)
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.name in types:
+            value.type.CopyFrom(types[value.name])
+    return proto
+
+
+def save_program(program: ir.Model, path: Path, external_data: str) -> None:
+    """Write a graph into a file, and its weights into another."""
+    ir.save(program, path, external_data=external_data)
+    if not (types := _types_in(program)):
+        return
+    proto = onnx.load(path, load_external_data=False)
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.name in types:
+            value.type.CopyFrom(types[value.name])
+    path.write_bytes(proto.SerializeToString())
+
+
+@contextmanager
+def hidden_maps(program: ir.Model) -> Iterator[None]:
+    """Hide the definitions of ops that return maps: onnx-ir fails on the inferred types."""
+    hidden = [node for node in program.graph.all_nodes() if _returns_maps(node)]
+    domains = [node.domain for node in hidden]
+    for node in hidden:
+        node.domain = _UNKNOWN_DOMAIN
+    try:
+        yield
+    finally:
+        for node, domain in zip(hidden, domains, strict=True):
+            node.domain = domain
+
+
+def _types_in(program: ir.Model) -> dict[str, onnx.TypeProto]:
+    ports = (*program.graph.inputs, *program.graph.outputs)
+    return {str(value.name): value.meta[_TYPE] for value in ports if is_map(value)}
+
+
+def _returns_maps(node: ir.Node) -> bool:
+    if not node.domain:
+        return False
+    try:
+        schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
+    except onnx.defs.SchemaError:
+        return False
+    return any("map(" in kind for result in schema.outputs for kind in result.types)
+
+
+def _is_map(kind: onnx.TypeProto) -> bool:
+    nested = kind.WhichOneof("value")
+    if nested in ("sequence_type", "optional_type"):
+        return _is_map(getattr(kind, nested).elem_type)
+    return nested == "map_type"
