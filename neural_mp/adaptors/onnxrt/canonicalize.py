@@ -17,7 +17,12 @@ from neural_mp.adaptors.onnxrt import opset as opsets
 from neural_mp.adaptors.onnxrt.conv_framing import frame_convolutions
 from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
 from neural_mp.adaptors.onnxrt.map_types import hidden_maps
-from neural_mp.adaptors.onnxrt.subgraphs import in_order, lift_constants, sink_constants
+from neural_mp.adaptors.onnxrt.subgraphs import (
+    hoist_invariants,
+    in_order,
+    lift_constants,
+    sink_constants,
+)
 from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)
@@ -26,9 +31,9 @@ logger = logging.getLogger(__name__)
 def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     """Canonicalize a graph, in place, and return notes to the user.
 
-    Functions are inlined, unsupported opsets changed, constants collected, names made unique,
-    shapes inferred, identities removed, batch norms folded, and long convolutions of one channel
-    become matrix products.
+    Functions are inlined, unsupported opsets changed, constants collected, states that no step of a
+    loop changes read from outside, names made unique, shapes inferred, identities removed, batch
+    norms folded, and long convolutions of one channel become matrix products.
 
     Raises:
         ConversionError: the opset cannot be converted.
@@ -52,6 +57,7 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
             f"which ONNX Runtime quantizes tensors"
         )
     lift_constants(program)
+    hoist_invariants(program)
     edit.name_nodes(program)
     for node in list(in_order(program.graph)):
         constant_folding.remove_identity(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,9 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.onnxrt import graph_edit as edit
-from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner, bytes_of
+from neural_mp.adaptors.onnxrt.kernel_registry import runs_natively
+from neural_mp.adaptors.onnxrt.opset import opset_of
+from neural_mp.adaptors.onnxrt.sessions import CPU, PLAIN, Runner, bytes_of
 from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order
 from neural_mp.errors import ConversionError
 
@@ -21,8 +23,14 @@ logger = logging.getLogger(__name__)
 
 #: Constants up to this many bytes are folded in any case.
 _SMALL = 1 << 16
-#: Largest size of a result over the size of all constants; larger ones are not computed.
+#: Largest size of a result over the size of all constants; larger ones are not computed, unless
+#: they have at most this many bytes.
 _MOST_GROWTH = 4
+_MAX_RESULT_BYTES = 1 << 26
+#: Longer chains of nodes are not followed back from each value.
+_MAX_CHAIN_NODES = 64
+#: Mark of a node that computes a known value, in its `meta`.
+_CONSTANT = "neural_mp.constant"
 #: Repetitions of constant folding.
 _MOST_ROUNDS = 3
 #: Random ops, and the quantization ops of an already quantized model.
@@ -32,8 +40,8 @@ _NON_FOLDABLE_OPS = (
 )
 #: The types of folded constants.
 _NUMBERS = (
-    *(ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL),
-    *(ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64),
+    *(ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16),
+    *(ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL),
     *(ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64),
 )
 
@@ -54,9 +62,11 @@ def remove_identity(node: ir.Node) -> None:
 
 
 def fold_constants(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> None:
-    """Compute nodes with constant inputs in ONNX Runtime, unless a result is larger.
+    """Compute nodes with constant inputs in ONNX Runtime, as far as the file does not grow.
 
-    Nodes whose results have a size that is unknown before they run stay, too.
+    A larger result, e.g. of the Cast of a weight in FP16, is still computed by its nodes in the
+    graph, but known: its value is computed on demand (see `is_constant`). Nodes whose results have
+    a size that is unknown before they run stay.
     """
     # Values that are computed first make more sizes known.
     for _ in range(_MOST_ROUNDS):
@@ -64,14 +74,33 @@ def fold_constants(program: ir.Model, names: edit.GraphNames, folder: Path | Non
             return
 
 
+def is_constant(node: ir.Node) -> bool:
+    """Whether a node computes a known value, and is thus no op of the model."""
+    return _CONSTANT in node.meta
+
+
+def stored_constants(value: ir.Value) -> list[ir.Value]:
+    """Return the constants in the graph that a known value is, or is computed from."""
+    if value.is_initializer():
+        return [value]
+    producer = value.producer()
+    if producer is None or not is_constant(producer):
+        return []
+    inputs = (read for read in producer.inputs if read is not None)
+    return [stored for read in inputs for stored in stored_constants(read)]
+
+
 def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) -> bool:
     """Fold what has a known size; return whether a repetition may fold more."""
-    nodes = _computable(program.graph)
+    nodes = _computable(program)
     room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
-    sizes = _sizes(program, nodes)
-    unsafe = {node for node, size in sizes.items() if size is None or size > _MOST_GROWTH * room}
+    inferred = _inferred(program, nodes)
+    known = {value: _bytes_of_result(found) for value, found in inferred.items()}
+    sizes = {value: size for value, size in known.items() if size is not None}
+    most = max(_MOST_GROWTH * room, _MAX_RESULT_BYTES)
+    unsafe = {node for node in nodes if _bytes_of_node(node, sizes) > most}
     if unsafe:
-        nodes = _computable(program.graph, unsafe)
+        nodes = _computable(program, unsafe)
     inside = set(nodes)
     results = [
         value
@@ -79,8 +108,25 @@ def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) 
         for value in node.outputs
         if not value.is_graph_output() and any(use.node not in inside for use in value.uses())
     ]
-    if not results:
+    chains = _Chains(nodes)
+    folded = [value for value in results if sizes[value] <= _SMALL]
+    folded += _without_growth(set(results).difference(folded), sizes, chains)
+    if folded and not _fold(program, names, folder, chains.of(folded), folded):
         return False
+    for value in results:
+        if value.uses():
+            _note_value(program, value, inferred[value], chains, folder)
+    return None in known.values()
+
+
+def _fold(
+    program: ir.Model,
+    names: edit.GraphNames,
+    folder: Path | None,
+    nodes: Sequence[ir.Node],
+    results: Sequence[ir.Value],
+) -> bool:
+    """Replace computed values by constants; return whether ONNX Runtime computes them."""
     try:
         small = _alone(program, nodes, results)
         values = Runner(small, folder, level=PLAIN)({}, [str(value.name) for value in results])
@@ -88,13 +134,81 @@ def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) 
         logger.debug("constant folding failed; constants are kept", exc_info=True)
         return False
     for value, array in zip(results, values, strict=True):
-        if array.nbytes <= room:
-            value.replace_all_uses_with(names.constant(f"{value.name}_folded", array))
-    return None in sizes.values()
+        value.replace_all_uses_with(names.constant(f"{value.name}_folded", array))
+    return True
 
 
-def _sizes(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Node, int | None]:
-    """Return node → bytes of its results by ONNX's shape inference; None if unknown.
+class _Chains:
+    """The nodes that compute constants, and those that each value takes."""
+
+    def __init__(self, nodes: Sequence[ir.Node]) -> None:
+        self._order = {node: index for index, node in enumerate(nodes)}
+
+    def __contains__(self, node: ir.Node) -> bool:
+        return node in self._order
+
+    def of(self, results: Iterable[ir.Value], most: int | None = None) -> list[ir.Node]:
+        """Return the nodes that compute some values, in order; none if more than `most`."""
+        found: set[ir.Node] = set()
+        waiting = [value.producer() for value in results]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in found:
+                continue
+            found.add(node)
+            if most is not None and len(found) > most:
+                return []
+            waiting += [value.producer() for value in node.inputs if value is not None]
+        return sorted(found, key=self._order.__getitem__)
+
+
+def _without_growth(
+    results: Iterable[ir.Value], sizes: Mapping[ir.Value, int], chains: _Chains
+) -> list[ir.Value]:
+    """Return the results that are not larger than the constants that they replace."""
+    replaced: set[ir.Value] = set()
+    found = []
+    for result in results:
+        nodes = chains.of([result], _MAX_CHAIN_NODES)
+        read = {value for node in nodes for value in node.inputs if value is not None}
+        freed = {
+            value
+            for value in read - replaced
+            if value.is_initializer() and all(use.node in chains for use in value.uses())
+        }
+        if sizes[result] <= sum(map(bytes_of, freed)):
+            found.append(result)
+            replaced |= freed
+    return found
+
+
+def _note_value(
+    program: ir.Model,
+    value: ir.Value,
+    inferred: ir.Value,
+    chains: _Chains,
+    folder: Path | None,
+) -> None:
+    """Make the value of a computed constant known, to be computed on demand."""
+    nodes = chains.of([value], _MAX_CHAIN_NODES)
+    shape, dtype = inferred.shape, inferred.dtype
+    if not nodes or shape is None or dtype is None or value.const_value is not None:
+        return
+    alone = _alone(program, nodes, [value])
+
+    def computed() -> ir.TensorProtocol:
+        (array,) = Runner(alone, folder, level=PLAIN)({}, [str(alone.graph.outputs[0].name)])
+        return ir.tensor(array, dtype=dtype)
+
+    value.dtype, value.shape = dtype, shape
+    value.const_value = ir.LazyTensor(computed, dtype=dtype, shape=shape, name=value.name)
+    for node in nodes:
+        if not any(result.is_graph_output() for result in node.outputs):
+            node.meta[_CONSTANT] = True
+
+
+def _inferred(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
+    """Return result → a copy with the type and shape by ONNX's shape inference.
 
     Sizes declared in the model may be false. A few bytes can describe a chain of ops whose results
     exceed any memory.
@@ -108,12 +222,12 @@ def _sizes(program: ir.Model, nodes: Sequence[ir.Node]) -> dict[ir.Node, int | N
     except Exception:
         # The exceptions of the checker vary.
         logger.debug("the sizes of constants are unknown", exc_info=True)
-    known = {value.name: _bytes_of_result(value) for value in alone.graph.outputs}
-    found: dict[ir.Node, int | None] = {}
-    for node in nodes:
-        sizes = [known[value.name] for value in node.outputs if value.name]
-        found[node] = None if None in sizes else sum(size for size in sizes if size is not None)
-    return found
+    return dict(zip(results, alone.graph.outputs, strict=True))
+
+
+def _bytes_of_node(node: ir.Node, sizes: Mapping[ir.Value, int]) -> float:
+    """Return the bytes of all results; infinite if unknown."""
+    return sum(sizes.get(value, math.inf) for value in node.outputs if value.name)
 
 
 def _bytes_of_result(value: ir.Value) -> int | None:
@@ -159,12 +273,13 @@ def _clear_bodies(node: ir.Node) -> None:
             body.remove(inner, safe=True)
 
 
-def _computable(graph: ir.Graph, without: Collection[ir.Node] = ()) -> list[ir.Node]:
+def _computable(program: ir.Model, without: Collection[ir.Node] = ()) -> list[ir.Node]:
     """Return the nodes that read constants only, including nodes of bodies.
 
     The nodes of `without`, and those that read their results, are left out.
     """
     found: list[ir.Node] = []
+    graph, opset = program.graph, opset_of(program)
     known = {value for value in graph.initializers.values() if value.const_value is not None}
     for node in in_order(graph):
         inputs = [value for value in node.inputs if value is not None]
@@ -174,6 +289,7 @@ def _computable(graph: ir.Graph, without: Collection[ir.Node] = ()) -> list[ir.N
             and known.issuperset(inputs)
             and node.op_type not in _NON_FOLDABLE_OPS
             and all(_is_number(value) for value in (*inputs, *node.outputs))
+            and _has_kernel(node, opset)
             and not list(bodies_of(node))
         ):
             found.append(node)
@@ -206,6 +322,14 @@ def _alone(program: ir.Model, nodes: Sequence[ir.Node], results: Sequence[ir.Val
         name="constants",
     )
     return ir.Model(graph, ir_version=program.ir_version)
+
+
+def _has_kernel(node: ir.Node, opset: int) -> bool:
+    """Whether the CPU computes a node: few ops have kernels for bfloat16."""
+    values = (value for value in (*node.inputs, *node.outputs) if value is not None)
+    if all(value.dtype is not ir.DataType.BFLOAT16 for value in values):
+        return True
+    return node.op_type == "Cast" or runs_natively(CPU, node, opset, "bfloat16")
 
 
 def _is_number(value: ir.Value) -> bool:

@@ -12,6 +12,7 @@ from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
 from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.onnxrt.canonicalize import has_axes
+from neural_mp.adaptors.onnxrt.constant_folding import is_constant
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
 from neural_mp.adaptors.onnxrt.opset import opset_of
@@ -68,7 +69,7 @@ class GraphStructure:
 def structure(program: ir.Model) -> GraphStructure:
     """Return the structure of a canonicalized graph."""
     graph, opset = program.graph, opset_of(program)
-    nodes = {str(node.name): node for node in in_order(graph)}
+    nodes = {str(node.name): node for node in in_order(graph) if not is_constant(node)}
     given = tuple(filter(is_float32, body_inputs(graph)))
     fed = [*(value for value in graph.inputs if not value.is_initializer()), *given]
     values = {str(value.name): value for value in fed}

@@ -84,6 +84,74 @@ def sink_constants(program: ir.Model) -> None:
                 del body.initializers[name]
 
 
+def hoist_invariants(program: ir.Model) -> None:
+    """Read states that no step of a Loop or Scan changes from outside, in place.
+
+    Some exporters carry every weight of a body as a state.
+    """
+    for node in list(in_order(program.graph)):
+        if node.op_type in ("Loop", "Scan") and not node.domain:
+            _hoist(node)
+
+
+def _hoist(node: ir.Node) -> None:
+    (body,) = bodies_of(node)
+    # A Loop has its limit and condition first; its body, the iteration and condition.
+    is_loop = node.op_type == "Loop"
+    first, first_result = (2, 1) if is_loop else (0, 0)
+    states = len(node.inputs) - first - node.attributes.get_int("num_scan_inputs", 0)
+    unchanged = [
+        index
+        for index in range(states)
+        if node.inputs[first + index] is not None
+        and _origin(body.outputs[first_result + index]) is body.inputs[first + index]
+    ]
+    if not unchanged or len(unchanged) == len(node.outputs):
+        return
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    kept = [index for index in range(len(node.outputs)) if index not in unchanged]
+    inputs = [value for at, value in enumerate(node.inputs) if at - first not in unchanged]
+    for index in reversed(unchanged):
+        outer = node.inputs[first + index]
+        assert outer is not None
+        body.outputs.pop(first_result + index)
+        body.inputs.pop(first + index).replace_all_uses_with(outer)
+        _replace_result(node, node.outputs[index], outer)
+    results = [ir.val(None, type=node.outputs[index].type) for index in kept]
+    attributes = list(node.attributes.values())
+    made = ir.Node("", node.op_type, inputs, attributes, outputs=results, name=node.name)
+    graph.insert_before(node, made)
+    for index, result in zip(kept, results, strict=True):
+        old = node.outputs[index]
+        result.name, result.shape = old.name, old.shape
+        old.replace_all_uses_with(result, replace_graph_outputs=True)
+        old.name = None
+    graph.remove(node, safe=True)
+
+
+def _origin(value: ir.Value) -> ir.Value:
+    """Return the value that a chain of identities passes on."""
+    producer = value.producer()
+    while producer is not None and producer.op_type == "Identity" and not producer.domain:
+        (source,) = producer.inputs
+        if source is None:
+            break
+        value, producer = source, source.producer()
+    return value
+
+
+def _replace_result(node: ir.Node, result: ir.Value, value: ir.Value) -> None:
+    """Replace a result of a node by a value from outside; a graph output keeps its name."""
+    if result.is_graph_output() and isinstance(node.graph, ir.Graph):
+        copy = ir.node("Identity", [value], name=f"{node.name}/{result.name}")
+        node.graph.insert_before(node, copy)
+        value = copy.outputs[0]
+        value.name, value.type, value.shape = result.name, result.type, result.shape
+        result.name = None
+    result.replace_all_uses_with(value, replace_graph_outputs=True)
+
+
 def name_within_bodies(program: ir.Model) -> None:
     """Prefix names within bodies by the op that runs them; make them unique."""
     graph = program.graph
