@@ -294,6 +294,7 @@ class JobBuilder:
         self.log.warnings += told
         if self.options.approach is not None:
             space = space.with_int8([Approach(self.options.approach)])
+        space = space.suited_to(parse_objectives(self.options.objective))
         space, gone = self._without_emulated(space, hardware, amp, adaptor.framework)
         precisions = tuple(precision for precision in precisions if precision not in gone)
         self.log.warnings += idle_precisions(space, hardware, precisions)

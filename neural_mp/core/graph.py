@@ -54,6 +54,7 @@ class Op:
         quantizes_terms: whether the INT8 kernel that this sum is fused into rounds both terms, also
             the one that it computes itself.
         weights: number of elements of all constants read.
+        constants: names of the stored constants read that other ops read, too.
         layers: layers that contain the op, outermost first, including those of ops folded into the
             op (batch norm). Empty if the graph has no layer names.
         source_precision: precision in the original model: BF16 or FP16 if the model itself runs the
@@ -79,6 +80,7 @@ class Op:
     # Neither field changes which plans exist: digests of spaces are of `repr`.
     widened: bool = field(default=False, repr=False)
     shape: tuple[int | None, ...] | None = field(default=None, repr=False, compare=False)
+    constants: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def read_in_int8(self) -> tuple[str, ...]:

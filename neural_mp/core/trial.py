@@ -39,9 +39,17 @@ class Outcome(StringEnum):
 
     MET = "met"
     MISSED = "missed"
-    SLOW = "slow"  #: accuracy target met, but too little speedup over FP32
+    SLOW = "slow"  #: accuracy target met, but too little gain over FP32 by the objective
     PRUNED = "pruned"  #: evaluation stopped early: target out of reach
     FAILED = "failed"
+
+
+def relative_cost(objectives: Mapping[Objective, float], figures: Mapping[str, float]) -> float:
+    """Return the weighted cost as a fraction of FP32's; infinite if not measured."""
+    return sum(
+        weight * figures.get(RELATIVE_FIGURES[name], float("inf"))
+        for name, weight in objectives.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class Trial:
 
     @property
     def met(self) -> bool:
-        """Whether the plan meets the accuracy target and, if required, the minimum speedup."""
+        """Whether the plan meets the accuracy target, with enough gain over FP32."""
         return self.outcome is Outcome.MET
 
     @property
@@ -107,10 +115,7 @@ class Trial:
 
     def relative_cost(self, objectives: Mapping[Objective, float]) -> float:
         """Return the weighted cost as a fraction of FP32's; infinite if not measured."""
-        return sum(
-            weight * self.objectives.get(RELATIVE_FIGURES[name], float("inf"))
-            for name, weight in objectives.items()
-        )
+        return relative_cost(objectives, self.objectives)
 
     @property
     def ranking_loss(self) -> float:

@@ -170,7 +170,7 @@ _OP = record(
         **dict.fromkeys(("quantizes_terms", "widened"), boolean),
         "source_precision": enum_of(Precision),
         "shape": optional(list_of(optional(non_negative_integer))),
-        "quantized_inputs": _NAMES,
+        **dict.fromkeys(("quantized_inputs", "constants"), _NAMES),
         "weights": non_negative_integer,
         "layers": list_of(_layer),
         "emulated": list_of(enum_of(Precision)),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from neural_mp.amp import AmpList, FourLists, Painting
-from neural_mp.core.enums import Approach
+from neural_mp.core.enums import Approach, Objective
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
@@ -28,6 +29,10 @@ _MAX_CACHED_PLANS = 32
 _EMULATED = "emulated on this machine, and slower than FP32"
 _NOT_REACHED = "not reached by calibration, so the ranges of its inputs are unknown"
 _NO_NATIVE_OP = "no op that it could follow runs natively in this precision"
+
+
+def _is_integer(precision: Precision) -> bool:
+    return precision.is_integer
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,32 @@ class TuningSpace:
         """Return the space with these INT8 approaches only."""
         kept = {*approaches, None}
         return self._filtered(lambda name, config: config.approach in kept)
+
+    def suited_to(self, objectives: Collection[Objective]) -> TuningSpace:
+        """Return the space without choices that defeat the only objective.
+
+        For the size of the model, these are integers for a weight that another op reads in float:
+        the weight would be stored twice.
+        """
+        if set(objectives) != {Objective.MODELSIZE}:
+            return self
+        readers: dict[str, list[str]] = defaultdict(list)
+        for op in self.graph:
+            for constant in op.constants:
+                readers[constant].append(op.name)
+        capabilities = dict(self.capabilities)
+        waiting = list(readers)
+        while waiting:
+            ops = readers[waiting.pop()]
+            in_float = [op for op in ops if not any(map(_is_integer, capabilities[op].precisions))]
+            for op in ops if in_float else ():
+                found = capabilities[op]
+                gone = frozenset(filter(_is_integer, found.precisions))
+                if gone:
+                    reason = f"its weight is also read by {in_float[0]!r} in float: stored twice"
+                    capabilities[op] = found.without(gone, reason)
+                    waiting += self.graph[op].constants
+        return replace(self, capabilities=capabilities)
 
     def without_data(self) -> TuningSpace:
         """Return the space without weights that are corrected with calibration data."""

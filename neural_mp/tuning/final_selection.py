@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.enums import Objective
+from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio, ratio, uncontended
@@ -167,10 +167,10 @@ def with_figures(trial: Trial, plan: ResolvedPlan, converted: AnyModel) -> Selec
     return Selection(converted, plan, speed, trial)
 
 
-def fastest_slow(trials: Sequence[Trial]) -> Trial | None:
-    """Return the fastest trial that meets the accuracy target; None if none was measured."""
+def best_slow(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
+    """Return the best trial that meets the accuracy target; None if none was measured."""
     accurate = (trial for trial in trials if trial.meets_accuracy and trial.speedup)
-    return min(accurate, key=lambda trial: trial.objectives["relative_latency"], default=None)
+    return min(accurate, key=lambda trial: trial.relative_cost(objectives), default=None)
 
 
 def closest(trials: Sequence[Trial]) -> Trial | None:
@@ -181,7 +181,7 @@ def closest(trials: Sequence[Trial]) -> Trial | None:
 
 def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) -> str:
     """Return the reason for the FP32 model as the result, as text."""
-    slow, near = fastest_slow(trials), closest(trials)
+    slow, near = best_slow(trials, job.objectives), closest(trials)
     if slow is not None:
         return f"no plan that meets the target is {too_slow(job, slow)}"
     if near is None or near.accuracy is None or baseline is None:
@@ -207,7 +207,15 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
 
 
 def too_slow(job: TuningJob, trial: Trial) -> str:
-    """Return the end of the sentence that no plan gains enough; `trial` is the fastest plan."""
+    """Return the end of the sentence that no plan gains enough; `trial` is the best plan."""
+    if not is_latency_only(job.objectives):
+        names = " and ".join(sorted(job.objectives))
+        cost = trial.relative_cost(job.objectives)
+        return (
+            f"better than {job.source_name} by the objective {names}; the result is the "
+            f"{job.source_name} model. Closest plan: {trial.plan!r} at {cost:.3g}× the cost of "
+            f"{job.source_name}"
+        )
     return (
         f"at least {job.measurement.min_speedup:g} times as fast as {job.source_name} "
         f"(min_speedup) beyond noise on this machine; the result is the {job.source_name} model. "

@@ -21,7 +21,12 @@ from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors.options import Workers
-from neural_mp.tuning.objectives import Footprints, Measurement, is_slow
+from neural_mp.tuning.objectives import (
+    Footprints,
+    Measurement,
+    gains_too_little,
+    size_figures,
+)
 from neural_mp.tuning.size_limit import SizeLimit
 
 
@@ -132,7 +137,11 @@ class TuningJob:
 
     def figures(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
         """Return the objectives of a converted model, measured against FP32; smaller is better."""
-        found = self.measurement(self.model, candidate)
+        return {**self.measurement(self.model, candidate), **self.sizes(candidate, plan)}
+
+    def sizes(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
+        """Return the size and the memory footprint of a converted model, also against FP32."""
+        found = size_figures(self.model, candidate)
         found["footprint"] = float(self.footprints(candidate, plan))
         found["relative_footprint"] = found["footprint"] / (self.footprints.baseline or 1)
         return found
@@ -159,9 +168,9 @@ class TuningJob:
         )
 
     def rated(self, trial: Trial, plan: ResolvedPlan) -> Trial:
-        """Return a trial that met the accuracy target, marked if too slow."""
+        """Return a trial that met the accuracy target, marked if it gains too little over FP32."""
         if not trial.meets_accuracy:
             return trial
-        slow = is_slow(self.objectives, trial.objectives, self.measurement.min_speedup)
+        slow = gains_too_little(self.objectives, trial.objectives, self.measurement.min_speedup)
         slow = slow and self.claims_speed(plan)
         return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)

@@ -16,7 +16,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective, ObjectiveName, is_latency_only
 from neural_mp.core.hardware import detect
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.trial import Trial
+from neural_mp.core.trial import RELATIVE_FIGURES, Trial, relative_cost
 from neural_mp.core.workload import Workload
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import (
@@ -122,11 +122,8 @@ class Measurement:
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
         """Return latency and size of a candidate; smaller is better."""
-        found = {"modelsize": float(candidate.size)}
-        found["relative_modelsize"] = found["modelsize"] / (baseline.size or 1)
         before, after = self.rounds([baseline, candidate])
-        found.update(latency_figures(before, after))
-        return found
+        return {**size_figures(baseline, candidate), **latency_figures(before, after)}
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -280,6 +277,12 @@ class Measurement:
         return narrow or not relative.low <= least < relative.high
 
 
+def size_figures(baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
+    """Return the size of a candidate, in bytes and as a fraction of the FP32 model's."""
+    size = float(candidate.size)
+    return {"modelsize": size, "relative_modelsize": size / (baseline.size or 1)}
+
+
 def _rounds_of(iterations: int, calls: int) -> int:
     """Return the number of rounds of several calls each."""
     return iterations if calls == 1 else max(min(iterations, _LEAST_BURSTS), iterations // calls)
@@ -303,18 +306,22 @@ def latency_figures(
     }
 
 
-def is_slow(
+def gains_too_little(
     objectives: Mapping[Objective, float],
     figures: Mapping[str, float],
     min_speedup: float = MIN_SPEEDUP,
 ) -> bool:
-    """Whether latency is the only objective, and these figures do not prove enough gain.
+    """Whether these figures do not prove enough gain over FP32.
 
-    Noise counts in favour of FP32: the lower bound of the speed-up must exceed 1, and reach
-    `min_speedup`.
+    If latency is the only objective, noise counts in favour of FP32: the lower bound of the
+    speed-up must exceed 1, and reach `min_speedup`. Otherwise, the weighted cost must be lower than
+    FP32's; unmeasured figures are not judged.
     """
-    relative = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
-    return is_latency_only(objectives) and (relative >= 1 or relative * min_speedup > 1)
+    if is_latency_only(objectives):
+        relative = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
+        return relative >= 1 or relative * min_speedup > 1
+    measured = all(RELATIVE_FIGURES[name] in figures for name in objectives)
+    return measured and relative_cost(objectives, figures) >= 1
 
 
 def finalists(

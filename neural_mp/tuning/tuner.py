@@ -19,8 +19,8 @@ from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.final_selection import (
     Selection,
+    best_slow,
     closest,
-    fastest_slow,
     select,
     select_fp32,
     unmeasured,
@@ -274,7 +274,9 @@ def _judged_result(
         accuracy=known if accuracy is None else accuracy,
         metrics=settlement.metrics or job.evaluator.figures(trial.metrics if trial else None),
         target=job.settings.criterion.target(known) if known is not None else None,
-        best_rejected=None if trial else rejected or fastest_slow(trials) or closest(trials),
+        best_rejected=None
+        if trial
+        else rejected or best_slow(trials, job.objectives) or closest(trials),
     )
     if rejected is not None:
         trials = [rejected if each.number == rejected.number else each for each in trials]

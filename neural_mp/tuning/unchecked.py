@@ -48,7 +48,7 @@ _COMPARED_RUNS = 3
 _LONGER_IF_MIXED = 2
 #: Seconds for the op times of the report; slow models are timed on one sample.
 _OP_TIMES_SECONDS = 1.0
-_EVERY_OP = "exit_policy={'performance_only': True} converts every eligible op, whatever its time"
+_EVERY_OP = "exit_policy={'performance_only': True} converts every eligible op, whatever its gain"
 _NO_TIMES = OpTimings()
 
 
@@ -105,7 +105,9 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     sqnr_db, rounds = compared_with_fp32(job, chosen.model, log, kept, chosen.fp32_run)
     with log.phase("measure", "Measuring latency"):
         selection = _measured(job, chosen, rounds)
-    slow = selection.slower_than_fp32[0] if is_timed and selection.slower_than_fp32 else None
+    # Every plan must gain something, unless the user asked for as many ops as possible.
+    is_judged = is_timed or not (limit.is_set or job.settings.exit_policy.performance_only)
+    slow = selection.slower_than_fp32[0] if is_judged and selection.slower_than_fp32 else None
     if slow is not None:
         log.warn(f"no plan is {too_slow(job, slow)}; {_EVERY_OP}")
         selection = _in_fp32(job, selection)
@@ -181,7 +183,8 @@ def _measured(job: TuningJob, chosen: _Choice, rounds: Sequence[Sequence[float]]
     `Measurement.rounds`.
     """
     before, after = job.measurement.rounds([job.model, chosen.model], earlier=rounds)
-    figures = latency_figures(before, after)
+    sizes = job.sizes(chosen.model, chosen.plan)
+    figures = {**sizes, **latency_figures(before, after)}
     trial = job.rated(Trial(chosen.plan.plan, Outcome.MET, objectives=figures), chosen.plan)
     slow = () if trial.met else (trial,)
     return Selection(

@@ -14,7 +14,7 @@ from neural_mp.profiling import ratio
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.tuning.final_selection import select, why_fp32
 from neural_mp.tuning.job import SearchSettings, TuningJob
-from neural_mp.tuning.objectives import is_slow, latency_figures
+from neural_mp.tuning.objectives import gains_too_little, latency_figures
 
 SPEED = {"performance": 1.0}
 
@@ -184,7 +184,7 @@ def test_the_verdict_at_a_tie_is_fp32_on_a_machine_where_half_of_all_rounds_are_
             base * draw.uniform(1, 1.1, 60) * np.where(draw.random(60) < 0.5, 1, 3)
             for base in (1.0, share)
         )
-        won += not is_slow(SPEED, latency_figures(before, after))
+        won += not gains_too_little(SPEED, latency_figures(before, after))
     assert won <= 1
 
 
@@ -242,8 +242,10 @@ def test_a_plan_of_which_nothing_comes_is_no_result():
 
 def test_a_trial_is_slow_unless_all_of_its_spread_is_fast_enough():
     straddling = {"relative_latency": 0.95, "relative_latency_high": 0.98}
-    assert is_slow(SPEED, straddling)
-    assert not is_slow(SPEED, straddling, min_speedup=1.01)
-    assert is_slow(SPEED, {"relative_latency": 0.9, "relative_latency_high": 1.0}, min_speedup=1.0)
-    assert not is_slow(SPEED, latency_figures([1.0, 1.0, 1.0], [0.9, 0.91, 0.9]))
-    assert not is_slow({"modelsize": 1.0}, latency_figures([1.0], [2.0]))
+    assert gains_too_little(SPEED, straddling)
+    assert not gains_too_little(SPEED, straddling, min_speedup=1.01)
+    assert gains_too_little(
+        SPEED, {"relative_latency": 0.9, "relative_latency_high": 1.0}, min_speedup=1.0
+    )
+    assert not gains_too_little(SPEED, latency_figures([1.0, 1.0, 1.0], [0.9, 0.91, 0.9]))
+    assert not gains_too_little({"modelsize": 1.0}, latency_figures([1.0], [2.0]))

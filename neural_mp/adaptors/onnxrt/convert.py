@@ -61,7 +61,7 @@ def write_table(variants: Variants, node: ir.Node, config: OpConfig) -> None:
     assert rows is not None
     stored = store_weight(edit.known_array(node.inputs[0]), 0, config.weight)
     stem = str(node.name)
-    table = variants.names.constant(f"{stem}.table/{stored.integers.dtype}", stored.integers)
+    table = variants.shared_constant(f"{stem}.table/{stored.integers.dtype}", stored.integers)
     scales = variants.names.constant(f"{stem}.table/scale", stored.scales.reshape(-1, 1))
     read = variants.real(rows)
     integers = variants.add("Gather", [table, read], f"{stem}/rows", ir.DataType.INT8)
@@ -91,7 +91,7 @@ def write_recurrent(variants: Variants, node: ir.Node, config: OpConfig) -> None
         stored = [store_weight(matrix, 1, config.weight) for matrix in turned]
         integers = np.stack([one.integers for one in stored])
         edit.put_input(
-            node, position, variants.names.constant(f"{word}/{integers.dtype}", integers)
+            node, position, variants.shared_constant(f"{word}/{integers.dtype}", integers)
         )
         for place, name, parts in (
             (zero - 1, "scale", [one.scales for one in stored]),

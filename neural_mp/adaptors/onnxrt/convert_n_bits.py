@@ -68,6 +68,6 @@ def _constants(
     variants: Variants, node: ir.Node, operator: n_bits.Operator
 ) -> list[ir.Value | None]:
     return [
-        variants.names.constant(f"{node.name}.weight/{part}", values)
+        variants.shared_constant(f"{node.name}.weight/{part}", values)
         for part, values in operator.constants.items()
     ]

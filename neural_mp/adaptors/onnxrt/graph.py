@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
+from neural_mp.adaptors.onnxrt.constant_folding import stored_constants
 from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, is_pointwise
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, constants_of, read_by
@@ -11,6 +15,9 @@ from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, has_kernel
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
+
+#: Elements of a constant whose storage counts.
+_LARGE = 1024
 
 
 def build_graph(model: OnnxModel) -> OpGraph:
@@ -20,6 +27,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
     inputs of bodies are graph inputs.
     """
     structure = model.structure
+    shared = _shared_constants(structure.nodes)
     ops = []
     for name, node in structure.nodes.items():
         read = [structure.names[value] for value in read_by(node) if value in structure.names]
@@ -35,6 +43,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 weights=sum(constant.size for constant in constants_of(node)),
                 source_precision=_source_precision(node),
                 shape=_shape(node),
+                constants=shared.get(name, ()),
             )
         )
     for part, op in structure.parts.items():
@@ -43,6 +52,21 @@ def build_graph(model: OnnxModel) -> OpGraph:
     outputs = {structure.names[v] for v in model.program.graph.outputs if v in structure.names}
     given = [structure.names[value] for value in structure.given_to_bodies]
     return OpGraph(ops, [*model.signature.input_tensors, *given], sorted(outputs))
+
+
+def _shared_constants(nodes: Mapping[str, ir.Node]) -> dict[str, tuple[str, ...]]:
+    """Return op → the large stored constants that it reads together with other ops."""
+    readers: dict[str, set[str]] = defaultdict(set)
+    for name, node in nodes.items():
+        for value in filter(None, node.inputs):
+            for stored in stored_constants(value):
+                if stored.const_value is not None and stored.const_value.size >= _LARGE:
+                    readers[str(stored.name)].add(name)
+    found: dict[str, set[str]] = defaultdict(set)
+    for constant, ops in readers.items():
+        for op in ops if len(ops) > 1 else ():
+            found[op].add(constant)
+    return {op: tuple(sorted(constants)) for op, constants in found.items()}
 
 
 def _writes_int8(model: OnnxModel, name: str) -> bool:

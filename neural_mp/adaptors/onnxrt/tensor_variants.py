@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -58,6 +59,7 @@ class Variants(TensorVariants[ir.Value]):
         self.names = GraphNames(graph)
         self._runners = runners(graph)
         self._dynamic: dict[ir.Value, tuple[ir.Value, ...]] = {}
+        self._constants: dict[tuple[object, ...], ir.Value] = {}
         self._parameters: dict[QuantParams, tuple[ir.Value, ir.Value]] = {}
         self._moved_from: dict[ir.Value, ir.Value] = {}
 
@@ -224,12 +226,20 @@ class Variants(TensorVariants[ir.Value]):
         self.put(result, UINT8, result)
         self._moved_from[result] = self._moved_from.get(moved, moved)
 
+    def shared_constant(self, name: str, values: Array) -> ir.Value:
+        """Return a constant; one of equal values is reused, as several ops may read one weight."""
+        array = np.ascontiguousarray(values)
+        key = array.dtype, array.shape, hashlib.sha256(array).digest()
+        if key not in self._constants:
+            self._constants[key] = self.names.constant(name, array)
+        return self._constants[key]
+
     def constants(self, stem: str, stored: StoredWeight) -> list[ir.Value]:
         """Return integers, scales and zero points of a quantized weight or bias."""
         return [
-            self.names.constant(f"{stem}/{stored.integers.dtype}", stored.integers),
-            self.names.constant(f"{stem}/scale", stored.scales),
-            self.names.constant(f"{stem}/zero_point", stored.zero_points),
+            self.shared_constant(f"{stem}/{stored.integers.dtype}", stored.integers),
+            self.shared_constant(f"{stem}/scale", stored.scales),
+            self.shared_constant(f"{stem}/zero_point", stored.zero_points),
         ]
 
     def weight(self, stem: str, stored: StoredWeight) -> ir.Value:
