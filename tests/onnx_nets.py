@@ -23,7 +23,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.profiling.audit import Verdict, audit_ops
-from neural_mp.space import planned_ops
+from neural_mp.space import planned_ops, reached_by
 from neural_mp.testing.products_contract import SIDE
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Converted:
         self.float = self.adaptor.load(model)
         self.space = self.adaptor.space(self.float, machine)
         self.observed = self.adaptor.observe(self.float, [data], self.space)
-        self.space = self.space.reached_by(self.observed.ranges)
+        self.space = reached_by(self.space, self.observed.ranges)
         chosen = {
             op: self.space.capabilities[op].config(precision) or FP32
             for op in self.space.tunable_ops

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.common.boundary import Boundary
+from neural_mp.adaptors.common.calibration_inputs import CalibrationInputs
 from neural_mp.adaptors.common.conversion import prepared_for, profile
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
@@ -29,7 +30,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import FULL_PROFILE, OpRuns, ProfileRuns
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import DataError
-from neural_mp.space import ResolvedPlan, TuningSpace
+from neural_mp.space import ResolvedPlan, TuningSpace, without_non_finite
 from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.validators import integer_between, shape_of_array, validate_option
 
@@ -80,6 +81,10 @@ class LoadedModel(Generic[M]):
     def float_outputs(self, inputs: Any) -> list[np.ndarray]:
         """Return the floating-point arrays among the outputs for one batch."""
         return float_arrays(self(inputs))
+
+    def undamaged(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """Return batches without the samples that calibration leaves out for their NaN."""
+        return CalibrationInputs(batches, self)
 
     def example_inputs(self, batch_size: int | None = None) -> Any:
         """Return inputs that the model can run on; see `Adaptor.example_inputs`.
@@ -281,18 +286,21 @@ class TunableModel(LoadedModel[M]):
     ) -> TunableModel[M]:
         """Return the model with observations of one calibration pass and scored corrections.
 
-        The outputs of the pass are `kept`, unless they are arranged for another framework.
+        The outputs of the pass are `kept`, unless they are arranged for another framework. Tensors
+        that held NaN or Inf stay float in the space of the returned model.
 
         Raises:
-            ConversionError: a tensor held NaN or Inf.
+            ConversionError: no output holds a finite value.
+            DataError: NaN in every sample reaches the outputs.
         """
         kept = None if self.boundary is not None else kept
         seen = self.adaptor.observe(self.held, map(self._given, batches), self.space, kept)
         return self.observed(score_corrections(self.adaptor, self.held, self.space, seen))
 
     def observed(self, observations: Observations) -> TunableModel[M]:
-        """Return the model with earlier calibration results."""
-        return replace(self, observations=observations)
+        """Return the model with earlier calibration results, and its space as in `calibrated`."""
+        space = without_non_finite(self.space, observations.non_finite)
+        return replace(self, observations=observations, space=space)
 
     def converted(self, plan: ResolvedPlan) -> LoadedModel[M]:
         """Return the model in the precisions of a plan; `self` if the plan changes nothing.

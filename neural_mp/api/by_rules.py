@@ -17,7 +17,7 @@ from neural_mp.core.precision import FP32
 from neural_mp.errors import CaptureError, DataError
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.search.corrections import best_corrections, with_corrections
-from neural_mp.space import ConversionRules, TuningSpace, planned_ops
+from neural_mp.space import ConversionRules, TuningSpace, planned_ops, reached_by
 from neural_mp.tuning.batches import FirstBatch
 from neural_mp.util.text import counted
 
@@ -73,11 +73,15 @@ def converted_by_rules(
     tunable = loaded.in_space(space, None if data is None else lambda: iter(data))
     if any(config.approach is Approach.STATIC for config in plan.values()):
         tunable = tunable.calibrated(() if data is None else data)
-        space = space.reached_by(tunable.observations.ranges)
+        space = reached_by(tunable.space, tunable.observations.ranges)
         plan = wanted.rules.plan(space)
         if wanted.corrects:
             plan = with_corrections(plan, space, best_corrections(tunable.observations))
-    told = [*loaded.warnings, *_notes(wanted.rules, space, plan)]
+    told = [
+        *loaded.warnings,
+        *tunable.observations.notes,
+        *_notes(wanted.rules, space, plan),
+    ]
     resolved = tunable.space.resolve(plan)
     converted = tunable.converted(resolved)
     report = Report(

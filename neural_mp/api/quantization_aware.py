@@ -112,7 +112,9 @@ def quantization_aware(
                 "calibration to batches of inputs, or give the result of a run as the plan"
             )
         tunable = opened.tunable.calibrated(data)
-        opened = OpenedPlan(loaded, tunable, opened.resolved, opened.warnings)
+        resolved = tunable.space.resolve(opened.resolved.plan)
+        warnings = (*opened.warnings, *tunable.observations.notes)
+        opened = OpenedPlan(loaded, tunable, resolved, warnings)
     made = opened.tunable.simulated(opened.resolved, schedule)
     made.record = _Origin(opened)
     return made

@@ -174,4 +174,4 @@ def open_plan(
         )
     given = None if data is None else lambda: iter(data)
     tunable = loaded.in_space(space, given, options).observed(observations or Observations())
-    return OpenedPlan(loaded, tunable, space.resolve(right), tuple(warnings))
+    return OpenedPlan(loaded, tunable, tunable.space.resolve(right), tuple(warnings))

@@ -300,12 +300,11 @@ class RuntimeChoice:
         assert self.calibration is not None
         try:
             space = self._space(model).restricted_to([Precision.INT8])
-            tunable = model.in_space(space)
-            plan = space.resolve(space.fastest_plan())
-            if not plan.has_low_precision:
+            if not space.resolve(space.fastest_plan()).has_low_precision:
                 return None
             batches = islice(self.calibration.inputs(), _CALIBRATED)
-            return tunable.calibrated(batches).converted(plan)
+            tunable = model.in_space(space).calibrated(batches)
+            return tunable.converted(tunable.space.resolve(tunable.space.fastest_plan()))
         except Exception:
             # A plan of the search may work where this one does not.
             logger.debug("no INT8 in %s", model.adaptor.framework, exc_info=True)

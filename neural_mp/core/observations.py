@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
+from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     InvalidValueError,
     Validator,
     finite_numbers,
+    instance_of,
+    integer_between,
     invalid,
     mapping_of,
     non_negative_float,
     non_negative_integer,
     number,
+    one_of,
     record,
 )
 
@@ -55,6 +59,35 @@ class ChannelStats:
 
 
 @dataclass(frozen=True)
+class NonFiniteTensor:
+    """A tensor that held NaN or Inf in calibration and therefore stays float.
+
+    Attributes:
+        value: `NaN` or `Inf`; `NaN` if the tensor held both.
+        batch: number of the first such batch, from 1.
+    """
+
+    value: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.value} in batch {self.batch} of the calibration data"
+
+
+@dataclass(frozen=True)
+class NaNSamples:
+    """Samples that calibration left out: NaN in an input of theirs made their outputs NaN.
+
+    Attributes:
+        batch: number of the first batch with such samples, from 1.
+        samples: their number in all batches.
+    """
+
+    batch: int
+    samples: int
+
+
+@dataclass(frozen=True)
 class Observations:
     """Ranges and scores of the tensors that may be quantized.
 
@@ -68,6 +101,8 @@ class Observations:
             off.
         elements: tensor name → mean number of elements per sample.
         corrected_nsr: tensor name → correction (`core.precision.CORRECTIONS`) → resulting NSR.
+        non_finite: tensor name → the NaN or Inf that it held; such tensors have no ranges.
+        nan_samples: input name → the samples left out for NaN in this input.
     """
 
     ranges: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
@@ -76,9 +111,11 @@ class Observations:
     channels: Mapping[str, ChannelStats] = field(default_factory=dict)
     corrected_nsr: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     elements: Mapping[str, float] = field(default_factory=dict)
+    non_finite: Mapping[str, NonFiniteTensor] = field(default_factory=dict)
+    nan_samples: Mapping[str, NaNSamples] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("ranges", "nsr", "channels", "corrected_nsr", "elements"):
+        for name in (one.name for one in fields(self) if one.name != "samples"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -102,7 +139,27 @@ class Observations:
                 for tensor, channels in self.channels.items()
             },
             "corrected_nsr": {tensor: dict(by) for tensor, by in self.corrected_nsr.items()},
+            "non_finite": {tensor: dict(vars(value)) for tensor, value in self.non_finite.items()},
+            "nan_samples": {name: dict(vars(left)) for name, left in self.nan_samples.items()},
         }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes to the user on NaN and Inf in the calibration data and in the model."""
+        notes = [
+            f"calibration left out {counted(left.samples, 'sample')} with NaN in input {name!r} "
+            f"(first in batch {left.batch} of the calibration data), whose outputs are NaN; "
+            f"remove or repair these samples"
+            for name, left in self.nan_samples.items()
+        ]
+        if self.non_finite:
+            name, value = next(iter(self.non_finite.items()))
+            number = len(self.non_finite)
+            notes.append(
+                f"{counted(number, 'tensor')} ({name!r}{', …' if number > 1 else ''}) held "
+                f"{value}; INT8 has neither NaN nor Inf, so the ops that read them stay float"
+            )
+        return tuple(notes)
 
     @classmethod
     def from_dict(cls, data: object) -> Observations:
@@ -136,6 +193,13 @@ def _or_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:
     return lambda value: {} if value is None else kind(value)
 
 
+_POSITIVE = integer_between(1)
+_NON_FINITE = instance_of(
+    NonFiniteTensor, record({"value": one_of(("NaN", "Inf")), "batch": _POSITIVE}, strict=True)
+)
+_NAN_SAMPLES = instance_of(
+    NaNSamples, record({"batch": _POSITIVE, "samples": _POSITIVE}, strict=True)
+)
 _CHANNELS = record(dict.fromkeys(ChannelStats.__dataclass_fields__, finite_numbers), strict=True)
 _OBSERVATIONS = record(
     {},
@@ -147,5 +211,7 @@ _OBSERVATIONS = record(
         "channels": _or_empty(mapping_of(_channels)),
         # A correction may raise the NSR to infinity.
         "corrected_nsr": _or_empty(mapping_of(mapping_of(number))),
+        "non_finite": _or_empty(mapping_of(_NON_FINITE)),
+        "nan_samples": _or_empty(mapping_of(_NAN_SAMPLES)),
     },
 )

@@ -1,6 +1,7 @@
 """The tuning space: supported configurations of every op, user constraints, resolution of plans."""
 
 from neural_mp.space.activation_memory import peak_activation_bytes
+from neural_mp.space.calibrated_space import reached_by, without_non_finite
 from neural_mp.space.capability import Capability, Constraints, OpConstraint, QuantConstraint
 from neural_mp.space.effective_ops import EffectiveOp, planned_by_name, planned_ops
 from neural_mp.space.explanations import Reason, counted_reasons, why_int8
@@ -23,5 +24,7 @@ __all__ = [
     "peak_activation_bytes",
     "planned_by_name",
     "planned_ops",
+    "reached_by",
     "why_int8",
+    "without_non_finite",
 ]

@@ -17,7 +17,6 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import (
     QuantizedTensor,
-    observable_tensors,
     quantized_tensors,
 )
 from neural_mp.errors import UnknownOperatorError, did_you_mean, error_path
@@ -27,7 +26,6 @@ from neural_mp.space.resolution import ResolvedPlan, Resolver
 #: Maximum number of cached resolved plans.
 _MAX_CACHED_PLANS = 32
 _EMULATED = "emulated on this machine, and slower than FP32"
-_NOT_REACHED = "not reached by calibration, so the ranges of its inputs are unknown"
 _NO_NATIVE_OP = "no op that it could follow runs natively in this precision"
 
 
@@ -109,6 +107,13 @@ class TuningSpace:
         """The tunable ops that support static INT8: quantized inputs with calibrated ranges."""
         return frozenset(
             op for op in self.tunable_ops if Approach.STATIC in self.capabilities[op].approaches
+        )
+
+    @cached_property
+    def dynamic_ops(self) -> frozenset[str]:
+        """The tunable ops that support dynamic INT8: quantized inputs with ranges of every run."""
+        return frozenset(
+            op for op in self.tunable_ops if Approach.DYNAMIC in self.capabilities[op].approaches
         )
 
     @cached_property
@@ -214,35 +219,18 @@ class TuningSpace:
         """Return the space without weights that are corrected with calibration data."""
         return self._filtered(lambda name, config: not config.needs_data)
 
-    def reached_by(self, seen: Collection[str]) -> TuningSpace:
-        """Return the space without static INT8 for ops whose tensors calibration has not seen.
-
-        INT8 approaches that need no calibrated range stay.
-        """
-        space = self
-        while unseen := observable_tensors(space.graph, space.int8_ops).difference(seen):
-            needing = frozenset(space._needing(unseen))
-            if not needing:
-                break
-            space = space._without_ranges(needing)
-        return space
-
-    def _needing(self, tensors: Iterable[str]) -> Iterator[str]:
-        """Yield the ops of `int8_ops` that read or write some of these tensors in INT8."""
-        for tensor in tensors:
-            ops = self.graph.consumers(tensor)
-            if tensor in self.graph:
-                ops = (self.graph[tensor], *ops)
-            heads = (op.name if op.name in self.int8_ops else op.fusion_group for op in ops)
-            yield from (head for head in heads if head in self.int8_ops)
-
-    def _without_ranges(self, ops: Collection[str]) -> TuningSpace:
-        space = self._filtered(lambda op, c: op not in ops or c.approach is not Approach.STATIC)
+    def without_int8(
+        self, ops: Collection[str], approaches: Collection[Approach], reason: str
+    ) -> TuningSpace:
+        """Return the space without some INT8 approaches for ops, with a common reason."""
+        if not ops:
+            return self
+        space = self._filtered(lambda op, c: op not in ops or c.approach not in approaches)
         capabilities = dict(space.capabilities)
         for op in ops:
             found = capabilities[op]
             if Precision.INT8 not in found.precisions:
-                reasons = {**found.reasons, Precision.INT8: _NOT_REACHED}
+                reasons = {**found.reasons, Precision.INT8: reason}
                 capabilities[op] = replace(found, reasons=reasons)
         return replace(space, capabilities=capabilities)
 

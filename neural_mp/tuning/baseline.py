@@ -18,6 +18,7 @@ from neural_mp.errors import MetricError
 from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.runs.history import History
 from neural_mp.runs.record_schema import BASELINE_FIGURES
+from neural_mp.space import reached_by
 from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.deadline import Deadline, DeadlineExceededError
 from neural_mp.tuning.early_stopping import RunningValues
@@ -251,7 +252,8 @@ def calibrated(
     """Return the model with observations, from the run's history or a new calibration.
 
     Nothing is calibrated if no op supports INT8, or without data. The returned model's space
-    excludes static INT8 for ops that calibration did not reach. The outputs of a new calibration
+    excludes static INT8 for ops that calibration did not reach, and for tensors that held NaN or
+    Inf. The outputs of a new calibration
     are `kept` if the framework offers it.
 
     Raises:
@@ -262,8 +264,11 @@ def calibrated(
     if Precision.INT8 not in job.space.usable_precisions or data is None:
         return job.model
     stored = history.observations if history is not None else None
-    if stored is not None and all(t.name in stored.ranges for t in job.space.tensors):
-        return job.model.observed(stored)  # stored as reached
+    if stored is not None and all(
+        tensor.name in stored.ranges or tensor.name in stored.non_finite
+        for tensor in job.space.tensors
+    ):
+        return _reached(job, stored, log)
 
     cache = job.cache.scoped(space=job.space.digest, samples=str(data.samples))
     seen = _seen_earlier(cache, data, log, deadline)
@@ -271,20 +276,23 @@ def calibrated(
         seen = _seen_now(job, cache, data, log, deadline, kept)
     if history is not None:
         history.observations = seen
-    return _reached(job, seen, log).observed(seen)
+    return _reached(job, seen, log)
 
 
 def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel:
-    """Return the model without INT8 for unreached ops, and warn of them.
+    """Return the model with observations, without INT8 where it has no range; warn of such ops.
 
-    Branches that no sample takes have no ranges.
+    Branches that no sample takes have no ranges, nor have tensors that hold NaN or Inf.
     """
-    space = job.space.reached_by(seen.ranges)
+    for note in seen.notes:
+        log.warn(note)
+    model = job.model.observed(seen)
+    space = reached_by(model.space, seen.ranges)
     left = [
-        op for op in job.space.tunable_ops if space.capabilities[op] != job.space.capabilities[op]
+        op for op in job.space.tunable_ops if space.capabilities[op] != model.space.capabilities[op]
     ]
     if not left:
-        return job.model
+        return model
     named = ", ".join(map(repr, left[:_MAX_NAMED_OPS])) + (
         ", …" if len(left) > _MAX_NAMED_OPS else ""
     )
@@ -292,7 +300,7 @@ def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel
         f"calibration did not reach {counted(len(left), 'op')} ({named}), for which static INT8 is "
         f"excluded; give calibration data that covers every branch"
     )
-    return job.model.in_space(space)
+    return job.model.in_space(space).observed(seen)
 
 
 def _seen_earlier(

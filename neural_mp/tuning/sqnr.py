@@ -17,7 +17,7 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import Measurement
 from neural_mp.util.digest import digest_of
-from neural_mp.util.pytree import float_arrays
+from neural_mp.util.pytree import Array, float_arrays
 from neural_mp.util.text import shape_words
 
 #: NSR of non-finite outputs, since files have no infinity.
@@ -35,19 +35,35 @@ def decibels(nsr: float) -> float:
     return -10 * math.log10(nsr) if nsr > 0 else math.inf
 
 
-def mean_nsr(reference: list[Any], found: list[Any]) -> float:
-    """Return the NSR, at most 1e9, which also stands for NaN.
+def finite_values(reference: Any, found: Any) -> tuple[Array, Array] | None:
+    """Return the finite values of a reference, and what those of another array add to them.
 
-    Mean over the outputs, so that outputs with large values do not dominate.
+    None if NaN and Inf are not at the same places in both.
+    """
+    one, other = (np.asarray(values, np.float64) for values in (reference, found))
+    finite = np.isfinite(one)
+    if not finite.all():
+        if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+            return None
+        one, other = one[finite], other[finite]
+    difference = other - one
+    return (one, difference) if np.isfinite(difference).all() else None
+
+
+def mean_nsr(reference: list[Any], found: list[Any]) -> float:
+    """Return the NSR, at most 1e9, which also stands for NaN or Inf in one of both alone.
+
+    Mean over the outputs, so that outputs with large values do not dominate. Values that are NaN
+    or Inf in both alike, as in masks, are neither noise nor signal.
     """
     nsrs = []
-    for expected, got in zip(reference, found, strict=True):
-        power = float(np.mean(np.square(expected, dtype=np.float64)))
-        error = np.mean(np.square(np.subtract(got, expected, dtype=np.float64)))
-        if not np.isfinite(error):
+    for pair in zip(reference, found, strict=True):
+        values = finite_values(*pair)
+        if values is None:
             return MAX_NSR
+        power, error = (float(np.square(one, dtype=np.float64).sum()) for one in values)
         if power > 0:
-            nsrs.append(float(error) / power)
+            nsrs.append(error / power)
     return min(float(np.mean(nsrs)), MAX_NSR) if nsrs else 0.0
 
 
@@ -118,7 +134,8 @@ class OutputNoise:
             expected, found = self._outputs(inputs)
             if not expected:
                 return None
-            self._nsrs.append(mean_nsr(expected, found))
+            if any(array.size for array in expected):  # an empty batch has neither noise nor signal
+                self._nsrs.append(mean_nsr(expected, found))
         if not self._nsrs:
             return None
         if self._alone and len(self.seconds[0]) < _LEAST_FP32_RUNS:
@@ -223,7 +240,7 @@ def compared_with_fp32(
     with log.phase("compare", "Comparing with FP32"), measurement.limited(models):
         for model in models:
             model.prepare()
-        sqnr_db = noise.sqnr_db(job.calibration.inputs(log.step))
+        sqnr_db = noise.sqnr_db(job.model.undamaged(job.calibration.inputs(log.step)))
     return sqnr_db, noise.seconds if noise.seconds[0] else ()
 
 

@@ -114,6 +114,22 @@ def sample_of(inputs: Any, index: int) -> Any:
     return inputs[index : index + 1] if len(getattr(inputs, "shape", ())) else inputs
 
 
+def with_samples(inputs: Any, chosen: list[int]) -> Any:
+    """Return a batch of other samples: `chosen` are their indices, one for each sample.
+
+    Arrays whose first axis is not that of the samples stay.
+    """
+    if isinstance(inputs, Mapping):
+        return {name: with_samples(value, chosen) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return type(inputs)(with_samples(value, chosen) for value in inputs)
+    shape: Any = getattr(inputs, "shape", ())
+    if not len(shape) or shape[0] != len(chosen):
+        return inputs
+    # Tensors of TensorFlow have no indexing by lists.
+    return (inputs if hasattr(inputs, "detach") else np.asarray(inputs))[chosen]
+
+
 def as_numpy(values: Any) -> np.ndarray:
     """Convert an array, tensor or nested list of any framework to numpy, bfloat16 to float32.
 

@@ -8,7 +8,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quant_spec import QuantSpec
 from neural_mp.errors import PlanError, UnknownOperatorError
-from neural_mp.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace, reached_by
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
@@ -173,8 +173,8 @@ def test_emulated_16_bits_that_are_to_be_kept_stay(space):
 
 
 def test_ops_that_calibration_never_came_to_lose_the_int8_that_needs_ranges(space):
-    assert space.reached_by({"x", "softmax"}) is space
-    left = space.reached_by({"x"})
+    assert reached_by(space, {"x", "softmax"}) is space
+    left = reached_by(space, {"x"})
     assert left.capabilities["conv"] == LAYER
     assert left.capabilities["fc"].configs == (BF16, FP32)
     assert "not reached by calibration" in left.capabilities["fc"].refusal(Precision.INT8)
@@ -184,4 +184,4 @@ def test_int8_without_ranges_from_calibration_stays_where_calibration_never_came
     dynamic = int8("dynamic")
     both = replace(LAYER, configs=(int8("minmax"), dynamic, FP32))
     space = replace(space, capabilities={**space.capabilities, "fc": both})
-    assert space.reached_by({"x"}).capabilities["fc"].configs == (dynamic, FP32)
+    assert reached_by(space, {"x"}).capabilities["fc"].configs == (dynamic, FP32)

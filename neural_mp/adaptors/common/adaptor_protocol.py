@@ -36,6 +36,9 @@ class Framework(Protocol[M]):
     def fingerprint(self, model: M) -> str:
         """Return a digest of ops and weights."""
 
+    def predict(self, model: M, inputs: Any) -> Any:
+        """Return the outputs for one batch."""
+
     def graph(self, model: M) -> OpGraph:
         """Return all ops with their types and data edges."""
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.calibration import MIN_RANGE_WIDTH
 from neural_mp.adaptors.common.learned_rounding import LearnOptions
+from neural_mp.adaptors.common.ranges import MIN_RANGE_WIDTH
 from neural_mp.adaptors.common.settled_rounding import (
     SWEEPS,
     CodeChoice,

@@ -1,4 +1,4 @@
-"""Calibration ranges of tensors from their observed statistics, independent of frameworks.
+"""Statistics of tensors in calibration, independent of frameworks.
 
 Memory is bounded: extremes and channel powers are running values, and the algorithms that clip use
 a fixed-size, evenly spread sample.
@@ -9,33 +9,25 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.core.observations import ChannelStats, Observations, Range
-from neural_mp.core.quant_spec import RANGE_ALGORITHMS
-from neural_mp.errors import ConversionError
+from neural_mp.adaptors.common.ranges import (
+    LEVELS,
+    MIN_RANGE_WIDTH,
+    affine_parameters,
+    chosen_ranges,
+)
+from neural_mp.core.observations import ChannelStats, NonFiniteTensor, Observations, Range
 
 #: Sampled values of one tensor over all batches.
 SAMPLE_LIMIT = 32768
 #: Sampled values of one batch.
 SAMPLES_PER_BATCH = 4096
-#: Steps of an 8-bit scale.
-LEVELS = 255
-#: Narrower ranges count as empty: float32 cannot divide by their step.
-MIN_RANGE_WIDTH = 1e-30
-#: Fractions of the largest magnitude tried as clipping limits.
-_CLIP_FRACTIONS = np.linspace(1.0, 0.05, 96)
-#: Stride of the coarse search over these fractions; a full search costs too much time.
-_COARSE_STEP = 8
-_KL_BINS = 2048
 #: Minimum NSR and maximum number of tensors whose channels are kept: observations are stored in
 #: files, with thousands of numbers per tensor.
 _MIN_CHANNEL_NSR, _MAX_CHANNEL_TENSORS = 0.01, 32
-#: Floor against the infinite logarithm of an empty level.
-_MIN_LEVEL_FRACTION = 1e-12
 
 #: Values of a row in reductions of columns.
 _ROW_VALUES = 4096
@@ -66,18 +58,6 @@ def _random_half(count: int) -> NDArray[np.integer]:
     return np.random.default_rng(0).permutation(count)[::2]
 
 
-def affine_parameters(low: float, high: float) -> tuple[float, int]:
-    """Return scale and zero point of uint8 for the range [low, high], widened to include 0.
-
-    Jacob et al., "Quantization and Training of Neural Networks for Efficient
-    Integer-Arithmetic-Only Inference", 2018, section 2.1.
-    """
-    low, high = min(low, 0.0), max(high, 0.0)
-    # For an all-zero tensor, any scale is correct.
-    scale = (high - low) / LEVELS if high - low > MIN_RANGE_WIDTH else 1.0
-    return scale, min(max(round(-low / scale), 0), LEVELS)
-
-
 @dataclass(frozen=True)
 class BatchStats:
     """Statistics of one tensor for a part of a batch.
@@ -98,6 +78,18 @@ class BatchStats:
     count: int
     sample: Floats
     mean: Floats | None = None
+
+    @property
+    def non_finite(self) -> str:
+        """`NaN` or `Inf` if the values hold one of them, else an empty text.
+
+        Squares of large finite values are infinite in float32, but never NaN; minima and maxima of
+        some runtimes pass over NaN.
+        """
+        ends = np.asarray([np.min(self.low), np.max(self.high)])
+        if np.isnan(ends).any() or np.isnan(self.power).any():
+            return "NaN"
+        return "Inf" if np.isinf(ends).any() else ""
 
 
 def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
@@ -158,7 +150,13 @@ def _reduced_columns(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 
 @dataclass
 class Observer:
-    """Running statistics of one tensor over batches; `values` is its total number of elements."""
+    """Running statistics of one tensor over batches.
+
+    Attributes:
+        low, high: minimum and maximum.
+        values: total number of elements.
+        non_finite: the first NaN or Inf; the other statistics are then those of finite parts.
+    """
 
     low: float = np.inf
     high: float = -np.inf
@@ -167,15 +165,19 @@ class Observer:
     _mean: Floats | None = None
     _count: int = 0
     values: int = 0
+    non_finite: NonFiniteTensor | None = None
     _samples: list[Floats] = field(default_factory=list)
     _stride: int = 1
     _batches: int = 0
 
-    def update(self, seen: BatchStats) -> None:
-        """Update with the statistics of a part of a batch."""
+    def update(self, seen: BatchStats, batch: int = 1) -> None:
+        """Update with the statistics of a part of a batch, given the number of the batch."""
         low, high, channel_power, mean = seen.low, seen.high, seen.power, seen.mean
         count, sample = seen.count, seen.sample
         self.values += count * len(channel_power)
+        if seen.non_finite:
+            self.non_finite = self.non_finite or NonFiniteTensor(seen.non_finite, batch)
+            return
         self.low, self.high = min(self.low, float(np.min(low))), max(self.high, float(np.max(high)))
         known = mean is not None and channel_power.ndim == 1
         known = known and np.shape(low) == np.shape(high) == channel_power.shape
@@ -241,14 +243,7 @@ class Observer:
 
     def ranges(self) -> dict[str, Range]:
         """Return calibration algorithm → the range that it chooses."""
-        full, sample = (min(float(self.low), 0.0), max(float(self.high), 0.0)), self._sample
-        choosers = {
-            "minmax": lambda: full,
-            "percentile": lambda: _percentile(sample),
-            "kl": lambda: _kl(sample, full),
-            "mse": lambda: _mse(sample, full),
-        }
-        return {name: choosers[name]() for name in RANGE_ALGORITHMS}
+        return chosen_ranges(self._sample, min(self.low, 0.0), max(self.high, 0.0))
 
 
 def channel_nsr(low: float, high: float, power: Floats) -> float:
@@ -269,24 +264,25 @@ def _rounded(value: float) -> float:
 
 
 def summarize(
-    statistics: dict[str, Observer], samples: int, by_channel: Collection[str] = ()
+    statistics: dict[str, Observer],
+    samples: int,
+    by_channel: Collection[str] = (),
+    without_ranges: Collection[str] = (),
 ) -> Observations:
     """Return the observations for strategies and conversion from all tensor statistics.
+
+    Tensors that held NaN or Inf get no range.
 
     Args:
         statistics: tensor → its statistics.
         samples: number of samples.
         by_channel: tensors that kernels read with a scale per channel.
-
-    Raises:
-        ConversionError: a tensor held NaN or Inf.
+        without_ranges: tensors of which only NaN and Inf matter.
     """
-    for name, found in statistics.items():
-        if not (np.isfinite(found.low) and np.isfinite(found.high)):
-            raise ConversionError(
-                f"tensor {name!r} must be finite on the calibration data, got NaN or Inf; check "
-                f"the model and its inputs"
-            )
+    elements = {name: found.values / max(samples, 1) for name, found in statistics.items()}
+    non_finite = {name: found.non_finite for name, found in statistics.items() if found.non_finite}
+    left_out = {*non_finite, *without_ranges}
+    statistics = {name: found for name, found in statistics.items() if name not in left_out}
     noise = {
         name: found.channel_noise if name in by_channel else found.noise
         for name, found in statistics.items()
@@ -299,95 +295,6 @@ def summarize(
         noise,
         samples,
         {name: found for name, found in channels.items() if found is not None},
-        elements={name: found.values / max(samples, 1) for name, found in statistics.items()},
+        elements=elements,
+        non_finite=non_finite,
     )
-
-
-def _percentile(sample: Floats, tail: float = 0.01) -> Range:
-    low, high = np.percentile(sample, [tail, 100 - tail])
-    return min(float(low), 0.0), max(float(high), 0.0)
-
-
-def _clipped(full: Range, fraction: float) -> Range:
-    """Return the range cut to a fraction of its largest magnitude on either side."""
-    limit = fraction * max(-full[0], full[1])
-    return max(full[0], -limit), min(full[1], limit)
-
-
-def _mse(sample: Floats, full: Range) -> Range:
-    """Return the clipped range with the least squared quantization error on the sample."""
-
-    def error(index: int) -> float:
-        scale, zero = affine_parameters(*_clipped(full, _CLIP_FRACTIONS[index]))
-        stored = sample * np.float32(1 / scale)
-        np.rint(stored, out=stored)
-        np.clip(stored, -zero, LEVELS - zero, out=stored)
-        stored *= np.float32(scale)
-        stored -= sample
-        return float(np.dot(stored, stored))
-
-    # The error is unimodal: it falls with finer steps, then rises with more clipping.
-    coarse = min(range(0, len(_CLIP_FRACTIONS), _COARSE_STEP), key=error)
-    around = range(
-        max(coarse - _COARSE_STEP + 1, 0), min(coarse + _COARSE_STEP, len(_CLIP_FRACTIONS))
-    )
-    return _clipped(full, float(_CLIP_FRACTIONS[min(around, key=error)]))
-
-
-def _kl(sample: Floats, full: Range) -> Range:
-    """Return the clipped range with the least Kullback-Leibler divergence.
-
-    Migacz, "8-bit Inference with TensorRT", GTC 2017: the clipped histogram, with outliers moved to
-    the edge bins, against its quantization to 256 levels. Zeros are excluded, as in its
-    implementations: they are exact at every scale, and after a ReLU they would dominate all other
-    values.
-    """
-    sample = sample[sample != 0]
-    counts, edges = np.histogram(sample, bins=_KL_BINS, range=full if full[0] < full[1] else None)
-    centres = (edges[:-1] + edges[1:]) / 2
-    limits = np.array([_clipped(full, fraction) for fraction in _CLIP_FRACTIONS])
-    start = np.searchsorted(centres, limits[:, 0], "left")
-    stop = np.searchsorted(centres, limits[:, 1], "right")
-    enough = stop - start > LEVELS
-    if not enough.any():
-        return full
-    divergences = _divergences(counts, start[enough], stop[enough])
-    return _clipped(full, float(_CLIP_FRACTIONS[enough][np.argmin(divergences)]))
-
-
-def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.integer]) -> Floats:
-    """Return, for each cut [start, stop) of a histogram, the divergence from its 256 levels.
-
-    Clipped values count in the first and last kept bin. A level is the average of its non-empty
-    bins, computed from the kept bins only.
-
-    At least 256 bins must be kept. The divergence is Σ p·ln(p / q) over the kept bins.
-    """
-    counts = counts.astype(np.float64)
-    first, last = counts[start], counts[stop - 1]
-    below, above = _sums(counts, 0, start), _sums(counts, stop, len(counts))
-    # Level l of w bins begins at bin ⌈l·w / 256⌉.
-    widths = (stop - start)[:, None]
-    borders = start[:, None] + -(-np.arange(LEVELS + 2) * widths // (LEVELS + 1))
-    kept = _sums(counts, borders[:, :-1], borders[:, 1:])
-    filled = _sums(counts > 0, borders[:, :-1], borders[:, 1:])
-    fraction = kept / np.maximum(filled, 1) / np.maximum(kept.sum(axis=1, keepdims=True), 1e-12)
-    cost = np.log(np.maximum(fraction, _MIN_LEVEL_FRACTION))
-    total = counts.sum()
-    own = _sums(_x_log_x(counts), start, stop)
-    own += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
-    crossed = (kept * cost).sum(axis=1)
-    # An edge bin that was empty before clipping is not part of its level.
-    crossed += below * np.where(first > 0, cost[:, 0], np.log(_MIN_LEVEL_FRACTION))
-    crossed += above * np.where(last > 0, cost[:, -1], np.log(_MIN_LEVEL_FRACTION))
-    return np.asarray((own - crossed) / total - np.log(total))
-
-
-def _sums(values: NDArray[Any], start: int | NDArray[Any], stop: int | NDArray[Any]) -> Floats:
-    """Return the sums of values[start:stop] for every pair of bounds."""
-    running = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
-    return np.asarray(running[stop] - running[start])
-
-
-def _x_log_x(values: Floats) -> Floats:
-    return np.asarray(values * np.log(np.maximum(values, 1.0)))

@@ -6,13 +6,16 @@ Also the two shorter pipelines of calibration and of timing ops.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import Observer, summarize
+from neural_mp.adaptors.common.calibration_inputs import CalibrationInputs
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.corrections import apply_corrections
 from neural_mp.adaptors.common.factor_folding import fold_factors
@@ -31,7 +34,6 @@ from neural_mp.core.quantization_flow import (
 )
 from neural_mp.errors import ConversionError, PlanError
 from neural_mp.space import ResolvedPlan, TuningSpace
-from neural_mp.util.pytree import batch_size_of
 
 
 def first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpConfig]:
@@ -177,29 +179,32 @@ def observe(
 ) -> Observations:
     """Observe every tensor that may be quantized in one pass over calibration inputs.
 
+    Tensors without calibrated ranges, which only dynamic INT8 quantizes, are checked for NaN and
+    Inf.
+
     The outputs are `kept` if the adaptor offers it.
 
     Raises:
-        ConversionError: a tensor held NaN or Inf.
+        ConversionError: no output holds a finite value.
+        DataError: NaN in every sample reaches the outputs.
     """
-    samples = 0
-
-    def counted() -> Iterator[Any]:
-        nonlocal samples
-        for batch in batches:
-            samples += batch_size_of(batch)
-            yield batch
-
-    tensors = observable_tensors(space.graph, space.int8_ops)
+    inputs = CalibrationInputs(batches, partial(adaptor.predict, model))
+    ranged = observable_tensors(space.graph, space.int8_ops)
+    tensors = ranged.union(*(space.graph[op].read_in_int8 for op in space.dynamic_ops))
     found: defaultdict[str, Observer] = defaultdict(Observer)
     if kept is None or adaptor.output_keeping is None:
-        seen = adaptor.observe_tensors(model, counted(), tensors)
+        seen = adaptor.observe_tensors(model, inputs, tensors)
     else:
-        seen = adaptor.output_keeping.observe_tensors(model, counted(), tensors, kept)
+        seen = adaptor.output_keeping.observe_tensors(model, inputs, tensors, kept)
     for name, summary in seen:
-        found[name].update(summary)
+        if summary.non_finite:
+            inputs.note_non_finite()
+        found[name].update(summary, inputs.number)
+    inputs.check_outputs()
     flow = propagate_quantization(space.graph, dict.fromkeys(space.int8_ops, Precision.INT8))
-    return summarize(found, samples, tensors_with_channel_scales(space.graph, flow))
+    by_channel = tensors_with_channel_scales(space.graph, flow)
+    observations = summarize(found, inputs.samples, by_channel, without_ranges=tensors - ranged)
+    return replace(observations, nan_samples=inputs.damaged)
 
 
 def profile(timing: OpTiming[M], model: M, inputs: Any, runs: ProfileRuns = FULL_PROFILE) -> OpRuns:

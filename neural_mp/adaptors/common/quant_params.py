@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.calibration import LEVELS, MIN_RANGE_WIDTH, affine_parameters
+from neural_mp.adaptors.common.ranges import LEVELS, MIN_RANGE_WIDTH, affine_parameters
 from neural_mp.core.int8_accumulation import (
     EXACT_EVERYWHERE,
     REDUCED_RANGE,

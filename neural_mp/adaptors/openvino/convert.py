@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.calibration import LEVELS
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.common.ranges import LEVELS
 from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import (

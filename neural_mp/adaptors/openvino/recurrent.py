@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.calibration import LEVELS
 from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
+from neural_mp.adaptors.common.ranges import LEVELS
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,

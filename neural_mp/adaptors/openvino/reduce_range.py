@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.calibration import LEVELS
 from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
+from neural_mp.adaptors.common.ranges import LEVELS
 from neural_mp.adaptors.openvino.fusion import LAYERS, is_product, moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,

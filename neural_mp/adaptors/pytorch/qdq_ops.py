@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from neural_mp.adaptors.common.calibration import affine_parameters
 from neural_mp.adaptors.common.code_packing import BitOrder, packed
 from neural_mp.adaptors.common.grouped_weight import (
     GroupedWeight,
@@ -21,6 +20,7 @@ from neural_mp.adaptors.common.grouped_weight import (
     row_parts,
 )
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
+from neural_mp.adaptors.common.ranges import affine_parameters
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.calibration import LEVELS
 from neural_mp.adaptors.common.quant_params import QuantParams
+from neural_mp.adaptors.common.ranges import LEVELS
 from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup

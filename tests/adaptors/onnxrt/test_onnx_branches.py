@@ -19,6 +19,7 @@ from onnx_nets import MACHINE, Converted, graph, op, run
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.precision import Precision
+from neural_mp.space import reached_by
 from neural_mp.testing import signal_to_noise
 
 BF16, FP32, INT8 = Precision.BF16, Precision.FP32, Precision.INT8
@@ -77,7 +78,7 @@ def test_both_branches_are_converted_where_calibration_takes_both():
     held = adaptor.load(model)
     space = adaptor.space(held, MACHINE)
     seen = adaptor.observe(held, [feeds(True), feeds(False)], space)
-    space = space.reached_by(seen.ranges)
+    space = reached_by(space, seen.ranges)
     converted = adaptor.convert(held, space.resolve(space.fastest_plan()), seen, space)
     for chosen, name in ((True, "either/c"), (False, "either/c_1")):
         assert adaptor.kernel_trace.trace(converted, feeds(chosen))[name].precision is INT8

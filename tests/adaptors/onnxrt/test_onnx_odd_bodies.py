@@ -9,7 +9,7 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.profiling.audit import Verdict, audit_ops
-from neural_mp.space import planned_ops
+from neural_mp.space import planned_ops, reached_by
 
 
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.BF16, Precision.FP16])
@@ -22,7 +22,7 @@ def test_odd_models_run_as_planned_near_fp32_and_come_back(odd, precision, tmp_p
     assert held.obstacle is None
     space = adaptor.space(held, MACHINE)
     seen = adaptor.observe(held, batches, space)
-    space = space.reached_by(seen.ranges)
+    space = reached_by(space, seen.ranges)
     chosen = {op: space.capabilities[op].config(precision) for op in space.tunable_ops}
     plan = space.resolve(PrecisionPlan({op: c or FP32 for op, c in chosen.items()}))
     converted = adaptor.convert(held, plan, seen, space)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.calibration import affine_parameters
+from neural_mp.adaptors.common.ranges import affine_parameters
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
