@@ -7,7 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -16,16 +16,28 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has_axes, resized
+from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has_axes
 from neural_mp.adaptors.pytorch.dynamic_shapes import sizes_of, watch_sizes
 from neural_mp.adaptors.pytorch.functionalize import make_functional
+from neural_mp.adaptors.pytorch.module_state import restored
+from neural_mp.adaptors.pytorch.named_outputs import register_dataclasses
+from neural_mp.adaptors.pytorch.padded_encoders import zeroed_padding
 from neural_mp.adaptors.pytorch.recurrent import free_lengths
+from neural_mp.adaptors.pytorch.trial_run import (
+    TrialRun,
+    inference_mode,
+    run_in_place,
+    run_once,
+    try_out,
+)
 from neural_mp.adaptors.pytorch.versions import (
+    assignable_attributes,
     unguarded_module,
     with_code,
     without_stack_traces,
 )
 from neural_mp.errors import CaptureError, DataError
+from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +45,10 @@ logger = logging.getLogger(__name__)
 #: that requires another size raises an error.
 _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384, 512)
 
-#: Batch size for trial runs.
-_PROBE_BATCH_SIZE = 2
 #: Attribute that holds the module enclosed by `Enclosed`.
 ENCLOSED = "neural_mp_enclosed"
+#: Key of `GraphModule.meta` for the names of attributes whose changes a graph leaves out.
+KEPT_STATE = "neural_mp_kept_state"
 
 #: (dynamic axes, strict tracing), in the order tried.
 _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
@@ -53,18 +65,40 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
     """
     errors: list[Exception] = []
     with inference_mode(module):
-        call = _accepted(module, call)
+        run = try_out(module, call)
+        register_dataclasses(run.outputs)
         # An attribute of the module, e.g. `code`, may shadow one of `GraphModule`.
         names = {*module._modules, *module._parameters, *module._buffers}
         shown = Enclosed(module) if any(hasattr(GraphModule, name) for name in names) else module
         for axes, strict in _ATTEMPTS:
-            try:
-                return graph_of(export(shown, call, axes, strict))
-            except Exception as error:
-                # torch.export raises dozens of unrelated types, user code any type at all.
-                logger.debug("export (%s axes, strict=%s) failed", axes, strict, exc_info=True)
-                errors.append(error)
-    raise _capture_error(module, errors[0])
+            for is_filled in (False, True)[: 1 + run.fills_caches]:
+                try:
+                    with _prepared_state(module, run, is_filled):
+                        graph = graph_of(export(shown, run.call, axes, strict))
+                except Exception as error:
+                    # torch.export raises dozens of unrelated types, user code any type at all.
+                    logger.debug("export (%s, strict=%s) failed", axes, strict, exc_info=True)
+                    errors.append(error)
+                else:
+                    graph.meta[KEPT_STATE] = run.kept
+                    return graph
+    raise _capture_error(module, run, errors[0])
+
+
+@contextmanager
+def _prepared_state(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterator[None]:
+    """Prepare the state of a module for export, and restore it on exit.
+
+    torch.export accepts no writes to tensors other than buffers, so the module writes to copies.
+    """
+    with restored(module) as state:
+        if is_filled:
+            run_in_place(module, run.call)
+        if run.written:
+            module.register_forward_pre_hook(
+                lambda *_: state.replace_by_copies(run.written), prepend=True
+            )
+        yield
 
 
 class Enclosed(nn.Module):
@@ -77,108 +111,6 @@ class Enclosed(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the wrapped module."""
         return getattr(self, ENCLOSED)(*args, **kwargs)
-
-
-def run_once(module: nn.Module, call: CallArgs) -> Any:
-    """Run a module on copies of the inputs, then restore its state.
-
-    Raises:
-        DataError: if the module does not run on the inputs.
-    """
-    kept = [(value, value.clone()) for value in _state(module)]
-    copies = call.copied()
-    try:
-        with torch.no_grad():
-            return module(*copies.args, **copies.kwargs)
-    except Exception as error:
-        # User code may raise any exception type.
-        raise DataError(
-            f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
-            f"{type(error).__name__}: {error}{_given_whole(module, call)}{_limits(module, call)}"
-        ) from error
-    finally:
-        with torch.no_grad():
-            for value, before in kept:
-                value.copy_(before)
-
-
-def _accepted(module: nn.Module, call: CallArgs) -> CallArgs:
-    """Return a call with at least two samples; that of one, if the module accepts only one.
-
-    Raises:
-        DataError: if the module does not run on these inputs.
-    """
-    several = at_least_two(call)
-    try:
-        _try_out(module, several)
-    except DataError:
-        if several is call:
-            raise
-        run_once(module, call)
-        return call
-    return several
-
-
-def _try_out(module: nn.Module, call: CallArgs) -> None:
-    """Run a module once, on few samples if possible: a batch may be large.
-
-    State initialized in the first run then holds real tensors instead of traced ones.
-
-    Raises:
-        DataError: if the module does not run on the whole batch either.
-    """
-    if call.batch_size is not None and call.batch_size > _PROBE_BATCH_SIZE:
-        try:
-            run_once(module, resized(call, _PROBE_BATCH_SIZE))
-        except DataError:
-            logger.debug("the model fails on %d samples", _PROBE_BATCH_SIZE, exc_info=True)
-        else:
-            return
-    run_once(module, call)
-
-
-def _given_whole(module: nn.Module, call: CallArgs) -> str:
-    """Return an explanation if a dict went to a single parameter, perhaps unintentionally."""
-    if call.kwargs or len(call.args) != 1 or not isinstance(call.args[0], dict):
-        return ""
-    taken = ", ".join(inspect.signature(module.forward).parameters)
-    keys = ", ".join(map(str, call.args[0]))
-    return (
-        f". The batch was passed as one argument, as none of its keys ({keys}) is a parameter of "
-        f"forward ({taken})"
-    )
-
-
-def exceeded_limits(module: nn.Module, call: CallArgs) -> str:
-    """Return the limits of a language model that token ids exceed, vocabulary and context."""
-    config = getattr(module, "config", None)
-    ids = next(
-        (leaf for leaf in call.leaves() if getattr(leaf, "dtype", None) is torch.int64), None
-    )
-    if config is None or ids is None or ids.ndim != 2 or not ids.numel():
-        return ""
-    words, context = (
-        getattr(config, name, None) for name in ("vocab_size", "max_position_embeddings")
-    )
-    found = []
-    if isinstance(words, int) and int(ids.max()) >= words:
-        found.append(f"the vocabulary has {words} words, got token id {int(ids.max())}")
-    if isinstance(context, int) and ids.shape[1] > context:
-        found.append(f"the context has {context} tokens, got {ids.shape[1]}")
-    return "; ".join(found)
-
-
-def _limits(module: nn.Module, call: CallArgs) -> str:
-    exceeded = exceeded_limits(module, call)
-    return f"; {exceeded}" if exceeded else ""
-
-
-def _state(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield tensors that a run may modify: buffers, and embeddings with `max_norm`."""
-    yield from module.buffers()
-    for part in module.modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
-            yield part.weight
 
 
 def guess_call(module: nn.Module) -> CallArgs:
@@ -194,6 +126,7 @@ def guess_call(module: nn.Module) -> CallArgs:
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.no_grad(),
             inference_mode(module),
+            restored(module),
             quiet_export(),
         ):
             try:
@@ -256,7 +189,13 @@ def export(module: nn.Module, call: CallArgs, axes: str, strict: bool = False) -
     if axes != "none":
         signature = inspect.signature(with_code(module).forward).bind(*call.args, **call.kwargs)
         shapes = pytree.tree_map(free, dict(signature.arguments))
-    with torch.no_grad(), quiet_export(), free_lengths():
+    with (
+        torch.no_grad(),
+        quiet_export(),
+        free_lengths(),
+        zeroed_padding(),
+        assignable_attributes(),
+    ):
         return torch.export.export(
             module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
         )
@@ -298,26 +237,7 @@ def quiet_export() -> Iterator[None]:
         logging.disable(before)
 
 
-@contextmanager
-def inference_mode(module: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode; restore the flag of every submodule on exit."""
-    flags = [(m, m.training) for m in module.modules()]
-    # A graph of torch.export keeps the mode in which it was captured, and refuses the call.
-    with suppress(NotImplementedError):
-        module.eval()
-    try:
-        yield
-    finally:
-        for m, training in flags:
-            m.training = training
-
-
-def at_least_two(call: CallArgs) -> CallArgs:
-    """Repeat a batch of one, as torch.export would specialize on size 1."""
-    return resized(call, _PROBE_BATCH_SIZE) if call.batch_size == 1 else call
-
-
-def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
+def _capture_error(module: nn.Module, run: TrialRun, error: Exception) -> CaptureError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where = next((line for line in lines if ".py" in line and "line" in line), "")
     parts = any(True for _ in module.children())
@@ -325,8 +245,24 @@ def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
     return CaptureError(
         f"the graph of {type(module).__name__} cannot be captured by torch.export: "
         f"{type(error).__name__}: {' '.join(lines[:2])}{f' (at {where})' if where else ''}. "
-        f"The usual cause is a branch on a tensor's value; use torch.where or torch.cond, or give "
-        f"the part without the branch as the model{offer}"
+        f"{_likely_cause(module, run)}{offer}"
+    )
+
+
+def _likely_cause(module: nn.Module, run: TrialRun) -> str:
+    """Return the cause of a failed export, as far as the module reveals it, and the remedy."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            return f"The module {name!r} is TorchScript; use the nn.Module of its source"
+    for leaf in pytree.tree_leaves(run.outputs):
+        if not isinstance(leaf, torch.Tensor | int | float | str | None):
+            return (
+                f"The outputs must be tensors, or tuples, lists, dicts, named tuples or "
+                f"dataclasses of tensors, got {with_article(type(leaf).__name__)}"
+            )
+    return (
+        "The usual cause is a branch on a tensor's value; use torch.where or torch.cond, or give "
+        "the part without the branch as the model"
     )
 
 

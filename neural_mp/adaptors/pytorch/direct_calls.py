@@ -22,6 +22,7 @@ from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.graph_edit import attribute, shallow_copy
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import accept, is_accepted, private, run_call
+from neural_mp.adaptors.pytorch.module_state import restored
 from neural_mp.adaptors.pytorch.programs import call_programs
 
 logger = logging.getLogger(__name__)
@@ -286,26 +287,17 @@ def _own_module(model: TorchModel) -> nn.Module | None:
     assert model.original is not None
     try:
         module, call = private(model.original), model.example.copied()
-        before = [*_marks(module), *_versions(call)]
-        with torch.no_grad():
+        with restored(module) as state, torch.no_grad():
+            before = list(_versions(call))
             module(*call.args, **call.kwargs)
+            is_changed = state.is_changed() or list(_versions(call)) != before
     except Exception:
         # User code may refuse to be copied or run, with any exception type.
         logger.debug("the user's own module cannot be called directly", exc_info=True)
         return None
-    return module if [*_marks(module), *_versions(call)] == before else None
+    return None if is_changed else module
 
 
 def _versions(call: CallArgs) -> Iterator[int]:
     """Return the version counters of the inputs, which reveal writes."""
     return (leaf._version for leaf in call.leaves() if isinstance(leaf, torch.Tensor))
-
-
-def _marks(module: nn.Module) -> Iterator[Any]:
-    """Yield the identity and value of the module's state, which reveal writes."""
-    for part in module.modules():
-        for name, value in (*vars(part).items(), *part._buffers.items()):
-            if isinstance(value, torch.Tensor):
-                yield name, id(value), value._version
-            elif isinstance(value, bool | int | float | str | None):
-                yield name, value

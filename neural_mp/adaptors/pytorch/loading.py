@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.transformers_folder import is_known_class
+from neural_mp.adaptors.pytorch.trial_run import at_least_two, exceeded_limits
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 from neural_mp.util.text import counted
@@ -126,7 +127,7 @@ def _in_parts(
     capture_parts: Callable[[nn.Module, CallArgs], Mapping[str, tuple[GraphModule, CallArgs]]],
     kind: str,
 ) -> TorchModel:
-    call = capture.at_least_two(call)
+    call = at_least_two(call)
     shell, parts, warnings = private(source), {}, []
     if kind == "layer":
         split_experts(shell)
@@ -141,7 +142,7 @@ def _in_parts(
         f"{type(source).__name__} is converted {kind} by {kind} ({shown}); ops between "
         f"these {kind}s are not converted"
     )
-    exceeded = capture.exceeded_limits(shell, call)
+    exceeded = exceeded_limits(shell, call)
     if exceeded:  # and yet the model runs, as with rotary positions
         warnings.append(f"the model was not trained for inputs of this length: {exceeded}")
     whole = whole_experts(shell)
@@ -158,7 +159,7 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
 
     Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
     """
-    warnings = list(drop_updates(module))
+    warnings = [*drop_updates(module), *_without_changes(module.meta.get(capture.KEPT_STATE, ()))]
     prepared = prepare(module, path)
     kept: dict[str, list[str]] = {}
     for node in fx.op_nodes(prepared).values():
@@ -168,6 +169,18 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
     for why, kinds in kept.items():
         warnings += stays_in_fp32(kinds, "", why)
     return prepared, [*warnings, *left_in_bodies(prepared)]
+
+
+def _without_changes(names: Sequence[str]) -> list[str]:
+    """Return a warning for attributes whose changes by the model's code a graph leaves out."""
+    if not names:
+        return []
+    shown, more = ", ".join(map(repr, names[:_MAX_NAMED_PARTS])), len(names) - _MAX_NAMED_PARTS
+    listed = f"{shown} and {more} more" if more > 0 else shown
+    subject, verb = (
+        ("attribute", "keeps its value") if len(names) == 1 else ("attributes", "keep their values")
+    )
+    return [f"{subject} {listed}, which the model changes in its runs, {verb} in converted models"]
 
 
 def _assemble(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, CallSignature
 from neural_mp.adaptors.pytorch.graph_edit import OP_NAME, attribute
+from neural_mp.adaptors.pytorch.module_state import copied_tensors
 
 T = TypeVar("T")
 
@@ -153,15 +154,10 @@ def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Mod
         return whole
     # deepcopy takes objects in the memo as they are instead of copying them.
     memo: dict[int, Any] = {id(weight): weight for weight in shell.parameters()}
-    memo.update({id(value): value.detach() for value in _tensors_of(shell)})
+    # Tensors with an autograd graph, e.g. a stored loss, refuse a deepcopy.
+    memo.update(copied_tensors(shell))
     memo.update({id(shell.get_submodule(path)): part for path, part in parts.items()})
     return copy.deepcopy(shell, memo)
-
-
-def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield tensors in plain attributes, e.g. a stored loss, which hold an autograd graph."""
-    for part in module.modules():
-        yield from (value for value in vars(part).values() if isinstance(value, torch.Tensor))
 
 
 def fingerprint(model: TorchModel) -> str:

@@ -24,6 +24,8 @@ from neural_mp.adaptors.pytorch import capture
 from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, flat_inputs
 from neural_mp.adaptors.pytorch.model import Part, TorchModel, assembled
+from neural_mp.adaptors.pytorch.module_state import restored
+from neural_mp.adaptors.pytorch.trial_run import inference_mode, run_in_place, run_once
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
 
 logger = logging.getLogger(__name__)
@@ -125,9 +127,9 @@ def _said_by_original(model: TorchModel, call: CallArgs) -> str:
     """Return a note on whether the user's own module runs on inputs that its graph rejects."""
     if model.original is None:
         return ""
-    with capture.inference_mode(model.original):
+    with inference_mode(model.original):
         try:
-            capture.run_once(model.original, call)
+            run_once(model.original, call)
         except DataError:
             return "; the module itself fails on these inputs, too"
     return "; the module itself accepts these inputs, but not its graph from torch.export"
@@ -176,16 +178,12 @@ def watch_calls(
         elif _fixed_properties(given) != _fixed_properties(seen[part].call):
             seen[part].is_alike = False
 
-    hooks = [
-        part.register_forward_pre_hook(note, with_kwargs=True)
-        for part in module.modules()
-        if part is not module and wanted(part)
-    ]
-    try:
-        capture.run_once(module, call)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with restored(module):  # also without the hooks, which are not the user's
+        for part in module.modules():
+            is_scripted = isinstance(part, torch.jit.ScriptModule)
+            if part is not module and not is_scripted and wanted(part):
+                part.register_forward_pre_hook(note, with_kwargs=True)
+        run_in_place(module, call)
     return seen
 
 
@@ -234,7 +232,7 @@ class _ModuleCapturer:
         try:
             graph = capture.capture(child, seen.call)
             stand_in = assembled(self.shell, {path: _Interpreted(Interpreter(graph))})
-            capture.run_once(stand_in, self.call)
+            run_once(stand_in, self.call)
         except NeuralMPError:
             # The user's code may do more than call the module, e.g. iterate over its layers.
             logger.debug("the module %s cannot be captured", path, exc_info=True)

@@ -41,6 +41,16 @@ for _kind in torch.return_types.all_return_types:
     pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[_name] = _kind
 
 
+def register_dataclasses(values: object) -> None:
+    """Register the classes of dataclass instances among values with torch, as containers."""
+    for leaf in pytree.tree_leaves(values):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            if type(leaf) not in pytree.SUPPORTED_NODES:
+                pytree.register_dataclass(type(leaf))
+            fields = dataclasses.fields(leaf)
+            register_dataclasses([getattr(leaf, field.name) for field in fields])
+
+
 def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:
     """Return the graph with dicts for foreign output classes, and whether the graph changed."""
     return _with_outputs(module, _is_foreign, dict)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 import torch.fx.config
 from torch import nn
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, _trace
 from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._pytree import TreeSpec
@@ -90,6 +90,24 @@ def without_stack_traces() -> Iterator[None]:
         yield
     finally:
         torch.fx.config.do_not_emit_stack_traces = before
+
+
+@contextmanager
+def assignable_attributes() -> Iterator[None]:
+    """Allow a module to assign tensors to its attributes during export.
+
+    torch.export refuses such a module, as it leaves traced tensors there, and replaces lists and
+    dicts; the caller restores the attributes.
+    """
+    before = getattr(_trace, "_detect_attribute_assignment", None)
+    if before is None:
+        yield
+        return
+    _trace._detect_attribute_assignment = nullcontext
+    try:
+        yield
+    finally:
+        _trace._detect_attribute_assignment = before
 
 
 def is_being_traced() -> bool:
