@@ -68,6 +68,11 @@ class ServedSignature(Signature):
             self._warned.append(True)
         return found
 
+    def with_defaults(self, defaults: Mapping[str, Array]) -> ServedSignature:
+        """Return the signature with input → default for some of its inputs."""
+        inputs = (replace(port, default=defaults.get(port.name)) for port in self.inputs)
+        return replace(self, inputs=tuple(inputs))
+
     @cached_property
     def _warned(self) -> list[bool]:
         return []

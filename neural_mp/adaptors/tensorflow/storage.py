@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.tensorflow import graph_files
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
+from neural_mp.adaptors.tensorflow.optional_inputs import without_defaults
 from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed, without_large
+from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed, node_of, without_large
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.util.validators import mapping_of, preview, record, string
 
@@ -50,6 +52,8 @@ def save(model: TensorFlowModel, folder: Path) -> None:
         definition.method_name = _PREDICT
         for port in model.signature.inputs:
             definition.inputs[port.name].CopyFrom(_described(port))
+            if port.default is not None:
+                definition.defaults[port.name].CopyFrom(tf.make_tensor_proto(port.default))
         for port in model.signature.outputs:
             definition.outputs[port.name].CopyFrom(_described(port))
     try:
@@ -64,7 +68,8 @@ def save(model: TensorFlowModel, folder: Path) -> None:
 
 def transfer_folder(model: TensorFlowModel, folder: Path) -> Path:
     """Write a SavedModel for another runtime; return its folder."""
-    save(model, folder)
+    fed = set(map(node_of, model.signature.input_tensors))
+    save(replace(model, graph=without_defaults(model.graph, fed)), folder)
     return folder
 
 
