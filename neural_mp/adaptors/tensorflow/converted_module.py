@@ -25,7 +25,7 @@ class ConvertedModel(tf.Module):
 
     def __init__(self, model: TensorFlowModel) -> None:
         super().__init__(name="converted")
-        self.graph_def: GraphDef = model.graph.to_graph_def()
+        self.graph_def: GraphDef = model.source.to_graph_def()
         self.signature: ServedSignature = model.signature
         ports = model.signature.inputs
         specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]

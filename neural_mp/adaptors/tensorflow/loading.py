@@ -16,6 +16,7 @@ from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_models
 from neural_mp.adaptors.tensorflow.canonicalize import prepare
+from neural_mp.adaptors.tensorflow.float32 import in_float32
 from neural_mp.adaptors.tensorflow.freeze import ConcreteFunction, frozen_graph, no_constant
 from neural_mp.adaptors.tensorflow.keras_models import Origins
 from neural_mp.adaptors.tensorflow.lookup_tables import FINDS, SIZES, TABLES
@@ -296,19 +297,22 @@ def load(source: object, wanted: InputSpec) -> TensorFlowModel:
     inferred = with_inferred_shapes(frozen.graph, signature)
     signature = with_inferred_ranks(signature, inferred)
     origins = Origins.of(frozen.graph, frozen.scopes)
-    prepared, warnings = prepare(frozen.graph, signature)
+    widened, precision_warnings = in_float32(frozen.graph, signature)
+    prepared, warnings = prepare(frozen.graph if widened is None else widened, signature)
+    given = None if widened is None else prepare(frozen.graph, signature)[0]
     feeds, input_warnings = wanted.feeds(inferred if wanted.example is None else signature)
     if wanted.example is None:
         check_generated(prepared, signature, feeds)
-    warnings = [*default_warnings, *warnings, *left_alone(prepared), *input_warnings]
+    warnings = [*precision_warnings, *warnings, *left_alone(prepared), *input_warnings]
     return TensorFlowModel(
         prepared,
         signature,
         feeds,
         {},
         frozen.original,
-        (*frozen.warnings, *warnings),
+        (*frozen.warnings, *default_warnings, *warnings),
         layers=origins.layers(prepared),
+        given=given,
     )
 
 

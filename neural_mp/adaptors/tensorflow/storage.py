@@ -46,7 +46,7 @@ def save(model: TensorFlowModel, folder: Path) -> None:
     meta.meta_info_def.tags.append(tf.saved_model.SERVING)
     meta.meta_info_def.tensorflow_version = tf.__version__
     meta.meta_info_def.tensorflow_git_version = tf.__git_version__
-    meta.graph_def.CopyFrom(model.graph.to_graph_def())
+    meta.graph_def.CopyFrom(model.source.to_graph_def())
     for key in model.signature.keys:
         definition = meta.signature_def[key]
         definition.method_name = _PREDICT
@@ -69,7 +69,7 @@ def save(model: TensorFlowModel, folder: Path) -> None:
 def transfer_folder(model: TensorFlowModel, folder: Path) -> Path:
     """Write a SavedModel for another runtime; return its folder."""
     fed = set(map(node_of, model.signature.input_tensors))
-    save(replace(model, graph=without_defaults(model.graph, fed)), folder)
+    save(replace(model, graph=without_defaults(model.source, fed), given=None), folder)
     return folder
 
 
@@ -81,12 +81,12 @@ def boundary(model: TensorFlowModel) -> Boundary:
 
 def save_file(model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -> None:
     """Write a frozen graph as `.pb` or `.pbtxt`, without the metadata."""
-    graph_files.write(model.graph.to_graph_def(), path)
+    graph_files.write(model.source.to_graph_def(), path)
 
 
 def dump_graph(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
     """Write a frozen graph in both formats, as text with placeholders for large constants."""
-    graph = model.graph.to_graph_def()
+    graph = model.source.to_graph_def()
     files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)}
     for file, content in files.items():
         graph_files.write(content, file)
