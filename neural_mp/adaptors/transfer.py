@@ -195,6 +195,6 @@ def _named_as(
     outside: tuple[TensorSpec, ...], inside: tuple[TensorSpec, ...]
 ) -> tuple[TensorSpec, ...]:
     return tuple(
-        replace(spec, name=port.name, alias=port.alias)
+        replace(spec, name=port.name, alias=port.alias, default=port.default)
         for port, spec in zip(outside, inside, strict=True)
     )

@@ -242,6 +242,13 @@ positive_float: Validator[float] = matching(
 )
 
 
+def nested_numbers(value: Any) -> Any:
+    """Return a number, boolean, or list of these of any depth."""
+    if isinstance(value, list):
+        return [nested_numbers(item) for item in value]
+    return value if isinstance(value, bool) else number(value)
+
+
 def finite_numbers(value: Any) -> tuple[float, ...]:
     """Validate a list of finite numbers, as floats; fast for long lists."""
     if is_list(value) and set(map(type, value)) <= {float} and all(map(math.isfinite, value)):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.adaptors.common.signature import Array, Signature, example_for
+from neural_mp.adaptors.common.example_inputs import example_for
+from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.open_axes import Shapes, given_shapes
@@ -41,6 +42,12 @@ class InputSpec:
         names, shown = ((), None) if shapes is not None else _names_or_example(inputs)
         outputs = _names_in(outputs, "outputs")
         return cls(names, outputs, example if shown is None else shown, shapes)
+
+    @property
+    def used_names(self) -> tuple[str, ...]:
+        """The names of inputs that the user or the data mention."""
+        by_name = self.example if isinstance(self.example, Mapping) else ()
+        return (*self.names, *map(str, by_name))
 
     def without_shapes(self, what: str) -> InputSpec:
         """Return the spec unchanged, for models (`what`) that do not support shapes.

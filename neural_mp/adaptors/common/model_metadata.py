@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from neural_mp.adaptors.common.example_inputs import example_for
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import (
     Array,
     Shape,
     Signature,
-    example_for,
     shape_of,
 )
 from neural_mp.adaptors.contract import ConversionCounts

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from neural_mp.util.validators import (
     invalid,
     list_of,
     mapping_of,
+    nested_numbers,
     non_negative_integer,
     optional,
     record,
@@ -30,6 +31,7 @@ from neural_mp.util.validators import (
 
 #: Sizes of a tensor, None if unknown before a run; None if the rank is unknown.
 Shape = tuple[int | None, ...] | None
+_HINT = "name the inputs in the order of the data with inputs="
 _S = TypeVar("_S", bound="Signature")
 
 
@@ -43,6 +45,7 @@ class TensorSpec:
         dtype: the element type; object for strings, None for non-tensors.
         shape: the known sizes.
         alias: another name for callers.
+        default: of an optional input, the value for batches without the input; else None.
     """
 
     name: str
@@ -50,12 +53,16 @@ class TensorSpec:
     dtype: np.dtype[Any] | None
     shape: Shape
     alias: str | None = None
+    default: Array | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return strings and numbers for JSON."""
         shape = None if self.shape is None else list(self.shape)
         dtype = None if self.dtype is None else self.dtype.name
-        return {**vars(self), "dtype": dtype, "shape": shape}
+        found = {**vars(self), "dtype": dtype, "shape": shape}
+        # Versions without optional inputs read files without the key.
+        del found["default"]
+        return found if self.default is None else {**found, "default": self.default.tolist()}
 
     @classmethod
     def from_dict(cls, data: object) -> TensorSpec:
@@ -64,7 +71,18 @@ class TensorSpec:
         Raises:
             NeuralMPError: the data is malformed, or a matching array would exceed the memory limit.
         """
-        return cls(**_PORT(data))
+        found = cls(**_PORT(data))
+        if found.default is None:
+            return found
+        try:
+            return replace(found, default=np.asarray(found.default, found.dtype))
+        except (TypeError, ValueError, OverflowError):
+            raise invalid(f"a default of the type {found.dtype}", found.default) from None
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether a batch may leave out the input."""
+        return self.default is not None
 
     @property
     def has_unknown_sizes(self) -> bool:
@@ -130,7 +148,7 @@ class Signature:
         """Return tensor → array for the inputs of one batch.
 
         A dict is matched by name, without labels that the model does not accept; a tuple or list by
-        position; anything else is the only input.
+        position; anything else is the only input. Optional inputs may be left out.
 
         Raises:
             DataError: the number, names, dtypes or shapes do not match the model.
@@ -171,12 +189,23 @@ class Signature:
             values = list(inputs)
         else:
             values = [inputs]
-        if len(values) != len(self.inputs):
+        return self._by_position(values) if len(values) != len(self.inputs) else values
+
+    def _by_position(self, values: Sequence[Any]) -> list[Any]:
+        """Return the value for every input, given those of the required inputs, or of the first."""
+        required = [port for port in self.inputs if not port.is_optional]
+        first, others = self.inputs[: len(values)], self.inputs[len(values) :]
+        if len(values) == len(required):
+            first = tuple(required)
+        elif len(values) > len(first) or not all(port.is_optional for port in others):
+            several = len(required) < len(self.inputs)
             raise DataError(
-                f"a batch must hold {counted(len(self.inputs), 'input')} "
-                f"({', '.join(map(str, self.inputs))}), got {len(values)}"
+                f"a batch must hold {counted(len(required), 'input')} "
+                f"({', '.join(map(str, required if several else self.inputs))}), "
+                f"got {len(values)}; {_HINT}"
             )
-        return values
+        values_of = {port.name: value for port, value in zip(first, values, strict=True)}
+        return [values_of.get(port.name, port.default) for port in self.inputs]
 
     def _takes(self, name: str) -> bool:
         """Whether a name is an input, or a prefix of nested inputs."""
@@ -192,17 +221,21 @@ class Signature:
                     f"the model has no input {key!r}, which a batch holds{did_you_mean(key, names)}"
                 )
             values[port.name] = value
-        missing = [str(port) for port in self.inputs if port.name not in values]
-        if missing:
-            raise DataError(f"a batch must hold the input {missing[0]}, which is missing")
-        return [values[port.name] for port in self.inputs]
+        for port in self.inputs:
+            if port.name not in values and not port.is_optional:
+                raise DataError(f"a batch must hold the input {port}, which is missing; {_HINT}")
+        return [values.get(port.name, port.default) for port in self.inputs]
 
     def in_order(
         self, feeds: Mapping[str, Array], batch_size: int | None = None
     ) -> tuple[Any, ...]:
         """Return the result of `bind` by position, repeated or cut to `batch_size` if given."""
-        sized = feeds if batch_size is None else resized(feeds, batch_size)
-        return tuple(sized[port.tensor] for port in self.inputs)
+        if batch_size is None:
+            return tuple(feeds[port.tensor] for port in self.inputs)
+        sized = resized(feeds, batch_size)
+        return tuple(
+            (feeds if port.shape and port.shape[0] else sized)[port.tensor] for port in self.inputs
+        )
 
     def samples(self, feeds: Mapping[str, Array]) -> int:
         """Return the samples a batch can be split into; 1 unless all share a dynamic axis 0."""
@@ -230,7 +263,8 @@ class Signature:
             inputs=_chosen(self.inputs, inputs, "inputs"),
             outputs=_chosen(self.outputs, outputs, "outputs"),
         )
-        left_out = [port.name for port in self.inputs if port not in chosen.inputs]
+        required = [port for port in self.inputs if not port.is_optional]
+        left_out = [port.name for port in required if port not in chosen.inputs]
         if left_out:
             raise ConfigurationError(
                 f"inputs must name every input of the model, but {left_out[0]!r} is missing"
@@ -283,35 +317,11 @@ _PORT = record(
         "dtype": optional(_dtype),
         "shape": shape_of,
         "alias": optional(string),
-    }
+    },
+    {"default": nested_numbers},
 )
 _PORTS = list_of(TensorSpec.from_dict)
 _SIGNATURE = record({"inputs": _PORTS, "outputs": _PORTS, "returns": _structure})
-
-
-def example_for(signature: Signature) -> dict[str, Array]:
-    """Return synthetic inputs: floats drawn from 0…1, integers zero, unknown sizes 1.
-
-    Raises:
-        DataError: an input is too large.
-    """
-    return {port.tensor: _made_up(port) for port in signature.inputs}
-
-
-def _made_up(port: TensorSpec) -> Array:
-    shape = [1 if size is None else size for size in port.shape or ()]
-    if math.prod(shape) > MAX_EXAMPLE_ELEMENTS:
-        raise DataError(
-            f"inputs generated without data must have at most {MAX_EXAMPLE_ELEMENTS} elements, got "
-            f"the input {port}; pass data, or set inputs to example arrays"
-        )
-    if port.dtype is None:
-        return np.zeros(shape)
-    if port.dtype.hasobject:
-        return np.full(shape, b"", object)
-    if port.dtype.kind in "fV":  # bfloat16 is of kind V in numpy
-        return np.random.default_rng(0).random(shape).astype(port.dtype)
-    return np.zeros(shape, port.dtype)
 
 
 def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
@@ -322,15 +332,6 @@ def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
         else array
         for tensor, array in feeds.items()
     }
-
-
-def in_parts(feeds: dict[str, Array], samples: int, most: int) -> Iterator[dict[str, Array]]:
-    """Yield the result of `bind`, of `samples` samples, in parts of at most `most` samples."""
-    if samples <= most:
-        yield feeds
-        return
-    for start in range(0, samples, most):
-        yield {tensor: array[start : start + most] for tensor, array in feeds.items()}
 
 
 def _chosen(

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
+from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import (
     OpOutput,
     OutputLocation,
@@ -20,7 +21,7 @@ from neural_mp.adaptors.common.op_outputs import (
     op_value,
     results_graph,
 )
-from neural_mp.adaptors.common.signature import Array, in_parts
+from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt import subgraph_outputs
 from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
 from neural_mp.adaptors.onnxrt.graph import build_graph

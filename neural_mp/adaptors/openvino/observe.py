@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
+from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import (
     OpOutput,
     OutputLocation,
@@ -17,7 +18,7 @@ from neural_mp.adaptors.common.op_outputs import (
     op_value,
     results_graph,
 )
-from neural_mp.adaptors.common.signature import Array, in_parts
+from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.openvino.fusion import CONVOLUTIONS
 from neural_mp.adaptors.openvino.graph import build_graph
 from neural_mp.adaptors.openvino.graph_edit import is_float, name_of, tensor_of, type_of

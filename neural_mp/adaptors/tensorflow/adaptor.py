@@ -158,12 +158,12 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def weight_bytes(self, model: TensorFlowModel) -> int:
         """Return the total size of the constants in bytes."""
-        return sum(map(constant_bytes, model.graph.nodes.values()))
+        return sum(map(constant_bytes, model.source.nodes.values()))
 
     def fingerprint(self, model: TensorFlowModel) -> str:
         """Return a digest of all nodes in order, weights included."""
         digest = hashlib.sha256()
-        for node in model.graph.nodes.values():
+        for node in model.source.nodes.values():
             digest.update(node.SerializeToString(deterministic=True))
         return digest.hexdigest()
 

@@ -337,7 +337,7 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
     consumers = graph.consumers()
     replaced: dict[str, str] = {}
     for name, node in graph.nodes.items():
-        if node.op not in _IDENTITIES or name in outputs or len(node.input) != 1:
+        if not _returns_input(node) or name in outputs or len(node.input) != 1:
             continue
         near = [graph[node.input[0]], *(graph[reader] for reader, _ in consumers[name])]
         controls = any(is_control(graph.nodes[r].input[place]) for r, place in consumers[name])
@@ -347,6 +347,11 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
         while replaced[name] in replaced:
             replaced[name] = replaced[replaced[name]]
     graph.redirect(replaced)
+
+
+def _returns_input(node: NodeDef) -> bool:
+    is_same_type = node.op == "Cast" and node.attr["SrcT"].type == node.attr["DstT"].type
+    return node.op in _IDENTITIES or is_same_type
 
 
 def name_every_result(graph: TensorGraph) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.signature import in_parts
+from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, indexed
 
@@ -25,7 +25,7 @@ class ConvertedModel(tf.Module):
 
     def __init__(self, model: TensorFlowModel) -> None:
         super().__init__(name="converted")
-        self.graph_def: GraphDef = model.graph.to_graph_def()
+        self.graph_def: GraphDef = model.source.to_graph_def()
         self.signature: ServedSignature = model.signature
         ports = model.signature.inputs
         specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
@@ -71,10 +71,15 @@ class ConvertedModel(tf.Module):
     def predict(self, x: object, batch_size: int = 32, **_: object) -> Any:
         """Return the outputs for all of `x` as arrays, in batches, as Keras models do."""
         feeds = self.signature.bind(x)
-        size = len(next(iter(feeds.values())))
+        split = {
+            port.tensor: feeds[port.tensor]
+            for port in self.signature.inputs
+            if feeds[port.tensor] is not port.default and np.ndim(feeds[port.tensor])
+        }
+        size = len(next(iter(split.values())))
         parts = [
-            tf.nest.map_structure(np.asarray, self(*part.values()))
-            for part in in_parts(feeds, size, batch_size)
+            tf.nest.map_structure(np.asarray, self(*(feeds | part).values()))
+            for part in in_parts(split, size, batch_size)
         ]
         return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
 

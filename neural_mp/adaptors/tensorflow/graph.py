@@ -6,6 +6,7 @@ from neural_mp.adaptors.tensorflow.layer_folding import CONVOLUTIONS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.profiler import PRECISIONS
 from neural_mp.adaptors.tensorflow.tensor_graph import (
+    NodeDef,
     constant_size,
     data_inputs,
     node_of,
@@ -22,7 +23,6 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
     known = {*fed, *(node.name for node in model.op_nodes)}
     ops = []
     for node in model.op_nodes:
-        first_dtype = next(iter(result_dtypes(node)), None)
         read = (node_of(tensor) for tensor in data_inputs(node))
         ops.append(
             Op(
@@ -35,7 +35,17 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 weights=sum(map(constant_size, model.graph.constants_of(node))),
                 layers=model.layers.get(node.name, ()),
                 shape=next(iter(model.shapes.fixed.get(node.name, ())), None),
-                source_precision=PRECISIONS.get(first_dtype, Precision.FP32),
+                source_precision=_source_precision(model, node),
+                widened=model.given is not None,
             )
         )
     return OpGraph(ops, fed, [name for name in model.output_nodes if name in known])
+
+
+def _source_precision(model: TensorFlowModel, node: NodeDef) -> Precision:
+    """Return the precision of an op in the graph as given, or of the op that it is a part of."""
+    if model.given is not None:
+        scopes = node.name.split("/")
+        names = ("/".join(scopes[:end]) for end in range(len(scopes), 0, -1))
+        node = next((model.given.nodes[name] for name in names if name in model.given), node)
+    return PRECISIONS.get(next(iter(result_dtypes(node)), None), Precision.FP32)

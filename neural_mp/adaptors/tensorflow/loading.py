@@ -16,10 +16,17 @@ from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_models
 from neural_mp.adaptors.tensorflow.canonicalize import prepare
+from neural_mp.adaptors.tensorflow.float32 import in_float32
 from neural_mp.adaptors.tensorflow.freeze import ConcreteFunction, frozen_graph, no_constant
 from neural_mp.adaptors.tensorflow.keras_models import Origins
 from neural_mp.adaptors.tensorflow.lookup_tables import FINDS, SIZES, TABLES
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
+from neural_mp.adaptors.tensorflow.optional_inputs import (
+    bind_defaults,
+    declared_defaults,
+    feeds_defaults,
+    with_defaults,
+)
 from neural_mp.adaptors.tensorflow.runtime import keep_forever
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
@@ -107,7 +114,7 @@ def _read_path(path: Path, wanted: InputSpec) -> FrozenModel:
 def _read_saved_model(path: Path) -> FrozenModel:
     if not any((path / name).is_file() for name in _SAVED_MODEL):
         raise ModelLoadError(f"{str(path)!r} is not a SavedModel: it holds no saved_model.pb")
-    v1_saved_models.checked(path, session=False)
+    stored = v1_saved_models.checked(path, session=False)
     try:
         loaded = tf.saved_model.load(str(path))
     except Exception as error:
@@ -120,9 +127,10 @@ def _read_saved_model(path: Path) -> FrozenModel:
     except CaptureError:
         # The loader made no functions of the signatures, or functions with other inputs.
         return FrozenModel(*v1_saved_models.read(path))
-    if hasattr(loaded, "prune") and _is_incomplete(frozen):
+    if hasattr(loaded, "prune") and (_is_incomplete(frozen) or feeds_defaults(stored)):
         return FrozenModel(*v1_saved_models.read(path))
-    return frozen
+    defaults = declared_defaults(stored, frozen.signature.keys[0])
+    return replace(frozen, signature=frozen.signature.with_defaults(defaults))
 
 
 def _is_incomplete(frozen: FrozenModel) -> bool:
@@ -282,24 +290,29 @@ def load(source: object, wanted: InputSpec) -> TensorFlowModel:
         DataError: the example does not fit, or is missing for a model without declared inputs.
     """
     frozen = read(source, wanted)
-    signature = frozen.signature.choosing(wanted.names, wanted.outputs)
+    signature, default_warnings = with_defaults(frozen.graph, frozen.signature, wanted.used_names)
+    signature = signature.choosing(wanted.names, wanted.outputs)
+    bind_defaults(frozen.graph, set(map(node_of, signature.input_tensors)))
     _refuse_state(frozen.graph, signature)
     inferred = with_inferred_shapes(frozen.graph, signature)
     signature = with_inferred_ranks(signature, inferred)
     origins = Origins.of(frozen.graph, frozen.scopes)
-    prepared, warnings = prepare(frozen.graph, signature)
+    widened, precision_warnings = in_float32(frozen.graph, signature)
+    prepared, warnings = prepare(frozen.graph if widened is None else widened, signature)
+    given = None if widened is None else prepare(frozen.graph, signature)[0]
     feeds, input_warnings = wanted.feeds(inferred if wanted.example is None else signature)
     if wanted.example is None:
         check_generated(prepared, signature, feeds)
-    warnings = [*frozen.warnings, *warnings, *left_alone(prepared), *input_warnings]
+    warnings = [*precision_warnings, *warnings, *left_alone(prepared), *input_warnings]
     return TensorFlowModel(
         prepared,
         signature,
         feeds,
         {},
         frozen.original,
-        tuple(warnings),
+        (*frozen.warnings, *default_warnings, *warnings),
         layers=origins.layers(prepared),
+        given=given,
     )
 
 
@@ -321,8 +334,7 @@ def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:
             kind = tf.as_dtype(node.attr["dtype"].type)
             if kind in (tf.resource, tf.variant):
                 raise no_constant(node.name)
-            if node.op != "PlaceholderWithDefault":
-                raise ModelLoadError(
-                    f"inputs must include {node.name!r}, which the outputs need, got "
-                    f"{', '.join(sorted(fed)) or 'none'}"
-                )
+            raise ModelLoadError(
+                f"inputs must include {node.name!r}, which the outputs need, got "
+                f"{', '.join(sorted(fed)) or 'none'}"
+            )

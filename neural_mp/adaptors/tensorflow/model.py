@@ -68,6 +68,11 @@ class ServedSignature(Signature):
             self._warned.append(True)
         return found
 
+    def with_defaults(self, defaults: Mapping[str, Array]) -> ServedSignature:
+        """Return the signature with input → default for some of its inputs."""
+        inputs = (replace(port, default=defaults.get(port.name)) for port in self.inputs)
+        return replace(self, inputs=tuple(inputs))
+
     @cached_property
     def _warned(self) -> list[bool]:
         return []
@@ -110,6 +115,8 @@ class TensorFlowModel:
         ops: of a converted model, node that may run → the op of the original graph that its time
             counts for, if the names differ.
         original: the user's object, if the model is not converted.
+        given: the graph as given, if `graph` is that graph re-declared in float32, and the model
+            is not converted.
         warnings: messages for the user.
         counts: numbers of inserted conversions.
         layers: node → its Keras layers, if known.
@@ -130,6 +137,17 @@ class TensorFlowModel:
     written: Mapping[str, str] = field(default_factory=dict)
     results: Mapping[str, OutputLocation] = field(default_factory=dict)
     weight_scales: Mapping[str, Array] = field(default_factory=dict)
+    given: TensorGraph | None = None
+
+    @property
+    def source(self) -> TensorGraph:
+        """Graph that the model runs and that is saved."""
+        return self.graph if self.given is None else self.given
+
+    @cached_property
+    def as_given(self) -> TensorFlowModel:
+        """The model with only the graph that it runs."""
+        return self if self.given is None else replace(self, graph=self.given, given=None)
 
     @cached_property
     def runner(self) -> Runner:
@@ -195,8 +213,8 @@ class TensorFlowModel:
         signature = self.signature
         graph = graph.pruned(signature.output_tensors, signature.input_tensors)
         tie_constants(graph)
-        return replace(self, graph=graph, original=None, **changes)
+        return replace(self, graph=graph, original=None, given=None, **changes)
 
     def run(self, feeds: dict[str, Array]) -> list[Any]:
         """Return the outputs in the order of the signature."""
-        return self.runner(feeds, self.signature.output_tensors)
+        return self.as_given.runner(feeds, self.signature.output_tensors)

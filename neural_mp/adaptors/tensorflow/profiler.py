@@ -34,6 +34,7 @@ def trace(model: TensorFlowModel, inputs: Any) -> dict[str, OpTrace]:
 
     Ops that the runtime fuses at startup appear under the name of the last.
     """
+    model = model.as_given
     feeds = model.signature.bind(inputs)
     fetches = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
     (run,) = model.runner.traced(feeds, fetches, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.tensorflow import graph_files
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
+from neural_mp.adaptors.tensorflow.optional_inputs import without_defaults
 from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed, without_large
+from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed, node_of, without_large
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.util.validators import mapping_of, preview, record, string
 
@@ -44,12 +46,14 @@ def save(model: TensorFlowModel, folder: Path) -> None:
     meta.meta_info_def.tags.append(tf.saved_model.SERVING)
     meta.meta_info_def.tensorflow_version = tf.__version__
     meta.meta_info_def.tensorflow_git_version = tf.__git_version__
-    meta.graph_def.CopyFrom(model.graph.to_graph_def())
+    meta.graph_def.CopyFrom(model.source.to_graph_def())
     for key in model.signature.keys:
         definition = meta.signature_def[key]
         definition.method_name = _PREDICT
         for port in model.signature.inputs:
             definition.inputs[port.name].CopyFrom(_described(port))
+            if port.default is not None:
+                definition.defaults[port.name].CopyFrom(tf.make_tensor_proto(port.default))
         for port in model.signature.outputs:
             definition.outputs[port.name].CopyFrom(_described(port))
     try:
@@ -64,7 +68,8 @@ def save(model: TensorFlowModel, folder: Path) -> None:
 
 def transfer_folder(model: TensorFlowModel, folder: Path) -> Path:
     """Write a SavedModel for another runtime; return its folder."""
-    save(model, folder)
+    fed = set(map(node_of, model.signature.input_tensors))
+    save(replace(model, graph=without_defaults(model.source, fed), given=None), folder)
     return folder
 
 
@@ -76,12 +81,12 @@ def boundary(model: TensorFlowModel) -> Boundary:
 
 def save_file(model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -> None:
     """Write a frozen graph as `.pb` or `.pbtxt`, without the metadata."""
-    graph_files.write(model.graph.to_graph_def(), path)
+    graph_files.write(model.source.to_graph_def(), path)
 
 
 def dump_graph(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
     """Write a frozen graph in both formats, as text with placeholders for large constants."""
-    graph = model.graph.to_graph_def()
+    graph = model.source.to_graph_def()
     files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)}
     for file, content in files.items():
         graph_files.write(content, file)

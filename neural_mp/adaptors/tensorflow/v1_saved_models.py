@@ -18,6 +18,7 @@ from neural_mp.adaptors.tensorflow.checks.graphs import check_saved_model
 from neural_mp.adaptors.tensorflow.graph_files import UNREADABLE, parse
 from neural_mp.adaptors.tensorflow.lookup_tables import TABLES, Export, freeze_tables, handles_of
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature
+from neural_mp.adaptors.tensorflow.optional_inputs import WITH_DEFAULT
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
@@ -163,7 +164,7 @@ def _with_frozen_tables(
 def _feed(
     nodes: TensorGraph, graph: tf.Graph, info: meta_graph_pb2.TensorInfo, outputs: Sequence[str]
 ) -> None:
-    """Replace a tensor by a placeholder; for a variable, replace its value.
+    """Replace a tensor by a placeholder, unless it is one; for a variable, replace its value.
 
     A resource variable is read separately for each use, so a signature may name a read that no
     output needs. The value of the variable is meant: all reads return the fed value.
@@ -173,6 +174,8 @@ def _feed(
         raise ModelLoadError(
             f"inputs must be results of ops with one result, got {info.name!r}, one of several"
         )
+    if tensor.op.type == WITH_DEFAULT:
+        return
     dtype = tf.as_dtype(info.dtype).base_dtype
     shape = tf.TensorShape(info.tensor_shape)
     nodes.add(make_node("Placeholder", name, dtype=dtype, shape=shape))

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
 from neural_mp.adaptors.common.naming import unique_name
-from neural_mp.adaptors.common.signature import Signature, TensorSpec, in_parts
+from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError, NeuralMPError
 from neural_mp.util.validators import mapping_of, record, string
@@ -130,3 +131,57 @@ def test_outputs_that_are_returned_are_there():
     said = {**PAIR.to_dict(), "returns": {"x": [0, 99]}}
     with pytest.raises(NeuralMPError, match="found 99"):
         Signature.from_dict(said)
+
+
+OPTIONAL = Signature(
+    (
+        port("a", None, 3),
+        TensorSpec("keep", "keep:0", FLOAT, (), default=np.float32(1).reshape(())),
+    ),
+    (port("y", None, 2),),
+)
+HALF = np.float32(0.5)
+
+
+@pytest.mark.parametrize(
+    ("batch", "keep"),
+    [(A, 1), ((A,), 1), ({"a": A}, 1), ((A, HALF), 0.5), ({"keep": HALF, "a": A}, 0.5)],
+)
+def test_an_optional_input_has_its_default_unless_the_batch_holds_it(batch, keep):
+    feeds = OPTIONAL.bind(batch)
+    assert feeds["a"] is A
+    assert feeds["keep:0"] == keep
+
+
+def test_required_inputs_are_bound_by_position_wherever_the_optional_ones_stand():
+    signature = Signature((*OPTIONAL.inputs[::-1], port("b", None, None)), ())
+    feeds = signature.bind((A, B))
+    assert feeds["a"] is A
+    assert feeds["b"] is B
+    assert feeds["keep:0"] == 1
+
+
+@pytest.mark.parametrize("batch", [{"keep": HALF}, (A, HALF, B), ()])
+def test_a_missing_input_is_refused_with_the_option_that_names_the_inputs(batch):
+    with pytest.raises(DataError, match="inputs=") if batch else pytest.raises(DataError):
+        OPTIONAL.bind(batch)
+
+
+@pytest.mark.parametrize("value", [1.5, -np.inf, np.nan, [[1.0, 2.0]], np.zeros((0, 3))])
+def test_a_saved_signature_keeps_the_defaults(tmp_path, value):
+    default = np.asarray(value, np.float32)
+    optional = TensorSpec("b", "b", FLOAT, None, default=default)
+    known = Signature((port("a", None, 3), optional), (port("y"),))
+    write_details(tmp_path / "details.json", known.to_dict())
+    read = read_details(tmp_path / "details.json", Signature.from_dict)
+    assert read == known
+    assert not read.inputs[0].is_optional
+    assert read.inputs[1].default.dtype == np.float32
+    np.testing.assert_array_equal(read.inputs[1].default.ravel(), default.ravel())
+
+
+@pytest.mark.parametrize("default", [["a"], "1", {"a": 1}, [[1.0], 2.0], float("inf")])
+def test_a_damaged_default_is_refused(default):
+    data = TensorSpec("b", "b", np.dtype(np.int32), ()).to_dict() | {"default": default}
+    with pytest.raises(NeuralMPError, match="default|number"):
+        TensorSpec.from_dict(data)
