@@ -1,0 +1,1 @@
+"""Small random instances of architectures that packages define, with seeded inputs."""
