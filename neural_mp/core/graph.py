@@ -58,7 +58,8 @@ class Op:
         layers: layers that contain the op, outermost first, including those of ops folded into the
             op (batch norm). Empty if the graph has no layer names.
         source_precision: precision in the original model: BF16 or FP16 if the model itself runs the
-            op in 16 bits (autocast, half-precision weights). A plan's FP32 keeps this precision.
+            op in 16 bits (autocast, half-precision weights), INT8 if the model itself is quantized.
+            A plan's FP32 keeps this precision.
         widened: whether a plan with lower precisions runs the op in float32 instead of keeping
             `source_precision`.
         shape: sizes of the first result, None for a free size; None if unknown.

@@ -198,9 +198,9 @@ class TuningSpace:
         if set(objectives) != {Objective.MODELSIZE}:
             return self
         readers: dict[str, list[str]] = defaultdict(list)
-        for op in self.graph:
-            for constant in op.constants:
-                readers[constant].append(op.name)
+        for reader in self.graph:
+            for constant in reader.constants:
+                readers[constant].append(reader.name)
         capabilities = dict(self.capabilities)
         waiting = list(readers)
         while waiting:

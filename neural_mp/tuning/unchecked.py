@@ -105,8 +105,8 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     sqnr_db, rounds = compared_with_fp32(job, chosen.model, log, kept, chosen.fp32_run)
     with log.phase("measure", "Measuring latency"):
         selection = _measured(job, chosen, rounds)
-    # Every plan must gain something, unless the user asked for as many ops as possible.
-    is_judged = is_timed or not (limit.is_set or job.settings.exit_policy.performance_only)
+    every_op = limit.is_set or job.settings.exit_policy.performance_only
+    is_judged = is_timed or not (every_op or is_latency_only(job.objectives))
     slow = selection.slower_than_fp32[0] if is_judged and selection.slower_than_fp32 else None
     if slow is not None:
         log.warn(f"no plan is {too_slow(job, slow)}; {_EVERY_OP}")

@@ -199,13 +199,13 @@ def write_out_axes(node: ir.Node, names: edit.GraphNames) -> None:
     crops = node.attributes.get_string("coordinate_transformation_mode") == "tf_crop_and_resize"
     if scales is None or not scales.size or (crops and borders is None):
         return
-    axes = list(node.attributes.get_ints("axes"))
+    resized = list(node.attributes.get_ints("axes"))
     every = np.ones(rank, np.float32)
-    every[axes] = scales
+    every[resized] = scales
     node.replace_input_with(2, names.constant(f"{node.name}.scales", every))
     if crops and borders is not None:
         whole = np.repeat(np.array([[0], [1]], borders.dtype), rank, axis=1)
-        whole[:, axes] = borders.reshape(2, -1)
+        whole[:, resized] = borders.reshape(2, -1)
         region = names.constant(f"{node.name}.roi", whole.reshape(-1))
     node.replace_input_with(1, region if crops else None)  # other modes ignore the region
     del node.attributes["axes"]

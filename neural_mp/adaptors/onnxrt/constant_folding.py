@@ -26,18 +26,19 @@ _SMALL = 1 << 16
 #: Largest size of a result over the size of all constants; larger ones are not computed, unless
 #: they have at most this many bytes.
 _MOST_GROWTH = 4
-_MAX_RESULT_BYTES = 1 << 26
+_MAX_RESULT_BYTES = 1 << 24
 #: Longer chains of nodes are not followed back from each value.
 _MAX_CHAIN_NODES = 64
 #: Mark of a node that computes a known value, in its `meta`.
 _CONSTANT = "neural_mp.constant"
 #: Repetitions of constant folding.
 _MOST_ROUNDS = 3
-#: Random ops, and the quantization ops of an already quantized model.
-_NON_FOLDABLE_OPS = (
+_RANDOM_OPS = (
     *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial"),
-    *("Bernoulli", "Dropout", "QuantizeLinear", "DequantizeLinear"),
+    *("Bernoulli", "Dropout"),
 )
+#: The ops around a weight of an already quantized model, which stays stored in integers.
+_QUANTIZING_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 #: The types of folded constants.
 _NUMBERS = (
     *(ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16),
@@ -109,8 +110,10 @@ def _fold_known(program: ir.Model, names: edit.GraphNames, folder: Path | None) 
         if not value.is_graph_output() and any(use.node not in inside for use in value.uses())
     ]
     chains = _Chains(nodes)
-    folded = [value for value in results if sizes[value] <= _SMALL]
-    folded += _without_growth(set(results).difference(folded), sizes, chains)
+    storable = [value for value in results if not chains.quantize(value)]
+    folded = [value for value in storable if sizes[value] <= _SMALL]
+    large = [value for value in storable if sizes[value] > _SMALL]
+    folded += _without_growth(large, sizes, chains)
     if folded and not _fold(program, names, folder, chains.of(folded), folded):
         return False
     for value in results:
@@ -143,9 +146,16 @@ class _Chains:
 
     def __init__(self, nodes: Sequence[ir.Node]) -> None:
         self._order = {node: index for index, node in enumerate(nodes)}
+        self._quantizes = any(node.op_type in _QUANTIZING_OPS for node in nodes)
 
     def __contains__(self, node: ir.Node) -> bool:
         return node in self._order
+
+    def quantize(self, value: ir.Value) -> bool:
+        """Whether a value is computed from a quantized one."""
+        return self._quantizes and any(
+            node.op_type in _QUANTIZING_OPS for node in self.of([value], _MAX_CHAIN_NODES)
+        )
 
     def of(self, results: Iterable[ir.Value], most: int | None = None) -> list[ir.Node]:
         """Return the nodes that compute some values, in order; none if more than `most`."""
@@ -287,7 +297,7 @@ def _computable(program: ir.Model, without: Collection[ir.Node] = ()) -> list[ir
             inputs
             and node not in without
             and known.issuperset(inputs)
-            and node.op_type not in _NON_FOLDABLE_OPS
+            and node.op_type not in _RANDOM_OPS
             and all(_is_number(value) for value in (*inputs, *node.outputs))
             and _has_kernel(node, opset)
             and not list(bodies_of(node))

@@ -13,6 +13,7 @@ from neural_mp.adaptors.onnxrt.fusion import JOINERS, is_pointwise
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, constants_of, read_by
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, has_kernel
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.source_quantization import ran_in_integers
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 
@@ -79,7 +80,12 @@ def _writes_int8(model: OnnxModel, name: str) -> bool:
 
 
 def _source_precision(node: ir.Node) -> Precision:
-    """Return the precision of the first 16-bit input of a node; FP32 if there is none."""
+    """Return INT8 if the given model quantizes the inputs of a node, or else its 16-bit precision.
+
+    FP32 for other nodes.
+    """
+    if ran_in_integers(node):
+        return Precision.INT8
     read = (value.dtype for value in node.inputs if value is not None)
     return next((SIXTEEN_BITS[dtype] for dtype in read if dtype in SIXTEEN_BITS), Precision.FP32)
 

@@ -16,20 +16,26 @@ from google.protobuf.message import DecodeError
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import InputSpec
-from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec, in_parts
+from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.file_checks import check_model
-from neural_mp.adaptors.onnxrt.graph_edit import correct_declarations, name_nodes, tensors_in
+from neural_mp.adaptors.onnxrt.graph_edit import (
+    GraphNames,
+    correct_declarations,
+    name_nodes,
+    tensors_in,
+)
 from neural_mp.adaptors.onnxrt.map_types import program_from, save_program
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
+from neural_mp.adaptors.onnxrt.reference_run import Reference
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.source_quantization import dequantize_source
 from neural_mp.adaptors.onnxrt.sparse import without_sparse
 from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
 from neural_mp.adaptors.onnxrt.subgraphs import in_order
 from neural_mp.errors import ConversionError, ModelLoadError, one_line
-from neural_mp.util.pytree import tree_leaves
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
@@ -77,12 +83,14 @@ def left_alone(program: ir.Model) -> list[str]:
 _NEWEST_VERSION = re.compile(r"max supported IR version: (\d+)")
 #: In-memory weights from this size on are moved to a file.
 _SPILL_MIN_BYTES = 50_000_000
-#: Samples on which a canonicalized graph is run next to the original.
-_COMPARED_SAMPLES = 2
-#: Largest difference of equal outputs, relative to their largest value.
-_TOLERANCE = 1e-3
-#: Relative change of inputs that only rounding would show.
-_NUDGE_RATIO = 2.0**-20
+_QUANTIZATION_READ = (
+    "the model is quantized already: its scales are the ranges of its tensors, and its float ops "
+    "are planned"
+)
+_QUANTIZATION_KEPT = (
+    "the model is quantized already, and its outputs differ without its own quantization, which "
+    "stays"
+)
 
 
 @dataclass(frozen=True)
@@ -110,12 +118,14 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
     original = _started(given, program, folder, provider)
     _keep_outputs(program, signature)
     feeds, unsure = wanted.feeds(signature)
-    reference = _Reference.of(original, given, signature, feeds)
+    reference = Reference.of(original, given, signature, feeds)
     del original  # two sessions at a time would double the memory
-    obstacle = None
+    obstacle = quantized = None
     try:
         warnings = _prepared(program, reference, folder, provider)
         warnings += left_alone(program)
+        program, quantized, notes = _read_quantization(program, reference, folder, provider)
+        warnings += notes
         if opset_of(program) < LEAST_OPSET:
             obstacle = "it has no operators of the ai.onnx domain"
     except ConversionError as error:
@@ -135,6 +145,7 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
         obstacle=obstacle,
         provider=provider,
         held=read.held,
+        quantized=quantized,
     )
 
 
@@ -158,60 +169,8 @@ def _started(given: ir.Model, program: ir.Model, folder: Path | None, provider: 
         return _started(given, program, folder, provider)
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """The results of the original graph on a few samples.
-
-    Attributes:
-        given: the original graph.
-        feeds: the samples.
-        outputs: the tensors to compare.
-        results: their values; None if the original fails, e.g. on synthetic inputs.
-    """
-
-    given: ir.Model
-    feeds: dict[str, Array]
-    outputs: list[str]
-    results: list[Any] | None
-
-    @classmethod
-    def of(
-        cls, original: Runner, given: ir.Model, signature: Signature, feeds: dict[str, Array]
-    ) -> _Reference:
-        """Run the original graph on the first samples of a batch."""
-        few = next(in_parts(feeds, signature.samples(feeds), _COMPARED_SAMPLES))
-        outputs = signature.output_tensors
-        try:
-            return cls(given, few, outputs, original(few, outputs))
-        except ConversionError:
-            return cls(given, few, outputs, None)
-
-    def check(self, prepared: Runner, folder: Path | None, provider: str) -> None:
-        """Check that a rewritten graph yields the same.
-
-        Raises:
-            ConversionError: the rewritten graph fails, or its outputs differ.
-        """
-        if self.results is None:
-            return
-        found = prepared(self.feeds, self.outputs)
-        if not _are_close(found, self.results) and self._is_stable(folder, provider):
-            raise ConversionError("the outputs differ")
-
-    def _is_stable(self, folder: Path | None, provider: str) -> bool:
-        """Whether the original graph yields the same after a change of rounding.
-
-        Random ops never do, and a sorted or thresholded output may not.
-        """
-        nudged = {name: _nudged(array) for name, array in self.feeds.items()}
-        optimized = Runner(self.given, folder, provider)
-        return self.results is not None and _are_close(
-            optimized(nudged, self.outputs), self.results
-        )
-
-
 def _prepared(
-    program: ir.Model, reference: _Reference, folder: Path | None, provider: str
+    program: ir.Model, reference: Reference, folder: Path | None, provider: str
 ) -> list[str]:
     """Canonicalize a graph, in place; check that results stay equal; return notes to the user.
 
@@ -241,28 +200,24 @@ def _prepared(
     return warnings
 
 
-def _are_close(found: Any, expected: Any) -> bool:
-    """Whether outputs agree, including the tensors within sequences and maps."""
-    pairs = list(zip(tree_leaves(found), tree_leaves(expected), strict=False))
-    is_complete = len(pairs) == len(tree_leaves(found)) == len(tree_leaves(expected))
-    return is_complete and all(_is_close(np.asarray(a), np.asarray(b)) for a, b in pairs)
+def _read_quantization(
+    program: ir.Model, reference: Reference, folder: Path | None, provider: str
+) -> tuple[ir.Model, ir.Model | None, list[str]]:
+    """Return the graph of the float ops of a quantized model, the graph itself, and notes.
 
-
-def _is_close(found: Array, expected: Array) -> bool:
-    """Whether two arrays agree up to rounding, relative to the largest value."""
-    if found.shape != expected.shape:
-        return False
-    if expected.dtype.kind not in "fV":  # bfloat16 is of kind V in numpy
-        return bool(np.array_equal(found, expected))
-    one, other = found.astype(np.float64), expected.astype(np.float64)
-    largest = np.abs(other, where=np.isfinite(other), out=np.zeros_like(other)).max(initial=0.0)
-    return np.allclose(one, other, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
-
-
-def _nudged(value: Any) -> Any:
-    """Return floats changed in their last bits; other inputs unchanged."""
-    is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
-    return value * value.dtype.type(1 + _NUDGE_RATIO) if is_float else value
+    Without quantization, or if only that makes the outputs what they are, the graph stays.
+    """
+    bare = program.clone()
+    if not dequantize_source(bare, GraphNames(bare.graph)):
+        return program, None, []
+    try:
+        near = reference.is_near(Runner(bare, folder, provider, level=PLAIN))
+    except ConversionError:
+        logger.debug("the float graph fails", exc_info=True)
+        near = False
+    if not near:
+        return program, None, [_QUANTIZATION_KEPT]
+    return bare, program, [_QUANTIZATION_READ]
 
 
 def _read(source: object) -> _Read:

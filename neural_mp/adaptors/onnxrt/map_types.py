@@ -30,10 +30,10 @@ def program_from(proto: onnx.ModelProto) -> ir.Model:
                 removed[value.name] = onnx.TypeProto.FromString(value.type.SerializeToString())
                 value.ClearField("type")
     program = ir.from_proto(proto)
-    for graph in program.graphs():
-        for value in (*graph.inputs, *graph.outputs):
-            if value.name in removed:
-                value.meta[_TYPE] = removed[value.name]
+    for part in program.graphs():
+        for port in (*part.inputs, *part.outputs):
+            if port.name in removed:
+                port.meta[_TYPE] = removed[port.name]
     return program
 
 

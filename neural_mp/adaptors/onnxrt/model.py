@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,8 @@ class OnnxModel(GraphModel[ir.Model]):
         obstacle: the reason why nothing can be converted, if any.
         provider: the execution provider to run the model.
         held: an object that must live as long as the model.
+        quantized: the canonicalized graph with the quantization of the given model; None if the
+            given model is not quantized.
     """
 
     origin: Origin | None = None
@@ -91,6 +93,7 @@ class OnnxModel(GraphModel[ir.Model]):
     obstacle: str | None = None
     provider: str = CPU
     held: Any = None
+    quantized: ir.Model | None = None
 
     @cached_property
     def structure(self) -> GraphStructure:
@@ -101,6 +104,13 @@ class OnnxModel(GraphModel[ir.Model]):
     def folder(self) -> Path | None:
         """The folder of external data."""
         return self.origin.folder if self.origin is not None else None
+
+    @property
+    def as_given(self) -> OnnxModel:
+        """The model with the given quantization, of which `program` has only the ranges."""
+        if self.given is None or self.quantized is None:
+            return self
+        return replace(self, program=self.quantized, quantized=None, _runners={})
 
     def session(self, program: ir.Model, **settings: Any) -> Runner:
         """Return a session of a graph that shares the weights of this model."""

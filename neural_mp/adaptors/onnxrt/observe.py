@@ -28,6 +28,7 @@ from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.graph_edit import is_tensor, parts_of
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.source_quantization import in_source_range
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.errors import ConversionError
@@ -62,7 +63,7 @@ def watch(
     for name, array in _values(model, batches, fetch, kept):
         summary = summarized(array, channels[name])
         if summary is not None:
-            yield name, summary
+            yield name, in_source_range(summary, fetch.watched[name])
 
 
 def values(

@@ -155,6 +155,7 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
 
     A run may not reach a body at all, e.g. a branch that is not taken.
     """
+    model = model.as_given
     # The kernels of conversions bear the node's name, too.
     owners = _owners(model, conversions=False)
     found: dict[str, list[TracedKernel]] = {}

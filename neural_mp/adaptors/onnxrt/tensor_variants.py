@@ -229,7 +229,7 @@ class Variants(TensorVariants[ir.Value]):
     def shared_constant(self, name: str, values: Array) -> ir.Value:
         """Return a constant; one of equal values is reused, as several ops may read one weight."""
         array = np.ascontiguousarray(values)
-        key = array.dtype, array.shape, hashlib.sha256(array).digest()
+        key = array.dtype, array.shape, hashlib.sha256(array.data).digest()
         if key not in self._constants:
             self._constants[key] = self.names.constant(name, array)
         return self._constants[key]

@@ -1,0 +1,201 @@
+"""Quantization that a model itself contains (QDQ), read as ranges of float tensors.
+
+Tools for quantization and for training with fake quantization write a QuantizeLinear and a
+DequantizeLinear around every op. A plan needs the float ops between them; the scales become the
+ranges of their tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from neural_mp.adaptors.common.calibration import BatchStats
+from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of, input_of
+from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
+from neural_mp.adaptors.onnxrt.subgraphs import in_order
+from neural_mp.core.observations import Range
+
+#: Keys in the `meta` of a value, of its range, and of a node, of the mark that it ran in integers.
+_RANGE, _IN_INTEGERS = "neural_mp.source_range", "neural_mp.in_integers"
+#: Ops that move integers as they do floats, with their data as first input.
+_MOVERS = frozenset(
+    (
+        *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather"),
+        *("DepthToSpace", "SpaceToDepth", "Identity"),
+    )
+)
+#: Ops whose results are never negative, and ops that keep this property of their first input.
+_NON_NEGATIVE = frozenset(["Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Softplus"])
+_KEEPS_SIGN = _MOVERS | {"AveragePool", "GlobalAveragePool", "ReduceMean", "GlobalMaxPool"}
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """Scale, zero point and integer type of a quantized tensor."""
+
+    scale: float
+    zero_point: int
+    dtype: ir.DataType
+
+    @property
+    def range(self) -> Range:
+        """The smallest and largest representable number."""
+        limits = np.iinfo(self.dtype.numpy())
+        low, high = (self.scale * (int(end) - self.zero_point) for end in (limits.min, limits.max))
+        return low, high
+
+
+def in_source_range(stats: BatchStats, value: ir.Value) -> BatchStats:
+    """Return statistics of a tensor with the range by its scale in the given model, if any."""
+    span = value.meta.get(_RANGE)
+    if span is None:
+        return stats
+    lows, highs = (np.clip(np.atleast_1d(end), *span) for end in (stats.low, stats.high))
+    lows[lows.argmin()], highs[highs.argmax()] = span
+    return replace(stats, low=lows, high=highs)
+
+
+def ran_in_integers(node: ir.Node) -> bool:
+    """Whether the given model quantizes the inputs of an op."""
+    source = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    return _IN_INTEGERS in node.meta or (source is not None and _is(source, "DequantizeLinear"))
+
+
+def dequantize_source(program: ir.Model, names: GraphNames) -> bool:
+    """Bypass the quantization of computed tensors, in place; return whether there was any.
+
+    A range from 0 on replaced a Relu, which is restored. Quantized weights stay as they are stored.
+    """
+    found = False
+    for node in list(in_order(program.graph)):
+        data = node.inputs[0] if _is(node, "QuantizeLinear") else None
+        parameters = _parameters(node) if data is not None else None
+        if data is None or parameters is None or data.const_value is not None:
+            continue
+        if data.dtype not in (None, ir.DataType.FLOAT):
+            continue
+        found |= _bypass(node, data, parameters, names)
+    if found:
+        common.RemoveUnusedNodesPass()(program)
+    return found
+
+
+def _bypass(node: ir.Node, data: ir.Value, parameters: _Parameters, names: GraphNames) -> bool:
+    """Let float consumers of a quantized tensor read the float tensor."""
+    (quantized,) = node.outputs
+    whole = _is_dequantized(quantized, parameters)
+    ends = [use.node for use in quantized.uses() if use.idx == 0 and _undoes(use.node, parameters)]
+    if not whole and not ends:
+        return False
+    value = _clamped(node, data, parameters, names)
+    _read_float(quantized, value, parameters, whole)
+    return True
+
+
+def _read_float(quantized: ir.Value, value: ir.Value, parameters: _Parameters, whole: bool) -> None:
+    """Replace a quantized tensor by a float one where it is dequantized, or moved until there."""
+    for use in list(quantized.uses()):
+        if _is(use.node, "DequantizeLinear"):
+            if use.idx == 0 and _undoes(use.node, parameters):
+                _replace(use.node.outputs[0], value)
+        elif whole:
+            use.node.replace_input_with(use.idx, value)
+            (result,) = use.node.outputs
+            # A clone of a graph shares its types.
+            result.type = ir.TensorType(ir.DataType.FLOAT)
+            result.meta[_RANGE] = value.meta[_RANGE]
+            _read_float(result, result, parameters, whole)
+
+
+def _replace(dequantized: ir.Value, value: ir.Value) -> None:
+    for use in dequantized.uses():
+        use.node.meta[_IN_INTEGERS] = True
+    if dequantized.is_graph_output():
+        node = dequantized.producer()
+        assert node is not None
+        copy = ir.node("Identity", [value], name=f"{node.name}/copy")
+        assert isinstance(node.graph, ir.Graph)
+        node.graph.insert_before(node, copy)
+        value = copy.outputs[0]
+        value.name, value.type, value.shape = dequantized.name, dequantized.type, dequantized.shape
+        dequantized.name = None
+    dequantized.replace_all_uses_with(value, replace_graph_outputs=True)
+
+
+def _clamped(node: ir.Node, data: ir.Value, parameters: _Parameters, names: GraphNames) -> ir.Value:
+    """Return a tensor with its range, after the Relu that a range from 0 on stands for, if any."""
+    low, high = parameters.range
+    if _is_non_negative(data):
+        # A signed scale wastes half of its numbers, and would need a Relu of its own.
+        low = max(low, 0.0)
+    elif low >= 0:
+        data = _after_relu(node, data, names)
+    data.meta[_RANGE] = low, high
+    return data
+
+
+def _after_relu(node: ir.Node, data: ir.Value, names: GraphNames) -> ir.Value:
+    relu = ir.node("Relu", [data], name=names.new(f"{data.name}/Relu"))
+    assert isinstance(node.graph, ir.Graph)
+    node.graph.insert_before(node, relu)
+    (value,) = relu.outputs
+    value.name, value.type, value.shape = names.new(f"{data.name}/relu"), data.type, data.shape
+    return value
+
+
+def _is_non_negative(value: ir.Value) -> bool:
+    producer = value.producer()
+    while producer is not None and not producer.domain and producer.op_type in _KEEPS_SIGN:
+        (source, *_) = producer.inputs
+        producer = None if source is None else source.producer()
+    if producer is None or producer.domain:
+        return False
+    if producer.op_type == "Clip":
+        least = array_of(input_of(producer, 1))
+        return least is not None and bool((least >= 0).all())
+    return producer.op_type in _NON_NEGATIVE
+
+
+def _is_dequantized(quantized: ir.Value, parameters: _Parameters) -> bool:
+    """Whether a quantized tensor is only dequantized with its own scale, or moved until there."""
+    if quantized.is_graph_output() or not quantized.uses():
+        return False
+    return all(
+        _undoes(use.node, parameters)
+        or (
+            use.idx == 0
+            and not use.node.domain
+            and use.node.op_type in _MOVERS
+            and len(use.node.outputs) == 1
+            and _is_dequantized(use.node.outputs[0], parameters)
+        )
+        for use in quantized.uses()
+    )
+
+
+def _undoes(node: ir.Node, parameters: _Parameters) -> bool:
+    """Whether a node dequantizes with the parameters of the quantization."""
+    return _is(node, "DequantizeLinear") and _parameters(node) == parameters
+
+
+def _is(node: ir.Node, op: str) -> bool:
+    return node.op_type == op and node.domain in ("", CONTRIB)
+
+
+def _parameters(node: ir.Node) -> _Parameters | None:
+    """Return the constant parameters of a tensor quantized as a whole; None for others."""
+    scale, zero = array_of(input_of(node, 1)), array_of(input_of(node, 2))
+    if scale is None or scale.size != 1 or (input_of(node, 2) is not None and zero is None):
+        return None
+    value = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
+    third = input_of(node, 2)
+    dtype = third.dtype if third is not None else None
+    dtype = dtype or (value.dtype if value is not None else None) or ir.DataType.UINT8
+    if dtype not in (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.UINT16, ir.DataType.INT16):
+        return None
+    middle = 0 if zero is None else int(zero.reshape(()))
+    return _Parameters(float(scale.reshape(())), middle, dtype)
