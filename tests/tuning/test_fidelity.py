@@ -63,6 +63,18 @@ def test_outputs_that_are_no_numbers_are_as_bad_as_can_be():
     assert mean_nsr(reference, [np.full(3, 1.1, np.float32)]) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_equal_nan_and_inf_are_neither_noise_nor_signal():
+    masked = np.array([1, -np.inf, np.nan, 2, np.inf], np.float32)
+    noisy = masked + np.array([0.1, 0, 0, -0.2, 0], np.float32)
+    assert mean_nsr([masked], [masked]) == 0
+    assert mean_nsr([masked], [noisy]) == pytest.approx(0.01, rel=1e-3)
+    for index, value in ((1, np.inf), (1, 0), (2, 0), (3, np.nan), (4, np.nan)):
+        other = masked.copy()
+        other[index] = value
+        assert mean_nsr([masked], [other]) == 1e9, (index, value)
+    assert mean_nsr([masked, masked[:0]], [noisy, masked[:0]]) == pytest.approx(0.01, rel=1e-3)
+
+
 class Clock:
     """Models that return their inputs, and take given seconds for each call in turn."""
 

@@ -43,10 +43,15 @@ class MomentSums:
         return cls(np.zeros((inputs, inputs), np.float32), np.zeros(inputs, np.float32))
 
     def add(self, values: Array) -> None:
-        """Add values whose last axis is that of the inputs."""
+        """Add values whose last axis is that of the inputs.
+
+        Rows with NaN or Inf, e.g. of padding that is masked later, are left out.
+        """
         from scipy.linalg import blas  # the import takes a tenth of a second
 
         rows = np.ascontiguousarray(values, np.float32).reshape(-1, len(self.magnitudes))
+        if not np.isfinite(rows.sum()):
+            rows = rows[np.isfinite(rows).all(axis=1)]
         if not rows.size:
             return
         # One triangle, added in place: the product alone would be as large as the sums.

@@ -30,6 +30,16 @@ def test_moments_are_the_means_over_all_rows(moments):
     np.testing.assert_allclose(moments.magnitudes, np.abs(ROWS).mean(axis=0), rtol=1e-4)
 
 
+def test_rows_with_nan_or_inf_are_left_out(moments):
+    damaged = ROWS[:3].copy()
+    damaged[0, 5], damaged[1, 6], damaged[2, 7] = np.nan, np.inf, -np.inf
+    sums = MomentSums.of_size(SIZE)
+    sums.add(np.concatenate([damaged, ROWS]))
+    found = sums.moments()
+    np.testing.assert_allclose(found.products, moments.products, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(found.magnitudes, moments.magnitudes, rtol=1e-4)
+
+
 def test_the_factor_is_that_of_the_damped_inverse(moments):
     found = InverseFactor.of(moments.products)
     power = np.diagonal(moments.products).astype(np.float64)
