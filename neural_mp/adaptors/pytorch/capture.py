@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has_axes
 from neural_mp.adaptors.pytorch.dynamic_shapes import sizes_of, watch_sizes
-from neural_mp.adaptors.pytorch.functionalize import make_functional
+from neural_mp.adaptors.pytorch.functionalize import is_expandable, make_functional
 from neural_mp.adaptors.pytorch.module_state import restored
 from neural_mp.adaptors.pytorch.named_outputs import register_dataclasses
 from neural_mp.adaptors.pytorch.padded_encoders import zeroed_padding
@@ -215,11 +215,13 @@ def graph_of(program: ExportedProgram) -> GraphModule:
 def _functional(program: ExportedProgram) -> ExportedProgram:
     """Return the program without in-place ops.
 
-    An empty decomposition table keeps the ops but functionalizes them, including in-place updates
-    visible through views, which a rewrite of single ops cannot guarantee.
+    A decomposition table without an op keeps the op but functionalizes it, including in-place
+    updates visible through views, which a rewrite of single ops cannot guarantee.
     """
+    expanded = {n.target for n in program.graph.nodes if is_expandable(n.target)}
+    table: dict[Any, Any] = {op: op.decompose for op in expanded}
     with torch.no_grad(), quiet_export(), free_lengths():
-        return program.run_decompositions({})
+        return program.run_decompositions(table)
 
 
 @contextmanager

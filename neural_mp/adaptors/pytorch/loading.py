@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.nn.parameter import is_lazy
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import InputSpec
@@ -28,6 +29,7 @@ from neural_mp.adaptors.pytorch.experts import running_all, split_experts, whole
 from neural_mp.adaptors.pytorch.layer_capture import capture_layers
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
+from neural_mp.adaptors.pytorch.pt2.op_allowlist import is_allowed
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.transformers_folder import is_known_class
@@ -88,6 +90,7 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
         raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
     if isinstance(source, ConvertedModule):
         raise ModelLoadError("the model is already converted; give the original model")
+    _require_values(source)
     signature = call_signature(source, wanted.names)
     unknown = [name for name in wanted.names if name not in signature.parameters]
     if unknown:
@@ -104,6 +107,25 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
         model = _assemble(capture.capture(source, call), call, signature, source)
     config = getattr(source, "config", None) if is_known_class(source) else None
     return replace(model, warnings=(*inferred, *model.warnings), config=config)
+
+
+def _require_values(source: nn.Module) -> None:
+    """Check that all weights have values.
+
+    Raises:
+        ModelLoadError: if a weight has no shape yet, or is on the meta device.
+    """
+    for name, value in (*source.named_parameters(), *source.named_buffers()):
+        if is_lazy(value):
+            raise ModelLoadError(
+                f"the weights of {type(source).__name__} must be initialized, but {name!r} has no "
+                f"shape yet: run the model once, then load its trained weights"
+            )
+        if value.is_meta:
+            raise ModelLoadError(
+                f"the weights of {type(source).__name__} must have values, but {name!r} is on the "
+                f"meta device: move the model by to_empty(device='cpu'), then load its weights"
+            )
 
 
 def _example_call(
@@ -168,7 +190,21 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
             kept.setdefault(why, []).append(fx.op_type(node))
     for why, kinds in kept.items():
         warnings += stays_in_fp32(kinds, "", why)
-    return prepared, [*warnings, *left_in_bodies(prepared)]
+    return prepared, [*warnings, *left_in_bodies(prepared), *_unstorable(prepared)]
+
+
+def _unstorable(module: GraphModule) -> list[str]:
+    """Return a warning for ops that a file must not call unless the user trusts them."""
+    targets = {n.target for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
+    named = [target._schema.name.partition("::") for target in targets]
+    names = sorted({f"{library}.{op}" for library, _, op in named if not is_allowed(library, op)})
+    if not names:
+        return []
+    listed = ", ".join(map(repr, names))
+    return [
+        f"files may call {listed} only if the user trusts them; load a saved result by "
+        f"neural_mp.load(path, trust=[{listed}])"
+    ]
 
 
 def _without_changes(names: Sequence[str]) -> list[str]:
