@@ -47,6 +47,8 @@ _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 38
 
 #: Attribute that holds the module enclosed by `Enclosed`.
 ENCLOSED = "neural_mp_enclosed"
+#: Package of modules with packed integer weights.
+_QUANTIZED = "torch.ao.nn.quantized"
 #: Key of `GraphModule.meta` for the names of attributes whose changes a graph leaves out.
 KEPT_STATE = "neural_mp_kept_state"
 
@@ -256,6 +258,8 @@ def _likely_cause(module: nn.Module, run: TrialRun) -> str:
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             return f"The module {name!r} is TorchScript; use the nn.Module of its source"
+        if type(part).__module__.startswith(_QUANTIZED):
+            return f"The module {name!r} is already quantized by torch.ao; use the float model"
     for leaf in pytree.tree_leaves(run.outputs):
         if not isinstance(leaf, torch.Tensor | int | float | str | None):
             return (

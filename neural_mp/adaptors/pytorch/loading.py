@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -98,15 +100,30 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
             f"inputs must name parameters of {type(source).__name__}.forward "
             f"({', '.join(signature.parameters)}), got {unknown[0]!r}"
         )
-    call, inferred = _example_call(source, signature, wanted.example)
+    module = _without_inference_tensors(source)
+    call, inferred = _example_call(module, signature, wanted.example)
     if how == Capture.MODULES:
-        model = _in_parts(source, call, signature, capture_modules, "module")
+        model = _in_parts(module, call, signature, capture_modules, "module")
     elif how == Capture.LAYERS:
-        model = _in_parts(source, call, signature, capture_layers, "layer")
+        model = _in_parts(module, call, signature, capture_layers, "layer")
     else:
-        model = _assemble(capture.capture(source, call), call, signature, source)
+        model = _assemble(capture.capture(module, call), call, signature, module)
     config = getattr(source, "config", None) if is_known_class(source) else None
-    return replace(model, warnings=(*inferred, *model.warnings), config=config)
+    warnings = (*inferred, *model.warnings)
+    return replace(model, warnings=warnings, config=config, original=source)
+
+
+def _without_inference_tensors(source: nn.Module) -> nn.Module:
+    """Return the module, or a copy if its weights were made under `torch.inference_mode`.
+
+    Such tensors can be neither exported nor saved.
+    """
+    held = (*source.parameters(), *source.buffers())
+    memo: dict[int, Any] = {id(value): value.clone() for value in held if value.is_inference()}
+    for value in source.parameters():
+        if id(value) in memo:
+            memo[id(value)] = nn.Parameter(memo[id(value)], requires_grad=False)
+    return copy.deepcopy(source, memo) if memo else source
 
 
 def _require_values(source: nn.Module) -> None:
