@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has_axes
 from neural_mp.adaptors.pytorch.dynamic_shapes import sizes_of, watch_sizes
-from neural_mp.adaptors.pytorch.functionalize import make_functional
+from neural_mp.adaptors.pytorch.functionalize import is_expandable, make_functional
 from neural_mp.adaptors.pytorch.module_state import restored
 from neural_mp.adaptors.pytorch.named_outputs import register_dataclasses
 from neural_mp.adaptors.pytorch.padded_encoders import zeroed_padding
@@ -47,6 +47,8 @@ _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 38
 
 #: Attribute that holds the module enclosed by `Enclosed`.
 ENCLOSED = "neural_mp_enclosed"
+#: Package of modules with packed integer weights.
+_QUANTIZED = "torch.ao.nn.quantized"
 #: Key of `GraphModule.meta` for the names of attributes whose changes a graph leaves out.
 KEPT_STATE = "neural_mp_kept_state"
 
@@ -215,11 +217,13 @@ def graph_of(program: ExportedProgram) -> GraphModule:
 def _functional(program: ExportedProgram) -> ExportedProgram:
     """Return the program without in-place ops.
 
-    An empty decomposition table keeps the ops but functionalizes them, including in-place updates
-    visible through views, which a rewrite of single ops cannot guarantee.
+    A decomposition table without an op keeps the op but functionalizes it, including in-place
+    updates visible through views, which a rewrite of single ops cannot guarantee.
     """
+    expanded = {n.target for n in program.graph.nodes if is_expandable(n.target)}
+    table: dict[Any, Any] = {op: op.decompose for op in expanded}
     with torch.no_grad(), quiet_export(), free_lengths():
-        return program.run_decompositions({})
+        return program.run_decompositions(table)
 
 
 @contextmanager
@@ -254,6 +258,8 @@ def _likely_cause(module: nn.Module, run: TrialRun) -> str:
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             return f"The module {name!r} is TorchScript; use the nn.Module of its source"
+        if type(part).__module__.startswith(_QUANTIZED):
+            return f"The module {name!r} is already quantized by torch.ao; use the float model"
     for leaf in pytree.tree_leaves(run.outputs):
         if not isinstance(leaf, torch.Tensor | int | float | str | None):
             return (

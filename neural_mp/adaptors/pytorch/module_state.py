@@ -198,6 +198,10 @@ class ModuleState:
                 self._visit_names(name, vars(value))
 
     def _visit_module(self, name: str, module: nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):  # its attributes are not in Python
+            for key, value in module.named_buffers():
+                self._keep_tensor(_joined(name, key), value, is_buffer=True)
+            return
         own = vars(module)
         self._visit_names(name, {**own, _PARAMETERS: None, _BUFFERS: None, _SUBMODULES: None}, own)
         for key in (_PARAMETERS, _BUFFERS, _SUBMODULES):

@@ -111,7 +111,8 @@ def run_in_place(module: nn.Module, call: CallArgs) -> Any:
         # User code may raise any exception type.
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
-            f"{type(error).__name__}: {error}{_given_whole(module, call)}{_limits(module, call)}"
+            f"{type(error).__name__}: {error}{_given_whole(module, call)}"
+            f"{_given_separately(call, error)}{_limits(module, call)}"
         ) from error
 
 
@@ -153,6 +154,16 @@ def _given_whole(module: nn.Module, call: CallArgs) -> str:
     return (
         f". The batch was passed as one argument, as none of its keys ({keys}) is a parameter of "
         f"forward ({taken})"
+    )
+
+
+def _given_separately(call: CallArgs, error: Exception) -> str:
+    """Return an explanation if a tuple or list was passed as several arguments, and failed."""
+    if call.kwargs or len(call.args) < 2 or not isinstance(error, TypeError):
+        return ""
+    return (
+        ". A tuple or list of inputs is passed as positional arguments; to pass it as one "
+        "argument, enclose it in a tuple: ((first, second),)"
     )
 
 
