@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported, optimized, runnable
+from neural_mp.adaptors.tensorflow.runtime import CPU, Runner, imported, optimized, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     CONTROL_FLOW,
@@ -18,6 +18,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
     NodeDef,
     TensorGraph,
+    channels_first,
     constant_bytes,
     is_control,
     make_constant,
@@ -50,10 +51,32 @@ def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> Ten
         tf.errors.OpError: a pass refuses the graph.
     """
     inlined = optimized(graph, _INLINING, inputs, outputs).pruned(outputs, inputs)
+    if any(channels_first(node) for node in inlined.nodes.values()):
+        inlined = _channels_last(inlined, inputs, outputs)
     passed = _folded_by_runtime(inlined, inputs, outputs)
     passed = _without_reserved_names(passed, [*inputs, *outputs])
     compute_constants(passed, frozenset(map(node_of, outputs)))
     return passed.pruned(outputs, inputs)
+
+
+def _channels_last(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
+    """Return the graph with channels last in image ops, between transpositions.
+
+    Integer kernels require channels last, and so do all kernels of a TensorFlow without oneDNN. The
+    runtime's own pass converts ops whose shapes it can infer.
+    """
+    placed = {name: node.device for name, node in graph.nodes.items() if node.device}
+    free = graph.copy()
+    for name in placed:
+        free.edit(name).device = ""
+    try:
+        found = optimized(free, ["layout"], inputs, outputs, device=CPU)
+    except (tf.errors.OpError, ValueError):
+        logger.debug("the layout of images is kept", exc_info=True)
+        return graph
+    for name, node in found.nodes.items():
+        node.device = placed.get(name, "")
+    return found.pruned(outputs, inputs)
 
 
 def _folded_by_runtime(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:

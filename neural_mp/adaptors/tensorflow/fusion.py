@@ -175,7 +175,7 @@ def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> Gr
         groups,
         fused_into(groups.values()),
         agnostic_ops,
-        _non_negative(graph),
+        never_negative(graph),
         frozenset(name for name, node in graph.nodes.items() if _is_table(graph, node)),
     )
 
@@ -271,7 +271,8 @@ def _is_table(graph: TensorGraph, node: NodeDef) -> bool:
     return is_float and len(constant_shape(graph[table])) == 2 and graph.constant(axis) == 0
 
 
-def _non_negative(graph: TensorGraph) -> frozenset[str]:
+def never_negative(graph: TensorGraph) -> frozenset[str]:
+    """Return the nodes whose results are never negative for any data."""
     found: set[str] = set()
     for name, node in graph.nodes.items():
         sources = data_inputs(node)

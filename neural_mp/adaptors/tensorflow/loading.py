@@ -28,6 +28,7 @@ from neural_mp.adaptors.tensorflow.optional_inputs import (
     with_defaults,
 )
 from neural_mp.adaptors.tensorflow.runtime import keep_forever
+from neural_mp.adaptors.tensorflow.source_quantization import without_fake_quantization
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
     GraphDef,
@@ -304,15 +305,17 @@ def load(source: object, wanted: InputSpec) -> TensorFlowModel:
     if wanted.example is None:
         check_generated(prepared, signature, feeds)
     warnings = [*precision_warnings, *warnings, *left_alone(prepared), *input_warnings]
-    return TensorFlowModel(
-        prepared,
-        signature,
-        feeds,
-        {},
-        frozen.original,
-        (*frozen.warnings, *default_warnings, *warnings),
-        layers=origins.layers(prepared),
-        given=given,
+    return without_fake_quantization(
+        TensorFlowModel(
+            prepared,
+            signature,
+            feeds,
+            {},
+            frozen.original,
+            (*frozen.warnings, *default_warnings, *warnings),
+            layers=origins.layers(prepared),
+            given=given,
+        )
     )
 
 

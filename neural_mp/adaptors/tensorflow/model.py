@@ -29,6 +29,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     without,
 )
 from neural_mp.core.graph import Layer
+from neural_mp.core.observations import Range
 from neural_mp.errors import DataError
 from neural_mp.util.validators import list_of, record, string
 
@@ -115,8 +116,9 @@ class TensorFlowModel:
         ops: of a converted model, node that may run → the op of the original graph that its time
             counts for, if the names differ.
         original: the user's object, if the model is not converted.
-        given: the graph as given, if `graph` is that graph re-declared in float32, and the model
-            is not converted.
+        given: the graph as given, if `graph` is that graph re-declared in float32, or without fake
+            quantization, and the model is not converted.
+        source_ranges: node → the range that fake quantization in the given graph declares.
         warnings: messages for the user.
         counts: numbers of inserted conversions.
         layers: node → its Keras layers, if known.
@@ -138,6 +140,7 @@ class TensorFlowModel:
     results: Mapping[str, OutputLocation] = field(default_factory=dict)
     weight_scales: Mapping[str, Array] = field(default_factory=dict)
     given: TensorGraph | None = None
+    source_ranges: Mapping[str, Range] = field(default_factory=dict)
 
     @property
     def source(self) -> TensorGraph:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats, sample_fractions
 from neural_mp.adaptors.common.example_inputs import in_parts
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
+from neural_mp.adaptors.common.source_ranges import in_source_range
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.control_flow import frames, in_bodies, loops_of
 from neural_mp.adaptors.tensorflow.graph import build_graph
@@ -128,7 +129,9 @@ def watch(
                 if not size.size or not size:  # branch not taken, or empty tensor
                     continue
                 low, high, power, mean = map(np.atleast_1d, rest)
-                yield name, BatchStats(low, high, power, int(size) // len(power), sample, mean)
+                count = int(size) // len(power)
+                stats = BatchStats(low, high, power, count, sample, mean)
+                yield name, in_source_range(stats, model.source_ranges.get(name))
             for names in recorded:
                 yield from _iterations(names, next(found))
 

@@ -14,7 +14,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.core.framework.step_stats_pb2 import StepStats
-from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
+from tensorflow.core.protobuf import (
+    config_pb2,
+    device_properties_pb2,
+    meta_graph_pb2,
+    rewriter_config_pb2,
+)
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.grappler.cluster import Cluster
 
@@ -38,8 +43,8 @@ _ALIGNMENT = 64
 
 #: Size of the constants above which a graph is not compiled for two purposes at once.
 _LARGE_GRAPH_BYTES = 64 << 20
-#: Processor as the optimizer names it: only ops with a place are fused.
-_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+#: Processor as the optimizer names it: only ops with a place are fused or change their layout.
+CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 #: The runtime's default passes except those that convert a graph to MLIR and back, which bring no
 #: speed on a frozen graph, and cost a second and several copies of it.
 _FUSING = (
@@ -226,7 +231,7 @@ def _cluster() -> Cluster:
     over a small one, and of which a process may do only one at a time.
     """
     cpu = device_properties_pb2.DeviceProperties(type="CPU", num_cores=1)
-    made = Cluster(devices=[device_properties_pb2.NamedDevice(name=_CPU, properties=cpu)])
+    made = Cluster(devices=[device_properties_pb2.NamedDevice(name=CPU, properties=cpu)])
     atexit.register(made.Shutdown)  # Python may delete the module of the function before
     return made
 
@@ -254,6 +259,8 @@ def offline_passes(
     rewrites.optimizers.extend(passes)
     rewrites.meta_optimizer_iterations = 2
     rewrites.min_graph_nodes = -1
+    # Only the pass `layout` reads the option.
+    rewrites.cpu_layout_conversion = rewriter_config_pb2.RewriterConfig.NCHW_TO_NHWC
     return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=_cluster())
 
 
@@ -316,7 +323,7 @@ def compiled(
     """
     is_large = sum(map(constant_bytes, graph.nodes.values())) > _LARGE_GRAPH_BYTES
     try:
-        fused = optimized(graph, _FUSING, inputs, outputs, held, _CPU)
+        fused = optimized(graph, _FUSING, inputs, outputs, held, CPU)
         return Runner(runnable(fused.to_graph_def()), held, is_large=is_large)
     except (tf.errors.OpError, ValueError, ModelLoadError):
         # Convolutions fused in BF16 exist only inside of a session.
