@@ -21,9 +21,10 @@ from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.file_checks import check_model
 from neural_mp.adaptors.onnxrt.graph_edit import correct_declarations, name_nodes, tensors_in
+from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
-from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.sessions import CPU, PLAIN, Runner
 from neural_mp.adaptors.onnxrt.sparse import without_sparse
 from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
 from neural_mp.adaptors.onnxrt.subgraphs import in_order
@@ -125,6 +126,7 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
         obstacle=obstacle,
         provider=provider,
         held=read.held,
+        kernel_check=KernelCheck(program) if provider == CPU and obstacle is None else None,
     )
 
 
