@@ -20,6 +20,7 @@ def make_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Make such parts once; `folder` is an empty one, for files."""
     _compile_statements_once(patch)
     _create_tables_once(patch, folder)
+    _compare_ops_without_a_child(patch)
     if "typer.main" in sys.modules:
         # Typer reads the signatures of all commands again for every call.
         typer = sys.modules["typer.main"]
@@ -30,6 +31,23 @@ def make_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
         _find_composite_ops_once(patch)
     if "tensorflow" in sys.modules:
         _read_sources_once(patch)
+
+
+def _compare_ops_without_a_child(patch: pytest.MonkeyPatch) -> None:
+    """A child process that compares ops between integer ops takes most of its time to start."""
+    from neural_mp.adaptors.common import runtime_probe
+
+    run = runtime_probe._run
+
+    def run_here(module: str, environment: dict[str, str], *arguments: str) -> Any:
+        if module != "neural_mp.adaptors.onnxrt.kernel_check_probe":
+            return run(module, environment, *arguments)
+        from neural_mp.adaptors.onnxrt.kernel_check_probe import find_deviation
+
+        cases = list(Path(arguments[0]).iterdir())
+        return {find_deviation(case) for case in cases}, {case.name for case in cases}
+
+    patch.setattr(runtime_probe, "_run", run_here)
 
 
 def _compile_statements_once(patch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,16 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 
 from neural_mp.core.hardware import detect
-from neural_mp.io.measurement_cache import machine_cache
+from neural_mp.io.measurement_cache import FileCache, machine_cache
 from neural_mp.util.processes import python_command
-from neural_mp.util.validators import list_of, string
+from neural_mp.util.validators import list_of, mapping_of, string
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,9 @@ ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
 #: Environment variables that affect the available kernels.
 _SETTINGS = ("TF_ENABLE_ONEDNN_OPTS", "DNNL_MAX_CPU_ISA", ONEDNN_LIMIT)
 _LIMIT_SECONDS = 300
+#: Maximum number of cached cases of a module; the oldest are dropped.
+_MAX_CASES = 5000
+_CRASHES = "ends the process or does not end"
 
 
 def try_each(
@@ -74,36 +79,92 @@ def probe_results(module: str, version: str, onednn_limit: str | None = None) ->
     environment = dict(os.environ)
     if onednn_limit is not None:
         environment[ONEDNN_LIMIT] = onednn_limit
-    settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
-    flags = " ".join(sorted(detect({}).flags))
-    cache = machine_cache(version=version, flags=flags, settings=" ".join(settings))
+    cache = _cache(version, environment)
     _, known = cache.get(module, list_of(string))
     if known is not None:
         return frozenset(known)
-    found = _run(module, environment)
+    found, _ = _run(module, environment)
     if found:
         cache.put(module, sorted(found))
-    return found
+    return frozenset(found)
 
 
-def _run(module: str, environment: dict[str, str]) -> frozenset[str]:
-    """Run the child; after a crash, again without the cases already started."""
+#: Module, version and case → its result, in this process.
+_RESULTS: dict[tuple[str, str, str], str] = {}
+
+
+def case_results(module: str, version: str, cases: Mapping[str, bytes]) -> dict[str, str]:
+    """Return case → the result of a module that runs as a child process, on unknown cases only.
+
+    The names of cases are digests of their content, which the child reads from files in a folder,
+    its first argument. A result is a case, a space and some words. A case that ends the process
+    has words that say so, and one without a result is missing.
+    """
+    if not all((module, version, case) in _RESULTS for case in cases):
+        cache = _cache(version, os.environ)
+        known = cache.get(module, mapping_of(string))[1] or {}
+        _RESULTS.update({(module, version, case): words for case, words in known.items()})
+        unknown = [case for case in cases if case not in known]
+        if unknown:
+            with tempfile.TemporaryDirectory() as folder:
+                for case in unknown:
+                    (Path(folder) / case).write_bytes(cases[case])
+                found, started = _run(module, dict(os.environ), folder)
+            made = dict.fromkeys(started & set(unknown), _CRASHES)
+            made.update({case: words for case, _, words in (f.partition(" ") for f in found)})
+            _RESULTS.update({(module, version, case): words for case, words in made.items()})
+            entries = [*known.items(), *made.items()][-_MAX_CASES:]
+            cache.put(module, dict(entries))
+    return {
+        case: _RESULTS[module, version, case]
+        for case in cases
+        if (module, version, case) in _RESULTS
+    }
+
+
+def _cache(version: str, environment: Mapping[str, str]) -> FileCache:
+    """Return the cache of results under a version, this processor and environment settings."""
+    settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
+    flags = " ".join(sorted(detect({}).flags))
+    return machine_cache(version=version, flags=flags, settings=" ".join(settings))
+
+
+def _run(module: str, environment: dict[str, str], *arguments: str) -> tuple[set[str], set[str]]:
+    """Run the child; after a crash, again without the cases already started.
+
+    Return the results, and the cases that were started.
+    """
     found: set[str] = set()
     tried: set[str] = set()
     while True:
-        done = subprocess.run(
-            python_command(module, *sorted(tried)),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_SECONDS,
-            check=False,
-            env=environment,
+        output, failure = _output_of(
+            python_command(module, *arguments, *sorted(tried)), environment
         )
-        lines = done.stdout.splitlines()
+        lines = output.splitlines()
         started = {line.removeprefix(STARTS) for line in lines if line.startswith(STARTS)}
         found |= {line.removeprefix(FOUND) for line in lines if line.startswith(FOUND)}
         tried |= started
-        if done.returncode == 0 or not started:
-            if done.returncode:
-                logger.warning("the probe %s failed: %s", module, done.stderr[-400:])
-            return frozenset(found)
+        if failure is None or not started:
+            if failure is not None:
+                logger.warning("the probe %s failed: %s", module, failure)
+            return found, tried
+
+
+def _output_of(command: list[str], environment: dict[str, str]) -> tuple[str, str | None]:
+    """Return the output of a child and the reason of its failure; None if it succeeded."""
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            done = subprocess.run(
+                command,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=_LIMIT_SECONDS,
+                check=False,
+                env=environment,
+            )
+            failure = done.stderr[-400:] if done.returncode else None
+        except subprocess.TimeoutExpired:
+            failure = f"no result after {_LIMIT_SECONDS} seconds"
+        output.seek(0)
+        return output.read(), failure

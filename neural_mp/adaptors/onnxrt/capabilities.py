@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +17,6 @@ from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
 from neural_mp.adaptors.onnxrt.fusion import (
     JOINERS,
     LAYERS,
-    confuses,
     is_recurrent,
     is_table,
     joined,
@@ -58,11 +56,6 @@ def kernels(model: OnnxModel, accumulation: KernelAccumulation) -> dict[str, OpK
 class _KernelFinder:
     model: OnnxModel
     accumulation: KernelAccumulation
-
-    @cached_property
-    def confused(self) -> bool:
-        """Whether an op of the model is miscompiled by ONNX Runtime near integer convolutions."""
-        return any(map(confuses, self.model.structure.nodes.values()))
 
     def kernels(self, name: str, node: ir.Node) -> OpKernels:
         """Return the kernels of an op."""
@@ -178,6 +171,8 @@ class _KernelFinder:
 
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
         """Return the reason why an op has no integer kernel; None if it has one."""
+        if name in self.model.rejected:
+            return self.model.rejected[name]
         if name in self.model.structure.alone:
             if is_table(node):
                 return reasons.table_obstacle(edit.known_array(node.inputs[0]))
@@ -227,8 +222,6 @@ class _KernelFinder:
             return "its bias is computed, not constant"
         if node.op_type == "Gemm":
             return _gemm_obstacle(node, weight, bias)
-        if self.confused:
-            return "the model has an op that ONNX Runtime miscompiles next to integer convolutions"
         return None
 
     def _no_kernel(self, name: str, node: ir.Node) -> str:

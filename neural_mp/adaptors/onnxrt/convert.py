@@ -106,7 +106,7 @@ def write_recurrent(variants: Variants, node: ir.Node, config: OpConfig) -> None
 def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
     """Return the model converted to a plan; see `Adaptor.convert_graph`."""
     program = model.program.clone()
-    found = structure(program)
+    found = structure(program, model.rejected)
     variants = Variants(program.graph, found, plan.flow, ranges)
     writer = _Writer(model, program, found, plan, variants)
     for name, node in found.nodes.items():
@@ -116,6 +116,7 @@ def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> 
         model,
         program=program,
         given=None,
+        kernel_check=None,
         ops=variants.owners,
         results=writer.results(),
         counts=variants.counts,
@@ -196,6 +197,8 @@ class _Writer:
 
     def _real(self, node: ir.Node, value: ir.Value) -> ir.Value:
         """Return the input of an FP32 op for a tensor."""
+        if str(node.name) in self.model.rejected and edit.is_float32(value):
+            return self.variants.shielded(value)
         if value is node.inputs[0] and self.variants.comes_stored(value):
             axis, channels = rounded_by_runtime(node)
             if channels == 1 or self._leads_to_rounding(node):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,6 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
 from neural_mp.adaptors.common.naming import reserve_name
-from neural_mp.adaptors.onnxrt.canonicalize import has_axes
 from neural_mp.adaptors.onnxrt.constant_folding import is_constant
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
@@ -66,8 +65,11 @@ class GraphStructure:
     parts: Mapping[str, str]
 
 
-def structure(program: ir.Model) -> GraphStructure:
-    """Return the structure of a canonicalized graph."""
+def structure(program: ir.Model, rejected: Collection[str] = ()) -> GraphStructure:
+    """Return the structure of a canonicalized graph.
+
+    `rejected` are ops that cannot run between integer ops, whatever their kernels.
+    """
     graph, opset = program.graph, opset_of(program)
     nodes = {str(node.name): node for node in in_order(graph) if not is_constant(node)}
     given = tuple(filter(is_float32, body_inputs(graph)))
@@ -82,12 +84,14 @@ def structure(program: ir.Model) -> GraphStructure:
                 tensor = reserve_name(f"{name}:{node.outputs.index(value)}", taken)
                 parts[tensor] = name
             values[tensor] = value
-    groups = find_fusion_groups([node for node in nodes.values() if _heads(node)], _Kernels())
+    sound = {name: node for name, node in nodes.items() if name not in rejected}
+    heads = [node for node in sound.values() if _heads(node)]
+    groups = find_fusion_groups(heads, _Kernels(rejected))
     return GraphStructure(
         nodes,
         {str(head.name): group for head, group in groups.items()},
         {str(op.name): str(head.name) for op, head in fused_into(groups.values()).items()},
-        frozenset(name for name, node in nodes.items() if _moves(node, opset)),
+        frozenset(name for name, node in sound.items() if _moves(node, opset)),
         frozenset(name for name, node in nodes.items() if is_table(node) or is_recurrent(node)),
         values,
         {value: tensor for tensor, value in values.items()},
@@ -108,20 +112,15 @@ def is_table(node: ir.Node) -> bool:
     return table.shape is not None and len(table.shape) == 2
 
 
+def has_weight(node: ir.Node) -> bool:
+    """Whether an op is a layer with a constant weight."""
+    weight = input_of(node, 1)
+    return node.op_type in LAYERS and weight is not None and weight.const_value is not None
+
+
 def is_recurrent(node: ir.Node) -> bool:
     """Whether an op is a recurrent layer with integer kernels."""
     return not node.domain and node.op_type in ("LSTM", "GRU")
-
-
-def confuses(node: ir.Node) -> bool:
-    """Whether ONNX Runtime miscompiles an op next to integer ops.
-
-    Transpositions are moved past ops with `axes` without permuting the axes, and the integer kernel
-    of an average pool ignores dilations.
-    """
-    if node.op_type == "AveragePool":
-        return set(node.attributes.get_ints("dilations", [1])) != {1}
-    return has_axes(node)
 
 
 def _heads(node: ir.Node) -> bool:
@@ -129,8 +128,6 @@ def _heads(node: ir.Node) -> bool:
         return False
     if node.op_type in LAYERS:
         return True
-    if confuses(node):
-        return False
     if node.op_type == "ReduceMean" and not averages_images(node):
         return False
     computed = all(value is not None and value.const_value is None for value in joined(node))
@@ -166,7 +163,14 @@ def is_pointwise(node: ir.Node) -> bool:
 
 
 class _Kernels(FusionRules[ir.Node, ir.Value]):
-    """The epilogues of ONNX Runtime's integer kernels."""
+    """The epilogues of ONNX Runtime's integer kernels.
+
+    Args:
+        rejected: ops that no kernel runs.
+    """
+
+    def __init__(self, rejected: Collection[str]) -> None:
+        self._rejected = rejected
 
     def bias(self, group: FusionGroup) -> Step | None:
         step = _only_reader(group.tail.outputs[0])
@@ -178,6 +182,8 @@ class _Kernels(FusionRules[ir.Node, ir.Value]):
     def activation(self, group: FusionGroup) -> Step | None:
         step = _only_reader(group.tail.outputs[0])
         if step is None or group.head.op_type not in ("Conv", "Add") or limits(step) is None:
+            return None
+        if step.name in self._rejected:
             return None
         return Step(step.op_type, (step,))
 
@@ -232,7 +238,7 @@ def _moves(node: ir.Node, opset: int) -> bool:
         return False
     if any(value is not None and value.const_value is None for value in node.inputs[1:]):
         return False
-    if confuses(node) or not moves_bytes(node, opset):
+    if not moves_bytes(node, opset):
         return False
     if node.op_type == "Resize":
         transform = node.attributes.get_string("coordinate_transformation_mode")

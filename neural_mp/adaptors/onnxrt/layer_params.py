@@ -100,7 +100,7 @@ def _has_plain_bias(node: ir.Node, channels: object) -> bool:
 def with_layer_params(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxModel:
     """Return the model with changed constants in some layers."""
     program = model.program.clone()
-    found, names = structure(program), edit.GraphNames(program.graph)
+    found, names = structure(program, model.rejected), edit.GraphNames(program.graph)
     known = _layers(found)
     for name, change in changes.items():
         _change(found, name, known[name], change, names)

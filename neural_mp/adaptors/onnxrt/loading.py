@@ -26,11 +26,12 @@ from neural_mp.adaptors.onnxrt.graph_edit import (
     name_nodes,
     tensors_in,
 )
+from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.adaptors.onnxrt.map_types import program_from, save_program
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.reference_run import Reference
-from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.sessions import CPU, PLAIN, Runner
 from neural_mp.adaptors.onnxrt.source_quantization import dequantize_source
 from neural_mp.adaptors.onnxrt.sparse import without_sparse
 from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
@@ -146,6 +147,7 @@ def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
         provider=provider,
         held=read.held,
         quantized=quantized,
+        kernel_check=KernelCheck(program) if provider == CPU and obstacle is None else None,
     )
 
 

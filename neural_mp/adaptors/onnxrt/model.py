@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.graph_model import GraphModel, Run
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
+from neural_mp.adaptors.onnxrt.kernel_check import KernelCheck
 from neural_mp.adaptors.onnxrt.sessions import CPU, Runner
 from neural_mp.errors import ModelLoadError
 
@@ -86,6 +87,8 @@ class OnnxModel(GraphModel[ir.Model]):
         held: an object that must live as long as the model.
         quantized: the canonicalized graph with the quantization of the given model; None if the
             given model is not quantized.
+        kernel_check: the check of the ops between integer ops; None for a converted model, and for
+            providers without a check.
     """
 
     origin: Origin | None = None
@@ -94,11 +97,17 @@ class OnnxModel(GraphModel[ir.Model]):
     provider: str = CPU
     held: Any = None
     quantized: ir.Model | None = None
+    kernel_check: KernelCheck | None = None
+
+    @property
+    def rejected(self) -> Mapping[str, str]:
+        """Op → the reason why it cannot run between integer ops."""
+        return {} if self.kernel_check is None else self.kernel_check.rejected
 
     @cached_property
     def structure(self) -> GraphStructure:
         """The structure of the graph."""
-        return structure(self.program)
+        return structure(self.program, self.rejected)
 
     @property
     def folder(self) -> Path | None:

@@ -29,6 +29,8 @@ DTYPES = {
 _WIDENED = "widened"
 #: uint8 after a DequantizeLinear that is fused into a kernel.
 _DEQUANTIZED = "dequantized"
+#: FP32 for an op that must stay apart from integer ops.
+_SHIELDED = "shielded"
 #: uint8 with the channels on the last axis.
 _CHANNELS_LAST = "channels_last"
 
@@ -41,6 +43,7 @@ class Variants(TensorVariants[ir.Value]):
         owner: the op being converted.
         owners: new node → the op that it was inserted for.
         names: the names in the graph.
+        has_int8: whether any tensor is quantized.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Variants(TensorVariants[ir.Value]):
         self.owner = ""
         self.owners: dict[str, str] = {}
         self._graph, self._tensors = graph, structure.names
+        self.has_int8 = bool(flow.int8_outputs or flow.int8_reads)
         self._end = graph
         self.names = GraphNames(graph)
         self._runners = runners(graph)
@@ -193,6 +197,22 @@ class Variants(TensorVariants[ir.Value]):
         self.count("dequantize")
         return self.add("DequantizeLinear", inputs, stem, DTYPES[FP32], {"axis": axis})
 
+    def shielded(self, tensor: ir.Value) -> ir.Value:
+        """Return a tensor in FP32 for an op that must stay apart from integer ops.
+
+        ONNX Runtime fuses no op with an Einsum, nor moves transpositions past an Einsum.
+        """
+        if not self.has_int8:
+            return self.real(tensor)
+        found = self.found(tensor)
+        if _SHIELDED not in found:
+            real = self.real(tensor)
+            with self._beside(tensor):
+                equation = {"equation": "...->..."}
+                name = f"{tensor.name}/{_SHIELDED}"
+                found[_SHIELDED] = self.add("Einsum", [real], name, DTYPES[FP32], equation)
+        return found[_SHIELDED]
+
     def quantize(self, tensor: ir.Value, real: ir.Value, after: ir.Node | None = None) -> ir.Value:
         """Quantize a float value with the scale of a tensor."""
         inputs = [real, *self.parameters(tensor)]
@@ -300,7 +320,7 @@ class Variants(TensorVariants[ir.Value]):
         inputs: list[ir.Value],
         name: str,
         dtype: ir.DataType,
-        attributes: Mapping[str, int | list[int]] | None = None,
+        attributes: Mapping[str, int | str | list[int]] | None = None,
         after: ir.Node | None = None,
     ) -> ir.Value:
         """Insert a new node with one result (see `insert`) and return the result."""

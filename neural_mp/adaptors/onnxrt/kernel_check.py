@@ -1,0 +1,68 @@
+"""Ops of a model that ONNX Runtime miscompiles between integer ops.
+
+ONNX Runtime fuses float ops between DequantizeLinear and QuantizeLinear into integer kernels, and
+moves the transpositions around integer convolutions past other ops. For some ops, the results
+differ, or the model does not load. No table of such ops would be complete, so a probe compares
+every combination of op, attributes and reduced shapes once per machine and version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.runtime_probe import case_results, version_of
+from neural_mp.adaptors.onnxrt.fusion import has_weight, structure
+from neural_mp.adaptors.onnxrt.kernel_check_cases import Case, case_of
+from neural_mp.adaptors.onnxrt.kernel_check_probe import JOINER, LAYER, MOVER
+from neural_mp.adaptors.onnxrt.opset import opset_of
+
+#: Must change with the cases or the probe.
+_VERSION = 1
+_PROBE = "neural_mp.adaptors.onnxrt.kernel_check_probe"
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCheck:
+    """The check of the ops of a model, run when needed.
+
+    Attributes:
+        program: the canonicalized graph.
+    """
+
+    program: ir.Model
+
+    @cached_property
+    def rejected(self) -> Mapping[str, str]:
+        """Op → the reason why it cannot run between integer ops."""
+        cases = self._cases()
+        version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+        contents = {case.digest: case.content for case in cases.values()}
+        found = case_results(_PROBE, f"{_VERSION} {version}", contents)
+        deviations = {op: found.get(case.digest, "") for op, case in cases.items()}
+        return {
+            op: f"between integer ops, ONNX Runtime {deviation}"
+            for op, deviation in deviations.items()
+            if deviation
+        }
+
+    def _cases(self) -> dict[str, Case]:
+        found, opset = structure(self.program), opset_of(self.program)
+        cases = {}
+        for name, node in found.nodes.items():
+            if name in found.agnostic_ops:
+                role = MOVER
+            elif name in found.fusion_groups and has_weight(node):
+                role = LAYER
+            else:
+                role = JOINER
+            # Products are written as their kernel.
+            if role == LAYER and node.op_type != "Conv":
+                continue
+            case = case_of(node, role, opset)
+            if case is not None:
+                cases[name] = case
+        return cases
