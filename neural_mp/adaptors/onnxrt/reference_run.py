@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.signature import Array, Signature, in_parts
+from neural_mp.adaptors.common.example_inputs import in_parts
+from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.adaptors.onnxrt.sessions import Runner
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import float_arrays, tree_leaves
