@@ -125,10 +125,10 @@ def guess_call(module: nn.Module) -> CallArgs:
 
     for shape, dtype in _candidate_inputs(module):
         with (
+            restored(module),  # outside of the fake mode, in which values cannot be compared
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.no_grad(),
             inference_mode(module),
-            restored(module),
             quiet_export(),
         ):
             try:
