@@ -24,7 +24,7 @@ from neural_mp.core.quant_spec import MAX_ROUNDING_STEPS, ROUNDING_STEPS
 from neural_mp.errors import PlanError
 from neural_mp.io.measurement_cache import CACHE_FOLDER
 from neural_mp.runs.report import Report, count_ops
-from neural_mp.space import ResolvedPlan, planned_ops
+from neural_mp.space import ResolvedPlan, planned_ops, without_non_finite
 from neural_mp.tuning.final_selection import compare_latency
 from neural_mp.tuning.objectives import Footprints, Measurement
 from neural_mp.util.memory import FREED
@@ -173,5 +173,8 @@ def open_plan(
             f"{there.int8_accumulation.in_words}"
         )
     given = None if data is None else lambda: iter(data)
-    tunable = loaded.in_space(space, given, options).observed(observations or Observations())
-    return OpenedPlan(loaded, tunable, tunable.space.resolve(right), tuple(warnings))
+    observations = observations or Observations()
+    tunable = loaded.in_space(space, given, options).observed(observations)
+    # Corrections that need the missing data stay in this space: the conversion names them.
+    resolved = without_non_finite(space, observations.non_finite).resolve(right)
+    return OpenedPlan(loaded, tunable, resolved, tuple(warnings))
