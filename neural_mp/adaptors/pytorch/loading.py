@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from neural_mp.adaptors.pytorch.call_signature import (
     call_signature,
     resized,
 )
-from neural_mp.adaptors.pytorch.canonicalize import drop_updates, prepare
+from neural_mp.adaptors.pytorch.canonicalize import drop_updates, kept_buffer, prepare
 from neural_mp.adaptors.pytorch.capture import other_ways, result_of
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
 from neural_mp.adaptors.pytorch.experts import running_all, split_experts, whole_experts
@@ -35,7 +35,7 @@ from neural_mp.adaptors.pytorch.pt2.op_allowlist import is_allowed
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.transformers_folder import is_known_class
-from neural_mp.adaptors.pytorch.trial_run import at_least_two, exceeded_limits
+from neural_mp.adaptors.pytorch.trial_run import at_least_two, exceeded_limits, try_out
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 from neural_mp.util.text import counted
@@ -190,7 +190,22 @@ def _in_parts(
             ", ".join(whole) if len(whole) <= _MAX_NAMED_PARTS else counted(len(whole), "weight")
         )
         warnings.append(f"the weights of experts in a form of their own stay as they are: {shown}")
-    return TorchModel(parts, call, signature, shell, source, tuple(warnings))
+    kept, buffers = _state_between(shell, call, parts) if kind == "module" else ([], [])
+    warnings += [*_without_changes(kept), *map(kept_buffer, buffers)]
+    model = TorchModel(parts, call, signature, shell, source, tuple(warnings))
+    return replace(model, keeps_state=bool(kept or buffers))
+
+
+def _state_between(
+    shell: nn.Module, call: CallArgs, parts: Iterable[str]
+) -> tuple[list[str], list[str]]:
+    """Return the attributes and buffers outside of parts that carry state from call to call."""
+    run = try_out(shell, call)
+    inside = tuple(f"{path}." for path in parts)
+    kept, buffers = (
+        [name for name in names if not name.startswith(inside)] for names in (run.kept, run.buffers)
+    )
+    return kept, buffers
 
 
 def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
@@ -198,14 +213,15 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
 
     Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
     """
-    warnings = [*drop_updates(module), *_without_changes(module.meta.get(capture.KEPT_STATE, ()))]
+    kept = [f"{path}.{n}" if path else n for n in module.meta.get(capture.KEPT_STATE, ())]
+    warnings = [*drop_updates(module), *_without_changes(kept)]
     prepared = prepare(module, path)
-    kept: dict[str, list[str]] = {}
+    floats: dict[str, list[str]] = {}
     for node in fx.op_nodes(prepared).values():
         why = recurrent_obstacle(prepared, node) if fx.op_type(node) in RECURRENT_TYPES else None
         if why is not None:
-            kept.setdefault(why, []).append(fx.op_type(node))
-    for why, kinds in kept.items():
+            floats.setdefault(why, []).append(fx.op_type(node))
+    for why, kinds in floats.items():
         warnings += stays_in_fp32(kinds, "", why)
     return prepared, [*warnings, *left_in_bodies(prepared), *_unstorable(prepared)]
 

@@ -39,12 +39,14 @@ class _Container:
         name: its name in the module.
         has_names: whether its keys are names of attributes or variables.
         before: its values when the snapshot was made.
+        is_buffers: whether it holds the buffers of a module.
     """
 
     holder: Any
     name: str
     has_names: bool
     before: Any
+    is_buffers: bool = False
 
     def changed_names(self) -> list[str]:
         """Return the names of changed values."""
@@ -131,16 +133,17 @@ class ModuleState:
         while self._pending and len(self._seen) < _MAX_OBJECTS:
             self._visit(*self._pending.pop())
 
-    def changed_names(self) -> list[str]:
-        """Return the names of changed attributes and variables, without buffers."""
-        names = [name for container in self._containers for name in container.changed_names()]
-        names += [t.name for t in self._tensors.values() if not t.is_buffer and t.is_written()]
-        return list(dict.fromkeys(sorted(names)))
+    def changed_names(self, of_buffers: bool = False) -> list[str]:
+        """Return the names of changed attributes and variables, or those of changed buffers."""
+        containers = (part for part in self._containers if part.is_buffers == of_buffers)
+        tensors = (part for part in self._tensors.values() if part.is_buffer == of_buffers)
+        names = [name for container in containers for name in container.changed_names()]
+        names += [tensor.name for tensor in tensors if tensor.is_written()]
+        return sorted(set(names))
 
     def is_changed(self) -> bool:
-        """Whether any value changed, buffers included."""
-        written = any(tensor.is_written() for tensor in self._tensors.values())
-        return written or bool(self.changed_names())
+        """Whether any value changed."""
+        return bool(self.changed_names() or self.changed_names(of_buffers=True))
 
     def written(self) -> list[int]:
         """Return the ids of tensors that were written to, without buffers."""
@@ -223,7 +226,7 @@ class ModuleState:
     ) -> None:
         """Keep the values of a namespace: an object's attributes, or a dict of buffers."""
         holder = values if holder is None else holder
-        self._containers.append(_Container(holder, name, True, dict(holder)))
+        self._containers.append(_Container(holder, name, True, dict(holder), is_buffer))
         for key, value in values.items():
             self._refer(_joined(name, key), value, holder, key, is_buffer)
 

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class TrialRun:
         call: the call to capture: that of the run, or a larger one that the module accepts.
         outputs: the outputs of the run.
         changed: names of attributes and variables that the run changed, without buffers.
+        buffers: names of buffers that the run changed.
         written: ids of tensors other than buffers that the run wrote to.
         kept: the names among `changed` that outputs of later runs may depend on: those that every
             run changes, or all of `changed` if a second run has other outputs.
@@ -39,6 +40,7 @@ class TrialRun:
     call: CallArgs
     outputs: Any
     changed: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
     written: tuple[int, ...] = ()
     kept: tuple[str, ...] = ()
 
@@ -85,7 +87,7 @@ def _run_on_few(module: nn.Module, call: CallArgs) -> TrialRun:
         except DataError:
             logger.debug("the model fails on %d samples", _PROBE_BATCH_SIZE, exc_info=True)
         else:
-            return TrialRun(call, run.outputs, run.changed, run.written, run.kept)
+            return replace(run, call=call)
     return _run(module, call)
 
 
@@ -93,8 +95,9 @@ def _run(module: nn.Module, call: CallArgs) -> TrialRun:
     with restored(module) as state:
         outputs = run_in_place(module, call)
         changed, written = tuple(state.changed_names()), tuple(state.written())
+        buffers = tuple(state.changed_names(of_buffers=True))
     kept = _kept_state(module, call, changed) if changed else ()
-    return TrialRun(call, outputs, changed, written, kept)
+    return TrialRun(call, outputs, changed, buffers, written, kept)
 
 
 def run_in_place(module: nn.Module, call: CallArgs) -> Any:
