@@ -8,6 +8,9 @@ from onnx import TensorProto, helper, numpy_helper
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api.explain import explained
+from neural_mp.api.loading import load_source
+from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, DataError
@@ -171,6 +174,21 @@ def with_nan(*samples: int) -> list[np.ndarray]:
     images = IMAGES.copy()
     images[list(samples), 1, 2, 3] = np.nan
     return np.split(images, 3)
+
+
+def test_record_explanation_and_replay_give_the_reason(tmp_path):
+    model, reason = onnx_middle("pad"), "tensor 'pad' held Inf in batch 1 of the calibration data"
+    result = converted(model, BATCHES)
+    assert any("1 tensor ('pad') held Inf in batch 1" in text for text in result.report.warnings)
+    setup = result.record.setup
+    assert reason in setup.capabilities["pool"].reasons[Precision.INT8]
+    assert setup.followed(result.plan).effective["pool"] is Precision.FP32
+    result.save(tmp_path / "saved")
+    plan = tmp_path / "saved" / "plan.yaml"
+    _, said = explained(load_source(model, None, None), "pool", (Precision.INT8,), plan)
+    assert reason in said[Precision.INT8].reason
+    replayed = convert_with_plan(model, plan)
+    np.testing.assert_array_equal(replayed(IMAGES), result(IMAGES))
 
 
 @pytest.mark.parametrize(
