@@ -208,6 +208,15 @@ def test_samples_whose_nan_reaches_the_outputs_are_left_out_of_calibration(sampl
     assert result.report.output_sqnr_db > NEAR_SQNR_DB
 
 
+@pytest.mark.slow
+def test_other_runtimes_are_compared_without_damaged_samples():
+    """A Relu of OpenVINO makes 0 of NaN."""
+    result = converted(network(), with_nan(0, 9), runtime="openvino")
+    assert result.plan.counts()[Precision.INT8]
+    assert any("2 samples with NaN in input" in warning for warning in result.report.warnings)
+    assert result.report.output_sqnr_db > NEAR_SQNR_DB
+
+
 def test_a_batch_of_damaged_samples_alone_is_left_out():
     batches = with_nan(0, 1, 2, 3)
     seen = converted(network(), batches).observations
