@@ -16,7 +16,7 @@ from neural_mp.core.graph import Op
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, UnsupportedPrecisionError
-from neural_mp.space import ResolvedPlan, TuningSpace, why_int8
+from neural_mp.space import ResolvedPlan, TuningSpace, why_int8, without_non_finite
 from neural_mp.space.resolution import BY_PLAN
 
 #: Reason without a plan, in place of `BY_PLAN`.
@@ -100,7 +100,8 @@ def explained(
         model: the model.
         op: name or pattern of an op or layer, as in `op_wise`; of a layer, its first contraction.
         precisions: any of INT8, BF16 and FP16.
-        plan: plan to explain; default: every op that supports the precision runs in it.
+        plan: plan to explain, or the file of a plan, whose observations apply as well; default:
+            every op that supports the precision runs in it.
 
     Returns:
         The op, and precision → explanation.
@@ -119,8 +120,10 @@ def explained(
     machine = replace(here, forced=frozenset(sixteen))
     lists, _ = edited_lists(model.adaptor, amp, sixteen)
     space = forced(model.adaptor.space(model.held, machine, lists), amp)
+    given, observations = load_plan_file(plan) if isinstance(plan, str | Path) else (plan, None)
+    if observations is not None:
+        space = without_non_finite(space, observations.non_finite)
     found = _op_named(space, op)
-    given = load_plan_file(plan)[0] if isinstance(plan, str | Path) else plan
     explanations = {p: _explained(space, found.name, p, given) for p in precisions}
     return found, {p: _on(here, p, said) for p, said in explanations.items()}
 

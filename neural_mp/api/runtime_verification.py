@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ _MAX_DIFFERENT = 1e-3
 
 
 def compared(
-    source: AnyModel, candidate: AnyModel, batches: Iterator[Any]
+    source: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> tuple[float | None, str]:
     """Compare outputs with those of the source.
 

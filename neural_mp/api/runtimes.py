@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -259,8 +259,14 @@ class RuntimeChoice:
     def _space(self, model: AnyModel) -> TuningSpace:
         return self.constrained(model, model.adaptor.space(model.held, self.hardware))
 
-    def _batches(self) -> Iterator[Any]:
-        """Yield the inputs of batches of at least two sizes."""
+    def _batches(self) -> Iterable[Any]:
+        """Return the inputs of batches of at least two sizes, on which runtimes must agree.
+
+        Runtimes differ in what ops make of NaN in damaged samples.
+        """
+        return self.source.undamaged(self._given_batches())
+
+    def _given_batches(self) -> Iterator[Any]:
         data = [] if self.calibration is None else self.calibration.batches.inputs()
         yield from islice(data, _COMPARED)
         yield self.source.example_inputs()

@@ -6,6 +6,7 @@ import logging
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
@@ -24,7 +25,7 @@ from neural_mp.core.trial import Trial
 from neural_mp.runs.record import Machine, RunEnd, RunStart
 from neural_mp.runs.report import Report
 from neural_mp.search.corrections import best_corrections, corrected_nsr
-from neural_mp.space import Capability
+from neural_mp.space import Capability, TuningSpace
 from neural_mp.tuning.conversions import conversions_of
 from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
@@ -60,6 +61,17 @@ def setup_of(job: TuningJob) -> RunStart:
         machine=machine_of(job.description.hardware),
         versions={"Python": platform.python_version(), **versions_of(packages)},
         runtimes=job.runtimes,
+    )
+
+
+def setup_in_space(setup: RunStart, space: TuningSpace) -> RunStart:
+    """Return the record of a start with the space that calibration left."""
+    return replace(
+        setup,
+        graph=space.graph,
+        capabilities={op: _bare(found) for op, found in space.capabilities.items()},
+        tunable_ops=space.tunable_ops,
+        tensors=space.tensors,
     )
 
 

@@ -34,7 +34,7 @@ from neural_mp.tuning.other_runtimes import Settlement, settled
 from neural_mp.tuning.plan_evaluator import PlanEvaluator
 from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.problem import cache_of_probes, problem_of
-from neural_mp.tuning.recording import ending_of, setup_of
+from neural_mp.tuning.recording import ending_of, setup_in_space, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
 from neural_mp.tuning.sharding import ShardingPolicy
 from neural_mp.tuning.stage_noise import stage_noise
@@ -70,7 +70,8 @@ def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
 
 def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningResult:
     """Return the result of a run with an open history."""
-    history.begin(setup_of(job))
+    setup = setup_of(job)
+    history.begin(setup)
     deadline = Deadline(job.settings.exit_policy.timeout)
     kept = _kept(job, history)
     baseline: Baseline | None = None
@@ -82,7 +83,9 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
         with log.phase("measure"):
             selection = select_fp32(job)
         return _judged_result(job, log, history, Settlement(job, selection), baseline, kept)
-    job = job.in_space(model.space)
+    if model.space is not job.space:
+        job = job.in_space(model.space)
+        history.begin(setup_in_space(setup, model.space))
     history.cache.put(ELEMENTS, dict(job.footprints.values))
     cache = cache_of_probes(job, model.observations)
     probe = MeasuringProbe(job, model, history.cache, allowance(job, baseline), cache=cache)

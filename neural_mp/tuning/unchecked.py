@@ -35,7 +35,7 @@ from neural_mp.tuning.objectives import latency_figures
 from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_runtimes
 from neural_mp.tuning.probe import BRIEF, MeasuringProbe
 from neural_mp.tuning.problem import problem_of
-from neural_mp.tuning.recording import ending_of, setup_of
+from neural_mp.tuning.recording import ending_of, setup_in_space, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
 from neural_mp.tuning.sqnr import TimedRun, compared_with_fp32, warn_of_noise
 
@@ -97,7 +97,8 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
             selection = select_fp32(job)
         report = report_of(job, selection, log)
         return _result(job, setup, selection, report, Observations(), selection, job.model)
-    job = job.in_space(model.space)
+    if model.space is not job.space:
+        job, setup = job.in_space(model.space), setup_in_space(setup, model.space)
     chosen = _in_size(job, model, log) if limit.is_set else _every_op(job, model, log)
     if is_timed:
         allowance = _allowance(job, time.process_time() - started, deadline)

@@ -8,6 +8,9 @@ from onnx import TensorProto, helper, numpy_helper
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api.explain import explained
+from neural_mp.api.loading import load_source
+from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, DataError
@@ -173,6 +176,21 @@ def with_nan(*samples: int) -> list[np.ndarray]:
     return np.split(images, 3)
 
 
+def test_record_explanation_and_replay_give_the_reason(tmp_path):
+    model, reason = onnx_middle("pad"), "tensor 'pad' held Inf in batch 1 of the calibration data"
+    result = converted(model, BATCHES)
+    assert any("1 tensor ('pad') held Inf in batch 1" in text for text in result.report.warnings)
+    setup = result.record.setup
+    assert reason in setup.capabilities["pool"].reasons[Precision.INT8]
+    assert setup.followed(result.plan).effective["pool"] is Precision.FP32
+    result.save(tmp_path / "saved")
+    plan = tmp_path / "saved" / "plan.yaml"
+    _, said = explained(load_source(model, None, None), "pool", (Precision.INT8,), plan)
+    assert reason in said[Precision.INT8].reason
+    replayed = convert_with_plan(model, plan)
+    np.testing.assert_array_equal(replayed(IMAGES), result(IMAGES))
+
+
 @pytest.mark.parametrize(
     ("samples", "batch", "count"), [((0,), 1, 1), ((9, 11), 3, 2), ((4, 9), 2, 2)]
 )
@@ -187,6 +205,15 @@ def test_samples_whose_nan_reaches_the_outputs_are_left_out_of_calibration(sampl
         [np.delete(IMAGES, samples, axis=0).min(), np.delete(IMAGES, samples, 0).max()]
     )
     assert result.observations.ranges["x"]["minmax"] == pytest.approx(tuple(whole))
+    assert result.report.output_sqnr_db > NEAR_SQNR_DB
+
+
+@pytest.mark.slow
+def test_other_runtimes_are_compared_without_damaged_samples():
+    """A Relu of OpenVINO makes 0 of NaN."""
+    result = converted(network(), with_nan(0, 9), runtime="openvino")
+    assert result.plan.counts()[Precision.INT8]
+    assert any("2 samples with NaN in input" in warning for warning in result.report.warnings)
     assert result.report.output_sqnr_db > NEAR_SQNR_DB
 
 
