@@ -13,6 +13,8 @@ from neural_mp.errors import UnknownOperatorError, did_you_mean
 
 #: Share of all weights from which a precision counts as one of the model's.
 _MIN_SHARE = 0.01
+#: Elements from which it matters whether a constant is stored once or twice.
+MIN_CONSTANT_ELEMENTS = 1024
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Op:
         quantizes_terms: whether the INT8 kernel that this sum is fused into rounds both terms, also
             the one that it computes itself.
         weights: number of elements of all constants read.
-        constants: names of the stored constants read that other ops read, too.
+        constants: names of the stored constants read with at least `MIN_CONSTANT_ELEMENTS`
+            elements; equal names are one constant.
         layers: layers that contain the op, outermost first, including those of ops folded into the
             op (batch norm). Empty if the graph has no layer names.
         source_precision: precision in the original model: BF16 or FP16 if the model itself runs the

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-
 import onnx_ir as ir
 
 from neural_mp.adaptors.onnxrt.constant_folding import stored_constants
@@ -14,11 +11,8 @@ from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, constants_of, rea
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, has_kernel
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.source_quantization import ran_in_integers
-from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Op, OpGraph
 from neural_mp.core.precision import Precision
-
-#: Elements of a constant whose storage counts.
-_LARGE = 1024
 
 
 def build_graph(model: OnnxModel) -> OpGraph:
@@ -28,7 +22,6 @@ def build_graph(model: OnnxModel) -> OpGraph:
     inputs of bodies are graph inputs.
     """
     structure = model.structure
-    shared = _shared_constants(structure.nodes)
     ops = []
     for name, node in structure.nodes.items():
         read = [structure.names[value] for value in read_by(node) if value in structure.names]
@@ -44,7 +37,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 weights=sum(constant.size for constant in constants_of(node)),
                 source_precision=_source_precision(node),
                 shape=_shape(node),
-                constants=shared.get(name, ()),
+                constants=_large_constants(node),
             )
         )
     for part, op in structure.parts.items():
@@ -55,19 +48,18 @@ def build_graph(model: OnnxModel) -> OpGraph:
     return OpGraph(ops, [*model.signature.input_tensors, *given], sorted(outputs))
 
 
-def _shared_constants(nodes: Mapping[str, ir.Node]) -> dict[str, tuple[str, ...]]:
-    """Return op → the large stored constants that it reads together with other ops."""
-    readers: dict[str, set[str]] = defaultdict(set)
-    for name, node in nodes.items():
-        for value in filter(None, node.inputs):
-            for stored in stored_constants(value):
-                if stored.const_value is not None and stored.const_value.size >= _LARGE:
-                    readers[str(stored.name)].add(name)
-    found: dict[str, set[str]] = defaultdict(set)
-    for constant, ops in readers.items():
-        for op in ops if len(ops) > 1 else ():
-            found[op].add(constant)
-    return {op: tuple(sorted(constants)) for op, constants in found.items()}
+def _large_constants(node: ir.Node) -> tuple[str, ...]:
+    """Return the names of the large stored constants that a node reads, also through others."""
+    stored = (constant for value in node.inputs if value for constant in stored_constants(value))
+    return tuple(
+        sorted(
+            {
+                str(value.name)
+                for value in stored
+                if value.const_value is not None and value.const_value.size >= MIN_CONSTANT_ELEMENTS
+            }
+        )
+    )
 
 
 def _writes_int8(model: OnnxModel, name: str) -> bool:

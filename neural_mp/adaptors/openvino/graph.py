@@ -16,7 +16,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.recurrent import SEQUENCES
 from neural_mp.adaptors.openvino.reduce_range import kernel_of
-from neural_mp.core.graph import Layer, Op, OpGraph
+from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Layer, Op, OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.precision import Precision
 
@@ -49,6 +49,7 @@ def build_graph(model: OpenVinoModel) -> OpGraph:
                 channel_scales=_is_depthwise(node),
                 quantizes_terms=name in sums,
                 weights=weights,
+                constants=_large_constants(node),
                 layers=_module_layers(name, type_of(node)),
                 source_precision=_source_precision(node),
                 shape=_shape(node),
@@ -70,6 +71,12 @@ def _quantized_inputs(node: Any) -> tuple[str, ...]:
 
 def _is_depthwise(node: Any) -> bool:
     return has_weight(node) and kernel_of(node) is KernelKind.DEPTHWISE
+
+
+def _large_constants(node: Any) -> tuple[str, ...]:
+    weights = filter(_is_weight, constants_read(node))
+    large = (c for c in weights if c.get_data().size >= MIN_CONSTANT_ELEMENTS)
+    return tuple(dict.fromkeys(map(name_of, large)))
 
 
 def _is_weight(constant: Any) -> bool:

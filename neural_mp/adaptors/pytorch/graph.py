@@ -12,7 +12,7 @@ from neural_mp.adaptors.pytorch.casts import PRECISIONS
 from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.quantizable_ops import quantize_agnostic
-from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Op, OpGraph
 from neural_mp.core.precision import Precision
 
 
@@ -21,6 +21,8 @@ def build_graph(model: TorchModel) -> OpGraph:
     ops: list[Op] = []
     inputs: list[str] = []
     outputs: list[str] = []
+    #: Address of a constant → its name, after the first op that reads it.
+    names: dict[int, str] = {}
     for path, part in model.parts.items():
         module = part.portable
         heads = fused_layers(module)
@@ -32,6 +34,11 @@ def build_graph(model: TorchModel) -> OpGraph:
                 heads.get(name),
                 quantize_agnostic(node),
                 weights=sum(tensor.numel() for tensor in fx.constants_of(module, node)),
+                constants=tuple(
+                    names.setdefault(tensor.data_ptr(), f"{name}:{len(names)}")
+                    for tensor in fx.constants_of(module, node)
+                    if tensor.numel() >= MIN_CONSTANT_ELEMENTS
+                ),
                 layers=layers_of(node, path),
                 source_precision=_source_precision(node),
                 widened=model.signature.dtype in PRECISIONS,

@@ -12,7 +12,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     node_of,
     result_dtypes,
 )
-from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.graph import MIN_CONSTANT_ELEMENTS, Op, OpGraph
 from neural_mp.core.precision import Precision
 
 
@@ -33,6 +33,11 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 quantize_agnostic=node.name in model.structure.agnostic_ops,
                 writes_int8=node.op in CONVOLUTIONS,  # whose integer kernel cannot write floats
                 weights=sum(map(constant_size, model.graph.constants_of(node))),
+                constants=tuple(
+                    constant.name
+                    for constant in model.graph.constants_of(node)
+                    if constant_size(constant) >= MIN_CONSTANT_ELEMENTS
+                ),
                 layers=model.layers.get(node.name, ()),
                 shape=next(iter(model.shapes.fixed.get(node.name, ())), None),
                 source_precision=_source_precision(model, node),
