@@ -80,6 +80,7 @@ def converted_by_rules(
     told = [*loaded.warnings, *_notes(wanted.rules, space, plan)]
     resolved = tunable.space.resolve(plan)
     converted = tunable.converted(resolved)
+    tunable.check_fusions(converted, loaded.example_inputs() if example is None else example)
     report = Report(
         baseline_size=loaded.size,
         size=converted.size,
