@@ -305,7 +305,9 @@ class RuntimeChoice:
             if not plan.has_low_precision:
                 return None
             batches = islice(self.calibration.inputs(), _CALIBRATED)
-            return tunable.calibrated(batches).converted(plan)
+            converted = tunable.calibrated(batches).converted(plan)
+            converted(self.measurement.inputs)
+            return converted
         except Exception:
             # A plan of the search may work where this one does not.
             logger.debug("no INT8 in %s", model.adaptor.framework, exc_info=True)
