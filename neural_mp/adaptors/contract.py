@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights
 from neural_mp.adaptors.common.counterparts import OpNames
+from neural_mp.adaptors.common.fusion_check import UnoptimizedRun
 from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.output_keeping import OutputKeeping
 from neural_mp.adaptors.common.simulation import Simulation
@@ -76,6 +77,7 @@ class Adaptor(ABC, Generic[M]):
     op_timing: optional.OpTiming[M] | None = None
     kernel_trace: optional.KernelTrace[M] | None = None
     op_outputs: optional.OpOutputs[M] | None = None
+    unoptimized_run: UnoptimizedRun[M] | None = None
     corrections: optional.Corrections[M] | None = None
     hessian: optional.Hessian[M] | None = None
     gradients: optional.Gradients[M] | None = None

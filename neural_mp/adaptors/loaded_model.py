@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.conversion import prepared_for, profile
 from neural_mp.adaptors.common.corrected_weights import CorrectedWeights, CorrectionOptions
 from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.fisher import weight_noise
+from neural_mp.adaptors.common.fusion_check import check_fusions
 from neural_mp.adaptors.common.hessian import weight_sensitivity
 from neural_mp.adaptors.common.layer_noise import layer_noise
 from neural_mp.adaptors.common.op_outputs import OpOutput
@@ -313,6 +314,15 @@ class TunableModel(LoadedModel[M]):
         if held is self.held:
             return self
         return LoadedModel(self.adaptor, held, boundary=self.boundary)
+
+    def check_fusions(self, converted: LoadedModel[M], inputs: Any) -> None:
+        """Check a converted model on one batch; see `fusion_check.check_fusions`.
+
+        Raises:
+            ConversionError: the model does not run, or does not compute what was converted.
+        """
+        if converted is not self:
+            check_fusions(self.adaptor, self.held, converted.held, self._given(inputs))
 
     def simulated(self, plan: ResolvedPlan, schedule: TrainingSchedule) -> Any:
         """Return the trainable simulation of the model in the precisions of a plan.

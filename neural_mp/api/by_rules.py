@@ -84,6 +84,7 @@ def converted_by_rules(
     ]
     resolved = tunable.space.resolve(plan)
     converted = tunable.converted(resolved)
+    tunable.check_fusions(converted, loaded.example_inputs() if example is None else example)
     report = Report(
         baseline_size=loaded.size,
         size=converted.size,

@@ -145,7 +145,9 @@ def convert_with_plan(
             "a plan of INT8 ops with calibrated ranges requires observations, got none; "
             "use a plan file written by save_plan or `neural-mp tune --output`"
         )
-    return opened.result(opened.tunable.converted(opened.resolved), started, inputs)
+    converted = opened.tunable.converted(opened.resolved)
+    opened.tunable.check_fusions(converted, loaded.example_inputs())
+    return opened.result(converted, started, inputs)
 
 
 def open_plan(

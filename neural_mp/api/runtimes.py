@@ -310,7 +310,10 @@ class RuntimeChoice:
                 return None
             batches = islice(self.calibration.inputs(), _CALIBRATED)
             tunable = model.in_space(space).calibrated(batches)
-            return tunable.converted(tunable.space.resolve(tunable.space.fastest_plan()))
+            plan = tunable.space.resolve(tunable.space.fastest_plan())
+            converted = tunable.converted(plan)
+            converted(self.measurement.inputs)
+            return converted
         except Exception:
             # A plan of the search may work where this one does not.
             logger.debug("no INT8 in %s", model.adaptor.framework, exc_info=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
@@ -16,6 +17,8 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import latency_figures
 from neural_mp.tuning.sqnr import output_sqnr_db
+
+logger = logging.getLogger(__name__)
 
 #: SQNR in dB, relative to the selected model, from which outputs differ by FP32 rounding only.
 _FP32_ROUNDING_DB = 110.0
@@ -46,7 +49,7 @@ def with_faster_kernels(
         return selection
     with log.phase("kernels", "Timing FP32 kernels"), job.measurement.limited([job.model]):
         plan = _planned(job, model, selection.plan)
-        candidate = None if plan is None else model.converted(plan)
+        candidate = None if plan is None else _running(job, model, plan)
     if plan is None or candidate is None:
         return selection
     with log.phase("measure", "Measuring FP32 kernels"):
@@ -86,6 +89,18 @@ def _planned(job: TuningJob, model: AnyTunableModel, selected: ResolvedPlan) -> 
         return None
     forms = {op: OpConfig(Precision.FP32, kernel=kernel) for op, kernel in kernels.items()}
     return job.space.resolve(selected.plan.replacing(forms))
+
+
+def _running(job: TuningJob, model: AnyTunableModel, plan: ResolvedPlan) -> AnyModel | None:
+    """Return the model of a plan; None if the model does not run."""
+    try:
+        candidate = model.converted(plan)
+        candidate(job.measurement.inputs)
+    except Exception:
+        # Frameworks raise arbitrary errors, and the selection runs without these kernels.
+        logger.debug("faster kernels do not run", exc_info=True)
+        return None
+    return candidate
 
 
 def _equal_but_for_rounding(job: TuningJob, selected: AnyModel, candidate: AnyModel) -> bool:

@@ -100,6 +100,7 @@ class PlanEvaluator:
 
         try:
             model = self.converted(plan, deadline)
+            self.model.check_fusions(model, self.inputs)
             accuracy, passes = self._accuracy(model, deadline)
         except TargetOutOfReachError as lost:
             return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
@@ -108,7 +109,7 @@ class PlanEvaluator:
         except Exception as error:
             # Frameworks raise arbitrary errors, and a failed plan must not end the search.
             logger.debug("Evaluating a plan failed", exc_info=True)
-            return assessed(Outcome.FAILED, None, _described(error)), model
+            return assessed(Outcome.FAILED, None, described(error)), model
         judged = self._judged(accuracy, lambda: self._origin_of_nan(model), passes)
         return assessed(*judged), model
 
@@ -133,6 +134,8 @@ class PlanEvaluator:
         started = time.perf_counter()
         try:
             model = self.converted(shard.plan, deadline)
+            if shard.is_first:
+                self.model.check_fusions(model, self.inputs)
             states = self.evaluator.states(model, deadline, shard.batches, self.model)
             origin = self._origin_of_nan(model) if shard.is_first else None
         except (DeadlineExceededError, UserCodeError, NotShardableError, DataError):
@@ -140,7 +143,7 @@ class PlanEvaluator:
         except Exception as error:
             # Frameworks raise arbitrary errors, as above.
             logger.debug("Evaluating a plan failed", exc_info=True)
-            return PlanEvaluation(Outcome.FAILED, error=_described(error))
+            return PlanEvaluation(Outcome.FAILED, error=described(error))
         return ShardResult(states, origin, time.perf_counter() - started)
 
     def merge_shards(self, results: Sequence[PlanEvaluation | ShardResult]) -> PlanEvaluation:
@@ -209,7 +212,8 @@ class PlanEvaluator:
         return f"NaN or Inf first occurs at op {op!r}"
 
 
-def _described(error: Exception) -> str:
+def described(error: Exception) -> str:
+    """Return the error of a failed plan."""
     return f"{type(error).__name__}: {message_of(error)}"
 
 

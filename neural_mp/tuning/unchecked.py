@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.core.observations import Observations
 from neural_mp.core.op_timings import OpTimings
 from neural_mp.core.trial import Outcome, Trial
+from neural_mp.errors import DataError
 from neural_mp.io.measurement_cache import RunCache
 from neural_mp.runs.record import ProbeMeasurements, RunRecord, RunStart
 from neural_mp.runs.report import Report
@@ -33,11 +35,15 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import latency_figures
 from neural_mp.tuning.other_runtimes import Settlement, settled, speeds_over_runtimes
+from neural_mp.tuning.plan_evaluator import described
 from neural_mp.tuning.probe import BRIEF, MeasuringProbe
 from neural_mp.tuning.problem import problem_of
 from neural_mp.tuning.recording import ending_of, setup_in_space, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
 from neural_mp.tuning.sqnr import TimedRun, compared_with_fp32, warn_of_noise
+from neural_mp.util.user_calls import UserCodeError
+
+logger = logging.getLogger(__name__)
 
 #: CPU seconds of measurements that choose a plan, as a fraction of calibration and conversion; and
 #: their minimum per thread.
@@ -61,12 +67,14 @@ class _Choice:
         model: its model.
         times: times of single ops; empty if not measured.
         fp32_run: the run of the FP32 model that showed that these take too long.
+        failed: the trials of plans whose models do not run.
     """
 
     plan: ResolvedPlan
     model: AnyModel
     times: OpTimings = _NO_TIMES
     fp32_run: TimedRun | None = None
+    failed: tuple[Trial, ...] = ()
 
 
 def decides_by_time(job: TuningJob, plan: ResolvedPlan) -> bool:
@@ -100,12 +108,17 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     if model.space is not job.space:
         job, setup = job.in_space(model.space), setup_in_space(setup, model.space)
     chosen = _in_size(job, model, log) if limit.is_set else _every_op(job, model, log)
-    if is_timed:
+    if is_timed and chosen.plan.has_low_precision:
         allowance = _allowance(job, time.process_time() - started, deadline)
         chosen = _fastest(job, model, chosen, allowance, log)
-    sqnr_db, rounds = compared_with_fp32(job, chosen.model, log, kept, chosen.fp32_run)
+    sqnr_db: float | None = None
+    rounds: Sequence[Sequence[float]] = ()
+    if chosen.model is not job.model:
+        sqnr_db, rounds = compared_with_fp32(job, chosen.model, log, kept, chosen.fp32_run)
     with log.phase("measure", "Measuring latency"):
-        selection = _measured(job, chosen, rounds)
+        selection = (
+            _measured(job, chosen, rounds) if chosen.model is not job.model else select_fp32(job)
+        )
     every_op = limit.is_set or job.settings.exit_policy.performance_only
     is_judged = is_timed or not (every_op or is_latency_only(job.objectives))
     slow = selection.slower_than_fp32[0] if is_judged and selection.slower_than_fp32 else None
@@ -125,9 +138,11 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     if is_kept:
         warn_of_noise(sqnr_db, log)
     shown = sqnr_db if is_kept else None
-    report = replace(report_of(here, selection, log), output_sqnr_db=shown, best_rejected=slow)
+    rejected = slow or next(iter(chosen.failed), None)
+    report = replace(report_of(here, selection, log), output_sqnr_db=shown, best_rejected=rejected)
     seen, fp32, recorded = model.observations, here.model, settlement.recorded_in(job)
-    return _result(job, setup, selection, report, seen, recorded, fp32, chosen.times)
+    found = _result(job, setup, selection, report, seen, recorded, fp32, chosen.times)
+    return replace(found, trials=chosen.failed)
 
 
 def _every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
@@ -135,7 +150,36 @@ def _every_op(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
     corrections = best_corrections(model.observations)
     every_op = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, corrections))
     with log.phase("convert", "Converting"):
-        return _Choice(every_op, model.converted(every_op))
+        converted = _running(job, model, every_op, log)
+    if isinstance(converted, Trial):
+        log.warn(f"the result is the {job.source_name} model")
+        fp32 = job.space.resolve(job.space.fp32_plan())
+        return _Choice(fp32, job.model, failed=(converted,))
+    return _Choice(every_op, converted)
+
+
+def _running(
+    job: TuningJob,
+    model: AnyTunableModel,
+    plan: ResolvedPlan,
+    log: RunLog,
+    made: AnyModel | None = None,
+) -> AnyModel | Trial:
+    """Return the model of a plan, `made` or converted; a failed trial if the model does not run."""
+    try:
+        converted = made or model.converted(plan)
+        if converted is not model:
+            converted(job.measurement.inputs)
+        model.check_fusions(converted, job.measurement.inputs)
+    except (UserCodeError, DataError):
+        raise
+    except Exception as error:
+        # Frameworks raise arbitrary errors, and a failed plan must not end the run.
+        logger.debug("A plan does not run", exc_info=True)
+        words = described(error)
+        log.warn(f"a plan failed: {plan.plan!r}: {words}")
+        return Trial(plan.plan, Outcome.FAILED, error=words)
+    return converted
 
 
 def _in_size(job: TuningJob, model: AnyTunableModel, log: RunLog) -> _Choice:
@@ -163,10 +207,13 @@ def _fastest(
         if loses_in_int8(times):
             probe.allowance *= _LONGER_IF_MIXED
         plan = job.space.resolve(fastest_by_time(problem_of(timed, model, probe)))
-    if plan not in models:
-        with log.phase("convert"):
-            models[plan] = model.converted(plan)
-    return _Choice(plan, models[plan], times, probe.gauge)
+    if plan == every_op.plan:
+        return replace(every_op, times=times, fp32_run=probe.gauge)
+    with log.phase("convert"):
+        converted = _running(job, model, plan, log, models.get(plan))
+    if isinstance(converted, Trial):
+        return replace(every_op, times=times, failed=(converted,))
+    return _Choice(plan, converted, times, probe.gauge)
 
 
 def _allowance(job: TuningJob, spent: float, deadline: Deadline) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from neural_mp.adaptors.common.calibration import BatchStats
+from neural_mp.adaptors.common.fusion_check import UnoptimizedRun
 from neural_mp.adaptors.common.optional import (
     Corrections,
     Gradients,
@@ -32,6 +33,7 @@ class Framework(Protocol[M]):
     grouped_weights: GroupedWeights[M] | None
     layer_inputs: LayerInputs[M] | None
     output_keeping: OutputKeeping[M] | None
+    unoptimized_run: UnoptimizedRun[M] | None
 
     def fingerprint(self, model: M) -> str:
         """Return a digest of ops and weights."""
@@ -46,6 +48,9 @@ class Framework(Protocol[M]):
         self, model: M, batches: Iterable[Any], tensors: Collection[str]
     ) -> Iterator[tuple[str, BatchStats]]:
         """Yield statistics of tensors while the model runs."""
+
+    def predict(self, model: M, inputs: Any) -> Any:
+        """Return the outputs for one batch."""
 
     def convert_graph(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
         """Return a new model in the precisions of a plan."""

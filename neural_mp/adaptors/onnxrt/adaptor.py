@@ -8,12 +8,14 @@ from pathlib import Path
 
 from neural_mp.adaptors.common import optional
 from neural_mp.adaptors.common.capabilities import OpKernels
+from neural_mp.adaptors.common.fusion_check import UnoptimizedRun
 from neural_mp.adaptors.common.graph_adaptor import GraphAdaptor
 from neural_mp.adaptors.common.graph_model import with_weights
 from neural_mp.adaptors.common.input_moments import corrections_from
 from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.output_keeping import OutputKeeping
 from neural_mp.adaptors.onnxrt import (
+    fusions,
     layer_inputs,
     layer_params,
     loading,
@@ -55,6 +57,7 @@ class OnnxRuntimeAdaptor(GraphAdaptor[OnnxModel]):
     op_outputs = optional.OpOutputs(
         observe.observable_ops, observe.op_outputs, observe.first_non_finite
     )
+    unoptimized_run = UnoptimizedRun(fusions.outputs, fusions.first_deviating)
     corrections = optional.Corrections(
         layer_params.layer_params, layer_params.with_layer_params, values=observe.values
     )

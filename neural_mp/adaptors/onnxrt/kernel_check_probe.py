@@ -70,7 +70,8 @@ class _Builder:
     def parameters(self, stem: str, scale: float, zero: int) -> _Parameters:
         """Add the quantization parameters of a tensor."""
         names = _Parameters(f"{stem}.scale", f"{stem}.zero")
-        self.constants |= {names.scale: np.float32(scale), names.zero: np.uint8(zero)}
+        self.constants[names.scale] = np.asarray(scale, np.float32)
+        self.constants[names.zero] = np.asarray(zero, np.uint8)
         return names
 
     def dequantize(self, stored: str, by: _Parameters) -> str:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from neural_mp.adaptors.common.calibration import BatchStats, summarized
 from neural_mp.adaptors.common.example_inputs import in_parts
@@ -27,7 +28,7 @@ from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
 from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.graph_edit import is_tensor, parts_of
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.sessions import ALL, PLAIN, Runner
 from neural_mp.adaptors.onnxrt.source_quantization import in_source_range
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.kept_outputs import KeptOutputs
@@ -284,7 +285,9 @@ def observable_ops(model: OnnxModel) -> OpGraph:
     return results_graph(written, model.results, op_of)
 
 
-def op_outputs(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
+def op_outputs(
+    model: OnnxModel, ops: Collection[str], level: ort.GraphOptimizationLevel = ALL
+) -> Callable[[Any], dict[str, OpOutput]]:
     """Return a function that runs one batch and returns the results of ops."""
     program = subgraph_outputs.typed(model.program)
     can_be_had = subgraph_outputs.visible(program, subgraph_outputs.values_in(program))
@@ -293,7 +296,8 @@ def op_outputs(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[s
     places = {op: place for op, place in places.items() if place.tensor in can_be_had}
     fed = model.signature.input_tensors
     fetched = list(dict.fromkeys(r.tensor for r in places.values() if r.tensor not in fed))
-    runner = model.session(subgraph_outputs.with_outputs(program, fetched), lean=True)
+    extended = subgraph_outputs.with_outputs(program, fetched)
+    runner = model.session(extended, lean=True, level=level)
 
     def called(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)

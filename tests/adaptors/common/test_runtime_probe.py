@@ -85,3 +85,32 @@ def test_a_runtime_is_believed_where_it_saturates_and_the_flags_where_they_do_no
     asked.clear()
     assert set(target_accumulation(here.for_target("amx"), says(EXACT)).values()) == {EXACT}
     assert asked == []
+
+
+CASES = """
+import os, pathlib, sys
+from neural_mp.adaptors.common.runtime_probe import try_each
+folder = pathlib.Path(sys.argv[1])
+with open("cases.txt", "a") as runs:
+    runs.write(" ".join(sorted(path.name for path in folder.iterdir())) + ";")
+def find(case):
+    if (folder / case).read_bytes() == b"deadly":
+        os._exit(3)
+    yield f"{case} read {(folder / case).read_text()}"
+try_each(sorted(path.name for path in folder.iterdir()), find)
+"""
+
+
+@pytest.mark.slow
+def test_cases_in_files_are_tried_once_and_a_deadly_one_has_words_of_its_own(module, tmp_path):
+    (tmp_path / "cases_in_files.py").write_text(CASES)
+    cases = {"a": b"one", "b": b"deadly", "c": b"three"}
+    for _ in range(2):
+        found = runtime_probe.case_results("cases_in_files", "1", cases)
+        assert found["a"] == "read one"
+        assert found["c"] == "read three"
+        assert "ends the process" in found["b"]
+    runtime_probe._RESULTS.clear()  # as in another process
+    more = runtime_probe.case_results("cases_in_files", "1", {**cases, "d": b"four"})
+    assert more == {**found, "d": "read four"}
+    assert (tmp_path / "cases.txt").read_text() == "a b c;a b c;d;"

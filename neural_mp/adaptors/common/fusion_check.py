@@ -1,0 +1,106 @@
+"""Comparison of a converted model as its runtime optimizes it with the same model unoptimized.
+
+A runtime may fuse ops into a kernel that computes something else. Rounding explains some
+difference: a fused kernel rounds fewer times.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from neural_mp.errors import ConversionError
+from neural_mp.util.pytree import Array, float_arrays
+
+if TYPE_CHECKING:
+    from neural_mp.adaptors.common.adaptor_protocol import Framework
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M")
+
+#: Maximum noise of fused kernels as a multiple of that of the conversion, and the noise that is
+#: never too much.
+_MAX_RATIO, _NEGLIGIBLE_NSR = 3.0, 1e-4
+
+
+@dataclass(frozen=True)
+class UnoptimizedRun(Generic[M]):
+    """Runs without the optimizations of a runtime, to check its fusions.
+
+    Attributes:
+        outputs: model, inputs → the outputs.
+        first_deviating: model, inputs → the first op whose result differs between a run with and
+            without optimizations by more than rounding; None if unknown.
+    """
+
+    outputs: Callable[[M, Any], list[Any]]
+    first_deviating: Callable[[M, Any], str | None]
+
+
+def check_fusions(adaptor: Framework[M], model: M, converted: M, inputs: Any) -> None:
+    """Check a converted model on one batch, if the runtime also runs without optimizations.
+
+    Raises:
+        ConversionError: the runtime cannot run the converted model, or its optimizations change
+            the outputs by more than rounding explains.
+    """
+    offered = adaptor.unoptimized_run
+    if offered is None:
+        return
+    fused = float_arrays(adaptor.predict(converted, inputs))
+    try:
+        unfused = float_arrays(offered.outputs(converted, inputs))
+    except ConversionError:
+        logger.debug("the model runs with optimizations only", exc_info=True)
+        return
+    if is_close(unfused, fused):
+        return
+    reference = float_arrays(adaptor.predict(model, inputs))
+    if exceeds_rounding(reference, unfused, fused):
+        op = offered.first_deviating(converted, inputs)
+        where = "" if op is None else f", first at op {op!r}"
+        raise ConversionError(
+            f"the optimizations of {adaptor.framework} change the outputs of the converted model "
+            f"by more than rounding explains{where}; exclude the op from conversion"
+        )
+
+
+def is_close(expected: Sequence[Array], found: Sequence[Array]) -> bool:
+    """Whether outputs are equal but for negligible noise."""
+    return not exceeds_rounding(expected, expected, found)
+
+
+def exceeds_rounding(
+    reference: Sequence[Array], unfused: Sequence[Array], fused: Sequence[Array]
+) -> bool:
+    """Whether outputs of a fused model deviate by more than rounding explains.
+
+    Args:
+        reference: the floating-point outputs of the FP32 model.
+        unfused: those of the converted model without optimizations.
+        fused: those of the converted model as it runs.
+    """
+    return any(map(_exceeds_rounding, reference, unfused, fused))
+
+
+def _exceeds_rounding(reference: Array, unfused: Array, fused: Array) -> bool:
+    if fused.shape != unfused.shape:
+        return True
+    finite = np.isfinite(unfused)
+    if not np.array_equal(finite, np.isfinite(fused)):
+        return True
+    if unfused.shape != reference.shape:
+        return False
+    finite &= np.isfinite(reference)
+    expected, plain, ran = (
+        array[finite].astype(np.float64) for array in (reference, unfused, fused)
+    )
+    power = float(np.square(expected).sum()) or float(np.square(plain).sum())
+    noise = float(np.square(ran - plain).sum())
+    own = float(np.square(plain - expected).sum())
+    return noise > max(_MAX_RATIO * own, _NEGLIGIBLE_NSR * power)
