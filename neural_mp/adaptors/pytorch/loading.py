@@ -159,7 +159,9 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
 
     Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
     """
-    warnings = [*drop_updates(module), *_without_changes(module.meta.get(capture.KEPT_STATE, ()))]
+    meta = module.meta
+    warnings = [*meta.get(capture.NOTES, ()), *drop_updates(module)]
+    warnings += _without_changes(meta.get(capture.KEPT_STATE, ()))
     prepared = prepare(module, path)
     kept: dict[str, list[str]] = {}
     for node in fx.op_nodes(prepared).values():
