@@ -24,8 +24,10 @@ sys.path[0] = str(Path(__file__).resolve().parent / "models")
 import argparse
 import json
 import tempfile
+from collections import Counter
 from typing import Any
 
+from zoo_cases.page import page_of, verdict
 from zoo_cases.pool import Pool, serve
 from zoo_cases.sources import SOURCES, build_warm_up, names_of
 
@@ -36,11 +38,21 @@ RELOADING = "reload"
 
 def main() -> None:
     options = _options()
+    sys.path[1:1] = options.packages
     if options.pool:
         _prepare(options.pool)
         serve()
         return
     rows = _rows_of(options.results)
+    _run_all(rows, options)
+    if options.page:
+        options.page.write_text(page_of(rows), encoding="utf-8")
+    counts = Counter(verdict(row) for row in rows)
+    print(", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
+
+
+def _run_all(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Append a row for each architecture without one, in memory and in the file."""
     with options.results.open("a", encoding="utf-8") as file:
         for source in options.sources:
             done = {row["name"] for row in rows if row["source"] == source}
@@ -88,7 +100,12 @@ def _rows_of(file: Path) -> list[dict[str, Any]]:
 def _run_source(source: str, done: set[str], options: argparse.Namespace) -> Any:
     """Yield a row for each architecture of a source that has none."""
     number, count = map(int, options.shard.split("/"))
-    names = [name for name in names_of(source)[number - 1 :: count] if name not in done]
+    try:
+        every = names_of(source)
+    except ImportError as error:
+        print(f"{source} is not run: {error}", flush=True)
+        return
+    names = [name for name in every[number - 1 :: count] if name not in done]
     if options.only:
         names = [name for name in names if name in options.only]
     if not names:

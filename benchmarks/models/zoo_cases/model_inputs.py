@@ -48,12 +48,12 @@ def input_candidates(model: nn.Module, seed: int) -> Iterator[tuple[str, Inputs]
                 shapes = [f"{name} {tuple(value.shape)}" for name, value in made.items()]
                 if made and shapes not in seen:
                     seen.append(shapes)
-                    yield kind, made
+                    yield f"{kind}, side {side}" if side != _SIDES[0] else kind, made
     maker.side = _SIDES[0]
     if "input_features" in known or "input_values" in known:
         for longer in (1, 3):
             maker.audio = longer
-            yield "audio", maker.inputs(choices["main"])
+            yield f"audio, form {longer}", maker.inputs(choices["main"])
     try:
         yield "dummy_inputs", dict(model.dummy_inputs)
     except (AttributeError, NotImplementedError, TypeError):

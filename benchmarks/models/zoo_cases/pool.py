@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,10 @@ def _run_in_child(job: dict[str, Any], file: Path) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # peak memory begins anew
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os.dup2(2, 1)
-        row = STAGES[job["stage"]](job, Path(job["folder"]))
+        try:
+            row = STAGES[job["stage"]](job, Path(job["folder"]))
+        except BaseException:  # noqa: BLE001 - nobody sees an error of a process that ends
+            row = {"crashed": traceback.format_exc()[-3000:]}
         file.write_text(json.dumps(row), encoding="utf-8")
     finally:
         os._exit(0)

@@ -11,6 +11,11 @@ from zoo_cases.case import ZooCase
 #: Source → module with `names`, `build` and `build_warm_up`.
 SOURCES = {
     "transformers": "transformers_nets",
+    "keras": "keras_nets",
+    "onnx": "onnx_cases",
+    "torchvision": "torchvision_nets",
+    "timm": "timm_nets",
+    "sklearn": "sklearn_pipelines",
 }
 
 

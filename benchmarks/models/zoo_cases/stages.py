@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,11 +48,11 @@ def convert(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _converted(case: ZooCase, folder: Path, full: bool) -> dict[str, Any]:
     from neural_mp.errors import NeuralMPError
 
-    expected = [case.run(batch) for batch in case.batches]
     begun = time.process_time()
     try:
-        result = _tuned(case, folder, full)
-        row = {"convert_seconds": _seconds_since(begun), "memory": peak_memory()}
+        expected = [case.run(batch) for batch in case.batches]
+        result, way = _tuned_somehow(case, folder, full)
+        row = {"convert_seconds": _seconds_since(begun), "memory": peak_memory(), **way}
         row |= _compared(case, expected, result)
         begun = time.process_time()
         result.save(folder / SAVED)
@@ -64,6 +65,19 @@ def _converted(case: ZooCase, folder: Path, full: bool) -> dict[str, Any]:
     np.savez(folder / OUTPUTS, *outputs)
     (folder / INPUTS).write_bytes(pickle.dumps(case.batches))
     return row
+
+
+def _tuned_somehow(case: ZooCase, folder: Path, full: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the result; where its error offers so, of modules that are converted one by one."""
+    from neural_mp.errors import CaptureError
+
+    try:
+        return _tuned(case, folder, full), {}
+    except CaptureError as error:
+        if "capture = 'modules'" not in str(error):
+            raise
+        options = {**case.options, "capture": "modules"}
+        return _tuned(replace(case, options=options), folder, full), {"by_modules": str(error)}
 
 
 def _tuned(case: ZooCase, folder: Path, full: bool) -> Any:

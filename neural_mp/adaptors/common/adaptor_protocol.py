@@ -49,8 +49,5 @@ class Framework(Protocol[M]):
     ) -> Iterator[tuple[str, BatchStats]]:
         """Yield statistics of tensors while the model runs."""
 
-    def predict(self, model: M, inputs: Any) -> Any:
-        """Return the outputs for one batch."""
-
     def convert_graph(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
         """Return a new model in the precisions of a plan."""

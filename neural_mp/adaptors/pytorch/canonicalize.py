@@ -15,6 +15,7 @@ from neural_mp.adaptors.common.naming import reserve_name
 from neural_mp.adaptors.pytorch import graph_edit as fx
 from neural_mp.adaptors.pytorch import quantizable_ops as layers
 from neural_mp.adaptors.pytorch.capture import ENCLOSED, Enclosed
+from neural_mp.adaptors.pytorch.grouped_product import use_own_products
 from neural_mp.adaptors.pytorch.model import WHOLE
 from neural_mp.core.graph import Layer
 from neural_mp.util.pytree import as_numpy
@@ -170,6 +171,7 @@ def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
     """
     _drop_copies(module)
     views_to_reshapes(module)
+    use_own_products(module)
     simplify(module)
     _fold_batch_norms(module)
     fx.finish(module)

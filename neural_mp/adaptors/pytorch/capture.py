@@ -16,8 +16,14 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.cache_outputs import register_caches
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has_axes
-from neural_mp.adaptors.pytorch.dynamic_shapes import sizes_of, watch_sizes
+from neural_mp.adaptors.pytorch.dynamic_shapes import (
+    Sizes,
+    fixed_axes,
+    sizes_of,
+    watch_sizes,
+)
 from neural_mp.adaptors.pytorch.functionalize import is_expandable, make_functional
 from neural_mp.adaptors.pytorch.module_state import restored
 from neural_mp.adaptors.pytorch.named_outputs import register_dataclasses
@@ -37,6 +43,7 @@ from neural_mp.adaptors.pytorch.versions import (
     without_stack_traces,
 )
 from neural_mp.errors import CaptureError, DataError
+from neural_mp.util.interruption import TimeLimitError, interrupted_after
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
@@ -52,6 +59,20 @@ _QUANTIZED = "torch.ao.nn.quantized"
 #: Key of `GraphModule.meta` for the names of attributes whose changes a graph leaves out.
 KEPT_STATE = "neural_mp_kept_state"
 
+#: Key of `GraphModule.meta` for warnings about the capture.
+NOTES = "neural_mp_capture_notes"
+
+#: CPU seconds of an attempt with symbolic sizes, plus seconds for each module without children:
+#: sizes computed from other sizes, as in windows that are padded, may grow without bound.
+MAX_EXPORT_SECONDS, MAX_EXPORT_SECONDS_PER_LAYER = 10.0, 0.25
+#: Axes that took too long → the decision.
+_DECISIONS = {
+    "all": "only the first axis of the inputs is dynamic, as torch.export took more than {:.0f} "
+    "CPU seconds with all axes dynamic; give inputs of the sizes of the first batch",
+    "first": "all sizes are those of the first batch, as torch.export took more than {:.0f} CPU "
+    "seconds with the first axis dynamic",
+}
+
 #: (dynamic axes, strict tracing), in the order tried.
 _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
 
@@ -66,23 +87,32 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
         CaptureError: if the module runs but every export attempt fails.
     """
     errors: list[Exception] = []
+    slow: dict[str, str] = {}
     with inference_mode(module):
         run = try_out(module, call)
         register_dataclasses(run.outputs)
+        register_caches(run.outputs)
         # An attribute of the module, e.g. `code`, may shadow one of `GraphModule`.
         names = {*module._modules, *module._parameters, *module._buffers}
         shown = Enclosed(module) if any(hasattr(GraphModule, name) for name in names) else module
         for axes, strict in _ATTEMPTS:
+            if axes in slow:
+                continue
             for is_filled in (False, True)[: 1 + run.fills_caches]:
                 try:
-                    with _prepared_state(module, run, is_filled):
+                    with _prepared_state(module, run, is_filled), _bounded(module, axes):
                         graph = graph_of(export(shown, run.call, axes, strict))
+                except TimeLimitError as error:
+                    logger.debug("export (%s, strict=%s) took too long", axes, strict)
+                    slow[axes] = _DECISIONS[axes].format(error.seconds)
+                    break
                 except Exception as error:
                     # torch.export raises dozens of unrelated types, user code any type at all.
                     logger.debug("export (%s, strict=%s) failed", axes, strict, exc_info=True)
                     errors.append(error)
                 else:
                     graph.meta[KEPT_STATE] = run.kept
+                    graph.meta[NOTES] = tuple(slow.values())[-1:]
                     return graph
     raise _capture_error(module, run, errors[0])
 
@@ -100,6 +130,22 @@ def _prepared_state(module: nn.Module, run: TrialRun, is_filled: bool) -> Iterat
             module.register_forward_pre_hook(
                 lambda *_: state.replace_by_copies(run.written), prepend=True
             )
+        yield
+
+
+@contextmanager
+def _bounded(module: nn.Module, axes: str) -> Iterator[None]:
+    """Limit the time of an export with symbolic sizes.
+
+    Raises:
+        TimeLimitError: the export took too long.
+    """
+    if axes == "none":
+        yield
+        return
+    layers = sum(1 for part in module.modules() if not any(True for _ in part.children()))
+    limit = MAX_EXPORT_SECONDS + MAX_EXPORT_SECONDS_PER_LAYER * layers
+    with interrupted_after(limit, within="sympy"):
         yield
 
 
@@ -179,13 +225,27 @@ def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torc
             yield (2, 16), torch.int64
 
 
-def export(module: nn.Module, call: CallArgs, axes: str, strict: bool = False) -> ExportedProgram:
-    """Export with `all` axes of the inputs dynamic, the `first`, or `none`; keep the ops."""
+def export(
+    module: nn.Module, call: CallArgs, axes: str | Sizes, strict: bool = False
+) -> ExportedProgram:
+    """Export with some axes of the inputs dynamic; keep the ops.
+
+    Args:
+        module: the module, in inference mode.
+        call: example inputs.
+        axes: `all`, the `first` or `none`; or known sizes of a graph, whose fixed axes stay fixed:
+            torch.export would take long to derive them again.
+        strict: whether to trace the code of Python.
+    """
+    fixed: dict[int, set[int]] = {}
+    if isinstance(module, GraphModule) and not isinstance(axes, str):
+        fixed = fixed_axes(module, call, axes)
 
     def free(leaf: Any) -> Any:
         if not has_axes(leaf):
             return None
-        return {axis: Dim.AUTO for axis in range(leaf.ndim if axes == "all" else 1)}
+        numbers = range(1 if axes == "first" else leaf.ndim)
+        return {n: Dim.AUTO for n in numbers if n not in fixed.get(id(leaf), ())}
 
     shapes: Any = None
     if axes != "none":

@@ -133,8 +133,8 @@ def standalone_form(portable: GraphModule) -> GraphModule:
         if str(getattr(node.target, "namespace", "")) == ops.LIBRARY:
             raise ConversionError(
                 f"{fx.op_type(node)} of {fx.tensor_name(node)!r} cannot be written to a .pt2 file, "
-                f"as torch has no such op: dynamic ranges and 4-bit weights require neural-mp; "
-                f"save a folder"
+                f"as torch has no such op: dynamic ranges, experts and 4-bit weights require "
+                f"neural-mp; save a folder"
             )
     module.graph.lint()
     module.recompile()

@@ -213,8 +213,9 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
 
     Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
     """
+    notes = module.meta.get(capture.NOTES, ())
     kept = [f"{path}.{n}" if path else n for n in module.meta.get(capture.KEPT_STATE, ())]
-    warnings = [*drop_updates(module), *_without_changes(kept)]
+    warnings = [*notes, *drop_updates(module), *_without_changes(kept)]
     prepared = prepare(module, path)
     floats: dict[str, list[str]] = {}
     for node in fx.op_nodes(prepared).values():

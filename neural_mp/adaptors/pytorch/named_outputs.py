@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.cache_outputs import is_registered
 from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
 from neural_mp.adaptors.pytorch.versions import child_specs
 from neural_mp.util.pytree import NamedOutputs
@@ -64,7 +65,7 @@ def with_named_outputs(module: GraphModule) -> GraphModule:
 def _is_foreign(spec: pytree.TreeSpec) -> bool:
     """Whether a container with named values is not a standard-library type."""
     kind = spec.type
-    if kind is namedtuple:
+    if kind is namedtuple or is_registered(kind):
         return True
     if not isinstance(kind, type) or kind in _PLAIN:
         return False

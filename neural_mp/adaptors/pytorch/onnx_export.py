@@ -108,7 +108,7 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
         with quiet_export():
             module = translatable(model.portable)
             program = torch.onnx.export(
-                decomposed_if_needed(export(module, model.example, "all")),
+                decomposed_if_needed(export(module, model.example, module.meta[SIZES])),
                 dynamo=True,
                 custom_translation_table=table,
                 opset_version=OPSET,

@@ -33,7 +33,7 @@ LIBRARY = "neural_mp"
 _library = torch.library.Library(LIBRARY, "FRAGMENT")
 
 
-def _registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """Register a custom op with its kernel and its fake kernel."""
     name = schema.partition("(")[0]
     _library.define(schema)
@@ -117,25 +117,25 @@ def _dequantize_grouped(
 
 
 #: Float to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
-quantize = _registered(
+quantize = registered(
     "quantize(Tensor x, float scale, int zero_point) -> Tensor",
     _quantize,
     lambda x, scale, zero_point: torch.empty_like(x, dtype=torch.uint8),
 )
 #: uint8 to a float dtype: `(q - zero_point) · scale`.
-dequantize = _registered(
+dequantize = registered(
     "dequantize(Tensor q, float scale, int zero_point, ScalarType dtype) -> Tensor",
     _dequantize,
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
 )
 #: int8 weights to float32, one scale per index of the first axis.
-dequantize_weight = _registered(
+dequantize_weight = registered(
     "dequantize_weight(Tensor q, Tensor scales) -> Tensor",
     lambda q, scales: q.float() * scales.reshape(-1, *[1] * (q.ndim - 1)),
     lambda q, scales: torch.empty_like(q, dtype=torch.float32),
 )
 #: Float to uint8 over the tensor's range, extended to hold 0; also returns scale, zero point.
-quantize_dynamic = _registered(
+quantize_dynamic = registered(
     "quantize_dynamic(Tensor x) -> (Tensor, Tensor, Tensor)",
     _quantize_dynamic,
     lambda x: (
@@ -145,7 +145,7 @@ quantize_dynamic = _registered(
     ),
 )
 #: Inverse of `quantize_dynamic`, computed like `dequantize`.
-dequantize_dynamic = _registered(
+dequantize_dynamic = registered(
     "dequantize_dynamic(Tensor q, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor",
     lambda q, scale, zero, dtype: _dequantize(q, scale.item(), int(zero.item()), dtype),
     lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
@@ -154,7 +154,7 @@ dequantize_dynamic = _registered(
 
 #: Packed weights [outputs, inputs · bits / 8] to float32 [outputs, inputs]; scales and offsets
 #: [outputs, groups] (see `adaptors.common.grouped_weight`).
-dequantize_grouped = _registered(
+dequantize_grouped = registered(
     "dequantize_grouped(Tensor q, Tensor scales, Tensor offsets, int bits=4) -> Tensor",
     _dequantize_grouped,
     lambda q, scales, offsets, bits=4: scales.new_empty(

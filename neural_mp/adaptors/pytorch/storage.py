@@ -71,7 +71,7 @@ def save(model: TorchModel, folder: Path) -> None:
         )
     try:
         plain, named = with_plain_outputs(with_storable_sizes(model.portable))
-        program = export(plain, _without_values(model.example), "all")
+        program = export(plain, _without_values(model.example), plain.meta[SIZES])
         program.example_inputs = _without_size(program.example_inputs)
         _write_compressed(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -107,7 +107,7 @@ def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> Non
         )
     module, _ = with_plain_outputs(with_storable_sizes(standalone_form(model.portable)))
     try:
-        program = export(module, _without_values(model.example), "all")
+        program = export(module, _without_values(model.example), module.meta[SIZES])
         with quiet_export():
             torch.export.save(program, path, extra_files=dict(metadata))
     except (RuntimeError, ValueError, TypeError) as error:

@@ -1,0 +1,52 @@
+"""Every net of `keras.applications`, with random weights and small pictures."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo_cases.case import NotBuiltError, ZooCase
+
+#: Sides of pictures, tried in this order.
+_SIDES = (64, 96, 224)
+SAMPLES, CLASSES = 2, 10
+
+
+def names() -> list[str]:
+    """Return the names of the functions that build a net."""
+    from keras import applications
+
+    return sorted(name for name, made in vars(applications).items() if inspect.isfunction(made))
+
+
+def build_warm_up() -> ZooCase:
+    """Return a small net."""
+    return build("MobileNet", 0, 1)
+
+
+def build(name: str, seed: int, batches: int, folder: Path | None = None) -> ZooCase:
+    """Return a net with random weights.
+
+    Raises:
+        NotBuiltError: the net takes none of the sizes tried.
+    """
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    reasons: list[str] = []
+    for side in _SIDES:
+        try:
+            make: Any = getattr(keras.applications, name)
+            net = make(weights=None, classes=CLASSES, input_shape=(side, side, 3))
+        except ValueError as error:
+            reasons.append(f"side {side}: {' '.join(str(error).split())[:160]}")
+            continue
+        numbers = np.random.default_rng(seed)
+        shape = (SAMPLES, side, side, 3)
+        made = [numbers.standard_normal(shape).astype(np.float32) for _ in range(batches)]
+        return ZooCase(net, made, partial(net, training=False), f"side {side}")
+    raise NotBuiltError("; ".join(reasons))

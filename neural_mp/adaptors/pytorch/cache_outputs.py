@@ -1,0 +1,126 @@
+"""Caches among the outputs of `transformers` models, in a form that torch.export accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+#: Package whose objects are taken apart; other objects are values as a whole.
+_PACKAGE = "transformers"
+_VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+#: Classes registered with torch.
+_registered: set[type] = set()
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Place of a tensor or a symbolic number, which torch passes on."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """An object, dict, list or tuple, with its attributes or items."""
+
+    kind: type
+    names: tuple[Any, ...]
+    items: tuple[Any, ...]
+
+
+def register_caches(outputs: object) -> None:
+    """Register the classes of caches among outputs as containers of their tensors.
+
+    A graph returns tensors only; `DynamicCache` and others are then assembled from them. Classes
+    that other code has registered keep their registration.
+    """
+    for leaf in pytree.tree_leaves(outputs):
+        kind = type(leaf)
+        if is_cache(leaf) and kind not in pytree.SUPPORTED_NODES:
+            _registered.add(kind)
+            pytree.register_pytree_node(
+                kind,
+                _flattened,
+                _rebuilt,
+                serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+                flatten_with_keys_fn=_flattened_with_keys,
+            )
+
+
+def is_cache(value: object) -> bool:
+    """Whether a value is an object of `transformers` that holds tensors."""
+    return _is_taken_apart(value) and any(True for _ in _values(value))
+
+
+def is_registered(kind: object) -> bool:
+    """Whether a class was registered by `register_caches`."""
+    return kind in _registered
+
+
+def _is_taken_apart(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
+
+
+def _values(value: object) -> Iterator[Any]:
+    values: list[Any] = []
+    _taken_apart(value, "", [], values)
+    return iter(values)
+
+
+def _flattened(cache: object) -> tuple[list[Any], list[Any]]:
+    """Return the tensors of a cache, and their names with the form of the rest."""
+    names: list[str] = []
+    values: list[Any] = []
+    form = _taken_apart(cache, "", names, values)
+    return values, [names, form]
+
+
+def _flattened_with_keys(cache: object) -> tuple[list[Any], list[Any]]:
+    values, context = _flattened(cache)
+    keys = map(pytree.MappingKey, context[0])
+    return list(zip(keys, values, strict=True)), context
+
+
+def _taken_apart(value: Any, path: str, names: list[str], values: list[Any]) -> Any:
+    """Return the form of a value, after appending its tensors and their names."""
+    if isinstance(value, _VALUES):
+        names.append(path)
+        values.append(value)
+        return _Value(len(values) - 1)
+    if isinstance(value, dict):
+        keys, items = tuple(value), tuple(value.values())
+    elif type(value) in (list, tuple):
+        keys, items = tuple(range(len(value))), tuple(value)
+    elif _is_taken_apart(value):
+        keys, items = tuple(vars(value)), tuple(vars(value).values())
+    else:
+        return value
+    paths = (f"{path}.{key}" if path else str(key) for key in keys)
+    parts = (
+        _taken_apart(item, deeper, names, values) for item, deeper in zip(items, paths, strict=True)
+    )
+    return _Holder(type(value), keys, tuple(parts))
+
+
+def _rebuilt(values: Any, context: list[Any]) -> Any:
+    return _assembled(context[1], list(values))
+
+
+def _assembled(form: Any, values: list[Any]) -> Any:
+    if isinstance(form, _Value):
+        return values[form.index]
+    if not isinstance(form, _Holder):
+        return form
+    items = [_assembled(item, values) for item in form.items]
+    if form.kind in (list, tuple):
+        return form.kind(items)
+    content = dict(zip(form.names, items, strict=True))
+    if issubclass(form.kind, dict):
+        return form.kind(content)
+    made = form.kind.__new__(form.kind)
+    vars(made).update(content)
+    return made

@@ -1,0 +1,77 @@
+"""Interruption of pure computations that take too long."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+_POLL_SECONDS = 0.1
+#: CPU seconds after which an interruption that some code has swallowed is repeated.
+_REPEAT_SECONDS = 2.0
+_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
+
+
+class TimeLimitError(BaseException):
+    """Raised within code that took too long; no `Exception`, which that code may catch.
+
+    Attributes:
+        seconds: the limit, in CPU seconds.
+    """
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def interrupted_after(seconds: float, within: str) -> Iterator[None]:
+    """Interrupt the code of this context after some CPU seconds of its thread.
+
+    The code is interrupted only within a package of pure functions: anywhere else, an exception
+    could leave a global state half changed.
+
+    Args:
+        seconds: limit of CPU seconds, which other processes on the machine do not use up.
+        within: name of the package.
+
+    Raises:
+        TimeLimitError: the code was interrupted.
+    """
+    limit = type("TimeLimitError", (TimeLimitError,), {"seconds": seconds})
+    thread, ended = threading.get_ident(), threading.Event()
+    clock = _clock_of(thread)
+    begun = _seconds(clock)
+
+    def watch() -> None:
+        due = begun + seconds
+        while not ended.wait(_POLL_SECONDS):
+            if _seconds(clock) < due or not _is_within(sys._current_frames().get(thread), within):
+                continue
+            _set_exception(thread, limit)
+            due = _seconds(clock) + _REPEAT_SECONDS
+
+    watcher = threading.Thread(target=watch, name="neural_mp time limit", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _clock_of(thread: int) -> int | None:
+    """Return the CPU clock of a thread; None on systems without."""
+    return time.pthread_getcpuclockid(thread) if hasattr(time, "pthread_getcpuclockid") else None
+
+
+def _seconds(clock: int | None) -> float:
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+def _is_within(frame: FrameType | None, package: str) -> bool:
+    return frame is not None and package in Path(frame.f_code.co_filename).parts

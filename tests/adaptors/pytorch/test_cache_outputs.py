@@ -1,0 +1,134 @@
+"""Models of `transformers` return their caches, in their class, converted and reloaded."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    LinearAttentionLayer,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+import neural_mp
+from neural_mp import MixedPrecision
+
+WIDTH, HEADS = 16, 2
+
+
+class Cached(nn.Module):
+    """One layer of keys and values, which a cache keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (*x.shape[:2], HEADS, WIDTH // HEADS)
+        keys, values = self.keys(x).reshape(shape), self.values(x).reshape(shape)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def cache(self, x: torch.Tensor) -> object:
+        cache = DynamicCache()
+        cache.update(*self.split(x), 0)
+        return cache
+
+    def forward(self, x: torch.Tensor) -> BaseModelOutputWithPast:
+        hidden = torch.relu(self.keys(x) + self.values(x))
+        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=self.cache(x))
+
+
+class SlidingWindow(Cached):
+    """A cache that counts the tokens it has seen, and keeps the last ones."""
+
+    def cache(self, x: torch.Tensor) -> object:
+        cache = DynamicCache()
+        cache.layers.append(DynamicSlidingWindowLayer(sliding_window=4))
+        cache.update(*self.split(x), 0)
+        return cache
+
+
+class TwoCaches(Cached):
+    """A cache of caches."""
+
+    def cache(self, x: torch.Tensor) -> object:
+        return EncoderDecoderCache(super().cache(x), super().cache(x + 1))
+
+
+class Recurrent(Cached):
+    """A cache of states by number, without keys."""
+
+    def cache(self, x: torch.Tensor) -> object:
+        cache = DynamicCache()
+        cache.layers.append(LinearAttentionLayer())
+        cache.layers[0].update_recurrent_state(self.keys(x).sum(1))
+        return cache
+
+
+@pytest.fixture(
+    params=[Cached, SlidingWindow, TwoCaches, Recurrent], ids=lambda kind: kind.__name__
+)
+def net(request):
+    torch.manual_seed(0)
+    return request.param().eval()
+
+
+def tensors(cache):
+    """Tensors of a cache, also in attributes of its layers."""
+    if isinstance(cache, torch.Tensor):
+        return [cache]
+    if isinstance(cache, dict):
+        return [found for value in cache.values() for found in tensors(value)]
+    if isinstance(cache, list | tuple):
+        return [found for value in cache for found in tensors(value)]
+    if type(cache).__module__.startswith("transformers"):
+        return tensors(vars(cache))
+    return []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_runs")
+def test_a_cache_is_returned_in_its_class(net, tmp_path):
+    batches = [torch.randn(2, 6, WIDTH) for _ in range(3)]
+    with torch.no_grad():
+        expected = net(batches[0]).past_key_values
+    converter = MixedPrecision(
+        model=net,
+        precisions="int8",
+        objective="modelsize",
+        calib_dataloader=[(batch, None) for batch in batches],
+        workspace=tmp_path / "workspace",
+    )
+    result = converter()
+    cache = result(batches[0]).past_key_values
+    assert type(cache) is type(expected)
+    assert repr(cache) == repr(expected)
+    theirs, ours = tensors(expected), tensors(cache)
+    assert [value.shape for value in ours] == [value.shape for value in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        noise, signal = (mine - other).double().norm(), other.double().norm()
+        assert noise <= 0.1 * signal  # 20 dB
+    result.save(tmp_path / "saved")
+    loaded = neural_mp.load(tmp_path / "saved")
+    values = tensors(loaded(batches[0])["past_key_values"])
+    assert values
+    for mine, other in zip(values, ours, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+
+
+def test_a_cache_survives_being_taken_apart(net):
+    from neural_mp.adaptors.pytorch.cache_outputs import is_cache, register_caches
+
+    with torch.no_grad():
+        outputs = net(torch.randn(2, 6, WIDTH))
+    register_caches(outputs)
+    leaves, form = pytree.tree_flatten(outputs)
+    assert not any(map(is_cache, leaves))
+    built = pytree.tree_unflatten(leaves, form).past_key_values
+    assert repr(built) == repr(outputs.past_key_values)
+    for mine, other in zip(tensors(built), tensors(outputs.past_key_values), strict=True):
+        assert mine is other
+    assert pytree.tree_flatten(outputs)[1] == form
