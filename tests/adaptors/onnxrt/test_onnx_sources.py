@@ -211,12 +211,12 @@ def test_outputs_and_inputs_are_chosen_by_name():
         adaptor.predict(held, {"p": p[:, None], "q": q})
 
 
-def test_a_model_that_is_quantized_already_is_left_alone():
+def test_a_result_that_is_converted_again_stays_the_same():
     first = Converted(two_convolutions(), X)
     stored = first.adaptor.native(first.model)
-    again = Converted(stored, X, quantized=("a", "y"))
+    again = Converted(stored, X)
     assert again.kernels == kernels(stored)
-    np.testing.assert_array_equal(again.result, first.result)
+    assert signal_to_noise(first.result, again.result) > 60
 
 
 def test_a_model_in_fp16_or_double_is_left_alone_with_a_reason():
