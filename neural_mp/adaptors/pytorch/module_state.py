@@ -180,7 +180,7 @@ class ModuleState:
         for tensor in self._tensors.values():
             tensor.restore()
 
-    def _visit(self, name: str, value: Any) -> None:
+    def _visit(self, name: str, value: object) -> None:
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
@@ -222,7 +222,11 @@ class ModuleState:
                         self._visit_globals(value)
 
     def _visit_names(
-        self, name: str, values: dict[str, Any], holder: Any = None, is_buffer: bool = False
+        self,
+        name: str,
+        values: dict[str, Any],
+        holder: dict[str, Any] | None = None,
+        is_buffer: bool = False,
     ) -> None:
         """Keep the values of a namespace: an object's attributes, or a dict of buffers."""
         holder = values if holder is None else holder
@@ -258,7 +262,9 @@ class ModuleState:
             if type(value) in _CONTAINERS or isinstance(value, torch.Tensor):
                 self._refer(name, value, function.__globals__, name)
 
-    def _refer(self, name: str, value: Any, holder: Any, key: Any, is_buffer: bool = False) -> None:
+    def _refer(
+        self, name: str, value: object, holder: object, key: object, is_buffer: bool = False
+    ) -> None:
         if isinstance(value, torch.Tensor | np.ndarray):
             self._keep_tensor(name, value, is_buffer)
             if id(value) in self._tensors:
@@ -316,7 +322,7 @@ def _is_identical(before: Any, now: Any) -> bool:
     return len(before) == len(now) and next(sides) == next(sides)
 
 
-def _items(values: Any) -> Any:
+def _items(values: object) -> Any:
     return values.values() if isinstance(values, dict) else ()
 
 
@@ -333,7 +339,7 @@ def _is_same(before: Any, now: Any) -> bool:
     return isinstance(before, set) and before == now
 
 
-def _is_stateful(value: Any) -> bool:
+def _is_stateful(value: object) -> bool:
     """Whether an object keeps attributes, and its class is not one of a library without state."""
     if isinstance(value, SimpleNamespace):
         return True

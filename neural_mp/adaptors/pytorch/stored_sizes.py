@@ -27,7 +27,8 @@ def with_storable_sizes(module: GraphModule) -> GraphModule:
         form = _form_of(node)
         if form is not None:
             with rewritten.graph.inserting_before(node):
-                node.replace_all_uses_with(form(_Writer(rewritten.graph), node.args[0]))
+                written = form(_Writer(rewritten.graph), node.all_input_nodes[0])
+            node.replace_all_uses_with(written)
             rewritten.graph.erase_node(node)
     rewritten.graph.eliminate_dead_code()
     rewritten.graph.lint()
@@ -35,7 +36,7 @@ def with_storable_sizes(module: GraphModule) -> GraphModule:
     return rewritten
 
 
-def _form_of(node: Node) -> Callable[[_Writer, Any], Any] | None:
+def _form_of(node: Node) -> Callable[[_Writer, Node], Node] | None:
     """Return the function that writes the form of a node for files; None if none is needed."""
     if node.op != "call_function" or any(value is not None for value in node.args[1:]):
         return None
@@ -48,20 +49,20 @@ class _Writer:
 
     graph: Graph
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call(self, function: Callable[..., Any], *args: Node | float) -> Node:
         """Return the node of a function of sizes."""
         return self.graph.call_function(function, args)
 
-    def magnitude(self, value: Any) -> Any:
+    def magnitude(self, value: Node) -> Node:
         return self.call(torch.sym_max, value, self.call(operator.neg, value))
 
-    def floor(self, value: Any) -> Any:
+    def floor(self, value: Node) -> Node:
         quotient = _integer_quotient(value)
         if quotient is not None:
             return self.call(operator.floordiv, *quotient)
         return self.call(operator.neg, self.ceil(self.call(operator.neg, value)))
 
-    def ceil(self, value: Any) -> Any:
+    def ceil(self, value: Node) -> Node:
         quotient = _integer_quotient(value)
         if quotient is not None:
             dividend, divisor = quotient
@@ -72,7 +73,7 @@ class _Writer:
         more = self.call(math.trunc, self.call(operator.add, rest, _BELOW_ONE))
         return self.call(operator.add, whole, more)
 
-    def round(self, value: Any) -> Any:
+    def round(self, value: Node) -> Node:
         """Write Python's rounding: halves to the even neighbour."""
         low = self.floor(value)
         odd = self.call(operator.mod, low, 2)
@@ -94,7 +95,7 @@ def _integer_quotient(value: Node) -> tuple[Any, Any] | None:
     return dividend, divisor
 
 
-_FORMS: Mapping[Any, Callable[[_Writer, Any], Any]] = {
+_FORMS: Mapping[object, Callable[[_Writer, Node], Node]] = {
     math.ceil: _Writer.ceil,
     math.floor: _Writer.floor,
     builtins.round: _Writer.round,

@@ -134,7 +134,7 @@ def _kept_state(module: nn.Module, call: CallArgs, changed: tuple[str, ...]) -> 
     return tuple(again) if _are_equal(first, second) else changed
 
 
-def _are_equal(first: Any, second: Any) -> bool:
+def _are_equal(first: object, second: object) -> bool:
     """Whether two outputs hold equal tensors."""
     sides = [
         [leaf for leaf in pytree.tree_leaves(side) if isinstance(leaf, torch.Tensor)]
