@@ -1,41 +1,61 @@
-"""Shape inference: the sizes that do not depend on the sizes of the inputs."""
+"""Shape inference with symbolic sizes: a size is constant, or two are equal, only if derived.
+
+TensorFlow's own inference derives constants from constants, but does not relate unknown sizes, and
+stops at sizes that a graph computes (e.g. the `Prod` of a `Shape`). Rules for the usual op types
+carry expressions of the sizes of the inputs through the graph; results of other ops have sizes of
+TensorFlow's inference, and new unknowns.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle
+from typing import TypeVar
 
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.common.symbolic_sizes import Size, as_size, unknown
 from neural_mp.adaptors.tensorflow.runtime import imported
+from neural_mp.adaptors.tensorflow.shape_elements import (
+    MAX_ELEMENTS,
+    Elements,
+    derived_elements,
+    elements,
+)
+from neural_mp.adaptors.tensorflow.shape_rules import Facts, Sizes, derived_shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
+    CONSTANT,
     CONTROL_FLOW,
     PLACEHOLDERS,
     GraphDef,
     NodeDef,
     TensorGraph,
-    dtype_attribute,
+    constant_size,
+    data_inputs,
     known_sizes,
+    make_constant,
     make_node,
     node_of,
     output_of,
+    result_dtypes,
     without_large,
 )
 
 logger = logging.getLogger(__name__)
 
+_Result = TypeVar("_Result")
 #: Constants with more bytes are not used for shape inference.
 _LARGE = 256
-#: Values of unknown sizes, of the batch and of other axes, one set per turn. Small and large to
-#: reveal limits on sizes, and distinct even after division by strides.
-_BATCHES = (1, 3, 101, 1009)
-_OTHERS = ((2, 1), (17, 11), (211, 157), (1511, 1237))
-#: Minimum number of successful turns if a model refuses some sizes.
-_LEAST_TURNS = 2
+#: Types of tensors that hold sizes.
+_INTEGERS = (tf.int32, tf.int64)
+_NOTHING = Facts(None)
+#: Ops that feed the Merge of a loop variable: its first value, and the next.
+_LOOP_VARIABLE = ["Enter", "NextIteration"]
+#: No size, and no number that sizes are computed from, is larger.
+_MAX_SIZE = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -43,111 +63,25 @@ class Shapes:
     """Shapes of the results of every node.
 
     Attributes:
-        fixed: shapes with only the sizes that do not depend on the inputs.
-        turns: shapes inferred with each set of sizes.
+        fixed: shapes with only the sizes that are the same in every run.
+        symbolic: shapes with expressions for other sizes.
     """
 
     fixed: Mapping[str, list[Shape]]
-    turns: tuple[Mapping[str, list[Shape]], ...]
+    symbolic: Mapping[str, list[tuple[Size, ...] | None]]
 
     def __getitem__(self, tensor: str) -> Shape:
         return self.fixed[node_of(tensor)][output_of(tensor)]
 
     def alike(self, one: str, other: str) -> bool:
-        """Whether the first results of two nodes have equal, known shapes in every turn."""
-        pairs = [(turn[one][0], turn[other][0]) for turn in self.turns or (self.fixed,)]
-        return all(a is not None and a == b and None not in a for a, b in pairs)
+        """Whether the first results of two nodes are certain to have equal shapes in every run."""
+        first, second = self.symbolic[one][0], self.symbolic[other][0]
+        return first is not None and first == second
 
 
 def shapes(graph: TensorGraph) -> Shapes:
-    """Infer the shapes of a graph.
-
-    From unknown sizes the runtime infers little (e.g. for the `Prod` of a `Shape`), from known
-    sizes everything. Therefore the unknown sizes of the inputs are set to several sets of values;
-    the sizes that never change do not depend on them.
-    """
-    if not any(_unknown(node) for node in graph.nodes.values()):
-        return Shapes(_inferred(graph, None), ())
-    turns = []
-    for turn in range(len(_BATCHES)):
-        try:
-            turns.append(_inferred(graph, turn))
-        except (ValueError, tf.errors.OpError):
-            logger.debug("the graph rejects the sizes of turn %d", turn, exc_info=True)
-    if len(turns) < _LEAST_TURNS:
-        return Shapes(_inferred(graph, None), ())
-    fixed = {
-        name: [_common(shapes) for shapes in zip(*(turn[name] for turn in turns), strict=True)]
-        for name in turns[0]
-    }
-    return Shapes(fixed, tuple(turns))
-
-
-def _common(shapes: Sequence[Shape]) -> Shape:
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes) or len({len(shape) for shape in known}) != 1:
-        return None
-    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*known, strict=True))
-
-
-def _unknown(node: NodeDef) -> bool:
-    if node.op not in PLACEHOLDERS or "shape" not in node.attr:
-        return False
-    proto = node.attr["shape"].shape
-    return not proto.unknown_rank and any(dimension.size < 0 for dimension in proto.dim)
-
-
-def _inferred(graph: TensorGraph, turn: int | None) -> dict[str, list[Shape]]:
-    """Infer the shapes of a graph with one set of sizes.
-
-    The runtime infers nothing about loop variables. Most keep their initial shape, which is
-    assumed, except for sizes that turn out to differ in the next iteration.
-    """
-    following = {
-        name: node.input[1]
-        for name, node in graph.nodes.items()
-        if node.op == "Merge" and [graph[t].op for t in node.input] == ["Enter", "NextIteration"]
-    }
-    begun: dict[str, Shape] = {}  # loop variables → the part of their shape that is constant
-    while True:
-        found = _inferred_with(graph, turn, following, begun)
-        changed = {
-            name: _common((found[name][0], found[after][0]))
-            for name, after in following.items()
-            if found[name][0] != found[after][0]
-        }
-        if all(name in begun and begun[name] == shape for name, shape in changed.items()):
-            return found
-        begun |= changed
-
-
-def _inferred_with(
-    graph: TensorGraph, turn: int | None, variables: Collection[str], begun: Mapping[str, Shape]
-) -> dict[str, list[Shape]]:
-    """Infer shapes with given shapes of loop variables at the start of every iteration."""
-    small = without_large(graph, _LARGE)
-    for node in small.node:
-        if node.name in begun:
-            types = {"dtype": dtype_attribute(node), "shape": tf.TensorShape(begun[node.name])}
-            node.CopyFrom(make_node("Placeholder", node.name, **types))
-        elif node.name in variables:
-            node.op = "Identity"
-            del node.input[1], node.attr["N"]
-        elif node.op == "Enter":  # the runtime infers nothing here
-            node.op = "Identity"
-            for key in ("frame_name", "is_constant", "parallel_iterations"):
-                del node.attr[key]
-    if turn is not None:
-        sizes = cycle(_OTHERS[turn])
-        for node in filter(_unknown, (n for n in small.node if n.name not in begun)):
-            for axis, dimension in enumerate(node.attr["shape"].shape.dim):
-                if dimension.size < 0:
-                    # The first axis is the batch, common to all inputs.
-                    dimension.size = _BATCHES[turn] if axis == 0 else next(sizes)
-    found = {name: [*known] for name, known in _imported_shapes(_bytes_of(small)).items()}
-    for name in variables:
-        found[name].append(())  # second result of a Merge: index of the input
-    return found
+    """Infer the shapes of a graph."""
+    return _shapes(_bytes_of(without_large(graph, _LARGE)))
 
 
 def _bytes_of(graph: GraphDef) -> bytes:
@@ -156,13 +90,231 @@ def _bytes_of(graph: GraphDef) -> bytes:
 
 
 @lru_cache(maxsize=32)
-def _imported_shapes(serialized: bytes) -> Mapping[str, tuple[Shape, ...]]:
-    """Return node → shapes as the runtime infers them; a graph is asked for many times in a row."""
-    operations = imported(GraphDef.FromString(serialized)).get_operations()
-    return {
-        operation.name: tuple(known_sizes(tensor.shape) for tensor in operation.outputs)
-        for operation in operations
+def _shapes(serialized: bytes) -> Shapes:
+    """Infer the shapes of a serialized graph; a graph is asked for many times in a row."""
+    graph = TensorGraph.from_graph_def(GraphDef.FromString(serialized))
+    static = _static_shapes(graph)
+    symbolic = _Inference(graph, static).symbolic_shapes()
+    fixed = {
+        name: [
+            None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
+            for shape in results
+        ]
+        for name, results in symbolic.items()
     }
+    return Shapes(fixed, symbolic)
+
+
+def _static_shapes(graph: TensorGraph) -> dict[str, list[Shape]]:
+    """Return node → shapes as TensorFlow infers them."""
+    return {
+        operation.name: [known_sizes(tensor.shape) for tensor in operation.outputs]
+        for operation in imported(graph.to_graph_def()).get_operations()
+    }
+
+
+class _Inference:
+    """Inference of symbolic sizes in one graph."""
+
+    def __init__(self, graph: TensorGraph, static: Mapping[str, list[Shape]]) -> None:
+        self.graph, self.static = graph, static
+        #: Loop variable, the Merge of [Enter, NextIteration] → the next value.
+        self.following = {
+            name: node.input[1]
+            for name, node in graph.nodes.items()
+            if node.op == "Merge"
+            and [graph[t].op for t in node.input] == ["Enter", "NextIteration"]
+        }
+        #: Loop variable → sizes that are the same in all iterations, None for others.
+        self.invariant: dict[str, Sizes] = {}
+        self.facts: dict[str, list[Facts]] = {}
+
+    def symbolic_shapes(self) -> dict[str, list[tuple[Size, ...] | None]]:
+        """Return node → shapes of its results.
+
+        Most loop variables keep the shape that they start with, which is assumed, except for sizes
+        that turn out to differ in the next iteration.
+        """
+        order = self.graph.pruned(self.graph.nodes).nodes
+        while True:
+            self.facts = {}
+            for name, node in order.items():
+                self.facts[name] = self._facts_of(node)
+            changed = {
+                name: _equal_sizes(self._read(name).shape, self._read(after).shape)
+                for name, after in self.following.items()
+                if self._read(name).shape != self._read(after).shape
+            }
+            if all(self.invariant.get(name, ()) == sizes for name, sizes in changed.items()):
+                return {name: [f.shape for f in results] for name, results in self.facts.items()}
+            self.invariant |= changed
+
+    def _read(self, tensor: str) -> Facts:
+        """Return the facts about a tensor; nothing for one of a later iteration of a loop."""
+        results = self.facts.get(node_of(tensor))
+        return results[output_of(tensor)] if results else _NOTHING
+
+    def _facts_of(self, node: NodeDef) -> list[Facts]:
+        inputs = [self._read(tensor) for tensor in data_inputs(node)]
+        static = self.static[node.name]
+        derived = self._derived(node, inputs)
+        if len(derived) < len(static) and self._exceeds_static(node, inputs):
+            static = self._static_with(node, inputs)
+        merged = [
+            _merged(f"{node.name}:{index}", shape, derived[index] if index < len(derived) else None)
+            for index, shape in enumerate(static)
+        ]
+        values = self._values(node, inputs, merged)
+        return [Facts(*pair) for pair in zip(merged, values, strict=True)]
+
+    def _derived(self, node: NodeDef, inputs: Sequence[Facts]) -> Sequence[Sizes]:
+        """Return shapes of the first results; empty if nothing can be derived."""
+        if node.op in ("Switch", "RefSwitch"):
+            return [inputs[0].shape] * 2
+        if node.op == "Merge":
+            return [self._merge(node, [facts.shape for facts in inputs]), ()]
+        return _tried(derived_shapes, node, inputs) or ()
+
+    def _merge(self, node: NodeDef, shapes: Sequence[tuple[Size, ...] | None]) -> Sizes:
+        if node.name in self.following:
+            return self.invariant.get(node.name, shapes[0])
+        common: Sizes = shapes[0]
+        for shape in shapes[1:]:
+            common = _equal_sizes(common, shape)
+        return common
+
+    def _values(
+        self, node: NodeDef, inputs: Sequence[Facts], merged: Sequence[tuple[Size, ...] | None]
+    ) -> list[Elements | None]:
+        """Return the elements of each result that is a small tensor of integers, else None."""
+        values: list[Elements | None] = [None] * len(merged)
+        dtypes = result_dtypes(node)
+        for index, shape in enumerate(merged):
+            if index >= len(dtypes) or dtypes[index] not in _INTEGERS or shape is None:
+                continue
+            sizes = [size for size in shape if isinstance(size, int)]
+            count = 1
+            for size in sizes:
+                count *= size
+            if len(sizes) < len(shape) or count > MAX_ELEMENTS:
+                continue
+            derived = None
+            if node.op == CONSTANT and constant_size(node) == count:
+                derived = elements(self.graph.value(node.name).tolist())
+            elif index == 0 or node.op == "Switch":
+                derived = _tried(derived_elements, node, inputs)
+            if (
+                derived is None
+                or derived.size != count
+                or not all(map(_is_small, derived.reshape(-1).tolist()))
+            ):
+                names = (f"{node.name}:{index}({place})" for place in range(count))
+                derived = elements([unknown(name, nonnegative=False) for name in names])
+            values[index] = derived.reshape(sizes)
+        return values
+
+    def _exceeds_static(self, node: NodeDef, inputs: Sequence[Facts]) -> bool:
+        """Whether more is known of the inputs of a node than TensorFlow infers in the graph."""
+        if node.op in (CONSTANT, *PLACEHOLDERS, *CONTROL_FLOW):
+            return False
+        for tensor, facts in zip(data_inputs(node), inputs, strict=True):
+            if facts.shape is None:
+                continue
+            shape = self.static[node_of(tensor)][output_of(tensor)]
+            sizes = [size if isinstance(size, int) else None for size in facts.shape]
+            if shape is None or sizes != list(shape):
+                return True
+            if facts.value is not None and not self.graph.is_constant(tensor):
+                return any(isinstance(element, int) for element in facts.elements)
+        return False
+
+    def _static_with(self, node: NodeDef, inputs: Sequence[Facts]) -> list[Shape]:
+        """Return the shapes that TensorFlow infers of the results from what is known of inputs."""
+        alone = TensorGraph({}, self.graph.versions, self.graph.library)
+        tensors = data_inputs(node)
+        for position, (tensor, facts) in enumerate(zip(tensors, inputs, strict=True)):
+            dtype = result_dtypes(self.graph[tensor])[output_of(tensor)]
+            _add_stand_in(alone, f"input_{position}", dtype, facts)
+        name = alone.unused("node")
+        copy = NodeDef()
+        copy.CopyFrom(node)
+        copy.name = name
+        copy.input[:] = [f"input_{position}" for position in range(len(tensors))]
+        alone.add(copy)
+        try:
+            found = _static_shapes(alone)[name]
+        except (ValueError, tf.errors.OpError):
+            logger.debug("TensorFlow rejects the inputs of %s", node.name, exc_info=True)
+            return self.static[node.name]
+        pairs = zip(self.static[node.name], found, strict=True)
+        return [_both(before, after) for before, after in pairs]
+
+
+def _add_stand_in(graph: TensorGraph, name: str, dtype: tf.DType, facts: Facts) -> None:
+    """Add a node of which TensorFlow infers the known sizes and elements of a tensor."""
+    if facts.value is None or facts.value.ndim > 1:
+        sizes = facts.shape
+        known = None if sizes is None else [n if isinstance(n, int) else None for n in sizes]
+        graph.put("Placeholder", name, dtype=dtype, shape=tf.TensorShape(known))
+        return
+    parts = []
+    for place, element in enumerate(facts.elements):
+        part = f"{name}/{place}" if facts.value.ndim else name
+        if isinstance(element, int):
+            graph.add(make_constant(part, element, dtype))
+        else:
+            graph.put("Placeholder", part, dtype=dtype, shape=tf.TensorShape([]))
+        parts.append(part)
+    if facts.value.ndim and parts:
+        graph.add(make_node("Pack", name, parts, T=dtype, N=len(parts), axis=0))
+    elif facts.value.ndim:
+        graph.put("Placeholder", name, dtype=dtype, shape=tf.TensorShape([0]))
+
+
+def _tried(
+    rule: Callable[[NodeDef, Sequence[Facts]], _Result], node: NodeDef, inputs: Sequence[Facts]
+) -> _Result | None:
+    """Return the result of a rule; None if the rule needs more than is known."""
+    try:
+        return rule(node, inputs)
+    except (ValueError, IndexError, ArithmeticError):
+        return None
+
+
+def _equal_sizes(one: Sizes, other: Sizes) -> Sizes:
+    """Return a shape with the sizes that are equal in both, None for others."""
+    if one is None or other is None or len(one) != len(other):
+        return None
+    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+
+
+def _both(one: Shape, other: Shape) -> Shape:
+    """Return a shape with the sizes known from either."""
+    if one is None or other is None or len(one) != len(other):
+        return other if one is None else one
+    return tuple(b if a is None else a for a, b in zip(one, other, strict=True))
+
+
+def _merged(tensor: str, static: Shape, derived: Sizes) -> tuple[Size, ...] | None:
+    """Return constants of TensorFlow's inference, derived sizes, and new unknowns for the rest."""
+    if derived is None or (static is not None and len(static) != len(derived)):
+        derived = None if static is None else (None,) * len(static)
+    if derived is None:
+        return None
+    known = (None,) * len(derived) if static is None else static
+    sizes: list[Size] = []
+    for axis, (constant, size) in enumerate(zip(known, derived, strict=True)):
+        if constant is not None:
+            sizes.append(constant)
+        elif size is not None and _is_small(size) and not (isinstance(size, int) and size < 0):
+            sizes.append(as_size(size))
+        else:
+            sizes.append(unknown(f"{tensor}[{axis}]"))
+    return tuple(sizes)
+
+
+def _is_small(size: Size) -> bool:
+    return not isinstance(size, int) or abs(size) <= _MAX_SIZE
 
 
 def with_sizes(graph: TensorGraph, sizes: Mapping[str, tuple[int, ...]]) -> tf.Graph | None:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common.signature import Array, Shape
 from neural_mp.adaptors.tensorflow.model import ServedSignature
 from neural_mp.adaptors.tensorflow.runtime import runnable
+from neural_mp.adaptors.tensorflow.shape_rules import SHAPE_PRESERVING
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     PLACEHOLDERS,
@@ -22,11 +23,6 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
 )
 from neural_mp.errors import DataError
 
-#: Ops whose result has the shape of their first input.
-_OF_ONE_SHAPE = (
-    *("Identity", "StopGradient", "Snapshot", "PlaceholderWithDefault", "Cast", "CheckNumerics"),
-    *("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Abs", "Neg", "Square"),
-)
 #: Convolution → rank of its input.
 _CONVOLUTIONS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "Conv3D": 5}
 
@@ -98,7 +94,7 @@ def _required_shape(
         node = graph.nodes[name]
         if position == 0:
             found = _shape_for(graph, node)
-            if found is None and node.op in _OF_ONE_SHAPE:
+            if found is None and node.op in (*SHAPE_PRESERVING, "PlaceholderWithDefault"):
                 found = _required_shape(graph, readers, name)
             if found is not None:
                 return found

@@ -1,0 +1,365 @@
+"""Shapes of the results of op types, as functions of the shapes of their inputs.
+
+A rule raises ValueError, IndexError or ArithmeticError if a size that it needs is unknown, and for
+inputs that the op rejects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.common.symbolic_sizes import (
+    Size,
+    broadcast,
+    ceil_div,
+    is_nonnegative,
+)
+from neural_mp.adaptors.tensorflow.strided_slices import index_parts, slice_length
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    NodeDef,
+    channels_first,
+    integers_attribute,
+    text_attribute,
+)
+
+#: Sizes of a tensor, None if nothing is known of an axis; None if the rank is unknown.
+Sizes: TypeAlias = tuple[Size | None, ...] | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a tensor that hold in every run.
+
+    Attributes:
+        shape: the sizes.
+        value: the elements of a small tensor of integers; None if unknown.
+    """
+
+    shape: tuple[Size, ...] | None
+    value: NDArray[np.object_] | None = None
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The shape of a tensor of known rank."""
+        if self.shape is None:
+            raise ValueError("the rank is unknown")
+        return self.shape
+
+    @property
+    def elements(self) -> list[Size]:
+        """The elements of a tensor of known value."""
+        if self.value is None:
+            raise ValueError("the value is unknown")
+        return list(self.value.reshape(-1))
+
+    @property
+    def integers(self) -> list[int]:
+        """The elements of a tensor that is constant."""
+        numbers = [element for element in self.elements if isinstance(element, int)]
+        if len(numbers) < len(self.elements):
+            raise ValueError("the value is not constant")
+        return numbers
+
+
+#: A rule returns the shapes of the first results, those of further results may be missing.
+Rule: TypeAlias = Callable[[NodeDef, Sequence[Facts]], Sequence[Sizes]]
+
+
+def _first(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    return [inputs[0].shape]
+
+
+def _broadcast(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    return [reduce(broadcast_shapes, (facts.sizes for facts in inputs))]
+
+
+def broadcast_shapes(one: Sequence[Size], other: Sequence[Size]) -> tuple[Size, ...]:
+    """Return the shape of two tensors combined elementwise."""
+    rank = max(len(one), len(other))
+    left, right = ((1,) * (rank - len(shape)) + tuple(shape) for shape in (one, other))
+    return tuple(map(broadcast, left, right))
+
+
+def _windows(node: NodeDef, source: Facts, window: Sequence[Size]) -> dict[int, Size]:
+    """Return axis → size after a window, of spatial sizes `window`, moves over a tensor."""
+    sizes, strides = source.sizes, integers_attribute(node, "strides")
+    dilations = integers_attribute(node, "dilations") or [1] * len(sizes)
+    explicit = integers_attribute(node, "explicit_paddings")
+    padding, moved = text_attribute(node, "padding"), {}
+    for index, width in enumerate(window):
+        axis = index + (2 if channels_first(node) else 1)
+        size, stride = sizes[axis], strides[axis]
+        if padding == "SAME":
+            moved[axis] = ceil_div(size, stride)
+            continue
+        around = sum(explicit[2 * axis : 2 * axis + 2]) if padding == "EXPLICIT" else 0
+        reach = (width - 1) * dilations[axis] + 1
+        moved[axis] = ceil_div(size + around - reach + 1, stride)
+    return moved
+
+
+def _convolution(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    source, weight = inputs[0].sizes, inputs[1].sizes
+    depthwise = node.op == "DepthwiseConv2dNative"
+    channels = weight[-2] * weight[-1] if depthwise else weight[-1]
+    channel_axis = 1 if channels_first(node) else len(source) - 1
+    moved = _windows(node, inputs[0], weight[:-2]) | {0: source[0], channel_axis: channels}
+    return [tuple(moved[axis] for axis in range(len(source)))]
+
+
+def _pooling(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    source, window = inputs[0].sizes, integers_attribute(node, "ksize")
+    spatial = window[2:] if channels_first(node) else window[1:-1]
+    channel_axis = 1 if channels_first(node) else len(source) - 1
+    if window[0] != 1 or window[channel_axis] != 1:
+        return [None]
+    moved = _windows(node, inputs[0], spatial)
+    return [tuple(moved.get(axis, size) for axis, size in enumerate(source))]
+
+
+def _resize(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    source = inputs[0].sizes
+    return [(source[0], *map(_size, inputs[1].elements), source[3])]
+
+
+def _size(element: Size) -> Size | None:
+    """Return an element of a shape; None if it may be -1, which stands for another size."""
+    return element if is_nonnegative(element) else None
+
+
+def _reshape(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    target = inputs[1].elements
+    sizes = [_size(element) for element in target]
+    others = [size for size in sizes if size is not None]
+    if -1 in target and inputs[0].shape is not None and len(others) == len(target) - 1:
+        sizes[target.index(-1)] = prod(inputs[0].sizes) // prod(others)
+    return [tuple(sizes)]
+
+
+def _filled(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    return [tuple(map(_size, inputs[0].elements))]
+
+
+def _broadcast_to(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    return [tuple(map(_size, inputs[1].elements))]
+
+
+def _transpose(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    return [tuple(inputs[0].sizes[axis] for axis in inputs[1].integers)]
+
+
+def _pad(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    amounts = inputs[1].elements
+    pairs = zip(amounts[::2], amounts[1::2], strict=True)
+    sizes = zip(inputs[0].sizes, pairs, strict=True)
+    return [tuple(size + before + after for size, (before, after) in sizes)]
+
+
+def _tile(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    counts = zip(inputs[0].sizes, inputs[1].elements, strict=True)
+    return [tuple(size * count for size, count in counts)]
+
+
+def _space_to_batch(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    (batch, *sizes), block, amounts = inputs[0].sizes, inputs[1].integers, inputs[2].elements
+    for axis, width in enumerate(block):
+        sizes[axis] = (sizes[axis] + amounts[2 * axis] + amounts[2 * axis + 1]) // width
+    return [(batch * prod(block), *sizes)]
+
+
+def _batch_to_space(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    (batch, *sizes), block, amounts = inputs[0].sizes, inputs[1].integers, inputs[2].elements
+    for axis, width in enumerate(block):
+        sizes[axis] = sizes[axis] * width - amounts[2 * axis] - amounts[2 * axis + 1]
+    return [(batch // prod(block), *sizes)]
+
+
+def _between_depth_and_space(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    batch, height, width, channels = inputs[0].sizes
+    block = node.attr["block_size"].i
+    if text_attribute(node, "data_format") not in ("", "NHWC"):
+        return [None]
+    if node.op == "DepthToSpace":
+        return [(batch, height * block, width * block, channels // block**2)]
+    return [(batch, height // block, width // block, channels * block**2)]
+
+
+def _product(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    flags = ("transpose_a", "transpose_b") if node.op == "MatMul" else ("adj_x", "adj_y")
+    turned = [node.attr[flag].b for flag in flags]
+    *outer, rows, inner = inputs[0].sizes
+    *others, depth, columns = inputs[1].sizes
+    rows, columns = inner if turned[0] else rows, depth if turned[1] else columns
+    return [(*broadcast_shapes(outer, others), rows, columns)]
+
+
+def _einsum(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    equation = text_attribute(node, "equation").replace(" ", "")
+    factors, _, result = equation.partition("->")
+    if "." in equation or "->" not in equation:
+        return [None]
+    known: dict[str, Size] = {}
+    for labels, facts in zip(factors.split(","), inputs, strict=True):
+        for label, size in zip(labels, facts.sizes, strict=True):
+            known[label] = broadcast(known.get(label, 1), size)
+    return [tuple(known.get(label) for label in result)]
+
+
+def _reduction(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    sizes = inputs[0].sizes
+    axes = {axis % len(sizes) for axis in inputs[1].integers} if sizes else set()
+    kept = [1 if axis in axes else size for axis, size in enumerate(sizes)]
+    if node.attr["keep_dims"].b:
+        return [tuple(kept)]
+    return [tuple(size for axis, size in enumerate(sizes) if axis not in axes)]
+
+
+def _expand(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    sizes, (axis,) = list(inputs[0].sizes), inputs[1].integers
+    sizes.insert(axis if axis >= 0 else axis + len(sizes) + 1, 1)
+    return [tuple(sizes)]
+
+
+def _squeeze(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    sizes = inputs[0].sizes
+    axes = {axis % len(sizes) for axis in integers_attribute(node, "squeeze_dims")}
+    if not axes:
+        return [None]
+    return [tuple(size for axis, size in enumerate(sizes) if axis not in axes)]
+
+
+def _concat(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    first, others = inputs[0].sizes, [facts.sizes for facts in inputs[1:-1]]
+    axis = inputs[-1].integers[0] % len(first)
+    sizes = [_common([shape[k] for shape in (first, *others)]) for k in range(len(first))]
+    sizes[axis] = sum(shape[axis] for shape in (first, *others))
+    return [tuple(sizes)]
+
+
+def _common(sizes: Sequence[Size]) -> Size:
+    """Return the size of an axis that is equal for several tensors: an integer if one is."""
+    return next((size for size in sizes if isinstance(size, int)), sizes[0])
+
+
+def _stack(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    sizes, axis = list(inputs[0].sizes), node.attr["axis"].i
+    sizes.insert(axis if axis >= 0 else axis + len(sizes) + 1, len(inputs))
+    return [tuple(sizes)]
+
+
+def _unstack(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    sizes = list(inputs[0].sizes)
+    del sizes[node.attr["axis"].i]
+    return [tuple(sizes)] * node.attr["num"].i
+
+
+def _split(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    sizes, (axis,) = list(inputs[1].sizes), inputs[0].integers
+    number = node.attr["num_split"].i
+    sizes[axis] = sizes[axis] // number
+    return [tuple(sizes)] * number
+
+
+def _split_by_sizes(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    sizes, parts, (axis,) = list(inputs[0].sizes), inputs[1].elements, inputs[2].integers
+    before, after = sizes[:axis], sizes[axis:][1:]
+    known = [_size(part) for part in parts]
+    if parts.count(-1) == 1 and known.count(None) == 1:
+        known[parts.index(-1)] = sizes[axis] - sum(part for part in known if part is not None)
+    return [(*before, part, *after) for part in known]
+
+
+def _gather(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    table, rows = inputs[0].sizes, inputs[1].sizes
+    axis = inputs[2].integers[0] % len(table) if len(inputs) > 2 else 0
+    shared = node.attr["batch_dims"].i if "batch_dims" in node.attr else 0
+    return [(*table[:axis], *rows[shared:], *table[axis + 1 :])]
+
+
+def _slice(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    parts = zip(inputs[0].sizes, inputs[1].elements, inputs[2].elements, strict=True)
+    return [tuple(size - begin if n == -1 else _size(n) for size, begin, n in parts)]
+
+
+def _strided_slice(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
+    taken: list[Size | None] = []
+    axis, sizes = 0, inputs[0].sizes
+    bounds = [facts.elements for facts in inputs[1:4]]
+    for part in index_parts(node, bounds, len(sizes)):
+        if part is None:
+            taken.append(1)
+            continue
+        if isinstance(part, slice):
+            taken.append(slice_length(sizes[axis], part))
+        axis += 1
+    return [tuple(taken)]
+
+
+#: Ops whose first result has the shape of their first input.
+SHAPE_PRESERVING = (
+    *("Identity", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "Cast"),
+    *("Enter", "Exit", "NextIteration", "LoopCond", "EnsureShape"),
+    *("BiasAdd", "Softmax", "LogSoftmax", "LRN", "ClipByValue", "Cumsum", "Cumprod", "Roll"),
+    *("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Softplus", "Softsign"),
+    *("Abs", "Neg", "Sign", "Square", "Sqrt", "Rsqrt", "Exp", "Expm1", "Log", "Log1p", "Inv"),
+    *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Erf", "Erfc", "Erfinv"),
+    *("Ceil", "Floor", "Round", "Rint", "Reciprocal", "IsNan", "IsInf", "IsFinite"),
+    *("LogicalNot", "ZerosLike", "OnesLike", "Reverse", "ReverseV2", "MatrixBandPart"),
+    *("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "FakeQuantWithMinMaxArgs"),
+    *("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel"),
+    *("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3", "QuantizeAndDequantizeV4"),
+)
+#: Ops that combine tensors elementwise.
+_ELEMENTWISE = (
+    *("Add", "AddV2", "AddN", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan", "Pow"),
+    *("FloorDiv", "FloorMod", "TruncateDiv", "TruncateMod", "Mod", "Atan2", "Xlogy"),
+    *("Maximum", "Minimum", "SquaredDifference", "SelectV2", "LogicalAnd", "LogicalOr"),
+    *("Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"),
+)
+_RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(SHAPE_PRESERVING, _first),
+    **dict.fromkeys(_ELEMENTWISE, _broadcast),
+    **dict.fromkeys(("Conv2D", "DepthwiseConv2dNative", "Conv3D"), _convolution),
+    **dict.fromkeys(("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D"), _pooling),
+    **dict.fromkeys(("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"), _resize),
+    **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
+    **dict.fromkeys(("Mean", "Sum", "Max", "Min", "Prod", "All", "Any"), _reduction),
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _between_depth_and_space),
+    **dict.fromkeys(("GatherV2", "Gather"), _gather),
+    "Select": lambda node, inputs: [inputs[1].shape],
+    "BroadcastTo": _broadcast_to,
+    "Reshape": _reshape,
+    "Fill": _filled,
+    "Transpose": _transpose,
+    "Tile": _tile,
+    "SpaceToBatchND": _space_to_batch,
+    "BatchToSpaceND": _batch_to_space,
+    "Einsum": _einsum,
+    "ExpandDims": _expand,
+    "Squeeze": _squeeze,
+    "ConcatV2": _concat,
+    "Pack": _stack,
+    "Unpack": _unstack,
+    "Split": _split,
+    "SplitV": _split_by_sizes,
+    "Slice": _slice,
+    "StridedSlice": _strided_slice,
+}
+
+
+def derived_shapes(node: NodeDef, inputs: Sequence[Facts]) -> Sequence[Sizes]:
+    """Return the shapes of the first results of a node; empty if its op has no rule.
+
+    Raises:
+        ValueError, IndexError, ArithmeticError: see the module.
+    """
+    rule = _RULES.get(node.op)
+    return () if rule is None else rule(node, inputs)
