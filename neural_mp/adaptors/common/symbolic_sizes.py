@@ -131,41 +131,41 @@ def ceil_div(size: Size, divisor: int) -> Size:
     return (size + divisor - 1) // divisor
 
 
-def maximum(one: Size, other: Size) -> Size:
+def maximum(left: Size, right: Size) -> Size:
     """Return the greater of two values."""
-    if is_nonnegative(one - other):
-        return one
-    if is_nonnegative(other - one):
-        return other
-    nonnegative = is_nonnegative(one) or is_nonnegative(other)
-    return _function("max", sorted((one, other), key=str), nonnegative=nonnegative)
+    if is_nonnegative(left - right):
+        return left
+    if is_nonnegative(right - left):
+        return right
+    nonnegative = is_nonnegative(left) or is_nonnegative(right)
+    return _function("max", sorted((left, right), key=str), nonnegative=nonnegative)
 
 
-def minimum(one: Size, other: Size) -> Size:
+def minimum(left: Size, right: Size) -> Size:
     """Return the smaller of two values."""
-    if is_nonnegative(one - other):
-        return other
-    if is_nonnegative(other - one):
-        return one
-    nonnegative = is_nonnegative(one) and is_nonnegative(other)
-    return _function("min", sorted((one, other), key=str), nonnegative=nonnegative)
+    if is_nonnegative(left - right):
+        return right
+    if is_nonnegative(right - left):
+        return left
+    nonnegative = is_nonnegative(left) and is_nonnegative(right)
+    return _function("min", sorted((left, right), key=str), nonnegative=nonnegative)
 
 
-def broadcast(one: Size, other: Size) -> Size:
-    """Return the size of an axis of two tensors combined elementwise, which one may repeat.
+def broadcast(left: Size, right: Size) -> Size:
+    """Return the size of an axis of two tensors combined elementwise.
 
     Raises:
         ValueError: the sizes are incompatible.
     """
-    if one == other or other == 1:
-        return one
-    if one == 1:
-        return other
-    if isinstance(one, int) and isinstance(other, int):
-        raise ValueError(f"sizes must be equal or 1, got {one} and {other}")
-    if isinstance(one, int) or isinstance(other, int):
-        return one if isinstance(one, int) else other
-    operands = {*_operands_of("broadcast", one), *_operands_of("broadcast", other)}
+    if left == right or right == 1:
+        return left
+    if left == 1:
+        return right
+    if isinstance(left, int) and isinstance(right, int):
+        raise ValueError(f"sizes must be equal or 1, got {left} and {right}")
+    if isinstance(left, int) or isinstance(right, int):
+        return left if isinstance(left, int) else right
+    operands = {*_operands_of("broadcast", left), *_operands_of("broadcast", right)}
     return _function("broadcast", sorted(operands, key=str), nonnegative=True)
 
 

@@ -43,7 +43,6 @@ from neural_mp.adaptors.tensorflow import (
 )
 from neural_mp.adaptors.tensorflow.amp_pass import runtime_lists
 from neural_mp.adaptors.tensorflow.convert import write
-from neural_mp.adaptors.tensorflow.converted_module import ConvertedModel
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.graph_files import SUFFIXES
 from neural_mp.adaptors.tensorflow.int8_accumulation import int8_accumulation
@@ -154,7 +153,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def native(self, model: TensorFlowModel) -> Any:
         """Return the user's Keras model if unconverted, else a `ConvertedModel`."""
-        return model.original if model.original is not None else ConvertedModel(model)
+        return model.original if model.original is not None else model.module
 
     def weight_bytes(self, model: TensorFlowModel) -> int:
         """Return the total size of the constants in bytes."""

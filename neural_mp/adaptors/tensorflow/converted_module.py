@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.example_inputs import in_parts
-from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, indexed
+from neural_mp.adaptors.common.signature import Signature
+from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, TensorGraph, indexed
 
 
 class ConvertedModel(tf.Module):
     """A frozen graph that can be called like its original and saved by `tf.saved_model.save`.
+
+    Args:
+        graph: the graph.
+        signature: names, tensors and types of the inputs and outputs.
+        keys: names of the signature in a SavedModel.
 
     Attributes:
         graph_def: the graph.
@@ -23,20 +28,20 @@ class ConvertedModel(tf.Module):
             argument `signatures` of `tf.saved_model.save`.
     """
 
-    def __init__(self, model: TensorFlowModel) -> None:
+    def __init__(self, graph: TensorGraph, signature: Signature, keys: Iterable[str]) -> None:
         super().__init__(name="converted")
-        self.graph_def: GraphDef = model.source.to_graph_def()
-        self.signature: ServedSignature = model.signature
-        ports = model.signature.inputs
+        self.graph_def: GraphDef = graph.to_graph_def()
+        self.signature = signature
+        ports = signature.inputs
         specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
-        fetched = list(map(indexed, model.signature.output_tensors))
+        fetched = list(map(indexed, signature.output_tensors))
 
         def run(*values: tf.Tensor) -> dict[str, tf.Tensor]:
-            fed = dict(zip(map(indexed, model.signature.input_tensors), values, strict=True))
+            fed = dict(zip(map(indexed, signature.input_tensors), values, strict=True))
             results = tf.graph_util.import_graph_def(
                 self.graph_def, input_map=fed, return_elements=fetched, name=""
             )
-            names = [port.name for port in model.signature.outputs]
+            names = [port.name for port in signature.outputs]
             return dict(zip(names, results, strict=True))
 
         # A tf.function would tie the outputs to every op with a side effect, loops written as
@@ -46,7 +51,7 @@ class ConvertedModel(tf.Module):
             lambda *values: wrapped(*values), input_signature=specs, autograph=False
         )
         function = self._run.get_concrete_function()
-        self.serving_signatures = dict.fromkeys(model.signature.keys, function)
+        self.serving_signatures = dict.fromkeys(keys, function)
 
     @property
     def signatures(self) -> Mapping[str, Any]:

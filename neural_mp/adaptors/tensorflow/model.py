@@ -14,6 +14,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.tensorflow.converted_module import ConvertedModel
 from neural_mp.adaptors.tensorflow.function_constants import tie_constants
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
 from neural_mp.adaptors.tensorflow.runtime import Runner, compiled, imported
@@ -158,6 +159,11 @@ class TensorFlowModel:
         tables = {name: self.graph.value(name) for name in self._tables(self._large())}
         ports = self.signature.input_tensors, self.signature.output_tensors
         return compiled(self.graph, tables, *ports)
+
+    @cached_property
+    def module(self) -> ConvertedModel:
+        """The module that users get for a converted model, created on first use."""
+        return ConvertedModel(self.source, self.signature, self.signature.keys)
 
     def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
         """Return the graph with placeholders for large constants, and their values."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
@@ -84,6 +85,8 @@ class Runner:
         config.experimental.disable_output_partition_graphs = True
         self._session = tf.compat.v1.Session(graph=graph, config=config)
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
+        # Also runs at exit, before Python deletes the modules that closing needs.
+        weakref.finalize(self, _close, self._session, self._callables)
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         """Run the graph, given tensor name → array, and return the fetched tensors.
@@ -143,11 +146,11 @@ class Runner:
         )
         return self._session._make_callable_from_options(options)
 
-    def __del__(self) -> None:
-        session = getattr(self, "_session", None)
-        if session is not None:
-            self._callables.clear()
-            session.close()
+
+def _close(session: tf.compat.v1.Session, callables: dict[Any, Any]) -> None:
+    """Release the compiled functions of a session, and close the session."""
+    callables.clear()
+    session.close()
 
 
 def _failure(error: tf.errors.OpError) -> ConversionError:

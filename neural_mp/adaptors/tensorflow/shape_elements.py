@@ -43,10 +43,10 @@ def _elementwise(compute: Callable[..., Size]) -> _Rule:
 def _truncated(whole: Callable[[Size, Size], Size]) -> Callable[[Size, Size], Size]:
     """Return a division that rounds to zero: of no negative values, as one that rounds down."""
 
-    def compute(one: Size, other: Size) -> Size:
-        if not (is_nonnegative(one) and is_nonnegative(other)):
+    def compute(left: Size, right: Size) -> Size:
+        if not (is_nonnegative(left) and is_nonnegative(right)):
             raise ValueError("signs are unknown")
-        return whole(one, other)
+        return whole(left, right)
 
     return compute
 
@@ -150,7 +150,7 @@ _RULES: Mapping[str, _Rule] = {
 }
 
 
-def derived_elements(node: NodeDef, inputs: Sequence[Facts]) -> Elements | None:
+def derive_elements(node: NodeDef, inputs: Sequence[Facts]) -> Elements | None:
     """Return the elements of the first result of a node, in order; None if its op has no rule.
 
     Raises:

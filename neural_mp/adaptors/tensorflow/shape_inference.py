@@ -22,10 +22,10 @@ from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.shape_elements import (
     MAX_ELEMENTS,
     Elements,
-    derived_elements,
+    derive_elements,
     elements,
 )
-from neural_mp.adaptors.tensorflow.shape_rules import Facts, Sizes, derived_shapes
+from neural_mp.adaptors.tensorflow.shape_rules import Facts, Sizes, derive_shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     CONTROL_FLOW,
@@ -173,7 +173,7 @@ class _Inference:
             return [inputs[0].shape] * 2
         if node.op == "Merge":
             return [self._merge(node, [facts.shape for facts in inputs]), ()]
-        return _tried(derived_shapes, node, inputs) or ()
+        return _tried(derive_shapes, node, inputs) or ()
 
     def _merge(self, node: NodeDef, shapes: Sequence[tuple[Size, ...] | None]) -> Sizes:
         if node.name in self.following:
@@ -202,13 +202,13 @@ class _Inference:
             if node.op == CONSTANT and constant_size(node) == count:
                 derived = elements(self.graph.value(node.name).tolist())
             elif index == 0 or node.op == "Switch":
-                derived = _tried(derived_elements, node, inputs)
+                derived = _tried(derive_elements, node, inputs)
             if (
                 derived is None
                 or derived.size != count
                 or not all(map(_is_small, derived.reshape(-1).tolist()))
             ):
-                names = (f"{node.name}:{index}({place})" for place in range(count))
+                names = (f"{node.name}:{index}({position})" for position in range(count))
                 derived = elements([unknown(name, nonnegative=False) for name in names])
             values[index] = derived.reshape(sizes)
         return values
@@ -242,11 +242,11 @@ class _Inference:
         copy.input[:] = [f"input_{position}" for position in range(len(tensors))]
         alone.add(copy)
         try:
-            found = _static_shapes(alone)[name]
+            shapes_alone = _static_shapes(alone)[name]
         except (ValueError, tf.errors.OpError):
             logger.debug("TensorFlow rejects the inputs of %s", node.name, exc_info=True)
             return self.static[node.name]
-        pairs = zip(self.static[node.name], found, strict=True)
+        pairs = zip(self.static[node.name], shapes_alone, strict=True)
         return [_both(before, after) for before, after in pairs]
 
 
@@ -258,8 +258,8 @@ def _add_stand_in(graph: TensorGraph, name: str, dtype: tf.DType, facts: Facts) 
         graph.put("Placeholder", name, dtype=dtype, shape=tf.TensorShape(known))
         return
     parts = []
-    for place, element in enumerate(facts.elements):
-        part = f"{name}/{place}" if facts.value.ndim else name
+    for position, element in enumerate(facts.elements):
+        part = f"{name}/{position}" if facts.value.ndim else name
         if isinstance(element, int):
             graph.add(make_constant(part, element, dtype))
         else:

@@ -215,9 +215,9 @@ def _einsum(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
 def _reduction(node: NodeDef, inputs: Sequence[Facts]) -> list[Sizes]:
     sizes = inputs[0].sizes
     axes = {axis % len(sizes) for axis in inputs[1].integers} if sizes else set()
-    kept = [1 if axis in axes else size for axis, size in enumerate(sizes)]
+    retained = [1 if axis in axes else size for axis, size in enumerate(sizes)]
     if node.attr["keep_dims"].b:
-        return [tuple(kept)]
+        return [tuple(retained)]
     return [tuple(size for axis, size in enumerate(sizes) if axis not in axes)]
 
 
@@ -355,7 +355,7 @@ _RULES: Mapping[str, Rule] = {
 }
 
 
-def derived_shapes(node: NodeDef, inputs: Sequence[Facts]) -> Sequence[Sizes]:
+def derive_shapes(node: NodeDef, inputs: Sequence[Facts]) -> Sequence[Sizes]:
     """Return the shapes of the first results of a node; empty if its op has no rule.
 
     Raises:

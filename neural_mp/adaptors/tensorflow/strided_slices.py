@@ -25,23 +25,23 @@ def index_parts(node: NodeDef, bounds: Sequence[Sequence[Size]], rank: int) -> l
     """
     begin, end, strides = bounds
 
-    def is_set(mask: str, place: int) -> bool:
-        return bool(node.attr[f"{mask}_mask"].i >> place & 1)
+    def is_set(mask: str, position: int) -> bool:
+        return bool(node.attr[f"{mask}_mask"].i >> position & 1)
 
-    new = sum(is_set("new_axis", place) for place in range(len(begin)))
-    ellipses = [place for place in range(len(begin)) if is_set("ellipsis", place)]
+    new = sum(is_set("new_axis", position) for position in range(len(begin)))
+    ellipses = [position for position in range(len(begin)) if is_set("ellipsis", position)]
     rest = rank - (len(begin) - new - len(ellipses))
     parts: list[IndexPart] = []
-    for place, (start, stop, step) in enumerate(zip(begin, end, strides, strict=True)):
-        if place in ellipses:
+    for position, (start, stop, step) in enumerate(zip(begin, end, strides, strict=True)):
+        if position in ellipses:
             parts += [slice(None)] * rest
-        elif is_set("new_axis", place):
+        elif is_set("new_axis", position):
             parts.append(None)
-        elif is_set("shrink_axis", place):
+        elif is_set("shrink_axis", position):
             parts.append(start if isinstance(start, int) else -1)
         else:
-            first = None if is_set("begin", place) else start
-            parts.append(slice(first, None if is_set("end", place) else stop, step))
+            first = None if is_set("begin", position) else start
+            parts.append(slice(first, None if is_set("end", position) else stop, step))
     return parts if ellipses else [*parts, *[slice(None)] * rest]
 
 

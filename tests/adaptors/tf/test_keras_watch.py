@@ -226,3 +226,82 @@ def test_a_model_that_cannot_be_called_is_stopped_all_the_same(data):
     model.compile("sgd", jit_compile=False)
     with pytest.raises(TrainingError, match=r"^2 steps in a row .*layer cannot be found: .*call"):
         fit(model, data, Watch(patience=2))
+
+
+class TwoLosses(keras.Model):
+    """A model that trains two nets with optimizers of its own, and logs two losses."""
+
+    def __init__(self, optimizers, logged=("d", "g"), bad="d"):
+        super().__init__()
+        self.nets = {name: keras.Sequential([layers.Dense(1)]) for name in ("d", "g")}
+        self.optimizers = dict(zip(self.nets, optimizers, strict=True))
+        self.logged, self.bad = logged, bad
+
+    def call(self, x):
+        return self.nets["d"](x) + self.nets["g"](x)
+
+    def train_step(self, x):
+        losses = {}
+        for name, net in self.nets.items():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(net(x))
+                loss = tf.sqrt(-tf.square(loss) - 1.0) if name == self.bad else loss
+                scaled = self.optimizers[name].scale_loss(loss)
+            gradients = tape.gradient(scaled, net.trainable_variables)
+            self.optimizers[name].apply_gradients(
+                zip(gradients, net.trainable_variables, strict=True)
+            )
+            losses[name] = loss
+        return {name: losses[name] for name in self.logged} or {"note": tf.constant("no number")}
+
+
+def scaled(kind):
+    return kind(keras.optimizers.SGD(1e-3))
+
+
+def plain(_):
+    return keras.optimizers.SGD(1e-3)
+
+
+def watched(model, **options):
+    model.compile(run_eagerly=True)
+    rows = np.ones((12, 4), np.float32)
+    return model.fit(rows, batch_size=1, verbose=0, callbacks=[Watch(patience=3)], **options)
+
+
+KINDS = [LossScaleOptimizer, keras.optimizers.LossScaleOptimizer]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", ["d", "g"])
+def test_every_optimizer_that_scales_the_loss_is_watched(kind, bad):
+    model = TwoLosses([scaled(kind), scaled(kind)], bad=bad)
+    with pytest.raises(TrainingError, match=r"^3 steps in a row .*'optimizers' were not finite"):
+        watched(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", ["d", "g"])
+def test_every_logged_value_is_watched(bad):
+    with pytest.raises(TrainingError, match=f"^3 steps in a row .* value '{bad}' is not finite"):
+        watched(TwoLosses([plain(0), plain(0)], bad=bad))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_that_makes_no_steps_stops_no_training(kind):
+    model = TwoLosses([scaled(kind), scaled(kind)], bad=None)
+    model.spare = scaled(kind)
+    model.spare.build(model.nets["d"].trainable_variables)
+    watched(model)
+
+
+@pytest.mark.slow
+def test_a_training_without_anything_to_watch_is_warned_about(caplog):
+    watched(TwoLosses([plain(0), plain(0)], logged=(), bad=None))
+    (record,) = [record for record in caplog.records if "nothing to watch" in record.message]
+    assert "train_step must return the loss" in record.message
+    caplog.clear()
+    watched(TwoLosses([plain(0), plain(0)], bad=None))
+    assert "nothing to watch" not in caplog.text

@@ -1,12 +1,15 @@
 """Sessions of TensorFlow graphs: fused ops, constants, and runs with and without statistics."""
 
 import collections
+import subprocess
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.tensorflow import runtime
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 
@@ -72,3 +75,43 @@ def test_bf16_convolutions_are_fused_by_the_session():
     images = np.ones((1, 4, 4, 2), tf.bfloat16.as_numpy_dtype)
     (found,) = runtime.compiled(written, {}, ["x"], ["y"])({"x": images}, ["y"])
     assert found[0, 1, 1].tolist() == [18, 18]
+
+
+def test_sessions_that_live_until_the_interpreter_ends_end_quietly():
+    """Python deletes the modules that closing a session needs before the last objects."""
+    program = """
+import os
+import numpy as np
+import tensorflow as tf
+from neural_mp.adaptors.tensorflow.runtime import Runner, runnable
+from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph
+
+graph = TensorGraph({})
+graph.put("Placeholder", "x", dtype=tf.float32, shape=tf.TensorShape([1]))
+graph.put("Neg", "y", ["x"], T=tf.float32)
+os.runner = Runner(runnable(graph.to_graph_def()))
+print(os.runner({"x": np.ones(1, "f4")}, ["y"])[0])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stdout == "[-1.]\n"
+    assert "Exception ignored" not in ended.stderr
+
+
+def test_a_runner_that_is_deleted_closes_its_session():
+    _, model, _ = run(of_images)
+    session, runner = model.runner._session, model.__dict__.pop("runner")
+    assert not session._closed
+    del runner
+    assert session._closed
+
+
+def test_the_module_of_a_model_is_made_and_traced_once():
+    spec = tf.TensorSpec((None, 4), tf.float32)
+    function = tf.function(lambda x: tf.nn.relu(x) * 2.0, input_signature=[spec])
+    adaptor = TensorFlowAdaptor()
+    loaded = LoadedModel(adaptor, adaptor.load(function.get_concrete_function()))
+    module = loaded.native
+    assert loaded.native is module
+    rows = np.eye(4, dtype=np.float32)
+    np.testing.assert_array_equal(module(rows), loaded(rows))
+    assert module._run.experimental_get_tracing_count() == 1
