@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from neural_mp.testing.onnx_graph_check import Finding, checked
+from neural_mp.testing.onnx_graph_check import Finding, checked, compare_ops_of
 from neural_mp.testing.onnx_graphs import drawn_graph
 
 
@@ -48,7 +48,9 @@ def main() -> int:
     """Check the graphs; return the exit code."""
     given, started = _arguments(), time.process_time()
     seeds = range(given.seed, given.seed + given.count)
-    findings = {seed: checked(drawn_graph(seed, given.kind)) for seed in track(seeds, "Converting")}
+    graphs = {seed: drawn_graph(seed, given.kind) for seed in track(seeds, "Drawing")}
+    compare_ops_of(track(list(graphs.values()), "Loading"))
+    findings = {seed: checked(graph) for seed, graph in track(graphs.items(), "Converting")}
     failures = {seed: found for seed, found in findings.items() if found.is_failure}
     console = Console()
     if failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.fusion_check import exceeds_rounding
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.adaptors.onnxrt.kernel_check import compare_ahead
 from neural_mp.adaptors.onnxrt.sessions import PLAIN
 from neural_mp.core.hardware import Hardware, detect
 from neural_mp.core.precision import Precision
@@ -50,6 +52,13 @@ class Finding:
     def is_failure(self) -> bool:
         """Whether the conversion should have ended otherwise."""
         return self.verdict not in (Verdict.RIGHT, Verdict.UNCHANGED)
+
+
+def compare_ops_of(graphs: Iterable[OnnxGraph]) -> None:
+    """Compare the ops of several graphs in one child process, which takes time to start."""
+    adaptor = OnnxRuntimeAdaptor()
+    checks = (adaptor.load(graph.model).kernel_check for graph in graphs)
+    compare_ahead(check for check in checks if check is not None)
 
 
 def checked(graph: OnnxGraph, machine: Hardware | None = None) -> Finding:

