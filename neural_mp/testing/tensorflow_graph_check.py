@@ -21,7 +21,7 @@ from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, one_line
-from neural_mp.space import ResolvedPlan
+from neural_mp.space import ResolvedPlan, reached_by
 from neural_mp.testing.tensorflow_graphs import TensorFlowGraph
 from neural_mp.util.pytree import Array
 
@@ -81,7 +81,7 @@ def _checked(graph: TensorFlowGraph, machine: Hardware) -> Finding:
     model = adaptor.load(graph.graph, example=graph.feeds)
     space = adaptor.space(model, machine).restricted_to([Precision.INT8])
     observed = adaptor.observe(model, [graph.feeds], space)
-    space = space.reached_by(observed.ranges)
+    space = reached_by(space, observed.ranges)
     plan = space.resolve(space.fastest_plan())
     converted = adaptor.convert(model, plan, observed, space)
     if converted is model:

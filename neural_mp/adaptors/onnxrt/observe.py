@@ -23,13 +23,14 @@ from neural_mp.adaptors.common.op_outputs import (
     results_graph,
 )
 from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.source_ranges import in_source_range
 from neural_mp.adaptors.onnxrt import subgraph_outputs
 from neural_mp.adaptors.onnxrt.canonicalize import with_sizes
 from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.graph_edit import is_tensor, parts_of
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import ALL, PLAIN, Runner
-from neural_mp.adaptors.onnxrt.source_quantization import in_source_range
+from neural_mp.adaptors.onnxrt.source_quantization import source_range
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.kept_outputs import KeptOutputs
 from neural_mp.errors import ConversionError
@@ -64,7 +65,7 @@ def watch(
     for name, array in _values(model, batches, fetch, kept):
         summary = summarized(array, channels[name])
         if summary is not None:
-            yield name, in_source_range(summary, fetch.watched[name])
+            yield name, in_source_range(summary, source_range(fetch.watched[name]))
 
 
 def values(

@@ -7,13 +7,12 @@ ranges of their tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of, input_of
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.subgraphs import in_order
@@ -23,10 +22,19 @@ from neural_mp.core.observations import Range
 _RANGE, _IN_INTEGERS = "neural_mp.source_range", "neural_mp.in_integers"
 #: Ops that move integers as they do floats, with their data as first input.
 _MOVERS = frozenset(
-    (
-        *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather"),
-        *("DepthToSpace", "SpaceToDepth", "Identity"),
-    )
+    [
+        "MaxPool",
+        "Reshape",
+        "Transpose",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Gather",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "Identity",
+    ]
 )
 #: Ops whose results are never negative, and ops that keep this property of their first input.
 _NON_NEGATIVE = frozenset(["Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Softplus"])
@@ -49,14 +57,10 @@ class _Parameters:
         return low, high
 
 
-def in_source_range(stats: BatchStats, value: ir.Value) -> BatchStats:
-    """Return statistics of a tensor with the range by its scale in the given model, if any."""
-    span = value.meta.get(_RANGE)
-    if span is None:
-        return stats
-    lows, highs = (np.clip(np.atleast_1d(end), *span) for end in (stats.low, stats.high))
-    lows[lows.argmin()], highs[highs.argmax()] = span
-    return replace(stats, low=lows, high=highs)
+def source_range(value: ir.Value) -> Range | None:
+    """Return the range of a tensor by its scale in the given model, if any."""
+    span: Range | None = value.meta.get(_RANGE)
+    return span
 
 
 def ran_in_integers(node: ir.Node) -> bool:

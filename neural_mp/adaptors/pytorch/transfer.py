@@ -23,6 +23,9 @@ from neural_mp.adaptors.pytorch.versions import child_specs
 from neural_mp.errors import ConversionError
 
 _SEQUENCES = {tuple: TUPLE, list: LIST}
+#: Module of the hooks that `transformers` installs at the first call: they record the outputs
+#: that a call requests, and change nothing.
+_RECORDER = "transformers.utils.output_capturing"
 _STAYS = "the model stays in PyTorch"
 
 
@@ -63,7 +66,8 @@ def _require_plain(model: TorchModel, module: nn.Module) -> None:
     if module.training:
         raise ConversionError(f"{_STAYS}: it is in training mode; call eval() on it")
     for name, part in module.named_modules():
-        if part._forward_hooks or part._forward_pre_hooks:
+        hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        if any(getattr(hook, "__module__", "") != _RECORDER for hook in hooks):
             where = f"module {name!r}" if name else "the model"
             raise ConversionError(f"{_STAYS}: {where} has hooks, which other runtimes do not call")
     if keeps_state(model):
