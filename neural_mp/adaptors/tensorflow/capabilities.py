@@ -10,7 +10,7 @@ from neural_mp.adaptors.common.int8_accumulation import KernelAccumulation
 from neural_mp.adaptors.common.tensor_variants import VARIANT_OF
 from neural_mp.adaptors.tensorflow.control_flow import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.convert_int8 import padding_of
-from neural_mp.adaptors.tensorflow.fusion import FusionGroup
+from neural_mp.adaptors.tensorflow.fusion import FusionGroup, average_obstacle
 from neural_mp.adaptors.tensorflow.int8_accumulation import KINDS, bf16_obstacle, forms_that_work
 from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel, kernel_dtypes
 from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
@@ -145,6 +145,8 @@ class _Kernels:
             if any(map(self.model.graph.is_constant, data_inputs(node))):
                 return "not a product of the last axes with a matrix"
             return reasons.BOTH_FACTORS_COMPUTED
+        if node.op == "AvgPool":
+            return average_obstacle(node) or reasons.NO_INTEGER_KERNEL
         if not has_kernel(node.op):
             return "TensorFlow has no CPU kernel for the op"
         return reasons.NO_INTEGER_KERNEL

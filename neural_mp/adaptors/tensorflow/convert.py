@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.op_outputs import OutputLocation
@@ -99,6 +100,18 @@ def write_agnostic(
         amounts = model.graph.value(node.input[1])
         shape = model.shapes[moved[0]]
         name = pad_stored(forms, stored[0], name, amounts, encoding.zero_point, shape)
+    elif node.op == "SpaceToBatchND":
+        paddings = model.graph.value(node.input[2])
+        amounts = np.zeros((len(model.shapes[moved[0]] or ()), 2), np.int32)
+        amounts[1 : 1 + len(paddings)] = paddings
+        if encoding.zero_point != 0 and amounts.any():
+            # The op itself pads with the integer 0.
+            around = forms.graph.unused(f"{name}/around")
+            zero, shape = encoding.zero_point, model.shapes[moved[0]]
+            stored = [pad_stored(forms, stored[0], around, amounts, zero, shape)]
+            node = copied(node)
+            node.input[2] = forms.graph.put_constant(f"{name}/paddings", np.zeros_like(paddings))
+        _write_on_bits(forms, node, stored, name)
     else:
         _write_on_bits(forms, node, stored, name)
     forms.put(node.name, UINT8, name)

@@ -19,6 +19,7 @@ from neural_mp.adaptors.common.fusion import (
     find_fusion_groups,
     fused_into,
 )
+from neural_mp.adaptors.tensorflow.integer_kernels import rounds_averages
 from neural_mp.adaptors.tensorflow.layer_folding import ADDITIONS, LAYERS, only_reader
 from neural_mp.adaptors.tensorflow.shape_inference import Shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -255,10 +256,20 @@ def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     if node.op in ("MaxPool", "AvgPool"):
         window = integers_attribute(node, "ksize")
         plain_padding = text_attribute(node, "padding") in ("SAME", "VALID")
-        too_wide = node.op == "AvgPool" and int(np.prod(window)) > LARGEST_AVERAGE
-        if window[0] != 1 or window[3] != 1 or not plain_padding or too_wide:
+        if window[0] != 1 or window[3] != 1 or not plain_padding:
+            return ()
+        if node.op == "AvgPool" and average_obstacle(node) is not None:
             return ()
     return tuple(moved)
+
+
+def average_obstacle(node: NodeDef) -> str | None:
+    """Return why an average pooling does not pass INT8 on; None if it does."""
+    if int(np.prod(integers_attribute(node, "ksize"))) > LARGEST_AVERAGE:
+        return "averages of large windows are finer than INT8"
+    if not rounds_averages():
+        return "integer average pooling truncates without oneDNN (TF_ENABLE_ONEDNN_OPTS=1)"
+    return None
 
 
 def _is_table(graph: TensorGraph, node: NodeDef) -> bool:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
-from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, make_node
+from neural_mp.adaptors.tensorflow.runtime import Runner, runnable
+from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, TensorGraph, make_node
 from neural_mp.core.int8_accumulation import FULL_RANGE, WEIGHT_LIMITS
 
 F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
@@ -26,6 +28,19 @@ F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
 FULL = WEIGHT_LIMITS[FULL_RANGE]
 #: Attribute of a kernel's node, ignored by TensorFlow: the zero point of the input.
 ZERO_POINT = "_neural_mp_zero_point"
+
+
+@cache
+def rounds_averages() -> bool:
+    """Whether integer average pooling rounds; without oneDNN, it truncates, and is slow."""
+    graph = TensorGraph({})
+    graph.put_constant("x", np.array([1, 2], np.uint8).reshape(1, 1, 2, 1), U8)
+    limit = graph.put_constant("limit", np.float32(1))
+    window = {"ksize": [1, 1, 2, 1], "strides": [1, 1, 1, 1], "padding": "VALID"}
+    graph.put("QuantizedAvgPool", "pooled", ["x", limit, limit], T=U8, **window)
+    graph.put("Bitcast", "y", ["pooled"], T=U8, type=tf.uint8)
+    (average,) = Runner(runnable(graph.to_graph_def()))({}, ["y"])
+    return int(np.squeeze(average)) == 2
 
 
 @dataclass(frozen=True)
