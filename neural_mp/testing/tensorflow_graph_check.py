@@ -36,7 +36,7 @@ _MAX_NSR = 10**-1.5
 
 
 class Verdict(Enum):
-    """How the conversion of a graph ends."""
+    """End of the conversion of a graph."""
 
     RIGHT = "right"
     UNCHANGED = "no op in INT8"

@@ -9,13 +9,8 @@ from neural_mp.adaptors.tensorflow import fusion
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.core.precision import Precision
 from neural_mp.testing.tensorflow_graph_check import Verdict, checked
-from neural_mp.testing.tensorflow_graphs import (
-    EVERYWHERE,
-    ON_IMAGES,
-    Draw,
-    TensorFlowGraph,
-    drawn_graph,
-)
+from neural_mp.testing.tensorflow_graphs import TensorFlowGraph, drawn_graph
+from neural_mp.testing.tensorflow_ops import EVERYWHERE, ON_IMAGES, Draw
 
 KINDS = (*EVERYWHERE, *ON_IMAGES)
 
