@@ -43,7 +43,8 @@ def structure(value: Any) -> Any:
     if hasattr(value, "detach") or hasattr(value, "__array__"):
         return "array"
     parts = [[str(key), structure(item)] for key, item in _items(value) if item is not None]
-    return [type(value).__name__, parts] if parts else None
+    kind = list if isinstance(value, list) else type(value)  # names of outputs make no other class
+    return [kind.__name__, parts] if parts else None
 
 
 def difference(expected: Any, actual: Any, path: str = "output") -> str:

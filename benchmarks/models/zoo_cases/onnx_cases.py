@@ -37,12 +37,13 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
     """
     import onnxruntime
 
-    root = Path(_tests()[name].model_dir)
-    file = root / "model.onnx"
+    test = _tests()[name]
     try:
-        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        model, data_sets = _model_and_data(test)
+        content = model.SerializeToString()
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         taken = [value.name for value in session.get_inputs()]
-        data = [_inputs(each, taken) for each in sorted(root.glob("test_data_set_*"))]
+        data = [dict(zip(taken, values, strict=True)) for values in data_sets]
         outputs = [session.run(None, batch) for batch in data]
     except Exception as error:
         line = " ".join(str(error).split())
@@ -57,18 +58,28 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
         results = session.run(None, batch)
         return results[0] if single else results
 
-    return ZooCase(str(file), repeated, run, "data of the test")
+    return ZooCase(model, repeated, run, "data of the test")
 
 
-def _inputs(folder: Path, names: list[str]) -> dict[str, Any]:
-    """Return the inputs of a data set by name."""
+def _model_and_data(test: Any) -> tuple[Any, list[list[Any]]]:
+    """Return the model of a test, and the inputs of its data sets."""
+    import onnx
+
+    if test.model is not None:
+        return test.model, [list(inputs) for inputs, _ in test.data_sets]
+    root = Path(test.model_dir)
+    folders = sorted(root.glob("test_data_set_*"))
+    return onnx.load(root / "model.onnx"), [_inputs(folder) for folder in folders]
+
+
+def _inputs(folder: Path) -> list[Any]:
+    """Return the inputs of a data set."""
     import onnx
     from onnx import numpy_helper
 
-    values: dict[str, Any] = {}
-    files = sorted(folder.glob("input_*.pb"), key=lambda file: int(file.stem.split("_")[1]))
-    for name, file in zip(names, files, strict=True):
+    values = []
+    for file in sorted(folder.glob("input_*.pb"), key=lambda file: int(file.stem.split("_")[1])):
         tensor = onnx.TensorProto()
         tensor.ParseFromString(file.read_bytes())
-        values[name] = numpy_helper.to_array(tensor)
+        values.append(numpy_helper.to_array(tensor))
     return values

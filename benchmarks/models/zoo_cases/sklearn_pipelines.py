@@ -74,9 +74,8 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
         model = skl2onnx.to_onnx(pipeline, samples[:1])
     except Exception as error:
         raise NotBuiltError(f"skl2onnx: {error}") from error
-    file = (folder or Path()) / "pipeline.onnx"
-    file.write_bytes(model.SerializeToString())
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    content = model.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     (taken,) = (value.name for value in session.get_inputs())
     data = [numbers.standard_normal((16, FEATURES)).astype(np.float32) for _ in range(batches)]
     single = len(session.get_outputs()) == 1
@@ -85,4 +84,4 @@ def build(name: str, seed: int, batches: int, folder: Path | None = None) -> Zoo
         results = session.run(None, batch)
         return results[0] if single else results
 
-    return ZooCase(str(file), [{taken: batch} for batch in data], run, "fitted to random samples")
+    return ZooCase(model, [{taken: batch} for batch in data], run, "fitted to random samples")

@@ -19,7 +19,7 @@ import numpy as np
 from peak import peak_memory
 
 from zoo_cases.case import NotBuiltError, ZooCase
-from zoo_cases.comparison import difference, leaves, noise, structure
+from zoo_cases.comparison import EQUAL_DB, difference, leaves, noise, structure
 from zoo_cases.sources import build_case
 
 #: Batches for calibration and comparison.
@@ -130,13 +130,18 @@ def _compared(case: ZooCase, expected: list[Any], result: Any) -> dict[str, Any]
     return {
         "precisions": dict(Counter(str(config.precision) for config in result.plan.values())),
         "runtime": result.framework,
-        "sqnr_db": round(worst[lowest], 1) if lowest else None,
+        "sqnr_db": _stored(worst[lowest]) if worst else None,
         "lowest": lowest,
         "outputs": len(worst),
         "unlike": unlike,
         "speedup": result.report.speedup,
         "warnings": [str(warning) for warning in result.report.warnings],
     }
+
+
+def _stored(decibels: float) -> float:
+    """Return a number that JSON can hold: outputs of another shape are as far as can be."""
+    return round(max(decibels, -EQUAL_DB), 1)
 
 
 def reload(job: dict[str, Any], folder: Path) -> dict[str, Any]:
