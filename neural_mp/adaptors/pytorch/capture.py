@@ -16,7 +16,6 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.cache_outputs import register_caches
 from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has_axes
 from neural_mp.adaptors.pytorch.dynamic_shapes import (
     Sizes,
@@ -26,7 +25,7 @@ from neural_mp.adaptors.pytorch.dynamic_shapes import (
 )
 from neural_mp.adaptors.pytorch.functionalize import is_expandable, make_functional
 from neural_mp.adaptors.pytorch.module_state import restored
-from neural_mp.adaptors.pytorch.named_outputs import register_dataclasses
+from neural_mp.adaptors.pytorch.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.padded_encoders import zeroed_padding
 from neural_mp.adaptors.pytorch.recurrent import free_lengths
 from neural_mp.adaptors.pytorch.trial_run import (

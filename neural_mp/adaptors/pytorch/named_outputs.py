@@ -16,8 +16,8 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.cache_outputs import is_registered
 from neural_mp.adaptors.pytorch.graph_edit import shallow_copy
+from neural_mp.adaptors.pytorch.output_classes import is_registered
 from neural_mp.adaptors.pytorch.versions import child_specs
 from neural_mp.util.pytree import NamedOutputs
 
@@ -40,16 +40,6 @@ for _kind in torch.return_types.all_return_types:
     _name = f"torch.return_types.{_kind.__name__}"
     pytree.SUPPORTED_SERIALIZED_TYPES[_kind] = pytree._SerializeNodeDef(_kind, _name, None, None)
     pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[_name] = _kind
-
-
-def register_dataclasses(values: object) -> None:
-    """Register the classes of dataclass instances among values with torch, as containers."""
-    for leaf in pytree.tree_leaves(values):
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            if type(leaf) not in pytree.SUPPORTED_NODES:
-                pytree.register_dataclass(type(leaf))
-            fields = dataclasses.fields(leaf)
-            register_dataclasses([getattr(leaf, field.name) for field in fields])
 
 
 def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:

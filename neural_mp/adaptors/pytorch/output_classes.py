@@ -1,7 +1,11 @@
-"""Caches among the outputs of `transformers` models, in a form that torch.export accepts."""
+"""Classes of inputs and outputs, registered with torch as containers of their tensors.
+
+Dataclasses of the user, and caches among the outputs of `transformers` models.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +34,16 @@ class _Holder:
     kind: type
     names: tuple[Any, ...]
     items: tuple[Any, ...]
+
+
+def register_dataclasses(values: object) -> None:
+    """Register the classes of dataclass instances among values with torch, as containers."""
+    for leaf in pytree.tree_leaves(values):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            if type(leaf) not in pytree.SUPPORTED_NODES:
+                pytree.register_dataclass(type(leaf))
+            fields = dataclasses.fields(leaf)
+            register_dataclasses([getattr(leaf, field.name) for field in fields])
 
 
 def register_caches(outputs: object) -> None:
