@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from neural_mp.core.hardware import Gpu, Hardware, detect, require_any
+from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision
 from neural_mp.errors import UnsupportedPrecisionError
 
@@ -63,9 +64,8 @@ def test_detection_agrees_with_torch_on_this_machine():
 
     flags = torch.cpu.get_capabilities()
     machine = detect({})
-    assert machine.support(INT8).native == any(
-        flags.get(flag, False) for flag in ("avx512_vnni", "avx_vnni", "amx_int8")
-    )
+    has_exact_sums = any(flags.get(flag, False) for flag in ("avx512_vnni", "avx_vnni", "amx_int8"))
+    assert (machine.int8_accumulation is Int8Accumulation.EXACT) == has_exact_sums
     assert machine.support(BF16).native == any(
         flags.get(flag, False) for flag in ("avx512_bf16", "amx_bf16")
     )

@@ -48,6 +48,7 @@ _ROUNDS = "rounds to whole numbers"
 DISCONTINUOUS: Mapping[str, str] = {
     "ArgMax": _SELECTS,
     "ArgMin": _SELECTS,
+    "Binarizer": "compares numbers",
     "BitCast": "reads floats as bits",
     "Ceil": _ROUNDS,
     "DynamicQuantizeLinear": _ROUNDS,
