@@ -224,9 +224,9 @@ def _is_integer(plan: ResolvedPlan, op: str) -> bool:
     return op in plan.plan and plan.plan[op].approach is not None
 
 
-def _twin(module: nn.Module) -> Any:
+def _twin(module: nn.Module) -> nn.Module:
     """Return a module with the same attributes; `copy.copy` refuses parametrized modules."""
-    twin = module.__new__(type(module))
+    twin: nn.Module = module.__new__(type(module))
     twin.__dict__.update(vars(module))
     return twin
 
