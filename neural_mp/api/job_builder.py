@@ -272,7 +272,7 @@ class JobBuilder:
         batches, wanted = calibration, InputSpec.read(given, None, None)
         # With example inputs from the user, loading does not depend on the batch.
         hides_batch = not labelled and wanted.example is not None
-        found = attempt(batches.first) if labelled else batches.bound(attempt)
+        found = batches.bound(attempt, labelled)
         if wanted.names or wanted.shapes is not None:
             return found
         return for_all_sizes(*found, batches, partial(loading, batches.first))

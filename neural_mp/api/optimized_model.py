@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import pickle
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +38,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial, Trials
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError, did_you_mean
+from neural_mp.io.trust import trusting
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.reporting.page import cell_of, report_cell
 from neural_mp.reporting.tables import verdict
@@ -156,6 +159,29 @@ class OptimizedModel:
                 f"{of_report or did_you_mean(name, known)}"
             )
         return getattr(native, name)
+
+    def __copy__(self) -> OptimizedModel:
+        """Return a result of the same model: calls do not change the model."""
+        return OptimizedModel(
+            self.loaded,
+            self.plan,
+            self.report,
+            self.met,
+            self.trials,
+            self.observations,
+            self.planned,
+            self.label_key,
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModel:
+        """Return a result of the same model; copy `model` for an independent one."""
+        return copy.copy(self)
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError(
+            "a result cannot be pickled, as its kernels hold packed weights or a session; use "
+            "save, and neural_mp.load in the other process"
+        )
 
     def __repr__(self) -> str:
         missed = f"target not met: {self.report.source_name}"
@@ -322,10 +348,15 @@ class OptimizedModel:
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def load(path: str | Path) -> OptimizedModel:
+def load(path: str | Path, trust: Iterable[str] = ()) -> OptimizedModel:
     """Load a model written by `save` or `save_pretrained`; code in files is never executed.
 
     Checkpoints of other tools in the formats of `save_pretrained` are loaded, too.
+
+    Args:
+        path: the folder of the model.
+        trust: ops that the model may call although files may not, e.g. `aten.segment_reduce`; a
+            warning of the conversion lists them.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, damaged or of a later version; or the
@@ -352,7 +383,9 @@ def load(path: str | Path) -> OptimizedModel:
     if RECORD_FILE in manifest["files"]:
         record = read_record_file(folder / RECORD_FILE)
     report = replace(manifest["report"], record=record)
-    restored = LoadedModel(adaptor, adaptor.restore(folder), boundary=manifest["boundary"])
+    with trusting(trust):
+        held = adaptor.restore(folder)
+    restored = LoadedModel(adaptor, held, boundary=manifest["boundary"])
     right, done = ensure_exact(restored, repr(str(folder)))
     return OptimizedModel(
         right,

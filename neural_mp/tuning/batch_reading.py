@@ -21,13 +21,16 @@ class Reading(StringEnum):
     LABELS_LAST = "inputs followed by labels"
 
 
-def readings_of(batch: object) -> tuple[Reading, ...]:
-    """Return the possible interpretations of a batch, the documented one first."""
+def readings_of(batch: object, has_labels: bool = False) -> tuple[Reading, ...]:
+    """Return the possible interpretations of a batch, the documented one first.
+
+    A batch that must hold labels has one interpretation.
+    """
     if isinstance(batch, Mapping) or not isinstance(batch, tuple | list) or len(batch) < 2:
         return (Reading.ALONE,)
     if len(batch) == 2:
-        return Reading.PAIR, Reading.ALONE
-    return Reading.ALONE, Reading.LABELS_LAST
+        return (Reading.PAIR,) if has_labels else (Reading.PAIR, Reading.ALONE)
+    return (Reading.LABELS_LAST,) if has_labels else (Reading.ALONE, Reading.LABELS_LAST)
 
 
 def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
@@ -62,15 +65,17 @@ def labelled_pair(batch: Any, name: str, label_key: str | None) -> tuple[Any, An
     """Return a batch as inputs and labels; the inputs of a dict are the whole dict.
 
     Args:
-        batch: a pair, or a dict that contains the labels.
+        batch: a pair, inputs followed by labels, or a dict that contains the labels.
         name: the loader, for the message.
         label_key: key of the labels in a dict; None for the reserved names.
 
     Raises:
-        DataError: the batch is neither a pair nor a dict with labels.
+        DataError: the batch holds no labels.
     """
     if isinstance(batch, Mapping):
         return batch, labels_of(batch, name, label_key)
+    if readings_of(batch, has_labels=True) == (Reading.LABELS_LAST,):
+        return batch[:-1], batch[-1]
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         words = shape_words(batch)
         if hasattr(batch, "shape"):

@@ -225,7 +225,7 @@ class Batches:
         whole dict: only the model can select the keys to feed.
 
         Raises:
-            DataError: a batch is neither a pair nor a dict with labels.
+            DataError: a batch holds no labels.
         """
         for batch in self if part is None else self._slice(part):
             yield labelled_pair(batch, self.name, self.label_key)
@@ -255,17 +255,17 @@ class Batches:
         """The first batch, with the name of its loader."""
         return FirstBatch(self.first_inputs, self.name)
 
-    def bound(self, attempt: Callable[[FirstBatch], T]) -> T:
+    def bound(self, attempt: Callable[[FirstBatch], T], has_labels: bool = False) -> T:
         """Set `reading` to the first interpretation that the model accepts.
 
         `attempt` runs the model, whose signature decides, on the first batch; its result is
-        returned.
+        returned. Batches that are known to hold labels have one interpretation.
 
         Raises:
             DataError: no interpretation fits; the error is that of the documented one.
         """
         refused: DataError | None = None
-        for reading in readings_of(self._first_batch):
+        for reading in readings_of(self._first_batch, has_labels):
             self.reading = reading
             try:
                 return attempt(self.first)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,15 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.named_outputs import register_dataclasses
 from neural_mp.adaptors.pytorch.versions import with_code
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.util.labels import without_labels
 from neural_mp.util.pytree import as_numpy
 from neural_mp.util.text import counted
+
+#: Kinds of parameters that take further arguments.
+_FURTHER = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,13 @@ class CallSignature:
     """Parameters and input dtype of a model's forward.
 
     Attributes:
-        parameters: names of the forward parameters.
+        parameters: names of the forward parameters, without `*args` and `**kwargs`.
         names: parameters that the values of a batch go to, in order, if the user names them.
         dtype: dtype of the model's weights, which float arrays are converted to.
-        open: whether the forward takes only arbitrary keywords (`**kwargs`).
+        open: whether the forward takes further keywords (`**kwargs`).
         needed: the parameters without a default.
         owner: name of the class that defines the forward.
+        variadic: whether the forward takes further positional arguments (`*args`).
     """
 
     parameters: tuple[str, ...]
@@ -75,21 +80,23 @@ class CallSignature:
     open: bool = False
     needed: tuple[str, ...] = ()
     owner: str = "the model"
+    variadic: bool = False
 
     def call(self, inputs: object, like: CallArgs | None = None) -> CallArgs:
         """Return the call for the inputs of one batch.
 
         A dict whose keys are parameters is passed by keyword, without labels that the model does
-        not require; a tuple or list by position (or to the parameters the user named); any other
-        value as the only argument. A call `like` that of the capture decides which parameters are
-        passed by position and which by keyword.
+        not require; a tuple or list by position (or to the parameters the user named), unless it
+        is itself the only argument that the model takes; any other value as the only argument. A
+        call `like` that of the capture decides which parameters are passed by position and which by
+        keyword.
 
         Raises:
             DataError: if a value is not numeric, the number of inputs differs from `names`, or only
                 some of a dict's keys are parameters.
         """
-        call = self._as_given(inputs)
-        return call if like is None or self.open else self._arranged(call, like)
+        call = self._as_given(inputs, like)
+        return call if like is None else self._arranged(call, like)
 
     def _arranged(self, call: CallArgs, like: CallArgs) -> CallArgs:
         if len(call.args) > len(self.parameters):
@@ -100,14 +107,16 @@ class CallSignature:
             return call
         return CallArgs(tuple(given[n] for n in positional), {n: given[n] for n in like.kwargs})
 
-    def _as_given(self, inputs: object) -> CallArgs:
+    def _as_given(self, inputs: object, like: CallArgs | None) -> CallArgs:
+        register_dataclasses(inputs)
         if isinstance(inputs, Mapping):
             named = self._named(inputs)
             if named is not None:
                 return CallArgs((), pytree.tree_map(self.tensor_of, named))
             inputs = dict(inputs)  # convert a Mapping subclass, e.g. a tokenizer's result
         tensors = pytree.tree_map(self.tensor_of, inputs)
-        values = tuple(tensors) if isinstance(tensors, tuple | list) else (tensors,)
+        by_position = isinstance(tensors, tuple | list) and not self._takes_whole(tensors, like)
+        values = tuple(tensors) if by_position else (tensors,)
         if not self.names:
             return CallArgs(values)
         if len(values) != len(self.names):
@@ -117,20 +126,40 @@ class CallSignature:
             )
         return CallArgs((), dict(zip(self.names, values, strict=True)))
 
+    def _takes_whole(self, values: Sequence[Any], like: CallArgs | None) -> bool:
+        """Whether a tuple or list is the only argument, not several arguments.
+
+        So it is if the model was captured with a tuple or list as the only argument, unless a
+        further one encloses that argument; before, if the model takes one argument only.
+        """
+        if like is None:
+            only = len(self.names or self.parameters) == 1
+            return only and not self.variadic and len(values) > 1
+        given = (*like.args, *like.kwargs.values())
+        if len(given) != 1 or not isinstance(given[0], tuple | list):
+            return False
+        return len(values) != 1 or not isinstance(values[0], tuple | list)
+
     def _named(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
         """Return parameter → value; None if the dict is itself an argument."""
         given = without_labels(inputs, (*self.needed, *self.names))
         if self.names and set(self.names) <= set(given):
             return {name: given[name] for name in self.names}
         unknown = [key for key in given if key not in self.parameters]
-        if self.open or not unknown:
+        missing = [name for name in self.needed if name not in given]
+        if not unknown or (self.open and not missing):
             return given
-        if len(unknown) < len(given):
+        if len(unknown) == len(given):
+            return None
+        if self.open:
             raise DataError(
-                f"{self.owner}.forward has no parameter {unknown[0]!r}, which a batch holds"
-                f"{did_you_mean(unknown[0], self.parameters)}"
+                f"a batch must hold {missing[0]!r}, which {self.owner}.forward requires, got the "
+                f"keys {', '.join(map(str, given))}"
             )
-        return None
+        raise DataError(
+            f"{self.owner}.forward has no parameter {unknown[0]!r}, which a batch holds"
+            f"{did_you_mean(unknown[0], self.parameters)}"
+        )
 
     def check(self, call: CallArgs, like: CallArgs) -> None:
         """Check a call's inputs against those that the model was captured with.
@@ -179,20 +208,16 @@ def call_signature(module: nn.Module, names: tuple[str, ...] = ()) -> CallSignat
     """Return the call signature of a module's forward."""
     taken = inspect.signature(with_code(module).forward).parameters
     kinds = {parameter.kind for parameter in taken.values()}
-    only_keywords = kinds == {inspect.Parameter.VAR_KEYWORD}
-    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    needed = (
-        name
-        for name, parameter in taken.items()
-        if parameter.default is inspect.Parameter.empty and parameter.kind not in variable
-    )
+    known = {name: parameter for name, parameter in taken.items() if parameter.kind not in _FURTHER}
+    needed = (name for name, given in known.items() if given.default is inspect.Parameter.empty)
     return CallSignature(
-        tuple(taken),
+        tuple(known),
         names,
         float_dtype(module),
-        only_keywords,
+        inspect.Parameter.VAR_KEYWORD in kinds,
         tuple(needed),
         type(module).__name__,
+        inspect.Parameter.VAR_POSITIONAL in kinds,
     )
 
 

@@ -207,13 +207,18 @@ def drop_updates(module: GraphModule) -> list[str]:
         if node.target is aten.copy_.default and node.args[0].op in ("placeholder", "get_attr"):
             target = node.args[0]
             if target.op == "get_attr":
-                warnings.append(
-                    f"buffer {target.target!r}, which the model updates in every run, keeps its "
-                    f"value in converted models"
-                )
+                warnings.append(kept_buffer(str(target.target)))
             node.replace_all_uses_with(node.args[1])
             module.graph.erase_node(node)
     return warnings
+
+
+def kept_buffer(name: str) -> str:
+    """Return the warning for a buffer whose updates converted models leave out."""
+    return (
+        f"buffer {name!r}, which the model updates in every run, keeps its value in converted "
+        f"models"
+    )
 
 
 def views_to_reshapes(module: GraphModule) -> None:

@@ -24,7 +24,7 @@ from neural_mp.adaptors.pytorch.dynamic_shapes import (
     sizes_of,
     watch_sizes,
 )
-from neural_mp.adaptors.pytorch.functionalize import make_functional
+from neural_mp.adaptors.pytorch.functionalize import is_expandable, make_functional
 from neural_mp.adaptors.pytorch.module_state import restored
 from neural_mp.adaptors.pytorch.named_outputs import register_dataclasses
 from neural_mp.adaptors.pytorch.padded_encoders import zeroed_padding
@@ -54,6 +54,8 @@ _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 38
 
 #: Attribute that holds the module enclosed by `Enclosed`.
 ENCLOSED = "neural_mp_enclosed"
+#: Package of modules with packed integer weights.
+_QUANTIZED = "torch.ao.nn.quantized"
 #: Key of `GraphModule.meta` for the names of attributes whose changes a graph leaves out.
 KEPT_STATE = "neural_mp_kept_state"
 
@@ -235,9 +237,11 @@ def export(
             torch.export would take long to derive them again.
         strict: whether to trace the code of Python.
     """
+    # torch.export marks dynamic axes on the tensors; an attempt that ends early leaves the marks.
+    call = call.map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
     fixed: dict[int, set[int]] = {}
     if isinstance(module, GraphModule) and not isinstance(axes, str):
-        fixed = fixed_axes(module, call, axes)
+        fixed = fixed_axes(module, call.args, call.kwargs, axes)
 
     def free(leaf: Any) -> Any:
         if not has_axes(leaf):
@@ -275,11 +279,13 @@ def graph_of(program: ExportedProgram) -> GraphModule:
 def _functional(program: ExportedProgram) -> ExportedProgram:
     """Return the program without in-place ops.
 
-    An empty decomposition table keeps the ops but functionalizes them, including in-place updates
-    visible through views, which a rewrite of single ops cannot guarantee.
+    A decomposition table without an op keeps the op but functionalizes it, including in-place
+    updates visible through views, which a rewrite of single ops cannot guarantee.
     """
+    expanded = {n.target for n in program.graph.nodes if is_expandable(n.target)}
+    table: dict[Any, Any] = {op: op.decompose for op in expanded}
     with torch.no_grad(), quiet_export(), free_lengths():
-        return program.run_decompositions({})
+        return program.run_decompositions(table)
 
 
 @contextmanager
@@ -314,6 +320,8 @@ def _likely_cause(module: nn.Module, run: TrialRun) -> str:
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             return f"The module {name!r} is TorchScript; use the nn.Module of its source"
+        if type(part).__module__.startswith(_QUANTIZED):
+            return f"The module {name!r} is already quantized by torch.ao; use the float model"
     for leaf in pytree.tree_leaves(run.outputs):
         if not isinstance(leaf, torch.Tensor | int | float | str | None):
             return (

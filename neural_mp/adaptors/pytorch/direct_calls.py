@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from neural_mp.adaptors.pytorch.programs import call_programs
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_NOTHING = nullcontext()
 
 #: Dtype and shape of every tensor, in order.
 _InputKey = tuple[Hashable, ...]
@@ -222,7 +224,10 @@ class DirectCalls:
         """
         model, target = self._model, self._target
         if target is None or isinstance(target, DirectGraph):
-            return run_call(model, target or model.once(_direct_form), call)
+            form = target or model.once(_direct_form)
+            # Calls of the toolkit, e.g. to measure times, must not change results of later calls.
+            with restored(form) if isinstance(form, nn.Module) and model.keeps_state else _NOTHING:
+                return run_call(model, form, call)
         if not is_accepted(model, call):
             run_call(model, model.module, call)
             accept(model, call)

@@ -1,8 +1,8 @@
-"""Input sizes for which a captured graph is valid, checked before every run.
+"""Inputs for which a captured graph is valid, checked before every run: sizes and numbers.
 
 A graph holds the branches and numbers that the model's code derives from some sizes. torch.export
 determines for which other sizes the graph is valid; these bounds are kept through rewrites and in
-files.
+files. Inputs that are no tensors, such as Python numbers, are constants of the graph.
 """
 
 from __future__ import annotations
@@ -17,23 +17,30 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
-from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.versions import child_specs, is_being_traced
 from neural_mp.errors import DataError
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     boolean,
+    invalid,
     list_of,
     non_negative_integer,
     optional,
+    record,
     string,
     tuple_of,
 )
 
 #: Key of `GraphModule.meta` for the sizes.
 SIZES = "neural_mp_sizes"
+#: Key of a constant input in files.
+_VALUE = "value"
 #: torch.export always specializes sizes 0 and 1, so a bound up to 2 means no bound.
 _UNASKED = 2
+#: Functions of torch.export for sizes that were rounded to a Python number.
+_ROUNDED = frozenset({"TruncToInt", "CeilToInt", "FloorToInt", "RoundToInt"})
+#: Number of sizes tried below and above the traced size.
+_MAX_SCANNED = 4096
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,23 @@ class Axis:
     exported: bool = False
 
 
-#: Axes of each input; None for an input that is not a tensor.
-Sizes = tuple[tuple[Axis, ...] | None, ...]
+@dataclass(frozen=True)
+class Constant:
+    """Value of an input that is not a tensor, which the graph holds.
+
+    Attributes:
+        value: the value at capture.
+    """
+
+    value: bool | int | float | str | None
+
+    def equals(self, leaf: object) -> bool:
+        """Whether an input has the value."""
+        return not isinstance(leaf, torch.Tensor) and bool(leaf == self.value)
+
+
+#: Axes of each input, or its value; None for an input of a file that does not hold the value.
+Sizes = tuple[tuple[Axis, ...] | Constant | None, ...]
 
 
 def watch_sizes(module: GraphModule, sizes: Sizes) -> None:
@@ -66,12 +88,15 @@ def watch_sizes(module: GraphModule, sizes: Sizes) -> None:
 
 def sizes_of(module: GraphModule) -> Sizes:
     """Return the size bounds that torch.export found for a module's inputs."""
-    found: list[tuple[Axis, ...] | None] = []
+    found: list[tuple[Axis, ...] | Constant | None] = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
             value = node.meta.get("val")
-            tensor = isinstance(value, torch.Tensor)
-            found.append(tuple(_axis(module, size) for size in value.shape) if tensor else None)
+            if isinstance(value, torch.Tensor):
+                found.append(tuple(_axis(module, size) for size in value.shape))
+            else:
+                is_plain = isinstance(value, bool | int | float | str | None)
+                found.append(Constant(value) if is_plain else None)
     return tuple(found)
 
 
@@ -84,23 +109,65 @@ def _axis(module: GraphModule, size: int | torch.SymInt) -> Axis:
         return Axis()
     least = int(known.lower)
     largest = None if isinstance(known.upper, IntInfinity) else int(known.upper)
-    return Axis(str(expression), 0 if least <= _UNASKED else least, largest)
+    least = 0 if least <= _UNASKED else least
+    lowest, highest = _range_of_number(size)
+    if highest is not None:
+        least, largest = max(least, lowest), min(highest, largest or highest)
+    return Axis(str(expression), least, largest)
+
+
+def _range_of_number(size: torch.SymInt) -> tuple[int, int | None]:
+    """Return the least and the largest size for which numbers computed from a size are as traced.
+
+    `int(size * 0.5)` returns a Python number, which the graph holds; torch.export keeps the
+    equation in its guards alone. The largest size is None without such a number.
+    """
+    hint, symbol = size.node.hint, size.node.expr
+    equations = [
+        guard.expr
+        for guard in size.node.shape_env.guards
+        if guard.expr.free_symbols == {symbol} and _is_rounded(guard.expr)
+    ]
+
+    def is_as_traced(value: int) -> bool:
+        return all(bool(equation.subs({symbol: value})) for equation in equations)
+
+    if not equations or hint is None or not is_as_traced(hint):
+        return 0, None
+    lowest = highest = hint
+    while lowest > 0 and hint - lowest < _MAX_SCANNED and is_as_traced(lowest - 1):
+        lowest -= 1
+    while highest - hint < _MAX_SCANNED and is_as_traced(highest + 1):
+        highest += 1
+    return lowest, highest
+
+
+def _is_rounded(guard: Any) -> bool:
+    """Whether a guard equates a number with a rounded one."""
+    return bool(guard.is_Equality) and any(type(side).__name__ in _ROUNDED for side in guard.args)
 
 
 def check_inputs(
     module: GraphModule, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> None:
-    """Check the input sizes of a graph.
+    """Check the input sizes and constant inputs of a graph.
 
     Raises:
-        DataError: if an axis is too short or too long, or two axes that must agree differ.
+        DataError: if an axis is too short or too long, two axes that must agree differ, or an input
+            that is not a tensor has another value than at capture.
     """
     if is_being_traced():
         return
     seen: dict[str, int] = {}
     leaves = flat_inputs(module, args, kwargs)
     for position, (leaf, axes) in enumerate(zip(leaves, module.meta[SIZES], strict=False)):
+        if isinstance(axes, Constant):
+            if not axes.equals(leaf):
+                raise DataError(_other_value(position, axes, leaf))
+            continue
         if axes is None or not isinstance(leaf, torch.Tensor):
+            if axes:
+                raise DataError(f"input {position} must be a tensor, as at capture, got {leaf!r}")
             continue
         if leaf.ndim != len(axes):
             raise DataError(
@@ -116,6 +183,16 @@ def check_inputs(
                 raise DataError(
                     f"axis {number} of input {position} has {counted(size, 'value')}; {expected}"
                 )
+
+
+def _other_value(position: int, constant: Constant, leaf: object) -> str:
+    is_tensor = isinstance(leaf, torch.Tensor)
+    shown = "a tensor" if is_tensor else repr(leaf)
+    return (
+        f"input {position} must be {constant.value!r}, as at capture, got {shown}: torch.export "
+        f"keeps an input that is not a tensor as a constant; convert the model once for each "
+        f"value, or let its forward take a tensor"
+    )
 
 
 def _complaint(size: int, axis: Axis, seen: dict[str, int]) -> str:
@@ -142,7 +219,7 @@ def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:
 def as_exported(sizes: Sizes) -> Sizes:
     """Mark the sizes as those of a program that the user exported."""
     return tuple(
-        None if axes is None else tuple(replace(axis, exported=True) for axis in axes)
+        tuple(replace(axis, exported=True) for axis in axes) if isinstance(axes, tuple) else axes
         for axes in sizes
     )
 
@@ -162,9 +239,11 @@ def keywords(module: GraphModule) -> tuple[str, ...]:
     return tuple(named.context)
 
 
-def fixed_axes(module: GraphModule, call: CallArgs, sizes: Sizes) -> dict[int, set[int]]:
+def fixed_axes(
+    module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object], sizes: Sizes
+) -> dict[int, set[int]]:
     """Return id of an input of a call → its axes with one valid size."""
-    leaves = flat_inputs(module, call.args, call.kwargs)
+    leaves = flat_inputs(module, args, kwargs)
     return {
         id(leaf): {number for number, axis in enumerate(axes) if axis.least == axis.largest}
         for leaf, axes in zip(leaves, sizes, strict=True)
@@ -174,13 +253,20 @@ def fixed_axes(module: GraphModule, call: CallArgs, sizes: Sizes) -> dict[int, s
 
 def fixed_batch_sizes(sizes: Sizes) -> list[int]:
     """Return the fixed lengths of the inputs' first axes."""
-    firsts = [axes[0] for axes in sizes if axes]
+    firsts = [axes[0] for axes in sizes if isinstance(axes, tuple) and axes]
     return [axis.least for axis in firsts if axis.least == axis.largest]
 
 
 def to_plain(sizes: Sizes) -> list[Any]:
-    """Convert to nested lists for JSON."""
-    return [None if axes is None else [list(astuple(axis)) for axis in axes] for axes in sizes]
+    """Convert to nested lists and dicts for JSON."""
+    return [
+        [list(astuple(axis)) for axis in axes] if isinstance(axes, tuple) else _plain_value(axes)
+        for axes in sizes
+    ]
+
+
+def _plain_value(constant: Constant | None) -> Any:
+    return None if constant is None else {_VALUE: constant.value}
 
 
 def from_plain(data: object) -> Sizes:
@@ -189,7 +275,19 @@ def from_plain(data: object) -> Sizes:
     Raises:
         NeuralMPError: if the data does not match the schema.
     """
-    return list_of(optional(list_of(_axis_of)))(data)
+    return list_of(optional(_input_of))(data)
+
+
+def _input_of(value: object) -> tuple[Axis, ...] | Constant:
+    if isinstance(value, dict):
+        return Constant(record({_VALUE: _plain_constant})(value)[_VALUE])
+    return list_of(_axis_of)(value)
+
+
+def _plain_constant(value: Any) -> bool | int | float | str | None:
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    raise invalid("a number, a text or null", value)
 
 
 def _axis_of(value: object) -> Axis:

@@ -21,6 +21,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from neural_mp.adaptors.pytorch.pt2.op_allowlist import is_allowed
+
 logger = logging.getLogger(__name__)
 aten = torch.ops.aten
 
@@ -145,8 +147,16 @@ def _expand(node: Node) -> None:
         raise _NeedsTraceError(str(target))
     if torch.Tag.maybe_aliasing_or_mutating in target.tags:
         raise _NeedsTraceError(str(target))
-    if _aliased(target) and _is_composite(target):
+    if is_expandable(target) or (_aliased(target) and _is_composite(target)):
         _retraced(node)
+
+
+def is_expandable(target: Any) -> bool:
+    """Whether an op is composed of others, and programs in files may not call the op itself."""
+    if not isinstance(target, OpOverload) or not _is_composite(target):
+        return False
+    library, _, name = target._schema.name.partition("::")
+    return not is_allowed(library, name)
 
 
 def _aliased(target: OpOverload) -> list[int]:

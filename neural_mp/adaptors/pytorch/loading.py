@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.nn.parameter import is_lazy
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import InputSpec
@@ -21,17 +24,18 @@ from neural_mp.adaptors.pytorch.call_signature import (
     call_signature,
     resized,
 )
-from neural_mp.adaptors.pytorch.canonicalize import drop_updates, prepare
+from neural_mp.adaptors.pytorch.canonicalize import drop_updates, kept_buffer, prepare
 from neural_mp.adaptors.pytorch.capture import other_ways, result_of
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
 from neural_mp.adaptors.pytorch.experts import running_all, split_experts, whole_experts
 from neural_mp.adaptors.pytorch.layer_capture import capture_layers
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
+from neural_mp.adaptors.pytorch.pt2.op_allowlist import is_allowed
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.transformers_folder import is_known_class
-from neural_mp.adaptors.pytorch.trial_run import at_least_two, exceeded_limits
+from neural_mp.adaptors.pytorch.trial_run import at_least_two, exceeded_limits, try_out
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 from neural_mp.util.text import counted
@@ -88,6 +92,7 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
         raise ModelLoadError("the model must not be TorchScript; give the nn.Module of its source")
     if isinstance(source, ConvertedModule):
         raise ModelLoadError("the model is already converted; give the original model")
+    _require_values(source)
     signature = call_signature(source, wanted.names)
     unknown = [name for name in wanted.names if name not in signature.parameters]
     if unknown:
@@ -95,15 +100,49 @@ def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
             f"inputs must name parameters of {type(source).__name__}.forward "
             f"({', '.join(signature.parameters)}), got {unknown[0]!r}"
         )
-    call, inferred = _example_call(source, signature, wanted.example)
+    module = _without_inference_tensors(source)
+    call, inferred = _example_call(module, signature, wanted.example)
     if how == Capture.MODULES:
-        model = _in_parts(source, call, signature, capture_modules, "module")
+        model = _in_parts(module, call, signature, capture_modules, "module")
     elif how == Capture.LAYERS:
-        model = _in_parts(source, call, signature, capture_layers, "layer")
+        model = _in_parts(module, call, signature, capture_layers, "layer")
     else:
-        model = _assemble(capture.capture(source, call), call, signature, source)
+        model = _assemble(capture.capture(module, call), call, signature, module)
     config = getattr(source, "config", None) if is_known_class(source) else None
-    return replace(model, warnings=(*inferred, *model.warnings), config=config)
+    warnings = (*inferred, *model.warnings)
+    return replace(model, warnings=warnings, config=config, original=source)
+
+
+def _without_inference_tensors(source: nn.Module) -> nn.Module:
+    """Return the module, or a copy if its weights were made under `torch.inference_mode`.
+
+    Such tensors can be neither exported nor saved.
+    """
+    held = (*source.parameters(), *source.buffers())
+    memo: dict[int, Any] = {id(value): value.clone() for value in held if value.is_inference()}
+    for value in source.parameters():
+        if id(value) in memo:
+            memo[id(value)] = nn.Parameter(memo[id(value)], requires_grad=False)
+    return copy.deepcopy(source, memo) if memo else source
+
+
+def _require_values(source: nn.Module) -> None:
+    """Check that all weights have values.
+
+    Raises:
+        ModelLoadError: if a weight has no shape yet, or is on the meta device.
+    """
+    for name, value in (*source.named_parameters(), *source.named_buffers()):
+        if is_lazy(value):
+            raise ModelLoadError(
+                f"the weights of {type(source).__name__} must be initialized, but {name!r} has no "
+                f"shape yet: run the model once, then load its trained weights"
+            )
+        if value.is_meta:
+            raise ModelLoadError(
+                f"the weights of {type(source).__name__} must have values, but {name!r} is on the "
+                f"meta device: move the model by to_empty(device='cpu'), then load its weights"
+            )
 
 
 def _example_call(
@@ -151,7 +190,22 @@ def _in_parts(
             ", ".join(whole) if len(whole) <= _MAX_NAMED_PARTS else counted(len(whole), "weight")
         )
         warnings.append(f"the weights of experts in a form of their own stay as they are: {shown}")
-    return TorchModel(parts, call, signature, shell, source, tuple(warnings))
+    kept, buffers = _state_between(shell, call, parts) if kind == "module" else ([], [])
+    warnings += [*_without_changes(kept), *map(kept_buffer, buffers)]
+    model = TorchModel(parts, call, signature, shell, source, tuple(warnings))
+    return replace(model, keeps_state=bool(kept or buffers))
+
+
+def _state_between(
+    shell: nn.Module, call: CallArgs, parts: Iterable[str]
+) -> tuple[list[str], list[str]]:
+    """Return the attributes and buffers outside of parts that carry state from call to call."""
+    run = try_out(shell, call)
+    inside = tuple(f"{path}." for path in parts)
+    kept, buffers = (
+        [name for name in names if not name.startswith(inside)] for names in (run.kept, run.buffers)
+    )
+    return kept, buffers
 
 
 def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
@@ -159,18 +213,32 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
 
     Warnings cover dropped updates of the model's own state, and layers that stay in FP32.
     """
-    meta = module.meta
-    warnings = [*meta.get(capture.NOTES, ()), *drop_updates(module)]
-    warnings += _without_changes(meta.get(capture.KEPT_STATE, ()))
+    kept = [f"{path}.{n}" if path else n for n in module.meta.get(capture.KEPT_STATE, ())]
+    notes = module.meta.get(capture.NOTES, ())
+    warnings = [*notes, *drop_updates(module), *_without_changes(kept)]
     prepared = prepare(module, path)
-    kept: dict[str, list[str]] = {}
+    floats: dict[str, list[str]] = {}
     for node in fx.op_nodes(prepared).values():
         why = recurrent_obstacle(prepared, node) if fx.op_type(node) in RECURRENT_TYPES else None
         if why is not None:
-            kept.setdefault(why, []).append(fx.op_type(node))
-    for why, kinds in kept.items():
+            floats.setdefault(why, []).append(fx.op_type(node))
+    for why, kinds in floats.items():
         warnings += stays_in_fp32(kinds, "", why)
-    return prepared, [*warnings, *left_in_bodies(prepared)]
+    return prepared, [*warnings, *left_in_bodies(prepared), *_unstorable(prepared)]
+
+
+def _unstorable(module: GraphModule) -> list[str]:
+    """Return a warning for ops that a file must not call unless the user trusts them."""
+    targets = {n.target for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
+    named = [target._schema.name.partition("::") for target in targets]
+    names = sorted({f"{library}.{op}" for library, _, op in named if not is_allowed(library, op)})
+    if not names:
+        return []
+    listed = ", ".join(map(repr, names))
+    return [
+        f"files may call {listed} only if the user trusts them; load a saved result by "
+        f"neural_mp.load(path, trust=[{listed}])"
+    ]
 
 
 def _without_changes(names: Sequence[str]) -> list[str]:

@@ -68,6 +68,7 @@ class TorchModel:
         grouped: op → weight in 4 bits or less that the next conversion stores.
         config: the configuration of a `transformers` model, or its values in a restored model;
             None for other modules.
+        keeps_state: whether the code of the shell keeps state from call to call.
     """
 
     parts: Mapping[str, Part]
@@ -78,6 +79,7 @@ class TorchModel:
     warnings: tuple[str, ...] = ()
     compiles: bool = False
     config: Any = None
+    keeps_state: bool = False
     grouped: Mapping[str, GroupedWeight] = field(default_factory=dict, repr=False)
 
     @property

@@ -39,12 +39,14 @@ class _Container:
         name: its name in the module.
         has_names: whether its keys are names of attributes or variables.
         before: its values when the snapshot was made.
+        is_buffers: whether it holds the buffers of a module.
     """
 
     holder: Any
     name: str
     has_names: bool
     before: Any
+    is_buffers: bool = False
 
     def changed_names(self) -> list[str]:
         """Return the names of changed values."""
@@ -131,16 +133,17 @@ class ModuleState:
         while self._pending and len(self._seen) < _MAX_OBJECTS:
             self._visit(*self._pending.pop())
 
-    def changed_names(self) -> list[str]:
-        """Return the names of changed attributes and variables, without buffers."""
-        names = [name for container in self._containers for name in container.changed_names()]
-        names += [t.name for t in self._tensors.values() if not t.is_buffer and t.is_written()]
-        return list(dict.fromkeys(sorted(names)))
+    def changed_names(self, of_buffers: bool = False) -> list[str]:
+        """Return the names of changed attributes and variables, or those of changed buffers."""
+        containers = (part for part in self._containers if part.is_buffers == of_buffers)
+        tensors = (part for part in self._tensors.values() if part.is_buffer == of_buffers)
+        names = [name for container in containers for name in container.changed_names()]
+        names += [tensor.name for tensor in tensors if tensor.is_written()]
+        return sorted(set(names))
 
     def is_changed(self) -> bool:
-        """Whether any value changed, buffers included."""
-        written = any(tensor.is_written() for tensor in self._tensors.values())
-        return written or bool(self.changed_names())
+        """Whether any value changed."""
+        return bool(self.changed_names() or self.changed_names(of_buffers=True))
 
     def written(self) -> list[int]:
         """Return the ids of tensors that were written to, without buffers."""
@@ -177,7 +180,7 @@ class ModuleState:
         for tensor in self._tensors.values():
             tensor.restore()
 
-    def _visit(self, name: str, value: Any) -> None:
+    def _visit(self, name: str, value: object) -> None:
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
@@ -198,6 +201,10 @@ class ModuleState:
                 self._visit_names(name, vars(value))
 
     def _visit_module(self, name: str, module: nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):  # its attributes are not in Python
+            for key, value in module.named_buffers():
+                self._keep_tensor(_joined(name, key), value, is_buffer=True)
+            return
         own = vars(module)
         self._visit_names(name, {**own, _PARAMETERS: None, _BUFFERS: None, _SUBMODULES: None}, own)
         for key in (_PARAMETERS, _BUFFERS, _SUBMODULES):
@@ -215,11 +222,15 @@ class ModuleState:
                         self._visit_globals(value)
 
     def _visit_names(
-        self, name: str, values: dict[str, Any], holder: Any = None, is_buffer: bool = False
+        self,
+        name: str,
+        values: dict[str, Any],
+        holder: dict[str, Any] | None = None,
+        is_buffer: bool = False,
     ) -> None:
         """Keep the values of a namespace: an object's attributes, or a dict of buffers."""
         holder = values if holder is None else holder
-        self._containers.append(_Container(holder, name, True, dict(holder)))
+        self._containers.append(_Container(holder, name, True, dict(holder), is_buffer))
         for key, value in values.items():
             self._refer(_joined(name, key), value, holder, key, is_buffer)
 
@@ -251,7 +262,9 @@ class ModuleState:
             if type(value) in _CONTAINERS or isinstance(value, torch.Tensor):
                 self._refer(name, value, function.__globals__, name)
 
-    def _refer(self, name: str, value: Any, holder: Any, key: Any, is_buffer: bool = False) -> None:
+    def _refer(
+        self, name: str, value: object, holder: object, key: object, is_buffer: bool = False
+    ) -> None:
         if isinstance(value, torch.Tensor | np.ndarray):
             self._keep_tensor(name, value, is_buffer)
             if id(value) in self._tensors:
@@ -309,7 +322,7 @@ def _is_identical(before: Any, now: Any) -> bool:
     return len(before) == len(now) and next(sides) == next(sides)
 
 
-def _items(values: Any) -> Any:
+def _items(values: object) -> Any:
     return values.values() if isinstance(values, dict) else ()
 
 
@@ -326,7 +339,7 @@ def _is_same(before: Any, now: Any) -> bool:
     return isinstance(before, set) and before == now
 
 
-def _is_stateful(value: Any) -> bool:
+def _is_stateful(value: object) -> bool:
     """Whether an object keeps attributes, and its class is not one of a library without state."""
     if isinstance(value, SimpleNamespace):
         return True

@@ -69,7 +69,7 @@ def _names(inputs: Any) -> Mapping[str, str]:
 def _fixed(inputs: Any, sizes: Sizes) -> dict[str, str]:
     """Return symbol → the size of an axis that has no other."""
     shapes = [value.shape or () for value in inputs]
-    known = [axes for axes in sizes if axes is not None]
+    known = [axes for axes in sizes if isinstance(axes, tuple)]
     if len(shapes) != len(known):
         return {}
     return {

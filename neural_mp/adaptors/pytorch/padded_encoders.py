@@ -19,11 +19,11 @@ _forward: Any = nn.TransformerEncoder.forward
 @contextmanager
 def zeroed_padding() -> Iterator[None]:
     """Trace encoders with zeros in padded places, where inference returns zeros."""
-    nn.TransformerEncoder.forward = _traced  # type: ignore[method-assign,assignment]
+    nn.TransformerEncoder.forward = _traced
     try:
         yield
     finally:
-        nn.TransformerEncoder.forward = _forward  # type: ignore[method-assign]
+        nn.TransformerEncoder.forward = _forward
 
 
 def _traced(

@@ -58,7 +58,8 @@ def computes_samples_alone(portable: GraphModule) -> bool:
     results must be listed here: False does not mean that samples depend on each other.
     """
     inputs = [node for node in portable.graph.nodes if node.op == "placeholder"]
-    if not inputs or not all(axes and _is_dynamic(axes[0]) for axes in portable.meta[SIZES]):
+    sizes = portable.meta[SIZES]
+    if not inputs or not all(isinstance(a, tuple) and a and _is_dynamic(a[0]) for a in sizes):
         return False
     (batch, *_) = sizes_of_result(inputs[0])
     if not all(_is_batch(node, batch) for node in inputs):

@@ -31,6 +31,7 @@ from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
+from neural_mp.adaptors.pytorch.stored_sizes import with_storable_sizes
 from neural_mp.adaptors.pytorch.transformers_config import plain_config, stored_config
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.core.precision import FLOAT_KERNELS
@@ -69,7 +70,7 @@ def save(model: TorchModel, folder: Path) -> None:
             f"return texts"
         )
     try:
-        plain, named = with_plain_outputs(model.portable)
+        plain, named = with_plain_outputs(with_storable_sizes(model.portable))
         program = export(plain, _without_values(model.example), plain.meta[SIZES])
         program.example_inputs = _without_size(program.example_inputs)
         _write_compressed(program, folder / PROGRAM_FILE)
@@ -104,7 +105,7 @@ def save_file(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> Non
             "a .pt2 file holds one graph, but the model is converted module by module; save a "
             "folder"
         )
-    module, _ = with_plain_outputs(standalone_form(model.portable))
+    module, _ = with_plain_outputs(with_storable_sizes(standalone_form(model.portable)))
     try:
         program = export(module, _without_values(model.example), module.meta[SIZES])
         with quiet_export():
@@ -197,9 +198,11 @@ def restore(folder: Path) -> TorchModel:
         if details.get("named_outputs"):
             portable = with_named_outputs(portable)
         known = call_signature(portable, details["inputs"])
-        parameters = details.get("parameters") or known.parameters
-        signature = replace(known, dtype=details["dtype"], parameters=parameters)
         example = example_of(program)
+        listed = details.get("parameters") or known.parameters
+        # Keywords that a forward takes by `**kwargs` are not among its parameters.
+        parameters = tuple(dict.fromkeys((*listed, *example.kwargs)))
+        signature = replace(known, dtype=details["dtype"], parameters=parameters)
         whole = Part(portable, runnable_form(portable), example)
         values = details.get("config")
         config = None if values is None else stored_config(values, len(portable.state_dict()))

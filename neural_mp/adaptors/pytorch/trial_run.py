@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class TrialRun:
         call: the call to capture: that of the run, or a larger one that the module accepts.
         outputs: the outputs of the run.
         changed: names of attributes and variables that the run changed, without buffers.
+        buffers: names of buffers that the run changed.
         written: ids of tensors other than buffers that the run wrote to.
         kept: the names among `changed` that outputs of later runs may depend on: those that every
             run changes, or all of `changed` if a second run has other outputs.
@@ -39,6 +40,7 @@ class TrialRun:
     call: CallArgs
     outputs: Any
     changed: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
     written: tuple[int, ...] = ()
     kept: tuple[str, ...] = ()
 
@@ -85,7 +87,7 @@ def _run_on_few(module: nn.Module, call: CallArgs) -> TrialRun:
         except DataError:
             logger.debug("the model fails on %d samples", _PROBE_BATCH_SIZE, exc_info=True)
         else:
-            return TrialRun(call, run.outputs, run.changed, run.written, run.kept)
+            return replace(run, call=call)
     return _run(module, call)
 
 
@@ -93,8 +95,9 @@ def _run(module: nn.Module, call: CallArgs) -> TrialRun:
     with restored(module) as state:
         outputs = run_in_place(module, call)
         changed, written = tuple(state.changed_names()), tuple(state.written())
+        buffers = tuple(state.changed_names(of_buffers=True))
     kept = _kept_state(module, call, changed) if changed else ()
-    return TrialRun(call, outputs, changed, written, kept)
+    return TrialRun(call, outputs, changed, buffers, written, kept)
 
 
 def run_in_place(module: nn.Module, call: CallArgs) -> Any:
@@ -111,7 +114,8 @@ def run_in_place(module: nn.Module, call: CallArgs) -> Any:
         # User code may raise any exception type.
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
-            f"{type(error).__name__}: {error}{_given_whole(module, call)}{_limits(module, call)}"
+            f"{type(error).__name__}: {error}{_given_whole(module, call)}"
+            f"{_given_separately(call, error)}{_limits(module, call)}"
         ) from error
 
 
@@ -130,7 +134,7 @@ def _kept_state(module: nn.Module, call: CallArgs, changed: tuple[str, ...]) -> 
     return tuple(again) if _are_equal(first, second) else changed
 
 
-def _are_equal(first: Any, second: Any) -> bool:
+def _are_equal(first: object, second: object) -> bool:
     """Whether two outputs hold equal tensors."""
     sides = [
         [leaf for leaf in pytree.tree_leaves(side) if isinstance(leaf, torch.Tensor)]
@@ -153,6 +157,16 @@ def _given_whole(module: nn.Module, call: CallArgs) -> str:
     return (
         f". The batch was passed as one argument, as none of its keys ({keys}) is a parameter of "
         f"forward ({taken})"
+    )
+
+
+def _given_separately(call: CallArgs, error: Exception) -> str:
+    """Return an explanation if a tuple or list was passed as several arguments, and failed."""
+    if call.kwargs or len(call.args) < 2 or not isinstance(error, TypeError):
+        return ""
+    return (
+        ". A tuple or list of inputs is passed as positional arguments; to pass it as one "
+        "argument, enclose it in a tuple: ((first, second),)"
     )
 
 
