@@ -238,7 +238,10 @@ class CorrectionContract(OnDigits):
         gained = [errors.learned / errors.nearest for errors in case.layer_errors.values()]
         assert max(gained) <= 1
         assert np.mean(gained) < 0.9
-        assert signal_to_noise(case.reference, case.run(model)) > before + 1
+        after = signal_to_noise(case.reference, case.run(model))
+        # Scales alone gain little if INT8 weights are limited to 7 bits.
+        is_exact = case.adaptor.int8_accumulation(MACHINE)["dense"] == "exact"
+        assert after > before + (1 if is_exact or "adaround" in corrections else 0)
 
     def test_reconstruction_needs_data(self, case):
         op = case.space.tunable_ops[0]

@@ -236,9 +236,11 @@ def export(
             torch.export would take long to derive them again.
         strict: whether to trace the code of Python.
     """
+    # torch.export marks dynamic axes on the tensors; an attempt that ends early leaves the marks.
+    call = call.map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
     fixed: dict[int, set[int]] = {}
     if isinstance(module, GraphModule) and not isinstance(axes, str):
-        fixed = fixed_axes(module, call, axes)
+        fixed = fixed_axes(module, call.args, call.kwargs, axes)
 
     def free(leaf: Any) -> Any:
         if not has_axes(leaf):

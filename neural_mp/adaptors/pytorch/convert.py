@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Mapping
 from dataclasses import replace
@@ -225,11 +224,18 @@ def _is_integer(plan: ResolvedPlan, op: str) -> bool:
     return op in plan.plan and plan.plan[op].approach is not None
 
 
+def _twin(module: nn.Module) -> nn.Module:
+    """Return a module with the same attributes; `copy.copy` refuses parametrized modules."""
+    twin: nn.Module = module.__new__(type(module))
+    twin.__dict__.update(vars(module))
+    return twin
+
+
 def _without_converted_weights(model: TorchModel) -> nn.Module | None:
     """Return the shell without weights of converted layers, which the model would keep alive."""
     if model.shell is None:
         return None
-    layers = {path: copy.copy(model.shell.get_submodule(path)) for path in model.converted_parts}
+    layers = {path: _twin(model.shell.get_submodule(path)) for path in model.converted_parts}
     for layer in layers.values():
         layer._parameters = {
             name: None if value is None else nn.Parameter(value.to("meta"), requires_grad=False)

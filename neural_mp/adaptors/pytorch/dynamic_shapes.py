@@ -17,7 +17,6 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
-from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.versions import child_specs, is_being_traced
 from neural_mp.errors import DataError
 from neural_mp.util.text import counted
@@ -240,9 +239,11 @@ def keywords(module: GraphModule) -> tuple[str, ...]:
     return tuple(named.context)
 
 
-def fixed_axes(module: GraphModule, call: CallArgs, sizes: Sizes) -> dict[int, set[int]]:
+def fixed_axes(
+    module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object], sizes: Sizes
+) -> dict[int, set[int]]:
     """Return id of an input of a call → its axes with one valid size."""
-    leaves = flat_inputs(module, call.args, call.kwargs)
+    leaves = flat_inputs(module, args, kwargs)
     return {
         id(leaf): {number for number, axis in enumerate(axes) if axis.least == axis.largest}
         for leaf, axes in zip(leaves, sizes, strict=True)

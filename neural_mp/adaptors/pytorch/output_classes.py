@@ -6,7 +6,7 @@ Dataclasses of the user, and caches among the outputs of `transformers` models.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,8 @@ class _Holder:
     """An object, dict, list or tuple, with its attributes or items."""
 
     kind: type
-    names: tuple[Any, ...]
-    items: tuple[Any, ...]
+    names: tuple[object, ...]
+    items: tuple[object, ...]
 
 
 def register_dataclasses(values: object) -> None:
@@ -79,35 +79,41 @@ def _is_taken_apart(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
 
 
-def _values(value: object) -> Iterator[Any]:
-    values: list[Any] = []
+def _values(value: object) -> Iterator[object]:
+    values: list[object] = []
     _taken_apart(value, "", [], values)
     return iter(values)
 
 
-def _flattened(cache: object) -> tuple[list[Any], list[Any]]:
+def _flattened(cache: object) -> tuple[list[object], list[object]]:
     """Return the tensors of a cache, and their names with the form of the rest."""
     names: list[str] = []
-    values: list[Any] = []
+    values: list[object] = []
     form = _taken_apart(cache, "", names, values)
     return values, [names, form]
 
 
-def _flattened_with_keys(cache: object) -> tuple[list[Any], list[Any]]:
-    values, context = _flattened(cache)
-    keys = map(pytree.MappingKey, context[0])
-    return list(zip(keys, values, strict=True)), context
+def _flattened_with_keys(
+    cache: object,
+) -> tuple[list[tuple[pytree.KeyEntry, object]], list[object]]:
+    names: list[str] = []
+    values: list[object] = []
+    form = _taken_apart(cache, "", names, values)
+    keyed = zip(map(pytree.MappingKey, names), values, strict=True)
+    return list(keyed), [names, form]
 
 
-def _taken_apart(value: Any, path: str, names: list[str], values: list[Any]) -> Any:
+def _taken_apart(value: object, path: str, names: list[str], values: list[object]) -> object:
     """Return the form of a value, after appending its tensors and their names."""
     if isinstance(value, _VALUES):
         names.append(path)
         values.append(value)
         return _Value(len(values) - 1)
+    keys: tuple[object, ...]
+    items: tuple[object, ...]
     if isinstance(value, dict):
         keys, items = tuple(value), tuple(value.values())
-    elif type(value) in (list, tuple):
+    elif isinstance(value, list | tuple) and type(value) in (list, tuple):
         keys, items = tuple(range(len(value))), tuple(value)
     elif _is_taken_apart(value):
         keys, items = tuple(vars(value)), tuple(vars(value).values())
@@ -120,21 +126,21 @@ def _taken_apart(value: Any, path: str, names: list[str], values: list[Any]) -> 
     return _Holder(type(value), keys, tuple(parts))
 
 
-def _rebuilt(values: Any, context: list[Any]) -> Any:
+def _rebuilt(values: Iterable[object], context: list[object]) -> object:
     return _assembled(context[1], list(values))
 
 
-def _assembled(form: Any, values: list[Any]) -> Any:
+def _assembled(form: object, values: list[object]) -> object:
     if isinstance(form, _Value):
         return values[form.index]
     if not isinstance(form, _Holder):
         return form
     items = [_assembled(item, values) for item in form.items]
     if form.kind in (list, tuple):
-        return form.kind(items)
-    content = dict(zip(form.names, items, strict=True))
+        return tuple(items) if form.kind is tuple else items
+    content: dict[Any, object] = dict(zip(form.names, items, strict=True))
     if issubclass(form.kind, dict):
         return form.kind(content)
-    made = form.kind.__new__(form.kind)
+    made: object = form.kind.__new__(form.kind)
     vars(made).update(content)
     return made

@@ -71,5 +71,5 @@ def test_fixed_axes_belong_to_their_inputs():
     second, first = torch.randn(4, 1), torch.randn(4, 6)
     call = CallArgs((), {"second": second, "first": first})
     graph = capture.capture(Named(), call)
-    fixed = fixed_axes(graph, call, graph.meta[SIZES])
+    fixed = fixed_axes(graph, call.args, call.kwargs, graph.meta[SIZES])
     assert fixed == {id(first): {1}, id(second): {1}}

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.export import Dim, export
@@ -142,6 +143,20 @@ def test_what_pytorch_writes_of_sizes_stays_as_it_is(text):
 )
 def test_sizes_as_older_versions_write_them_mean_the_same(text, expected):
     assert rendered(text) == expected
+
+
+def test_a_size_in_several_cases_is_read():
+    u0 = sympy.Symbol("u0", integer=True)
+    size = sympy.Piecewise((1, sympy.Eq(u0, 1)), (64 * u0, True))
+    read = sympy.sympify(rendered(sympy.srepr(size)))
+    assert [read.subs(u0, value) for value in (1, 2)] == [1, 128]
+
+
+def test_a_size_in_many_cases_is_refused():
+    u0 = sympy.Symbol("u0", integer=True)
+    pairs = [(case, sympy.Eq(u0, case)) for case in range(200)]
+    with pytest.raises(ValueError, match="not an expression of sizes"):
+        rendered(sympy.srepr(sympy.Piecewise(*pairs)))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from neural_mp.io import limits
 _SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,6}")
 _FLOAT_TEXT = re.compile(r"-?\d{1,400}(\.\d{0,400})?(e[+-]?\d{1,3})?")
 _OF_SYMPY = (
-    "Abs Add And Ceiling Eq Equality Ge GreaterThan Gt Le LessThan Lt Max Min Mul Ne Not Or"
-    " StrictGreaterThan StrictLessThan Unequality Xor ceiling floor sign"
+    "Abs Add And Ceiling Eq Equality ExprCondPair Ge GreaterThan Gt Le LessThan Lt Max Min Mul Ne"
+    " Not Or Piecewise StrictGreaterThan StrictLessThan Unequality Xor ceiling floor sign"
 )
 _OF_TORCH = (
     "CeilDiv CeilToInt CleanDiv FloatTrueDiv FloorDiv FloorToInt Identity IntTrueDiv Mod"
@@ -34,7 +34,8 @@ _FUNCTIONS = frozenset(
 )
 #: Functions that grow quickly: the second argument must be a small constant.
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift", "RShift"})
-_COMPARING = frozenset({"Max", "Min"})
+#: Functions that sympy simplifies by comparing all their arguments with each other.
+_COMPARING = frozenset({"Max", "Min", "Piecewise"})
 _CONSTANTS = frozenset({"true", "false", "True", "False", "oo", "int_oo"})
 _ASSUMPTIONS = frozenset(
     {"positive", "integer", "nonnegative", "real", "nonzero", "negative", "finite"}
@@ -244,7 +245,7 @@ def _terms_of(name: str, args: list[ast.expr]) -> int:
 
 
 def _compared(tree: ast.expr) -> int:
-    """Return the number of values that an argument contributes to Min or Max."""
+    """Return the number of values that an argument contributes to a comparing function."""
     match tree:
         case ast.Call(func=ast.Name(id=name), args=args) if name in _COMPARING:
             return sum(map(_compared, args))
