@@ -185,6 +185,24 @@ def test_other_numbers_than_those_of_capture_are_refused(other, tmp_path):
         adaptor.predict(adaptor.restore(tmp_path), GIVEN | other)
 
 
+@torch.no_grad()
+def test_an_optional_input_may_be_none(tmp_path):
+    module, adaptor = OnePairAndOption().eval(), PyTorchAdaptor()
+    model = adaptor.load(module, example=((LEFT, RIGHT), None))
+    adaptor.save(model, tmp_path)
+    for form in (model, adaptor.restore(tmp_path)):
+        got = adaptor.predict(form, ((LEFT, RIGHT), None))
+        torch.testing.assert_close(torch.as_tensor(got), module((LEFT, RIGHT), None))
+        with pytest.raises(DataError, match="must be None, as at capture, got a tensor"):
+            form.module((LEFT, RIGHT), LEFT)
+
+
+@pytest.mark.parametrize("inputs", [None, (None, None), {"pair": None}], ids=str)
+def test_inputs_that_are_all_none_are_refused(inputs):
+    with pytest.raises(DataError, match="must hold arrays or tensors, got"):
+        call_signature(OnePairAndOption()).call(inputs)
+
+
 class Returns(Base):
     def __init__(self, make):
         super().__init__()
