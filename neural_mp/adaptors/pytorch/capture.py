@@ -6,7 +6,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
@@ -250,7 +250,7 @@ def export(
     shapes: Any = None
     if axes != "none":
         signature = inspect.signature(with_code(module).forward).bind(*call.args, **call.kwargs)
-        shapes = pytree.tree_map(free, dict(signature.arguments))
+        shapes = _map_leaves(free, dict(signature.arguments))
     with (
         torch.no_grad(),
         quiet_export(),
@@ -261,6 +261,20 @@ def export(
         return torch.export.export(
             module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
         )
+
+
+def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `change` to every leaf, with a list of the parts of an object of another class.
+
+    torch.export takes the shapes of a dataclass or cache in this form.
+    """
+    kind = pytree._get_node_type(value)
+    if kind not in pytree.SUPPORTED_NODES:
+        return change(value)
+    node = pytree.SUPPORTED_NODES[kind]
+    parts, context = node.flatten_fn(value)
+    changed = [_map_leaves(change, part) for part in parts]
+    return node.unflatten_fn(changed, context) if kind in pytree.BUILTIN_TYPES else changed
 
 
 def graph_of(program: ExportedProgram) -> GraphModule:

@@ -186,6 +186,15 @@ def test_other_numbers_than_those_of_capture_are_refused(other, tmp_path):
 
 
 @torch.no_grad()
+def test_a_dataclass_may_hold_tensors_of_other_sizes_than_at_capture():
+    module, adaptor = OneDataclass().eval(), PyTorchAdaptor()
+    model = adaptor.load(module, example=Batch(LEFT, RIGHT))
+    fewer = Batch(LEFT[:3], RIGHT[:3])
+    got = adaptor.predict(model, fewer)
+    torch.testing.assert_close(torch.as_tensor(got), module(fewer))
+
+
+@torch.no_grad()
 def test_an_optional_input_may_be_none(tmp_path):
     module, adaptor = OnePairAndOption().eval(), PyTorchAdaptor()
     model = adaptor.load(module, example=((LEFT, RIGHT), None))
