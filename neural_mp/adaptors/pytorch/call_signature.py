@@ -138,9 +138,10 @@ class CallSignature:
             only = len(self.names or self.parameters) == 1
             return only and not self.variadic and len(values) > 1
         given = (*like.args, *like.kwargs.values())
-        if len(given) != 1 or not isinstance(given[0], tuple | list):
+        if not given or not isinstance(given[0], tuple | list):
             return False
-        return len(values) != 1 or not isinstance(values[0], tuple | list)
+        encloses = bool(values) and isinstance(values[0], tuple | list)
+        return not encloses or (len(given) == 1 and len(values) != 1)
 
     def _named(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
         """Return parameter → value; None if the dict is itself an argument."""

@@ -194,6 +194,14 @@ def test_a_dataclass_may_hold_tensors_of_other_sizes_than_at_capture():
     torch.testing.assert_close(torch.as_tensor(got), module(fewer))
 
 
+@pytest.mark.parametrize("inputs", [[LEFT, RIGHT], ([LEFT, RIGHT],), ([LEFT, RIGHT], LEFT)])
+def test_a_list_is_the_first_argument_where_a_second_one_is_optional(inputs):
+    signature = call_signature(OnePairAndOption())
+    call = signature.call(inputs, like=signature.call(([LEFT, RIGHT], LEFT)))
+    assert len(call.args[0]) == 2
+    assert call.args[0][0] is LEFT
+
+
 @torch.no_grad()
 def test_an_optional_input_may_be_none(tmp_path):
     module, adaptor = OnePairAndOption().eval(), PyTorchAdaptor()
