@@ -92,9 +92,11 @@ class CallSignature:
         keyword.
 
         Raises:
-            DataError: if a value is not numeric, the number of inputs differs from `names`, or only
-                some of a dict's keys are parameters.
+            DataError: if a value is not numeric or all are None, the number of inputs differs from
+                `names`, or only some of a dict's keys are parameters.
         """
+        if all(leaf is None for leaf in pytree.tree_leaves(inputs)):
+            raise DataError(f"inputs must hold arrays or tensors, got {inputs!r}")
         call = self._as_given(inputs, like)
         return call if like is None else self._arranged(call, like)
 
@@ -136,9 +138,10 @@ class CallSignature:
             only = len(self.names or self.parameters) == 1
             return only and not self.variadic and len(values) > 1
         given = (*like.args, *like.kwargs.values())
-        if len(given) != 1 or not isinstance(given[0], tuple | list):
+        if not given or not isinstance(given[0], tuple | list):
             return False
-        return len(values) != 1 or not isinstance(values[0], tuple | list)
+        encloses = bool(values) and isinstance(values[0], tuple | list)
+        return not encloses or (len(given) == 1 and len(values) != 1)
 
     def _named(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
         """Return parameter → value; None if the dict is itself an argument."""
@@ -187,10 +190,12 @@ class CallSignature:
     def tensor_of(self, leaf: object) -> Any:
         """Convert a leaf of the inputs to the tensor passed to the model; float64 is narrowed.
 
+        None stays None, as for an optional input.
+
         Raises:
             DataError: if the leaf is not numeric.
         """
-        if leaf is None or isinstance(leaf, str | bytes):
+        if isinstance(leaf, str | bytes):
             raise DataError(f"inputs must be arrays or tensors, got {leaf!r}")
         if isinstance(leaf, torch.Tensor):
             return leaf.to(self.dtype) if leaf.dtype is torch.float64 else leaf

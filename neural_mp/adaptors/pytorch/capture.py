@@ -6,7 +6,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
@@ -28,11 +28,11 @@ from neural_mp.adaptors.pytorch.module_state import restored
 from neural_mp.adaptors.pytorch.output_classes import register_caches, register_dataclasses
 from neural_mp.adaptors.pytorch.padded_encoders import zeroed_padding
 from neural_mp.adaptors.pytorch.recurrent import free_lengths
+from neural_mp.adaptors.pytorch.taken_paths import require_needed_conditions
 from neural_mp.adaptors.pytorch.trial_run import (
     TrialRun,
     inference_mode,
     run_in_place,
-    run_once,
     try_out,
 )
 from neural_mp.adaptors.pytorch.versions import (
@@ -110,6 +110,7 @@ def capture(module: nn.Module, call: CallArgs) -> GraphModule:
                     logger.debug("export (%s, strict=%s) failed", axes, strict, exc_info=True)
                     errors.append(error)
                 else:
+                    require_needed_conditions(graph, module, run.call)
                     graph.meta[KEPT_STATE] = run.kept
                     graph.meta[NOTES] = tuple(slow.values())[-1:]
                     return graph
@@ -251,7 +252,7 @@ def export(
     shapes: Any = None
     if axes != "none":
         signature = inspect.signature(with_code(module).forward).bind(*call.args, **call.kwargs)
-        shapes = pytree.tree_map(free, dict(signature.arguments))
+        shapes = _map_leaves(free, dict(signature.arguments))
     with (
         torch.no_grad(),
         quiet_export(),
@@ -262,6 +263,20 @@ def export(
         return torch.export.export(
             module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
         )
+
+
+def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `change` to every leaf, with a list of the parts of an object of another class.
+
+    torch.export takes the shapes of a dataclass or cache in this form.
+    """
+    kind = pytree._get_node_type(value)
+    if kind not in pytree.SUPPORTED_NODES:
+        return change(value)
+    node = pytree.SUPPORTED_NODES[kind]
+    parts, context = node.flatten_fn(value)
+    changed = [_map_leaves(change, part) for part in parts]
+    return node.unflatten_fn(changed, context) if kind in pytree.BUILTIN_TYPES else changed
 
 
 def graph_of(program: ExportedProgram) -> GraphModule:
@@ -331,50 +346,3 @@ def _likely_cause(module: nn.Module, run: TrialRun) -> str:
         "The usual cause is a branch on a tensor's value; use torch.where or torch.cond, or give "
         "the part without the branch as the model"
     )
-
-
-def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
-    """Return a warning if a batch of one takes another path through the user's code.
-
-    No exported bound reveals such a path: torch.export always specializes sizes 0 and 1. `got`
-    are the outputs of the graph for `single`; None if the graph does not run.
-    """
-    expected = None if got is None else _expected(original, single)
-    if got is None or expected is None:
-        return []
-    if len(got) == len(expected) and all(map(_alike, got, expected)):
-        return []
-    return [
-        "the model's code takes another path for a batch of one; the path for larger batches was "
-        "captured"
-    ]
-
-
-def result_of(module: nn.Module, call: CallArgs) -> list[Any] | None:
-    """Return all outputs of a graph; None if the graph does not run."""
-    try:
-        with torch.no_grad():
-            return list(pytree.tree_leaves(module(*call.args, **call.kwargs)))
-    except Exception:
-        # A graph may raise any exception for unsupported sizes or values.
-        logger.debug("the graph fails on %s", call, exc_info=True)
-        return None
-
-
-def _expected(original: nn.Module, call: CallArgs) -> list[Any] | None:
-    with inference_mode(original):
-        try:
-            return list(pytree.tree_leaves(run_once(original, call)))
-        except DataError:
-            return None
-
-
-def _alike(mine: Any, theirs: object) -> bool:
-    if not isinstance(theirs, torch.Tensor):
-        return True
-    if mine.shape != theirs.shape:
-        return False
-    if not theirs.is_floating_point():
-        return True
-    noise = (mine.double() - theirs.double()).norm()
-    return bool(noise <= 1e-2 * theirs.double().norm()) or not bool(noise.isfinite())

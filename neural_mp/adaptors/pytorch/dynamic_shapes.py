@@ -17,6 +17,14 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
+from neural_mp.adaptors.pytorch.size_conditions import (
+    Expression,
+    condition_from_plain,
+    conditions_of,
+    holds,
+    in_words,
+    symbols_of,
+)
 from neural_mp.adaptors.pytorch.versions import child_specs, is_being_traced
 from neural_mp.errors import DataError
 from neural_mp.util.text import counted
@@ -51,12 +59,14 @@ class Axis:
         symbol: axes with equal symbols have equal sizes; empty for an independent axis.
         least, largest: inclusive bounds; None for no bound.
         exported: whether the bounds are those of a program that the user exported.
+        conditions: conditions on sizes of this axis and axes before.
     """
 
     symbol: str = ""
     least: int = 0
     largest: int | None = None
     exported: bool = False
+    conditions: tuple[Expression, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,41 @@ def sizes_of(module: GraphModule) -> Sizes:
             else:
                 is_plain = isinstance(value, bool | int | float | str | None)
                 found.append(Constant(value) if is_plain else None)
-    return tuple(found)
+    return _with_conditions(tuple(found), module)
+
+
+def _with_conditions(sizes: Sizes, module: GraphModule) -> Sizes:
+    """Add the conditions of the model's code, each to the last axis with a size in it."""
+    symbols = {
+        axis.symbol: (position, number)
+        for position, axes in enumerate(sizes)
+        if isinstance(axes, tuple)
+        for number, axis in enumerate(axes)
+        if axis.symbol
+    }
+    of_axis: dict[tuple[int, int], list[Expression]] = {}
+    for condition in _conditions(module):
+        read = symbols_of(condition)
+        if read and read <= symbols.keys():
+            of_axis.setdefault(max(symbols[symbol] for symbol in read), []).append(condition)
+    return tuple(
+        tuple(
+            replace(axis, conditions=tuple(of_axis.get((position, number), ())))
+            for number, axis in enumerate(axes)
+        )
+        if isinstance(axes, tuple)
+        else axes
+        for position, axes in enumerate(sizes)
+    )
+
+
+def _conditions(module: GraphModule) -> list[Expression]:
+    for node in module.graph.nodes:
+        value = node.meta.get("val") if node.op == "placeholder" else None
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                return conditions_of(size.node.shape_env)
+    return []
 
 
 def _axis(module: GraphModule, size: int | torch.SymInt) -> Axis:
@@ -183,6 +227,21 @@ def check_inputs(
                 raise DataError(
                     f"axis {number} of input {position} has {counted(size, 'value')}; {expected}"
                 )
+            for condition in axis.conditions:
+                if not holds(condition, seen):
+                    raise DataError(_other_path(module.meta[SIZES], position, number, condition))
+
+
+def _other_path(sizes: Sizes, position: int, number: int, condition: Expression) -> str:
+    names: dict[str, str] = {}
+    for place, axes in enumerate(sizes):
+        for count, axis in enumerate(axes if isinstance(axes, tuple) else ()):
+            names.setdefault(axis.symbol, f"the size of axis {count} of input {place}")
+    return (
+        f"axis {number} of input {position} must have a size of the captured path of the model's "
+        f"code: {in_words(condition, names)}; for other sizes, convert the model once more, with "
+        f"inputs of such a size"
+    )
 
 
 def _other_value(position: int, constant: Constant, leaf: object) -> str:
@@ -293,8 +352,10 @@ def _plain_constant(value: Any) -> bool | int | float | str | None:
 def _axis_of(value: object) -> Axis:
     if isinstance(value, list) and len(value) == len(_EARLIER):
         return Axis(*tuple_of(*_EARLIER)(value))
-    return Axis(*tuple_of(*_EARLIER, boolean)(value))
+    if isinstance(value, list) and len(value) == len(_EARLIER) + 1:
+        return Axis(*tuple_of(*_EARLIER, boolean)(value))
+    return Axis(*tuple_of(*_EARLIER, boolean, list_of(condition_from_plain))(value))
 
 
-#: Axis schema of earlier versions, without the flag `exported`.
+#: Axis schema of earlier versions, without the flag `exported` and conditions.
 _EARLIER = (string, non_negative_integer, optional(non_negative_integer))

@@ -25,7 +25,6 @@ from neural_mp.adaptors.pytorch.call_signature import (
     resized,
 )
 from neural_mp.adaptors.pytorch.canonicalize import drop_updates, kept_buffer, prepare
-from neural_mp.adaptors.pytorch.capture import other_ways, result_of
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
 from neural_mp.adaptors.pytorch.experts import running_all, split_experts, whole_experts
 from neural_mp.adaptors.pytorch.layer_capture import capture_layers
@@ -34,6 +33,7 @@ from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import is_allowed
 from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
+from neural_mp.adaptors.pytorch.taken_paths import other_ways, result_of
 from neural_mp.adaptors.pytorch.transformers_folder import is_known_class
 from neural_mp.adaptors.pytorch.trial_run import at_least_two, exceeded_limits, try_out
 from neural_mp.core.enums import Capture

@@ -185,6 +185,41 @@ def test_other_numbers_than_those_of_capture_are_refused(other, tmp_path):
         adaptor.predict(adaptor.restore(tmp_path), GIVEN | other)
 
 
+@torch.no_grad()
+def test_a_dataclass_may_hold_tensors_of_other_sizes_than_at_capture():
+    module, adaptor = OneDataclass().eval(), PyTorchAdaptor()
+    model = adaptor.load(module, example=Batch(LEFT, RIGHT))
+    fewer = Batch(LEFT[:3], RIGHT[:3])
+    got = adaptor.predict(model, fewer)
+    torch.testing.assert_close(torch.as_tensor(got), module(fewer))
+
+
+@pytest.mark.parametrize("inputs", [[LEFT, RIGHT], ([LEFT, RIGHT],), ([LEFT, RIGHT], LEFT)])
+def test_a_list_is_the_first_argument_where_a_second_one_is_optional(inputs):
+    signature = call_signature(OnePairAndOption())
+    call = signature.call(inputs, like=signature.call(([LEFT, RIGHT], LEFT)))
+    assert len(call.args[0]) == 2
+    assert call.args[0][0] is LEFT
+
+
+@torch.no_grad()
+def test_an_optional_input_may_be_none(tmp_path):
+    module, adaptor = OnePairAndOption().eval(), PyTorchAdaptor()
+    model = adaptor.load(module, example=((LEFT, RIGHT), None))
+    adaptor.save(model, tmp_path)
+    for form in (model, adaptor.restore(tmp_path)):
+        got = adaptor.predict(form, ((LEFT, RIGHT), None))
+        torch.testing.assert_close(torch.as_tensor(got), module((LEFT, RIGHT), None))
+        with pytest.raises(DataError, match="must be None, as at capture, got a tensor"):
+            form.module((LEFT, RIGHT), LEFT)
+
+
+@pytest.mark.parametrize("inputs", [None, (None, None), {"pair": None}], ids=str)
+def test_inputs_that_are_all_none_are_refused(inputs):
+    with pytest.raises(DataError, match="must hold arrays or tensors, got"):
+        call_signature(OnePairAndOption()).call(inputs)
+
+
 class Returns(Base):
     def __init__(self, make):
         super().__init__()

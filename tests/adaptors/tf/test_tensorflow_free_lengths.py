@@ -16,6 +16,7 @@ from symbolic_values import value_of
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.shape_inference import with_sizes
 from neural_mp.core.precision import Precision
+from neural_mp.space import reached_by
 from neural_mp.testing import signal_to_noise, uniform
 
 layers = keras.layers
@@ -94,7 +95,7 @@ def in_int8(model, batch, machine):
     adaptor = TensorFlowAdaptor()
     space = adaptor.space(model, machine)
     observations = adaptor.observe(model, [batch], space)
-    space = space.reached_by(observations.ranges)
+    space = reached_by(space, observations.ranges)
     plan = space.resolve(uniform(space, Precision.INT8))
     return adaptor.convert(model, plan, observations, space)
 
