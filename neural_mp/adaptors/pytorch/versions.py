@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx.config
 from torch import nn
-from torch.export import ExportedProgram, _trace
+from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._pytree import TreeSpec
@@ -99,6 +99,8 @@ def assignable_attributes() -> Iterator[None]:
     torch.export refuses such a module, as it leaves traced tensors there, and replaces lists and
     dicts; the caller restores the attributes.
     """
+    from torch.export import _trace  # imports torch's compiler
+
     before = getattr(_trace, "_detect_attribute_assignment", None)
     if before is None:
         yield
