@@ -156,7 +156,7 @@ class Runner:
         streams: concurrent calls, among which the threads are divided; None for one call.
 
     Raises:
-        ConversionError: OpenVINO rejects the model.
+        ConversionError: OpenVINO rejects the model, or compiles a model of other shapes.
     """
 
     def __init__(self, model: Any, *, profiled: bool = False, streams: int | None = None) -> None:
@@ -183,6 +183,7 @@ class Runner:
             # The bindings raise RuntimeError and types of their own.
             logger.debug("no compiled model", exc_info=True)
             raise ConversionError(f"OpenVINO rejects the model: {one_line(error)}") from error
+        _check_shapes(model, self._compiled.get_runtime_model())
         self._outputs = [port.get_element_type() for port in self._compiled.outputs]
         # OpenVINO reads plain arrays where they are; it converts strings and bfloat16.
         taken = [port.get_element_type() for port in self._compiled.inputs]
@@ -237,6 +238,29 @@ class Runner:
     def kernels(self) -> list[Kernel]:
         """Return the kernels of the compiled model, in execution order, with times if profiled."""
         return [_kernel(node) for node in self._compiled.get_runtime_model().get_ordered_ops()]
+
+
+def _check_shapes(model: Any, compiled: Any) -> None:
+    """Check that a compiled graph has outputs of the shapes of its model.
+
+    Others mean that low-precision transformations added axes, and kernels may then read beyond
+    their buffers and end the process (OpenVINO 2026.4).
+
+    Raises:
+        ConversionError: the shape of an output differs.
+    """
+    shapes = {
+        str(result.get_friendly_name()): result.get_input_partial_shape(0)
+        for result in model.get_results()
+    }
+    for result in compiled.get_results():
+        shape = result.get_input_partial_shape(0)
+        expected = shapes.get(str(result.get_friendly_name()), shape)
+        if not expected.compatible(shape):
+            raise ConversionError(
+                f"OpenVINO compiles the model to one with an output of shape {shape} instead of "
+                f"{expected}; exclude the ops before that output from conversion"
+            )
 
 
 def _kernel(node: Any) -> Kernel:
