@@ -190,8 +190,9 @@ class Tagger(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-def test_layers_of_pytorch_are_saved_for_plain_openvino(kind, tmp_path):
+def test_layers_of_pytorch_are_saved_for_plain_openvino(kind, tmp_path, monkeypatch):
     """LSTM in INT8; GRU, whose reset gate has no integer kernel, in BF16."""
+    monkeypatch.setenv("FORCE_BF16", "1")
     torch.manual_seed(0)
     images = drawn(BATCH, STEPS, SIZE, seed=3)
     net = Tagger(kind).eval()
