@@ -393,7 +393,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a net computes in INT8.
+    """The end of the conversion of a net to INT8.
 
     Attributes:
         family: the op between the layers.

@@ -107,6 +107,8 @@ def _reasons(rows: list[dict[str, Any]]) -> str:
     for row in others:
         kind = verdict(row)
         reason = row.get(kind) or row.get("unlike") or ""
+        if kind == "crashed":
+            reason = str(reason).strip().rpartition("\n")[2]  # a traceback names paths of a machine
         lines.append(f"| {row['name']} | {kind.replace('_', ' ')} | {_short(reason)} |")
     return "\n".join(lines) + "\n"
 
