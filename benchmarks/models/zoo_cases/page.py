@@ -107,8 +107,6 @@ def _reasons(rows: list[dict[str, Any]]) -> str:
     for row in others:
         kind = verdict(row)
         reason = row.get(kind) or row.get("unlike") or ""
-        if kind == "crashed":
-            reason = str(reason).strip().rpartition("\n")[2]  # a traceback names paths of a machine
         lines.append(f"| {row['name']} | {kind.replace('_', ' ')} | {_short(reason)} |")
     return "\n".join(lines) + "\n"
 
@@ -116,6 +114,8 @@ def _reasons(rows: list[dict[str, Any]]) -> str:
 def _short(reason: object) -> str:
     """Return one line that is safe in a table."""
     lines = str(reason).strip().splitlines() or [""]
-    text = lines[-1] if lines[0].startswith("Traceback") else " ".join(lines)
+    # A traceback, whose start may be cut off, names paths of a machine; its last line is the error.
+    is_traceback = any(line.lstrip().startswith('File "') for line in lines)
+    text = lines[-1] if is_traceback else " ".join(lines)
     text = re.sub(r"[|`*_<>\[\]]", " ", html.unescape(text))
     return " ".join(text.split())[:_MAX_REASON_CHARACTERS]
