@@ -42,7 +42,8 @@ def _converter(tmp_path, **options) -> MixedPrecision:
         accuracy_criterion={"relative": 0.4},
         eval_dataloader=[({"input_ids": ids}, ids)],
         workspace=tmp_path,
-        objective={"performance": 0.5, "footprint": 0.5},
+        # Times count, but not so much that kernels of a small CPU decide for FP32.
+        objective={"performance": 0.02, "footprint": 0.98},
         **{"capture": "layers", "workload": MIX, **options},
     )
 
