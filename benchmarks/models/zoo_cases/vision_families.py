@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +13,15 @@ from torch import nn
 from zoo_cases.case import NotBuiltError, ZooCase
 
 SAMPLES = 2
-#: Sides of pictures, tried in this order.
-_SIDES = (64, 96, 224)
+#: Form of inputs → shape of a sample of each input, tried in this order.
+_FORMS = {
+    "side 64": ((3, 64, 64),),
+    "side 96": ((3, 96, 96),),
+    "side 224": ((3, 224, 224),),
+    "video of 16 frames": ((3, 16, 64, 64),),
+    "video of 16 frames, side 224": ((3, 16, 224, 224),),
+    "two pictures": ((3, 128, 128), (3, 128, 128)),
+}
 MAX_PARAMETERS = 60_000_000
 #: Words of the names of small nets, the smallest first.
 _SMALL = (
@@ -32,16 +41,13 @@ _SMALL = (
 
 
 def torchvision_names() -> list[str]:
-    """Return the nets of torchvision, without those that need optical flow or video."""
-    from torchvision import models
-
-    return sorted(models.list_models())
+    """Return the nets of torchvision."""
+    return sorted(_torchvision_models().list_models())
 
 
 def timm_names() -> list[str]:
     """Return the smallest net of each family, by its name."""
-    import timm
-
+    timm = _timm()
     return sorted(
         min(names, key=_size_of_name)
         for names in (timm.list_models(module=module) for module in timm.list_modules())
@@ -58,14 +64,14 @@ def build_torchvision(name: str, seed: int, batches: int) -> ZooCase:
     """Return a net of torchvision.
 
     Raises:
-        NotBuiltError: the net takes no pictures of the sizes tried.
+        NotBuiltError: the net takes no inputs of the forms tried.
     """
-    from torchvision import models
+    models = _torchvision_models()
 
     def make() -> nn.Module:
         backbone = {"weights_backbone": None} if name.startswith(_WITH_BACKBONE) else {}
-        made: nn.Module = models.get_model(name, weights=None, **backbone)
-        return made
+        net: nn.Module = models.get_model(name, weights=None, **backbone)
+        return net
 
     return _case(make, seed, batches)
 
@@ -87,11 +93,27 @@ def build_timm(name: str, seed: int, batches: int) -> ZooCase:
     """Return a net of timm.
 
     Raises:
-        NotBuiltError: the net takes no pictures of the sizes tried.
+        NotBuiltError: the net takes no inputs of the forms tried.
     """
-    import timm
-
+    timm = _timm()
     return _case(lambda: timm.create_model(name, pretrained=False), seed, batches)
+
+
+def _torchvision_models() -> Any:
+    """Import the models of torchvision, whose compiled ops may belong to another build of torch.
+
+    The Python part declares shape functions of two ops even if the compiled ops do not load.
+    """
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(f"torchvision::{name}", schema)
+    return importlib.import_module("torchvision.models")
+
+
+def _timm() -> Any:
+    _torchvision_models()
+    return importlib.import_module("timm")
 
 
 def _case(make: Callable[[], nn.Module], seed: int, batches: int) -> ZooCase:
@@ -102,18 +124,19 @@ def _case(make: Callable[[], nn.Module], seed: int, batches: int) -> ZooCase:
     torch.manual_seed(seed)
     net = make().eval()
     reasons: list[str] = []
-    for side in _SIDES:
-        data = [torch.randn(SAMPLES, 3, side, side) for _ in range(batches)]
+    for form, shapes in _FORMS.items():
+        data = [tuple(torch.randn(SAMPLES, *shape) for shape in shapes) for _ in range(batches)]
+        inputs = data if len(shapes) > 1 else [batch[0] for batch in data]
         try:
-            with torch.no_grad():
-                net(data[0])
+            _run(net, inputs[0])
         except Exception as error:  # noqa: BLE001 - nets raise any type for another size
-            reasons.append(f"side {side}: {' '.join(str(error).split())[:160]}")
+            reasons.append(f"{form}: {' '.join(str(error).split())[:160]}")
             continue
-
-        def run(batch: torch.Tensor) -> Any:
-            with torch.no_grad():
-                return net(batch.clone())
-
-        return ZooCase(net, data, run, f"side {side}")
+        return ZooCase(net, inputs, partial(_run, net), form)
     raise NotBuiltError("; ".join(reasons))
+
+
+def _run(net: nn.Module, batch: Any) -> Any:
+    tensors = batch if isinstance(batch, tuple) else (batch,)
+    with torch.no_grad():
+        return net(*(tensor.clone() for tensor in tensors))

@@ -190,12 +190,20 @@ def _batch_norm(norm: Node) -> None:
 def _dropout(node: Node) -> None:
     if node.args[2]:
         raise _NeedsTraceError("dropout in training")
+    _copied(node)
+
+
+def _copied(node: Node) -> None:
     node.target, node.args = aten.clone.default, node.args[:1]
 
 
 def _dropout_without_copy(node: Node) -> None:
     if node.args[2]:
         raise _NeedsTraceError("dropout in training")
+    _bypassed(node)
+
+
+def _bypassed(node: Node) -> None:
     node.replace_all_uses_with(node.all_input_nodes[0])
     node.graph.erase_node(node)
 
@@ -204,6 +212,9 @@ def _dropout_without_copy(node: Node) -> None:
 _EXPANDED: Mapping[Any, Callable[[Node], None]] = {
     aten.batch_norm.default: _batch_norm,
     aten.dropout.default: _dropout,
+    # Code that makes a tensor of numbers copies a constant, and detaches the copy in place.
+    aten.lift_fresh_copy.default: _copied,
+    aten.detach_.default: _bypassed,
     **dict.fromkeys(
         (
             *(aten.dropout_.default, aten.alpha_dropout_.default, aten.alpha_dropout.default),

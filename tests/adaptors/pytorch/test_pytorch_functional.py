@@ -82,6 +82,15 @@ class Dropped(nn.Module):
         return self.head((y + mask).mean((2, 3)))
 
 
+class Literals(nn.Module):
+    """Tensors made of numbers in the code, one of which is updated in place."""
+
+    def forward(self, x):
+        offset = torch.tensor([[[1.0]], [[2.0]]])
+        offset.mul_(0.5)
+        return torch.where(x > 0, x, torch.tensor(-1.0)) + offset
+
+
 def exported(module: nn.Module) -> ExportedProgram:
     x = torch.randn(3, 2, 8, 8)
     shapes = ({0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO},)
@@ -99,7 +108,7 @@ def ops_of(module: torch.fx.GraphModule) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Residual, Reshaped, ReadBefore, Dropped])
+@pytest.mark.parametrize("kind", [Residual, Reshaped, ReadBefore, Dropped, Literals])
 def test_a_graph_is_rewritten_to_what_torch_makes_of_it(kind):
     program = exported(kind())
     mine = unguarded_module(program)
@@ -109,7 +118,7 @@ def test_a_graph_is_rewritten_to_what_torch_makes_of_it(kind):
     assert ops_of(mine) == ops_of(theirs)
 
 
-@pytest.mark.parametrize("kind", [Residual, Reshaped, SeenElsewhere, ReadBefore, Dropped])
+@pytest.mark.parametrize("kind", [Residual, Reshaped, SeenElsewhere, ReadBefore, Dropped, Literals])
 def test_a_captured_graph_computes_what_the_module_does_for_any_size(kind):
     torch.manual_seed(0)
     module = kind().eval()
@@ -121,7 +130,7 @@ def test_a_captured_graph_computes_what_the_module_does_for_any_size(kind):
     assert not [op for op in ops_of(graph) if "_." in op.partition(" of ")[0]]
 
 
-@pytest.mark.parametrize("kind", [Residual, Reshaped, Dropped])
+@pytest.mark.parametrize("kind", [Residual, Reshaped, Dropped, Literals])
 def test_a_model_without_shared_memory_is_traced_once(kind, monkeypatch):
     monkeypatch.setattr(
         ExportedProgram, "run_decompositions", lambda *_: pytest.fail("traced a second time")
