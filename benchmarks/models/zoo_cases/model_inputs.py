@@ -199,6 +199,8 @@ _RULES_OF_TEXT: dict[str, Callable[[_Maker], torch.Tensor]] = {
     "decoder_input_ids": lambda maker: maker.ids(tokens=6),
     "bbox": lambda maker: maker.boxes(),
     "token_type_ids": lambda maker: torch.zeros(SAMPLES, TOKENS, dtype=torch.long),
+    "qformer_input_ids": lambda maker: maker.ids(),
+    "query_embeds": lambda maker: maker.floats(SAMPLES, 8, maker.size("hidden_size")),
     "inputs_embeds": lambda maker: maker.floats(SAMPLES, TOKENS, maker.size("hidden_size")),
     "hidden_states": lambda maker: maker.floats(SAMPLES, TOKENS, maker.size("hidden_size")),
 }
@@ -222,6 +224,10 @@ _RULES_OF_AUDIO: dict[str, Callable[[_Maker], torch.Tensor]] = {
         SAMPLES, 20, maker.size("model_in_dim", "num_mel_bins", default=80)
     ),
     "past_values": _past,
+    "past_observed_mask": lambda maker: torch.ones_like(_past(maker)),
+    "past_time_features": lambda maker: maker.floats(
+        *_past(maker).shape[:2], maker.size("num_time_features")
+    ),
     "series": lambda maker: maker.floats(SAMPLES, 32),
     "states": lambda maker: maker.floats(SAMPLES, 5, maker.size("state_dim", default=17)),
     "actions": lambda maker: maker.floats(SAMPLES, 5, maker.size("act_dim", default=4)),

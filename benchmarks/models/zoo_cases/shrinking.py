@@ -53,6 +53,10 @@ _POSITIONS = re.compile(
 _IMAGE = re.compile(r"^(image_size|img_size|input_size|image_resolution|size|crop_size)$")
 
 
+#: Values that have no default.
+_REQUIRED = {"prediction_length": 8}
+
+
 @dataclass(frozen=True)
 class Shrinking:
     """A way to shrink a configuration.
@@ -92,9 +96,10 @@ def shrunk(config: Any, way: Shrinking) -> dict[str, Any]:
     ids = iter(range(MAX_VOCABULARY - 1, 0, -1))
     for key, value in plain.items():
         if hasattr(value, "to_dict"):
-            changed[key] = {"model_type": value.model_type} | shrunk(value, way)
+            own = value.to_diff_dict() if hasattr(value, "to_diff_dict") else {}
+            changed[key] = own | {"model_type": value.model_type} | shrunk(value, way)
             continue
-        smaller = sizes.of(key, value)
+        smaller = _REQUIRED.get(key) if value is None else sizes.of(key, value)
         if smaller is None and _TOKEN.search(key):
             smaller = _token(value, ids)
         if smaller is not None and smaller != value:

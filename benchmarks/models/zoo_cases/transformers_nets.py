@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_
 from zoo_cases.case import NotBuiltError, ZooCase
 from zoo_cases.model_inputs import Inputs, input_candidates
 from zoo_cases.shrinking import SHRINKINGS, Shrinking, shrunk
+from zoo_cases.vision_families import import_torchvision
 
 #: Parameters that a tiny instance may have.
-MAX_PARAMETERS = 30_000_000
+MAX_PARAMETERS = 40_000_000
 #: Seconds after which no further way is tried, and seconds of one forward.
 MAX_BUILD_SECONDS, MAX_FORWARD_SECONDS = 40.0, 5.0
 
@@ -31,6 +34,8 @@ def names() -> list[str]:
 def build_warm_up() -> ZooCase:
     """Return a common model, after building another that imports more."""
     transformers.logging.set_verbosity_error()
+    with suppress(ImportError):  # timm, which is optional, imports torchvision
+        import_torchvision()
     build("clip", 0, 1)
     return build("bert", 0, 1)
 
@@ -72,6 +77,10 @@ def _models(name: str, seed: int, reasons: list[str]) -> Iterator[tuple[Shrinkin
             reasons.append(f"{way.name}: {_line(error)}")
             continue
         yield way, model
+        if getattr(config, "use_cache", False):
+            # A stack cut to layers without attention has no cache of keys and values.
+            config.use_cache = False
+            yield replace(way, name=f"{way.name}, no cache"), model
 
 
 def _running_kind(model: nn.Module, seed: int, reasons: list[str], way: Shrinking) -> str | None:

@@ -42,7 +42,7 @@ _SMALL = (
 
 def torchvision_names() -> list[str]:
     """Return the nets of torchvision."""
-    return sorted(_torchvision_models().list_models())
+    return sorted(import_torchvision().models.list_models())
 
 
 def timm_names() -> list[str]:
@@ -66,7 +66,7 @@ def build_torchvision(name: str, seed: int, batches: int) -> ZooCase:
     Raises:
         NotBuiltError: the net takes no inputs of the forms tried.
     """
-    models = _torchvision_models()
+    models = import_torchvision().models
 
     def make() -> nn.Module:
         backbone = {"weights_backbone": None} if name.startswith(_WITH_BACKBONE) else {}
@@ -99,8 +99,8 @@ def build_timm(name: str, seed: int, batches: int) -> ZooCase:
     return _case(lambda: timm.create_model(name, pretrained=False), seed, batches)
 
 
-def _torchvision_models() -> Any:
-    """Import the models of torchvision, whose compiled ops may belong to another build of torch.
+def import_torchvision() -> Any:
+    """Return torchvision, whose compiled ops may belong to another build of torch.
 
     The Python part declares shape functions of two ops even if the compiled ops do not load.
     """
@@ -108,11 +108,12 @@ def _torchvision_models() -> Any:
         if not hasattr(torch.ops.torchvision, name):
             schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             torch.library.define(f"torchvision::{name}", schema)
-    return importlib.import_module("torchvision.models")
+    importlib.import_module("torchvision.models")
+    return importlib.import_module("torchvision")
 
 
 def _timm() -> Any:
-    _torchvision_models()
+    import_torchvision()
     return importlib.import_module("timm")
 
 
