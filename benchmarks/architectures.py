@@ -25,6 +25,7 @@ import argparse
 import json
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from zoo_cases.page import page_of, verdict
@@ -78,6 +79,11 @@ def _options() -> argparse.Namespace:
 
 
 def _prepare(pool: str) -> None:
+    if pool in ("transformers", RELOADING):
+        with suppress(ImportError):  # timm, which transformers may import, imports torchvision
+            from zoo_cases.vision_families import import_torchvision
+
+            import_torchvision()
     if pool == RELOADING:
         import torch
         from zoo_cases.case import ZooCase

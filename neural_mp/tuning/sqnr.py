@@ -50,21 +50,43 @@ def finite_values(reference: Any, found: Any) -> tuple[Array, Array] | None:
     return (one, difference) if np.isfinite(difference).all() else None
 
 
-def mean_nsr(reference: list[Any], found: list[Any]) -> float:
-    """Return the NSR, at most 1e9, which also stands for NaN or Inf in one of both alone.
+def output_nsrs(reference: list[Any], outputs: list[Any]) -> list[float]:
+    """Return the NSR of each output, at most 1e9; NaN for an output without signal.
 
-    Mean over the outputs, so that outputs with large values do not dominate. Values that are NaN
-    or Inf in both alike, as in masks, are neither noise nor signal.
+    1e9 also stands for NaN or Inf in one of both alone. Values that are NaN or Inf in both alike,
+    as in masks, are neither noise nor signal.
     """
     nsrs = []
-    for pair in zip(reference, found, strict=True):
+    for pair in zip(reference, outputs, strict=True):
         values = finite_values(*pair)
         if values is None:
-            return MAX_NSR
+            nsrs.append(MAX_NSR)
+            continue
         power, error = (float(np.square(one, dtype=np.float64).sum()) for one in values)
-        if power > 0:
-            nsrs.append(error / power)
-    return min(float(np.mean(nsrs)), MAX_NSR) if nsrs else 0.0
+        nsrs.append(min(error / power, MAX_NSR) if power > 0 else math.nan)
+    return nsrs
+
+
+def mean_nsr(reference: list[Any], outputs: list[Any]) -> float:
+    """Return the mean of `output_nsrs`, or 1e9 if one output is that bad.
+
+    Mean over the outputs, so that outputs with large values do not dominate.
+    """
+    nsrs = [nsr for nsr in output_nsrs(reference, outputs) if not math.isnan(nsr)]
+    return MAX_NSR if MAX_NSR in nsrs else float(np.mean(nsrs)) if nsrs else 0.0
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Agreement of a candidate's outputs with those of FP32.
+
+    Attributes:
+        sqnr_db: SQNR of all outputs, in dB.
+        output_sqnrs_db: SQNR of each floating-point output, in dB; infinite without a signal.
+    """
+
+    sqnr_db: float
+    output_sqnrs_db: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,11 +144,11 @@ class OutputNoise:
     kept: KeptOutputs = field(default_factory=KeptOutputs)
     seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     _alone: list[float] = field(default_factory=list)
-    _nsrs: list[float] = field(default_factory=list)
+    _nsrs: list[list[float]] = field(default_factory=list)
     _first: Any = None
 
-    def sqnr_db(self, batches: Iterable[Any]) -> float | None:
-        """Return the SQNR of the candidate's outputs over all batches, in dB.
+    def fidelity(self, batches: Iterable[Any]) -> Fidelity | None:
+        """Return the SQNRs of the candidate's outputs over all batches.
 
         Infinite without differences; None if the outputs hold no floating-point numbers.
         """
@@ -135,7 +157,7 @@ class OutputNoise:
             if not expected:
                 return None
             if any(array.size for array in expected):  # an empty batch has neither noise nor signal
-                self._nsrs.append(mean_nsr(expected, found))
+                self._nsrs.append(output_nsrs(expected, found))
         if not self._nsrs:
             return None
         if self._alone and len(self.seconds[0]) < _LEAST_FP32_RUNS:
@@ -143,7 +165,7 @@ class OutputNoise:
         self._time_cold_again()
         if self.measurement is not None:
             self._confirm(self.measurement)
-        return decibels(float(np.mean(self._nsrs)))
+        return _fidelity_of(self._nsrs)
 
     def _outputs(self, inputs: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the outputs of both models; FP32 runs if these or its time are not known."""
@@ -212,11 +234,23 @@ class OutputNoise:
             alone.append(TimedRun.of(self.candidate, self._first).seconds)
 
 
+def _fidelity_of(nsrs: list[list[float]]) -> Fidelity:
+    """Return the means over batches of the NSRs of each output."""
+    batches = [[nsr for nsr in batch if not math.isnan(nsr)] or [0.0] for batch in nsrs]
+    mean = float(np.mean([MAX_NSR if MAX_NSR in nsr else np.mean(nsr) for nsr in batches]))
+    if len({len(batch) for batch in nsrs}) > 1:
+        return Fidelity(decibels(mean))
+    outputs = ([nsr for nsr in output if not math.isnan(nsr)] for output in zip(*nsrs, strict=True))
+    each = tuple(decibels(float(np.mean(output or [0.0]))) for output in outputs)
+    return Fidelity(decibels(mean), each)
+
+
 def output_sqnr_db(
     reference: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> float | None:
-    """Return the SQNR of a candidate's outputs over all batches; see `OutputNoise.sqnr_db`."""
-    return OutputNoise(reference, candidate).sqnr_db(batches)
+    """Return the SQNR of a candidate's outputs over all batches; see `OutputNoise.fidelity`."""
+    fidelity = OutputNoise(reference, candidate).fidelity(batches)
+    return None if fidelity is None else fidelity.sqnr_db
 
 
 def compared_with_fp32(
@@ -225,8 +259,8 @@ def compared_with_fp32(
     log: RunLog,
     kept: KeptOutputs,
     earlier: TimedRun | None = None,
-) -> tuple[float | None, Sequence[Sequence[float]]]:
-    """Return the SQNR of the outputs relative to FP32 on calibration samples, in dB.
+) -> tuple[Fidelity | None, Sequence[Sequence[float]]]:
+    """Return the SQNRs of the outputs relative to FP32 on calibration samples.
 
     Also the seconds of both models for batches with the layout of the measured one, if single calls
     are measured. `kept` are the outputs of calibration, `earlier` the last run before, if one of
@@ -240,15 +274,24 @@ def compared_with_fp32(
     with log.phase("compare", "Comparing with FP32"), measurement.limited(models):
         for model in models:
             model.prepare()
-        sqnr_db = noise.sqnr_db(job.model.undamaged(job.calibration.inputs(log.step)))
-    return sqnr_db, noise.seconds if noise.seconds[0] else ()
+        fidelity = noise.fidelity(job.model.undamaged(job.calibration.inputs(log.step)))
+    return fidelity, noise.seconds if noise.seconds[0] else ()
 
 
-def warn_of_noise(sqnr_db: float | None, log: RunLog) -> None:
-    """Warn about an SQNR so low that the outputs may be unusable."""
-    if sqnr_db is not None and sqnr_db < MIN_SQNR_DB:
-        log.warn(
-            f"the outputs differ from those of FP32: their SQNR is {sqnr_db:.1f} dB on calibration "
-            f"samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation data to limit the "
-            f"loss of accuracy"
+def warn_of_noise(fidelity: Fidelity, log: RunLog) -> None:
+    """Warn about an SQNR so low that the outputs, or one of them, may be unusable."""
+    lowest = min(fidelity.output_sqnrs_db, default=fidelity.sqnr_db)
+    if fidelity.sqnr_db < MIN_SQNR_DB:
+        subject = f"the outputs differ from those of FP32: their SQNR is {fidelity.sqnr_db:.1f} dB"
+    elif lowest < MIN_SQNR_DB:
+        number, count = fidelity.output_sqnrs_db.index(lowest) + 1, len(fidelity.output_sqnrs_db)
+        subject = (
+            f"output {number} of {count} floating-point outputs differs from that of FP32: its "
+            f"SQNR is {lowest:.1f} dB"
         )
+    else:
+        return
+    log.warn(
+        f"{subject} on calibration samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation "
+        f"data to limit the loss of accuracy"
+    )

@@ -40,7 +40,7 @@ from neural_mp.tuning.probe import BRIEF, MeasuringProbe
 from neural_mp.tuning.problem import problem_of
 from neural_mp.tuning.recording import ending_of, setup_in_space, setup_of
 from neural_mp.tuning.result import TuningResult, report_of
-from neural_mp.tuning.sqnr import TimedRun, compared_with_fp32, warn_of_noise
+from neural_mp.tuning.sqnr import Fidelity, TimedRun, compared_with_fp32, warn_of_noise
 from neural_mp.util.user_calls import UserCodeError
 
 logger = logging.getLogger(__name__)
@@ -111,10 +111,10 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     if is_timed and chosen.plan.has_low_precision:
         allowance = _allowance(job, time.process_time() - started, deadline)
         chosen = _fastest(job, model, chosen, allowance, log)
-    sqnr_db: float | None = None
+    fidelity: Fidelity | None = None
     rounds: Sequence[Sequence[float]] = ()
     if chosen.model is not job.model:
-        sqnr_db, rounds = compared_with_fp32(job, chosen.model, log, kept, chosen.fp32_run)
+        fidelity, rounds = compared_with_fp32(job, chosen.model, log, kept, chosen.fp32_run)
     with log.phase("measure", "Measuring latency"):
         selection = (
             _measured(job, chosen, rounds) if chosen.model is not job.model else select_fp32(job)
@@ -135,11 +135,14 @@ def converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         settlement = Settlement(speeds_over_runtimes(job, selection, log), selection)
     here, selection = settlement.job, settlement.selection
     is_kept = is_converted and selection.model is measured
-    if is_kept:
-        warn_of_noise(sqnr_db, log)
-    shown = sqnr_db if is_kept else None
+    shown = fidelity if is_kept else None
+    if shown is not None:
+        warn_of_noise(shown, log)
     rejected = slow or next(iter(chosen.failed), None)
-    report = replace(report_of(here, selection, log), output_sqnr_db=shown, best_rejected=rejected)
+    sqnr_db = None if shown is None else shown.sqnr_db
+    report = replace(
+        report_of(here, selection, log), output_sqnr_db=sqnr_db, best_rejected=rejected
+    )
     seen, fp32, recorded = model.observations, here.model, settlement.recorded_in(job)
     found = _result(job, setup, selection, report, seen, recorded, fp32, chosen.times)
     return replace(found, trials=chosen.failed)

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
@@ -24,8 +26,6 @@ def converter(net, digits):
 
 
 def test_the_report_holds_the_signal_to_noise_ratio_on_calibration_samples(converter, net, digits):
-    import torch
-
     result = converter()
     assert result.met is None
     images = digits[0].images[: converter.sampling_size]
@@ -46,6 +46,42 @@ def test_outputs_that_differ_much_come_with_a_warning(converter, monkeypatch):
     (words,) = [w for w in result.report.warnings if "SQNR" in w]
     assert f"{result.report.output_sqnr_db:.1f} dB" in words
     assert "set a metric" in words
+
+
+class CancellingOutput(nn.Module):
+    """Many outputs of common size, and a small difference of large features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 64), nn.Linear(64, 8)
+        with torch.no_grad():
+            self.body.bias.fill_(20.0)
+        self.small = nn.Linear(64, 8, bias=False)
+        with torch.no_grad():
+            self.small.weight -= self.small.weight.mean(dim=1, keepdim=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        features = torch.relu(self.body(x))
+        output = self.head(features)
+        return (*(output * factor for factor in range(1, 100)), self.small(features))
+
+
+def test_a_single_output_that_differs_much_comes_with_a_warning(converter):
+    torch.manual_seed(0)
+    converter.model, batches = CancellingOutput().eval(), [torch.randn(8, 16) for _ in range(3)]
+    converter.calib_dataloader = [(batch, None) for batch in batches]
+    result = converter()
+    with torch.no_grad():
+        exact = [converter.model(batch)[99].numpy().astype(np.float64) for batch in batches]
+    noise = [
+        np.square(np.asarray(result(batch)[99]) - values).mean() / np.square(values).mean()
+        for batch, values in zip(batches, exact, strict=True)
+    ]
+    lowest = -10 * math.log10(np.mean(noise))
+    assert result.report.output_sqnr_db > 20 > lowest
+    (words,) = [w for w in result.report.warnings if "SQNR" in w]
+    assert words.startswith("output 100 of 100 floating-point outputs differs from that of FP32")
+    assert f"its SQNR is {lowest:.1f} dB" in words
 
 
 @pytest.mark.slow
@@ -95,7 +131,7 @@ def test_compared_batches_are_the_first_latency_rounds(monkeypatch) -> None:
     clock, (like, other) = Clock(monkeypatch), (np.ones((4, 2)), np.ones((3, 2)))
     models = clock.model("fp32", [1.0, 1.1, 9.0, 1.2]), clock.model("int8", [0.5, 0.5, 9.0, 0.5])
     noise = OutputNoise(*models, Measurement(like))
-    noise.sqnr_db([like, like, other, like])
+    noise.fidelity([like, like, other, like])
     assert noise.seconds[0] == pytest.approx([1.0, 1.1, 1.2])
     assert noise.seconds[1] == pytest.approx([0.5, 0.5, 0.5])
     # The models begin in turn, so that neither always finds the caches of the other.
@@ -106,7 +142,7 @@ def test_a_cold_start_is_timed_again(monkeypatch) -> None:
     clock, like = Clock(monkeypatch), np.ones((4, 2))
     models = clock.model("fp32", [1.1, 1.0, 1.1]), clock.model("int8", [2.0, 0.5, 0.5, 0.4])
     noise = OutputNoise(*models, Measurement(like))
-    noise.sqnr_db([like] * 3)
+    noise.fidelity([like] * 3)
     assert noise.seconds[0] == pytest.approx([1.1, 1.0, 1.1])
     assert noise.seconds[1] == pytest.approx([0.4, 0.5, 0.5])
 
@@ -115,7 +151,7 @@ def test_a_run_just_made_is_the_first_of_the_comparison(monkeypatch) -> None:
     clock, like = Clock(monkeypatch), np.ones((4, 2))
     models = clock.model("fp32", [1.0, 1.1]), clock.model("int8", [0.5, 0.5])
     noise = OutputNoise(*models, Measurement(like), TimedRun.of(models[0], like))
-    assert noise.sqnr_db([like.copy(), like]) == math.inf
+    assert noise.fidelity([like.copy(), like]).sqnr_db == math.inf
     assert noise.seconds == (pytest.approx([1.0, 1.1]), pytest.approx([0.5, 0.5]))
     assert clock.runs == ["fp32", "int8", "int8", "fp32"]
 
@@ -124,7 +160,7 @@ def test_a_run_on_other_samples_is_not_part_of_the_comparison(monkeypatch) -> No
     clock, like = Clock(monkeypatch), np.ones((4, 2))
     models = clock.model("fp32", [9.0, 1.0, 1.1]), clock.model("int8", [0.5] * 2)
     noise = OutputNoise(*models, Measurement(like), TimedRun.of(models[0], like * 2))
-    assert noise.sqnr_db([like, like]) == math.inf
+    assert noise.fidelity([like, like]).sqnr_db == math.inf
     assert noise.seconds == (pytest.approx([1.0, 1.1]), pytest.approx([0.5, 0.5]))
 
 
@@ -144,7 +180,7 @@ def test_of_known_outputs_few_runs_of_fp32_show_that_it_is_far_slower(monkeypatc
     times = clock.model("fp32", [fp32] * 3), clock.model("int8", [0.3 * fp32] * 9)
     noise = OutputNoise(*times, Measurement(batches[0]), kept=kept)
     # The first two batches have the outputs of the run, the other those that were kept.
-    found = noise.sqnr_db(batches)
+    found = noise.fidelity(batches).sqnr_db
     assert found == pytest.approx(-10 * math.log10(1 / 3 * (1 / 11) ** 2), abs=1e-3)
     is_long = fp32 == 1.0
     assert clock.runs.count("fp32") == 3
@@ -156,7 +192,7 @@ def test_fp32_runs_on_known_outputs_as_long_as_its_time_is_in_doubt(monkeypatch,
     clock, batches = Clock(monkeypatch), [np.full((4, 2), value) for value in (1.0, 2.0, 3.0)]
     models = clock.model("fp32", [1.0] * 3), clock.model("int8", [0.8] * 3)
     noise = OutputNoise(*models, Measurement(batches[0]), kept=kept)
-    assert noise.sqnr_db(batches) == math.inf
+    assert noise.fidelity(batches).sqnr_db == math.inf
     assert noise.seconds == ([pytest.approx(1.0)] * 3, [pytest.approx(0.8)] * 3)
 
 
@@ -164,7 +200,7 @@ def test_runs_without_fp32_do_not_count_once_one_of_them_is_slow(monkeypatch, ke
     clock, batches = Clock(monkeypatch), [np.full((4, 2), value) for value in (1.0, 2.0, 3.0)]
     models = clock.model("fp32", [1.0] * 3), clock.model("int8", [0.3, 0.3, 0.9, 0.3])
     noise = OutputNoise(*models, Measurement(batches[0]), kept=kept)
-    noise.sqnr_db(batches)
+    noise.fidelity(batches)
     assert noise.seconds == ([pytest.approx(1.0)] * 3, [pytest.approx(0.3)] * 3)
 
 
@@ -172,7 +208,7 @@ def test_fp32_does_not_run_on_known_outputs_if_nothing_is_timed(monkeypatch, kep
     clock, inputs = Clock(monkeypatch), np.ones((4, 2))
     models = clock.model("fp32", []), clock.model("int8", [0.3])
     noise = OutputNoise(*models, kept=kept)
-    assert noise.sqnr_db([inputs]) == pytest.approx(20 * math.log10(11), abs=1e-3)
+    assert noise.fidelity([inputs]).sqnr_db == pytest.approx(20 * math.log10(11), abs=1e-3)
 
 
 def test_outputs_beyond_the_limit_are_not_kept():

@@ -85,3 +85,9 @@ def noise(reference: np.ndarray, values: np.ndarray) -> float:
     if error == 0:
         return EQUAL_DB
     return min(20 * float(np.log10(signal / error)), EQUAL_DB) if signal else -np.inf
+
+
+def mean_noise(decibels: list[float]) -> float:
+    """Return the SQNR of the mean noise of several batches, in dB."""
+    ratio = float(np.mean([10 ** (-level / 10) for level in decibels]))
+    return -10 * float(np.log10(ratio)) if ratio < np.inf else -np.inf

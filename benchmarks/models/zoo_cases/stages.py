@@ -19,7 +19,7 @@ import numpy as np
 from peak import peak_memory
 
 from zoo_cases.case import NotBuiltError, ZooCase
-from zoo_cases.comparison import EQUAL_DB, difference, leaves, noise, structure
+from zoo_cases.comparison import EQUAL_DB, difference, leaves, mean_noise, noise, structure
 from zoo_cases.sources import build_case
 
 #: Batches for calibration and comparison.
@@ -118,14 +118,15 @@ def _timed(full: bool) -> Iterator[None]:
 
 def _compared(case: ZooCase, expected: list[Any], result: Any) -> dict[str, Any]:
     """Return noise, structure, precisions and warnings of a result."""
-    worst: dict[str, float] = {}
+    noises: dict[str, list[float]] = {}
     unlike = ""
     for batch, reference in zip(case.batches, expected, strict=True):
         outputs = result(batch)
         unlike = unlike or difference(structure(reference), structure(outputs))
         pairs = list(zip(leaves(reference), leaves(outputs), strict=False))
         for (path, ours), (_, theirs) in pairs:
-            worst[path] = min(worst.get(path, np.inf), noise(ours, theirs))
+            noises.setdefault(path, []).append(noise(ours, theirs))
+    worst = {path: mean_noise(levels) for path, levels in noises.items()}
     lowest = min(worst, key=lambda path: worst[path], default="")
     return {
         "precisions": dict(Counter(str(config.precision) for config in result.plan.values())),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_
 from zoo_cases.case import NotBuiltError, ZooCase
 from zoo_cases.model_inputs import Inputs, input_candidates
 from zoo_cases.shrinking import SHRINKINGS, Shrinking, shrunk
-from zoo_cases.vision_families import import_torchvision
 
 #: Parameters that a tiny instance may have.
 MAX_PARAMETERS = 40_000_000
@@ -34,8 +32,6 @@ def names() -> list[str]:
 def build_warm_up() -> ZooCase:
     """Return a common model, after building another that imports more."""
     transformers.logging.set_verbosity_error()
-    with suppress(ImportError):  # timm, which is optional, imports torchvision
-        import_torchvision()
     build("clip", 0, 1)
     return build("bert", 0, 1)
 
