@@ -34,12 +34,19 @@ class NamedOutputs(dict[str, Any]):
     """Outputs of a model by name, attribute or position, as in `transformers`.
 
     For the first output `logits`, `out["logits"]`, `out.logits` and `out[0]` are equal.
+
+    Attributes:
+        absent: names of outputs that the model can return but does not; as attributes None.
     """
+
+    absent: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
         except KeyError:
+            if name in self.absent:
+                return None
             raise AttributeError(
                 f"the model has no output {name!r}; the outputs are {', '.join(self)}"
             ) from None

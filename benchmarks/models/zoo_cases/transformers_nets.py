@@ -21,7 +21,7 @@ from zoo_cases.shrinking import SHRINKINGS, Shrinking, shrunk
 #: Parameters that a tiny instance may have.
 MAX_PARAMETERS = 40_000_000
 #: Seconds after which no further way is tried, and seconds of one forward.
-MAX_BUILD_SECONDS, MAX_FORWARD_SECONDS = 40.0, 5.0
+MAX_BUILD_SECONDS, MAX_FORWARD_SECONDS = 15.0, 5.0
 
 
 def names() -> list[str]:

@@ -56,16 +56,35 @@ def _fold_constants(module: GraphModule) -> None:
         values = {source: fx.constant(module, source) for source in sources}
         if torch.Tag.nondeterministic_seeded in node.target.tags or None in values.values():
             continue
-        if not isinstance(node.meta.get("val"), torch.Tensor):
+        readers = _readers(node)
+        if readers is None:
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        result: torch.Tensor = node.target(*args, **kwargs)
+        result: Any = node.target(*args, **kwargs)
         size = sum(value.numel() for value in values.values() if value is not None)
-        if result.numel() > _GROWTH_LIMIT * size:
+        tensors = [result if index is None else result[index] for index in readers.values()]
+        if any(tensor.numel() > _GROWTH_LIMIT * size for tensor in tensors):
             continue
-        folded = fx.add_constant(module, f"{node.name}_constant", result.contiguous(), node)
-        node.replace_all_uses_with(folded)
-        module.graph.erase_node(node)
+        for reader, tensor in zip(readers, tensors, strict=True):
+            name = f"{reader.name}_constant"
+            reader.replace_all_uses_with(fx.add_constant(module, name, tensor.contiguous(), node))
+            module.graph.erase_node(reader)
+        if node not in readers:
+            module.graph.erase_node(node)
+
+
+def _readers(node: Node) -> dict[Node, int | None] | None:
+    """Return the nodes that hold an op's tensors, each with its index among several results.
+
+    None if a result is no tensor.
+    """
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return {node: None}
+    if not node.users or any(user.target is not operator.getitem for user in node.users):
+        return None
+    readers: dict[Node, int | None] = {user: int(str(user.args[1])) for user in node.users}
+    is_tensor = all(isinstance(reader.meta.get("val"), torch.Tensor) for reader in readers)
+    return readers if is_tensor else None
 
 
 class _DenseRewriter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch.fx import GraphModule
@@ -24,14 +24,26 @@ from neural_mp.util.pytree import NamedOutputs
 #: Containers of the standard library, available in every process.
 _PLAIN = (dict, OrderedDict)
 
+
+def _context(outputs: NamedOutputs) -> list[list[str]]:
+    return [list(outputs), list(outputs.absent)]
+
+
+def _rebuilt(values: Iterable[object], context: list[list[str]]) -> NamedOutputs:
+    outputs = NamedOutputs(zip(context[0], values, strict=True))
+    if context[1]:
+        outputs.absent = tuple(context[1])
+    return outputs
+
+
 pytree.register_pytree_node(
     NamedOutputs,
-    lambda outputs: (list(outputs.values()), list(outputs)),
-    lambda values, names: NamedOutputs(zip(names, values, strict=True)),
+    lambda outputs: (list(outputs.values()), _context(outputs)),
+    _rebuilt,
     serialized_type_name="neural_mp.NamedOutputs",
     flatten_with_keys_fn=lambda outputs: (
         [(pytree.MappingKey(name), value) for name, value in outputs.items()],
-        list(outputs),
+        _context(outputs),
     ),
 )
 
@@ -47,9 +59,27 @@ def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:
     return _with_outputs(module, _is_foreign, dict)
 
 
-def with_named_outputs(module: GraphModule) -> GraphModule:
-    """Return the graph with `NamedOutputs` for output dicts."""
-    return _with_outputs(module, lambda spec: spec.type is dict, NamedOutputs)[0]
+def with_named_outputs(module: GraphModule, absent: Sequence[str] = ()) -> GraphModule:
+    """Return the graph with `NamedOutputs` for output dicts.
+
+    Args:
+        module: the graph.
+        absent: names of outputs that are not returned, from `absent_names`.
+    """
+    named = _with_outputs(module, lambda spec: spec.type is dict, NamedOutputs)[0]
+    info = named.graph._codegen.pytree_info
+    if absent and info.out_spec is not None and info.out_spec.type is NamedOutputs:
+        info.out_spec.context[1].extend(absent)
+    return named
+
+
+def absent_names(module: GraphModule) -> list[str]:
+    """Return the names of fields of the output's class that are None, as in `transformers`."""
+    spec = module.graph._codegen.pytree_info.out_spec
+    if spec is None or not dataclasses.is_dataclass(spec.type):
+        return []
+    present = names(spec) or []
+    return [field.name for field in dataclasses.fields(spec.type) if field.name not in present]
 
 
 def _is_foreign(spec: pytree.TreeSpec) -> bool:
@@ -100,5 +130,6 @@ def _changed(
         return spec
     parts = [_changed(child, chosen, kind) for child in child_specs(spec)]
     if chosen(spec):
-        return pytree.TreeSpec(kind, names(spec), parts)
+        context = [names(spec), []] if kind is NamedOutputs else names(spec)
+        return pytree.TreeSpec(kind, context, parts)
     return pytree.TreeSpec(spec.type, spec.context, parts)

@@ -29,7 +29,11 @@ from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, from_plain, to_plai
 from neural_mp.adaptors.pytorch.float_kernels import mark_kernels, marked_kernels
 from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
-from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
+from neural_mp.adaptors.pytorch.named_outputs import (
+    absent_names,
+    with_named_outputs,
+    with_plain_outputs,
+)
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
 from neural_mp.adaptors.pytorch.stored_sizes import with_storable_sizes
 from neural_mp.adaptors.pytorch.transformers_config import plain_config, stored_config
@@ -81,6 +85,7 @@ def save(model: TorchModel, folder: Path) -> None:
         "inputs": model.signature.names,
         "parameters": model.signature.parameters,
         "named_outputs": named,
+        "absent_outputs": absent_names(model.portable) if named else [],
         "sizes": to_plain(model.portable.meta[SIZES]),
         "dtype": str(model.signature.dtype).removeprefix("torch."),
         "compiles": model.compiles,
@@ -196,7 +201,7 @@ def restore(folder: Path) -> TorchModel:
         views_to_reshapes(portable)  # Export turns reshapes back into views.
         portable.recompile()
         if details.get("named_outputs"):
-            portable = with_named_outputs(portable)
+            portable = with_named_outputs(portable, details.get("absent_outputs", []))
         known = call_signature(portable, details["inputs"])
         example = example_of(program)
         listed = details.get("parameters") or known.parameters
@@ -229,6 +234,7 @@ _DETAILS = record(
     {
         "parameters": list_of(string),
         "named_outputs": boolean,
+        "absent_outputs": list_of(string),
         "compiles": boolean,
         "kernels": mapping_of(one_of(FLOAT_KERNELS)),
         "config": mapping_of(anything),

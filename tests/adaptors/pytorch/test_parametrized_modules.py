@@ -1,11 +1,48 @@
-"""Modules whose weights torch computes are converted one by one."""
+"""Layers whose weights are computed from parameters only are converted like any other."""
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from neural_mp import MixedPrecision
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.hardware import detect
+from neural_mp.core.precision import Precision
+
+
+class Standardized(nn.Conv2d):
+    """A convolution whose weight is standardized, as in BiT: an op with several results."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(rows, None, None, training=True, momentum=0.0)
+        return self._conv_forward(x, weight.reshape_as(self.weight), self.bias)
+
+
+class Chosen(nn.Conv2d):
+    """A convolution with a sorted weight: the first of two results."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, _ = torch.sort(self.weight, dim=0, descending=True)
+        return self._conv_forward(x, values, self.bias)
+
+
+_COMPUTED = {
+    "standardized": Standardized(3, 8, 3),
+    "sorted": Chosen(3, 8, 3),
+    "weight norm": parametrizations.weight_norm(nn.Conv2d(3, 8, 3)),
+    "spectral norm": parametrizations.spectral_norm(nn.Conv2d(3, 8, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", _COMPUTED)
+def test_a_layer_with_a_computed_weight_can_run_in_int8(kind):
+    layer, x = _COMPUTED[kind].eval(), torch.randn(2, 3, 8, 8)
+    adaptor = PyTorchAdaptor()
+    space = adaptor.space(adaptor.load(layer, example=x), detect({}))
+    assert [op.refusal(Precision.INT8) for op in space.capabilities.values()] == [None]
 
 
 class Branching(nn.Module):

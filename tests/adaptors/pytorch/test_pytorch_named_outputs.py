@@ -26,6 +26,7 @@ out = loaded(input_ids=ids, attention_mask=torch.ones_like(ids), labels=torch.ze
 assert isinstance(out, dict), type(out)
 assert out["logits"] is out.logits and out[0] is out.logits
 assert out.hidden_states[-1].shape == (2, 12, 16)
+assert out.loss is out.attentions is None, "names of the class that have no output"
 torch.save(out.logits, sys.argv[2])
 """
 
@@ -71,10 +72,11 @@ def test_a_loaded_model_takes_its_inputs_in_the_models_own_order(tuned, tmp_path
     torch.testing.assert_close(loaded(ids, mask).logits, wanted)
     with pytest.raises(DataError, match="'attention_mask' is missing"):
         loaded(input_ids=ids)
+    assert tuned(ids, mask).loss is loaded(ids, mask).loss is None
     with pytest.raises(
-        AttributeError, match="has no output 'loss'; the outputs are logits, hidden_states"
+        AttributeError, match="has no output 'losses'; the outputs are logits, hidden_states"
     ):
-        _ = loaded(ids, mask).loss
+        _ = loaded(ids, mask).losses
 
 
 class Dicts(nn.Module):
