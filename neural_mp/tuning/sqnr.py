@@ -38,9 +38,12 @@ def decibels(nsr: float) -> float:
 def finite_values(reference: Any, found: Any) -> tuple[Array, Array] | None:
     """Return the finite values of a reference, and what those of another array add to them.
 
-    None if NaN and Inf are not at the same places in both.
+    None if NaN and Inf are not at the same places in both, or if the shapes differ, as those of
+    speech whose length a model predicts.
     """
     one, other = (np.asarray(values, np.float64) for values in (reference, found))
+    if one.shape != other.shape:
+        return None
     finite = np.isfinite(one)
     if not finite.all():
         if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
@@ -53,8 +56,8 @@ def finite_values(reference: Any, found: Any) -> tuple[Array, Array] | None:
 def output_nsrs(reference: list[Any], outputs: list[Any]) -> list[float]:
     """Return the NSR of each output, at most 1e9; NaN for an output without signal.
 
-    1e9 also stands for NaN or Inf in one of both alone. Values that are NaN or Inf in both alike,
-    as in masks, are neither noise nor signal.
+    1e9 also stands for other shapes, and for NaN or Inf in one of both alone. Values that are NaN
+    or Inf in both alike, as in masks, are neither noise nor signal.
     """
     nsrs = []
     for pair in zip(reference, outputs, strict=True):
@@ -280,18 +283,23 @@ def compared_with_fp32(
 
 def warn_of_noise(fidelity: Fidelity, log: RunLog) -> None:
     """Warn about an SQNR so low that the outputs, or one of them, may be unusable."""
-    lowest = min(fidelity.output_sqnrs_db, default=fidelity.sqnr_db)
+    levels = fidelity.output_sqnrs_db
+    lowest = min(levels, default=fidelity.sqnr_db)
+    remedy = "set a metric and evaluation data to limit the loss of accuracy"
+    if lowest <= decibels(MAX_NSR):
+        which = f"output {levels.index(lowest) + 1} of {len(levels)}" if levels else "an output"
+        log.warn(
+            f"{which} has another shape than in FP32, or NaN or Inf elsewhere, on calibration "
+            f"samples; {remedy}"
+        )
+        return
     if fidelity.sqnr_db < MIN_SQNR_DB:
         subject = f"the outputs differ from those of FP32: their SQNR is {fidelity.sqnr_db:.1f} dB"
     elif lowest < MIN_SQNR_DB:
-        number, count = fidelity.output_sqnrs_db.index(lowest) + 1, len(fidelity.output_sqnrs_db)
         subject = (
-            f"output {number} of {count} floating-point outputs differs from that of FP32: its "
-            f"SQNR is {lowest:.1f} dB"
+            f"output {levels.index(lowest) + 1} of {len(levels)} floating-point outputs differs "
+            f"from that of FP32: its SQNR is {lowest:.1f} dB"
         )
     else:
         return
-    log.warn(
-        f"{subject} on calibration samples, below {MIN_SQNR_DB:g} dB; set a metric and evaluation "
-        f"data to limit the loss of accuracy"
-    )
+    log.warn(f"{subject} on calibration samples, below {MIN_SQNR_DB:g} dB; {remedy}")

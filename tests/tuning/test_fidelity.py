@@ -84,6 +84,28 @@ def test_a_single_output_that_differs_much_comes_with_a_warning(converter):
     assert f"its SQNR is {lowest:.1f} dB" in words
 
 
+class PredictedLength(nn.Module):
+    """A sequence as long as a dense layer says, as the frames of synthesized speech."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.length = nn.Linear(16, 16), nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        frames = self.length(torch.relu(self.body(x))).abs().sum() * 1e4
+        return torch.ones(int(frames.item()) % 1000 + 1)
+
+
+def test_an_output_of_another_length_comes_with_a_warning(converter):
+    torch.manual_seed(0)
+    converter.model = PredictedLength().eval()
+    converter.capture = "modules"
+    converter.calib_dataloader = [(torch.randn(8, 16), None) for _ in range(3)]
+    result = converter()
+    (words,) = [w for w in result.report.warnings if "output" in w and "shape" in w]
+    assert words.startswith("output 1 of 1 has another shape than in FP32")
+
+
 @pytest.mark.slow
 def test_a_model_against_itself_has_no_noise(net, digits):
     adaptor = PyTorchAdaptor()
@@ -97,6 +119,8 @@ def test_outputs_that_are_no_numbers_are_as_bad_as_can_be():
     reference = [np.ones(3, np.float32)]
     assert mean_nsr(reference, [np.array([1, np.nan, 1], np.float32)]) == 1e9
     assert mean_nsr(reference, [np.full(3, 1.1, np.float32)]) == pytest.approx(0.01, rel=1e-3)
+    for other in (np.ones(4, np.float32), np.ones((3, 1), np.float32)):
+        assert mean_nsr(reference, [other]) == 1e9, "outputs of another length"
 
 
 def test_equal_nan_and_inf_are_neither_noise_nor_signal():

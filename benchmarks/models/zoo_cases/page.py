@@ -38,6 +38,10 @@ _COLUMNS = {
 }
 
 
+#: Parts of the warnings about outputs that differ from those of FP32.
+_SAID = ("SQNR is", "has another shape than in FP32")
+
+
 def verdict(row: dict[str, Any]) -> str:
     """Return the outcome of an architecture that was built, the worst first."""
     for kind in ("not_built", "ended", "crashed", "refused"):
@@ -48,7 +52,8 @@ def verdict(row: dict[str, Any]) -> str:
     if row["unlike"]:
         return "unlike"
     if row["sqnr_db"] is not None and row["sqnr_db"] < LEAST_SQNR_DB:
-        return "said" if any("SQNR is" in warning for warning in row["warnings"]) else "wrong"
+        is_said = any(word in text for text in row["warnings"] for word in _SAID)
+        return "said" if is_said else "wrong"
     return "converted" if set(row["precisions"]) - {"fp32"} else "float"
 
 
