@@ -3,55 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum
-
-import numpy as np
 
 from neural_mp.adaptors.common.fusion_check import exceeds_rounding
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.onnxrt.kernel_check import compare_ahead
 from neural_mp.adaptors.onnxrt.sessions import PLAIN
-from neural_mp.core.hardware import Hardware, detect
+from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, one_line
+from neural_mp.testing.graph_check import MAX_INT8_NSR, Outcome, Verdict, nsr, outcome_of
 from neural_mp.testing.onnx_graphs import OnnxGraph
 from neural_mp.util.pytree import Array
-
-#: NSR relative to FP32 up to which noise is that of INT8.
-_MAX_NSR = 10**-1.5
-
-
-class Verdict(Enum):
-    """The end of the conversion of a graph."""
-
-    RIGHT = "right"
-    UNCHANGED = "no op in INT8"
-    NOT_LOADED = "does not load"
-    WRONG_FUSION = "fused wrongly"
-    WRONG_NUMBERS = "wrong numbers"
-    REFUSED = "refused"
-    TRACEBACK = "traceback"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The end of a conversion.
-
-    Attributes:
-        graph: the graph.
-        verdict: the end.
-        words: details.
-    """
-
-    graph: OnnxGraph
-    verdict: Verdict
-    words: str = ""
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether the conversion should have ended otherwise."""
-        return self.verdict not in (Verdict.RIGHT, Verdict.UNCHANGED)
 
 
 def compare_ops_of(graphs: Iterable[OnnxGraph]) -> None:
@@ -61,17 +23,12 @@ def compare_ops_of(graphs: Iterable[OnnxGraph]) -> None:
     compare_ahead(check for check in checks if check is not None)
 
 
-def checked(graph: OnnxGraph, machine: Hardware | None = None) -> Finding:
+def checked(graph: OnnxGraph, machine: Hardware | None = None) -> Outcome:
     """Convert every eligible op of a graph to INT8 and compare the outputs."""
-    try:
-        return _checked(graph, machine or detect())
-    except NeuralMPError as error:
-        return Finding(graph, Verdict.REFUSED, one_line(error))
-    except Exception as error:  # noqa: BLE001 (any other error is the finding)
-        return Finding(graph, Verdict.TRACEBACK, f"{type(error).__name__}: {one_line(error)}")
+    return outcome_of(graph, _converted, machine)
 
 
-def _checked(graph: OnnxGraph, machine: Hardware) -> Finding:
+def _converted(graph: OnnxGraph, machine: Hardware) -> Outcome:
     adaptor = OnnxRuntimeAdaptor()
     with adaptor.threads(1):
         model = adaptor.load(graph.model)
@@ -80,27 +37,22 @@ def _checked(graph: OnnxGraph, machine: Hardware) -> Finding:
         plan = space.resolve(space.fastest_plan())
         converted = adaptor.convert(model, plan, observed, space)
         if converted is model:
-            return Finding(graph, Verdict.UNCHANGED)
+            return Outcome(Verdict.UNCHANGED)
         names = model.signature.output_tensors
         reference = model.session(model.runs, level=PLAIN)(graph.feeds, names)
         unfused = model.session(converted.program, level=PLAIN)(graph.feeds, names)
         try:
             fused = converted.run(graph.feeds)
         except NeuralMPError as error:
-            return Finding(graph, Verdict.NOT_LOADED, one_line(error))
+            return Outcome(Verdict.NOT_LOADED, one_line(error))
     if exceeds_rounding(reference, unfused, fused):
-        words = f"NSR {_nsr(unfused, fused):.2g} fused, {_nsr(reference, unfused):.2g} unfused"
-        return Finding(graph, Verdict.WRONG_FUSION, words)
-    if _nsr(reference, fused) > _MAX_NSR:
-        return Finding(graph, Verdict.WRONG_NUMBERS, f"NSR {_nsr(reference, fused):.2g}")
-    return Finding(graph, Verdict.RIGHT)
+        details = f"NSR {_nsr(unfused, fused):.2g} fused, {_nsr(reference, unfused):.2g} unfused"
+        return Outcome(Verdict.WRONG_FUSION, details)
+    if _nsr(reference, fused) > MAX_INT8_NSR:
+        return Outcome(Verdict.WRONG_NUMBERS, f"NSR {_nsr(reference, fused):.2g}")
+    return Outcome(Verdict.RIGHT)
 
 
-def _nsr(expected: list[Array], found: list[Array]) -> float:
+def _nsr(expected: list[Array], outputs: list[Array]) -> float:
     """Return the greatest NSR of an output."""
-    return max(
-        float(np.square(one - other).sum() / np.square(one).sum())
-        if one.shape == other.shape
-        else np.inf
-        for one, other in zip(expected, found, strict=True)
-    )
+    return max(map(nsr, expected, outputs))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 import tensorflow as tf
@@ -16,12 +14,12 @@ from neural_mp.adaptors.tensorflow.integer_kernels import FULL, quantize_weight
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import Runner, runnable
 from neural_mp.adaptors.tensorflow.tensor_graph import node_of, plain
-from neural_mp.core.hardware import Hardware, detect
+from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
-from neural_mp.errors import NeuralMPError, one_line
 from neural_mp.space import ResolvedPlan, reached_by
+from neural_mp.testing.graph_check import MAX_INT8_NSR, Outcome, Verdict, nsr, outcome_of
 from neural_mp.testing.tensorflow_graphs import TensorFlowGraph
 from neural_mp.util.pytree import Array
 
@@ -31,52 +29,14 @@ _MAX_RATIO = 1.0
 _NEGLIGIBLE_NSR = 1e-4
 #: Steps by which tensors are moved so that ties, frequent in averages, are rounded up or down.
 _NUDGES = (-1e-3, 1e-3)
-#: NSR relative to FP32 up to which noise is that of INT8.
-_MAX_NSR = 10**-1.5
 
 
-class Verdict(Enum):
-    """End of the conversion of a graph."""
-
-    RIGHT = "right"
-    UNCHANGED = "no op in INT8"
-    WRONG_KERNEL = "other than simulated"
-    WRONG_NUMBERS = "wrong numbers"
-    REFUSED = "refused"
-    TRACEBACK = "traceback"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The end of a conversion.
-
-    Attributes:
-        graph: the graph.
-        verdict: the end.
-        words: details.
-    """
-
-    graph: TensorFlowGraph
-    verdict: Verdict
-    words: str = ""
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether the conversion should have ended otherwise."""
-        return self.verdict not in (Verdict.RIGHT, Verdict.UNCHANGED)
-
-
-def checked(graph: TensorFlowGraph, machine: Hardware | None = None) -> Finding:
+def checked(graph: TensorFlowGraph, machine: Hardware | None = None) -> Outcome:
     """Convert every eligible op of a graph to INT8 and compare the outputs."""
-    try:
-        return _checked(graph, machine or detect())
-    except NeuralMPError as error:
-        return Finding(graph, Verdict.REFUSED, one_line(error))
-    except Exception as error:  # noqa: BLE001 (any other error is the finding)
-        return Finding(graph, Verdict.TRACEBACK, f"{type(error).__name__}: {one_line(error)}")
+    return outcome_of(graph, _converted, machine)
 
 
-def _checked(graph: TensorFlowGraph, machine: Hardware) -> Finding:
+def _converted(graph: TensorFlowGraph, machine: Hardware) -> Outcome:
     adaptor = TensorFlowAdaptor()
     model = adaptor.load(graph.graph, example=graph.feeds)
     space = adaptor.space(model, machine).restricted_to([Precision.INT8])
@@ -85,29 +45,22 @@ def _checked(graph: TensorFlowGraph, machine: Hardware) -> Finding:
     plan = space.resolve(space.fastest_plan())
     converted = adaptor.convert(model, plan, observed, space)
     if converted is model:
-        return Finding(graph, Verdict.UNCHANGED)
+        return Outcome(Verdict.UNCHANGED)
     ranges = quantized_ranges(space.graph, plan, observed)
     simulation = simulated(model, plan, ranges)
     for samples in (len(graph.feeds), len(graph.feeds) - 1):
         feeds = graph.feeds[:samples]
-        reference, found = adaptor.predict(model, feeds), adaptor.predict(converted, feeds)
+        reference, output = adaptor.predict(model, feeds), adaptor.predict(converted, feeds)
         expected = simulation({"x": feeds})
-        noise, allowed = _nsr(expected, found), _nsr(reference, expected)
-        words = f"{samples} samples: NSR {noise:.2g} over the simulation, {allowed:.2g} in it"
+        noise, allowed = nsr(expected, output), nsr(reference, expected)
+        details = f"{samples} samples: NSR {noise:.2g} over the simulation, {allowed:.2g} in it"
         if noise > max(_MAX_RATIO * allowed, _NEGLIGIBLE_NSR):
             ties = [simulated(model, plan, ranges, nudge)({"x": feeds}) for nudge in _NUDGES]
-            if noise > _MAX_RATIO * allowed + 2 * _nsr(*ties):
-                return Finding(graph, Verdict.WRONG_KERNEL, words)
-        if _nsr(reference, found) > _MAX_NSR + 2 * allowed:
-            return Finding(graph, Verdict.WRONG_NUMBERS, words)
-    return Finding(graph, Verdict.RIGHT)
-
-
-def _nsr(expected: Array, found: Array) -> float:
-    if expected.shape != found.shape:
-        return float("inf")
-    noise, power = np.square(expected - found).sum(), np.square(expected).sum()
-    return float(noise / power) if power else float(noise)
+            if noise > _MAX_RATIO * allowed + 2 * nsr(*ties):
+                return Outcome(Verdict.WRONG_KERNEL, details)
+        if nsr(reference, output) > MAX_INT8_NSR + 2 * allowed:
+            return Outcome(Verdict.WRONG_NUMBERS, details)
+    return Outcome(Verdict.RIGHT)
 
 
 class _Simulation:

@@ -8,7 +8,8 @@ from machine import machine
 from neural_mp.adaptors.tensorflow import fusion
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.core.precision import Precision
-from neural_mp.testing.tensorflow_graph_check import Verdict, checked
+from neural_mp.testing.graph_check import Verdict
+from neural_mp.testing.tensorflow_graph_check import checked
 from neural_mp.testing.tensorflow_graphs import TensorFlowGraph, drawn_graph
 from neural_mp.testing.tensorflow_ops import EVERYWHERE, ON_IMAGES, Draw
 
@@ -28,8 +29,9 @@ def between_convolutions(op):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drawn_graph_is_right(kind):
-    found = checked(drawn_graph(0, kind), machine())
-    assert found.verdict is Verdict.RIGHT, f"{found.words}: {found.graph}"
+    graph = drawn_graph(0, kind)
+    outcome = checked(graph, machine())
+    assert outcome.verdict is Verdict.RIGHT, f"{outcome.details}: {graph}"
 
 
 @pytest.mark.parametrize("paddings", [[[0, 0], [0, 0]], [[1, 1], [2, 0]]])
@@ -38,8 +40,8 @@ def test_blocks_are_padded_with_zero_whatever_its_integer(paddings):
         blocks = tf.raw_ops.SpaceToBatchND(input=x, block_shape=[2, 2], paddings=paddings)
         return tf.raw_ops.BatchToSpaceND(input=blocks, block_shape=[2, 2], crops=[[0, 0]] * 2)
 
-    found = checked(between_convolutions(there_and_back), machine())
-    assert found.verdict is Verdict.RIGHT, found.words
+    outcome = checked(between_convolutions(there_and_back), machine())
+    assert outcome.verdict is Verdict.RIGHT, outcome.details
 
 
 @pytest.mark.parametrize("rounds", [True, False])
@@ -57,5 +59,5 @@ def test_the_check_finds_a_wrong_kernel(monkeypatch):
     """The check itself: a pooling in INT8 that averages instead is found."""
     wrong = {"MaxPool": "QuantizedAvgPool", "AvgPool": "QuantizedMaxPool"}
     monkeypatch.setattr("neural_mp.adaptors.tensorflow.convert._POOLING", wrong)
-    found = checked(between_convolutions(lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME")), machine())
-    assert found.verdict is Verdict.WRONG_KERNEL
+    outcome = checked(between_convolutions(lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME")), machine())
+    assert outcome.verdict is Verdict.WRONG_KERNEL
