@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent / "models")
 
 import argparse
+import importlib
 import json
 import random
 import tempfile
@@ -36,6 +37,12 @@ from zoo_cases.sources import SOURCES, build_warm_up, names_of
 THIS = Path(__file__).resolve()
 #: Pool whose children load saved results.
 RELOADING = "reload"
+#: Pool → modules imported ahead: children of a process that has run a session may wait forever.
+_IMPORTED = {
+    "onnx": ("neural_mp.api.job_builder", "neural_mp.adaptors.onnxrt.adaptor"),
+    "sklearn": ("sklearn", "neural_mp.api.job_builder", "neural_mp.adaptors.onnxrt.adaptor"),
+    "keras": ("keras", "neural_mp.api.job_builder", "neural_mp.adaptors.tensorflow.adaptor"),
+}
 
 
 def main() -> None:
@@ -80,11 +87,16 @@ def _options() -> argparse.Namespace:
 
 
 def _prepare(pool: str) -> None:
+    """Import what most children need, or run it where a fork may follow a run."""
     if pool in ("transformers", RELOADING):
         with suppress(ImportError):  # timm, which transformers may import, imports torchvision
             from zoo_cases.vision_families import import_torchvision
 
             import_torchvision()
+    if pool in _IMPORTED:
+        for module in _IMPORTED[pool]:
+            importlib.import_module(module)
+        return
     if pool == RELOADING:
         import torch
         from zoo_cases.case import ZooCase

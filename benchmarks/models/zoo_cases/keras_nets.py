@@ -23,11 +23,6 @@ def names() -> list[str]:
     return sorted(name for name, made in vars(applications).items() if inspect.isfunction(made))
 
 
-def build_warm_up() -> ZooCase:
-    """Return a small net."""
-    return build("MobileNet", 0, 1)
-
-
 def build(name: str, seed: int, batches: int, folder: Path | None = None) -> ZooCase:
     """Return a net with random weights.
 

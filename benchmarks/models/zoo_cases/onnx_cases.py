@@ -24,11 +24,6 @@ def names() -> list[str]:
     return sorted(_tests())
 
 
-def build_warm_up() -> ZooCase:
-    """Return a small model."""
-    return build("node/test_matmul_2d", 0, 1)
-
-
 def build(name: str, seed: int, batches: int, folder: Path | None = None) -> ZooCase:
     """Return the model of a test with the inputs of its data sets.
 

@@ -50,11 +50,6 @@ def names() -> list[str]:
     return sorted(_estimators())
 
 
-def build_warm_up() -> ZooCase:
-    """Return a dense net."""
-    return build("MLPClassifier", 0, 1)
-
-
 def build(name: str, seed: int, batches: int, folder: Path | None = None) -> ZooCase:
     """Return a fitted pipeline as an ONNX file.
 
