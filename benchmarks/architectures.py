@@ -96,6 +96,7 @@ def _prepare(pool: str) -> None:
     if pool in _IMPORTED:
         for module in _IMPORTED[pool]:
             importlib.import_module(module)
+        names_of(pool)  # the tests of onnx take seconds to make
         return
     if pool == RELOADING:
         import torch
