@@ -25,6 +25,7 @@ from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import accept, is_accepted, private, run_call
 from neural_mp.adaptors.pytorch.module_state import restored
 from neural_mp.adaptors.pytorch.programs import call_programs
+from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,12 @@ class DirectGraph:
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.jit.is_tracing():
+            raise ConversionError(
+                "a converted model cannot be traced for TorchScript, which has no form for its "
+                "packed weights; use OptimizedModel.save and neural_mp.load, or "
+                "OptimizedModel.export_onnx"
+            )
         if kwargs:
             if set(kwargs) != set(self._keywords):
                 return self._module(*args, **kwargs)

@@ -136,6 +136,39 @@ def test_results_are_copied_and_say_how_to_store_them(tmp_path):
         pickle.dumps(result)
 
 
+class PartlyConverted(nn.Module):
+    """A layer in INT8, and weights that stay float."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.scale = nn.Linear(8, 8), nn.Parameter(torch.rand(8))
+
+    def forward(self, x):
+        return self.dense(x) * self.scale + torch.linspace(0, 1, 8)
+
+
+@pytest.mark.slow
+def test_results_keep_their_types_and_are_not_traced(tmp_path):
+    x = torch.randn(4, 8)
+    result = tuned(PartlyConverted().eval(), [x], tmp_path)
+    module, expected = result.model, result(x)
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        with pytest.raises(NeuralMPError, match=f"element types.* got {dtype}"):
+            module.to(dtype)
+        with pytest.raises(NeuralMPError, match="element types"):
+            nn.Sequential(module, nn.Softmax(1)).to(dtype)
+    with pytest.raises(NeuralMPError, match=r"device.* on meta"):
+        module.to("meta")
+    with pytest.raises(NeuralMPError, match="load_state_dict of the original model"):
+        module.load_state_dict(module.state_dict())
+    for traced in (module, lambda batch: result(batch)):
+        with pytest.raises(NeuralMPError, match="traced for TorchScript"):
+            torch.jit.trace(traced, x)
+    unchanged = (module.float(), module.to("cpu"), module.to(memory_format=torch.channels_last))
+    for kept in (module, *unchanged, module.share_memory()):
+        assert torch.equal(kept(x), expected)
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
