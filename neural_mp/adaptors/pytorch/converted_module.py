@@ -51,7 +51,7 @@ class ConvertedModule(nn.Module):
         self.portable = portable
         # Not a submodule, so weights are counted and moved once, in the portable form.
         object.__setattr__(self, "runnable", runnable)
-        object.__setattr__(self, "_direct", DirectGraph(runnable))
+        object.__setattr__(self, "_direct", DirectGraph(runnable, portable))
         self.training = False
 
     def forward(self, *args: object, **kwargs: object) -> Any:
