@@ -177,15 +177,20 @@ def _with_all_axes(called: Node, layer: Node, integers: Node) -> Node:
     if all(not isinstance(size, torch.SymInt) or size.node.has_hint() for size in expected.shape):
         return called
     if layer.target is layers.LINEAR and expected.ndim > 2:
-        free = [(integers, axis) for axis in range(expected.ndim - 1)]
-        sizes: list[Any] = [graph.call_function(aten.sym_size.int, axis) for axis in free]
+        sizes: list[Any] = [_size(integers, axis, expected) for axis in range(expected.ndim - 1)]
         sizes.append(int(expected.shape[-1]))
     elif layers.CONVOLUTIONS.get(layer.target) == 1:
-        ends = [graph.call_function(aten.sym_size.int, (called, axis)) for axis in (0, -1)]
-        sizes = [ends[0], int(expected.shape[1]), ends[1]]
+        first, last = (_size(called, axis, expected) for axis in (0, -1))
+        sizes = [first, int(expected.shape[1]), last]
     else:
         return called
     return graph.call_function(aten.view.default, (called, sizes))
+
+
+def _size(source: Node, axis: int, expected: torch.Tensor) -> Node:
+    size = source.graph.call_function(aten.sym_size.int, (source, axis))
+    size.meta["val"] = expected.shape[axis]
+    return size
 
 
 def _call(group: Group, before: tuple[Any, ...], output: _Output) -> tuple[Any, tuple[Any, ...]]:

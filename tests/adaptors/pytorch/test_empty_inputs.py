@@ -34,6 +34,7 @@ LAYERS = {
     "windows": (nn.Linear(8, 8), (2, 5, 8)),
     "signals": (nn.Conv1d(8, 8, 3, padding=1), (8, 9)),
     "images": (nn.Conv2d(8, 8, 3, padding=1), (8, 9, 9)),
+    "attention": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (5, 8)),
     "volumes": (nn.Conv3d(8, 8, 3, padding=1), (8, 4, 4, 4)),
 }
 
