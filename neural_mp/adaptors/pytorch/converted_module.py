@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +51,7 @@ class ConvertedModule(nn.Module):
         self.portable = portable
         # Not a submodule, so weights are counted and moved once, in the portable form.
         object.__setattr__(self, "runnable", runnable)
-        object.__setattr__(self, "_direct", DirectGraph(runnable))
+        object.__setattr__(self, "_direct", DirectGraph(runnable, portable))
         self.training = False
 
     def forward(self, *args: object, **kwargs: object) -> Any:
@@ -88,6 +88,32 @@ class ConvertedModule(nn.Module):
         raise pickle.PicklingError(
             "a converted model cannot be pickled, as its kernels hold packed weights; use "
             "OptimizedModel.save and neural_mp.load"
+        )
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> ConvertedModule:
+        """Apply a function to all tensors; `to`, `half` and others of `nn.Module` call this.
+
+        Raises:
+            ConversionError: the function changes the element type or the device, which packed
+                weights and scales cannot follow.
+        """
+        tensors = [*self.parameters(), *self.buffers()]
+        for dtype, device in {(tensor.dtype, tensor.device) for tensor in tensors}:
+            sample = fn(torch.empty(0, dtype=dtype, device=device))
+            if (sample.dtype, sample.device) != (dtype, device):
+                raise ConversionError(
+                    f"a converted model must keep its element types and its device, as its "
+                    f"kernels hold packed weights; got {sample.dtype} on {sample.device} for "
+                    f"{dtype} on {device}. Inputs of other float types are accepted by result(x); "
+                    f"for other weights, change the original model and convert it once more"
+                )
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise ConversionError(
+            "weights cannot be loaded into a converted model, as its kernels hold packed weights "
+            "and scales; call load_state_dict of the original model and convert it once more, or "
+            "use OptimizedModel.save and neural_mp.load"
         )
 
 

@@ -25,6 +25,7 @@ from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.module_capture import accept, is_accepted, private, run_call
 from neural_mp.adaptors.pytorch.module_state import restored
 from neural_mp.adaptors.pytorch.programs import call_programs
+from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +41,16 @@ class DirectGraph:
 
     The first call for a combination of dtypes and shapes checks the inputs; later calls run the
     code of the graph directly. Large batches are computed in parts, if the graph allows that.
+
+    Args:
+        module: the graph.
+        portable: the graph without integer kernels, for empty inputs: some kernels drop their axes.
     """
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, portable: GraphModule | None = None) -> None:
         keep_freed_memory()
         self._module = module
+        self._for_empty = portable or module
         self._parts = BatchParts(module)
         self._keywords = keywords(module)
         self._known: dict[_InputKey, None] = {}
@@ -59,17 +65,25 @@ class DirectGraph:
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.jit.is_tracing():
+            raise ConversionError(
+                "a converted model cannot be traced for TorchScript, which has no form for its "
+                "packed weights; use OptimizedModel.save and neural_mp.load, or "
+                "OptimizedModel.export_onnx"
+            )
         if kwargs:
             if set(kwargs) != set(self._keywords):
-                return self._module(*args, **kwargs)
+                return self._run_module(args, kwargs)
             leaves = (*args, *self.order(kwargs))
         else:
             leaves = args
         for leaf in leaves:
             if type(leaf) is not torch.Tensor:
-                return self._module(*args, **kwargs)
+                return self._run_module(args, kwargs)
         key = (len(args), *[(leaf.dtype, leaf.shape) for leaf in leaves])
         if key not in self._known:
+            if any(map(is_empty, leaves)):
+                return self._for_empty(*args, **kwargs)
             if not self._parts.fit(leaves):
                 result = self._module(*args, **kwargs)
                 remember(self._known, key, None)
@@ -77,6 +91,11 @@ class DirectGraph:
             check_inputs(self._module, args, kwargs)
             remember(self._known, key, None)
         return self.run_known(leaves)
+
+    def _run_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result for inputs of any structure."""
+        has_empty = any(map(is_empty, pytree.tree_leaves((args, kwargs))))
+        return (self._for_empty if has_empty else self._module)(*args, **kwargs)
 
     @cached_property
     def _code(self) -> tuple[Callable[..., Any], SimpleNamespace]:
@@ -95,6 +114,11 @@ class DirectGraph:
     def order(self, kwargs: Mapping[str, T]) -> tuple[T, ...]:
         """Return the keyword values in the order of the graph."""
         return tuple(kwargs[name] for name in self._keywords)
+
+
+def is_empty(leaf: object) -> bool:
+    """Whether an input is a tensor or an array without values."""
+    return isinstance(leaf, torch.Tensor | np.ndarray) and 0 in leaf.shape
 
 
 def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
@@ -180,7 +204,7 @@ class DirectCalls:
         if compiled is None and model.original is not None:
             self._target = _own_module(model)
         if self._target is None and model.shell is None:
-            self._target = DirectGraph(model.runnable)
+            self._target = DirectGraph(model.runnable, model.portable)
 
     def __call__(self, inputs: object) -> Any:
         """Return the outputs, as arrays if the inputs are arrays.
@@ -196,7 +220,8 @@ class DirectCalls:
         recipe = self._recipes.get(key)
         if recipe is None:
             result = self._checked(inputs)
-            if self._target is not None and key not in self._recipes:
+            is_new = self._target is not None and key not in self._recipes
+            if is_new and not any(map(is_empty, leaves)):
                 remember(self._recipes, key, self._recipe(inputs, leaves))
             return result
         if recipe.arrays:
@@ -265,9 +290,9 @@ class DirectCalls:
 class _DirectPart(nn.Module):
     """A graph within the user's code; see `DirectGraph`."""
 
-    def __init__(self, graph: GraphModule) -> None:
+    def __init__(self, graph: GraphModule, portable: GraphModule) -> None:
         super().__init__()
-        self._direct = DirectGraph(graph)
+        self._direct = DirectGraph(graph, portable)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Return the graph's result."""
@@ -279,7 +304,9 @@ def _direct_form(model: TorchModel) -> nn.Module:
 
     A decoder calls hundreds of graphs per token, and each check costs as long as a small product.
     """
-    return model.built(lambda part: _DirectPart(part.runnable), model.converted_parts)
+    return model.built(
+        lambda part: _DirectPart(part.runnable, part.portable), model.converted_parts
+    )
 
 
 def keeps_state(model: TorchModel) -> bool:

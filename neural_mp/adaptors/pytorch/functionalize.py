@@ -147,8 +147,14 @@ def _expand(node: Node) -> None:
         raise _NeedsTraceError(str(target))
     if torch.Tag.maybe_aliasing_or_mutating in target.tags:
         raise _NeedsTraceError(str(target))
-    if is_expandable(target) or (_aliased(target) and _is_composite(target)):
+    if _aliased(target) and _is_composite(target):
         _retraced(node)
+    elif is_expandable(target):
+        try:
+            _retraced(node)
+        except RuntimeError:
+            # Sizes that depend on data; the op itself neither writes to nor shares memory.
+            logger.debug("%s cannot be expanded", target, exc_info=True)
 
 
 def is_expandable(target: Any) -> bool:

@@ -155,14 +155,42 @@ def _replace(module: GraphModule, group: Group) -> None:
         output = (1.0, 0, dtype)
     before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
     with module.graph.inserting_before(replaced):
-        result = module.graph.call_function(*_call(group, before, output))
+        called = module.graph.call_function(*_call(group, before, output))
+        result = _with_all_axes(called, layer, before[0])
     encoding = QuantParams(*output[:2]) if output[2] is torch.uint8 else None
-    result.meta = {
+    result.meta = {"val": replaced.meta["val"]}
+    called.meta = {
         "val": replaced.meta["val"],
         fx.OP_NAME: layer.meta.get(fx.OP_NAME, layer.name),
         fx.RESULT: (fx.tensor_name(group.tail), encoding),
     }
     replaced.replace_all_uses_with(result)
+
+
+def _with_all_axes(called: Node, layer: Node, integers: Node) -> Node:
+    """Return the result of a kernel with the axes of its layer, also if data select no row.
+
+    Kernels of dense layers return [0, outputs] for an input without values, those of
+    one-dimensional convolutions images. Empty inputs of the model never reach the kernels.
+    """
+    graph, expected = layer.graph, layer.meta["val"]
+    if all(not isinstance(size, torch.SymInt) or size.node.has_hint() for size in expected.shape):
+        return called
+    if layer.target is layers.LINEAR and expected.ndim > 2:
+        sizes: list[Any] = [_size(integers, axis, expected) for axis in range(expected.ndim - 1)]
+        sizes.append(int(expected.shape[-1]))
+    elif layers.CONVOLUTIONS.get(layer.target) == 1:
+        first, last = (_size(called, axis, expected) for axis in (0, -1))
+        sizes = [first, int(expected.shape[1]), last]
+    else:
+        return called
+    return graph.call_function(aten.view.default, (called, sizes))
+
+
+def _size(source: Node, axis: int, expected: torch.Tensor) -> Node:
+    size = source.graph.call_function(aten.sym_size.int, (source, axis))
+    size.meta["val"] = expected.shape[axis]
+    return size
 
 
 def _call(group: Group, before: tuple[Any, ...], output: _Output) -> tuple[Any, tuple[Any, ...]]:

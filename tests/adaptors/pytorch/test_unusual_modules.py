@@ -13,6 +13,7 @@ import neural_mp
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.errors import CaptureError, ModelLoadError, NeuralMPError
+from neural_mp.io.trust import trusting
 
 
 def layers():
@@ -136,6 +137,39 @@ def test_results_are_copied_and_say_how_to_store_them(tmp_path):
         pickle.dumps(result)
 
 
+class PartlyConverted(nn.Module):
+    """A layer in INT8, and weights that stay float."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.scale = nn.Linear(8, 8), nn.Parameter(torch.rand(8))
+
+    def forward(self, x):
+        return self.dense(x) * self.scale + torch.linspace(0, 1, 8)
+
+
+@pytest.mark.slow
+def test_results_keep_their_types_and_are_not_traced(tmp_path):
+    x = torch.randn(4, 8)
+    result = tuned(PartlyConverted().eval(), [x], tmp_path)
+    module, expected = result.model, result(x)
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        with pytest.raises(NeuralMPError, match=f"element types.* got {dtype}"):
+            module.to(dtype)
+        with pytest.raises(NeuralMPError, match="element types"):
+            nn.Sequential(module, nn.Softmax(1)).to(dtype)
+    with pytest.raises(NeuralMPError, match=r"device.* on meta"):
+        module.to("meta")
+    with pytest.raises(NeuralMPError, match="load_state_dict of the original model"):
+        module.load_state_dict(module.state_dict())
+    for traced in (module, lambda batch: result(batch)):
+        with pytest.raises(NeuralMPError, match="traced for TorchScript"):
+            torch.jit.trace(traced, x)
+    unchanged = (module.float(), module.to("cpu"), module.to(memory_format=torch.channels_last))
+    for kept in (module, *unchanged, module.share_memory()):
+        assert torch.equal(kept(x), expected)
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -160,3 +194,29 @@ def test_evaluation_batches_of_three_hold_the_labels_last(container, tmp_path):
     result = converter()
     assert result.report.baseline_accuracy == 1
     assert any("inputs followed by labels" in warning for warning in result.report.warnings)
+
+
+class LengthRegulator(nn.Module):
+    """Rows repeated as often as the values of the input demand, padded to the longest."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = nn.Embedding(4, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        rows = self.embedding(x)
+        repeated = [rows[i].repeat_interleave(x[i] + 1, dim=0) for i in range(len(rows))]
+        return self.dense(nn.utils.rnn.pad_sequence(repeated, batch_first=True))
+
+
+@pytest.mark.slow
+def test_ops_on_sizes_that_depend_on_data_are_kept(tmp_path):
+    x, other = torch.tensor([[0, 1], [2, 3]]), torch.tensor([[3, 3], [1, 0]])
+    module, adaptor = LengthRegulator().eval(), PyTorchAdaptor()
+    model = adaptor.load(module, example=(x,))
+    adaptor.save(model, tmp_path)
+    with trusting(["aten.pad_sequence"]):
+        loaded = adaptor.restore(tmp_path)
+    for form in (model, loaded):
+        for batch in (x, other):
+            torch.testing.assert_close(adaptor.predict(form, (batch,)), module(batch).detach())
