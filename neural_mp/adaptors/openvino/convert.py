@@ -8,7 +8,7 @@ INT8 layers an int8 weight, and 16-bit ops inputs in 16 bits, or the model a hin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,7 +49,7 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.util.pytree import Array
 
 #: Suffixes of the names of inserted nodes.
-QUANTIZED, CAST, BOUNDED = "/quantize", "/cast", "/bounded"
+QUANTIZED, CAST, BOUNDED, SEPARATED = "/quantize", "/cast", "/bounded", "/separated"
 #: Near the largest finite float32.
 _FLOAT_BOUND = 3e38
 #: The levels of uint8.
@@ -77,7 +77,7 @@ def convert_graph(
         ranges: scale owner → the range that its scale must cover.
     """
     program = model.program.clone()
-    found = structure(program)
+    found = structure(program, model.rejected)
     writer = _Writer(found, plan, ranges, _factors(found, plan))
     weights = WeightWriter(found, plan, model.grouped, writer.owners)
     set_input_group(program, weights.input_groups())
@@ -85,6 +85,7 @@ def convert_graph(
     weights.group()
     writer.quantize_tensors()
     writer.bound_results()
+    writer.separate(model.rejected)
     if runs_by_hint(found, plan.effective):
         set_hint(program, found, plan.effective)
     else:
@@ -100,6 +101,7 @@ def convert_graph(
         results=writer.results(),
         counts=writer.counts,
         grouped={},
+        kernel_check=None,
         _runners={},
     )
 
@@ -219,6 +221,33 @@ class _Writer:
             self.owners[f"{name}{BOUNDED}"] = name
             for given in readers:
                 given.replace_source_output(bounded.output(0))
+
+    def separate(self, rejected: Collection[str]) -> None:
+        """Insert a Maximum without effect between ops and integer kernels next to them.
+
+        Transformations of the plugin move no scale past a Maximum, and no kernel includes one that
+        follows.
+        """
+        for name in rejected:
+            node = self.structure.nodes[name]
+            for position, given in enumerate(node.inputs()):
+                output = given.get_source_output()
+                if not is_constant(output) and type_of(output.get_node()) != "Parameter":
+                    stem = f"{name}/{position}{SEPARATED}"
+                    given.replace_source_output(self._separated(stem, name, output))
+            for tensor in map(tensor_of, node.outputs()):
+                if tensor in self._stored:
+                    stored = self._stored[tensor].input(0)
+                    source = stored.get_source_output()
+                    stored.replace_source_output(
+                        self._separated(f"{tensor}{SEPARATED}", name, source)
+                    )
+
+    def _separated(self, stem: str, op: str, output: Any) -> Any:
+        made = ops.maximum(output, ops.constant(np.float32(-_FLOAT_BOUND)))
+        made.set_friendly_name(stem)
+        self.owners[stem] = op
+        return made.output(0)
 
     def _params(self, root: str) -> QuantParams:
         """Return the parameters of the tensors that share a scale."""

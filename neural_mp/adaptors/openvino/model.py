@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
 from neural_mp.adaptors.openvino.graph_edit import name_of, rename
+from neural_mp.adaptors.openvino.kernel_check import KernelCheck
 from neural_mp.adaptors.openvino.runtime import from_bytes, to_bytes
 
 
@@ -23,14 +24,21 @@ class OpenVinoModel(GraphModel[Any]):
 
     Attributes:
         streams: concurrent calls that the model is compiled for; None for one at a time.
+        kernel_check: the check of the ops next to integer kernels; None for a converted model.
     """
 
     streams: int | None = None
+    kernel_check: KernelCheck | None = None
 
     @cached_property
     def structure(self) -> GraphStructure:
         """The structure of the graph."""
-        return structure(self.program)
+        return structure(self.program, self.rejected)
+
+    @property
+    def rejected(self) -> Mapping[str, str]:
+        """Op → the reason why it cannot run next to integer kernels."""
+        return {} if self.kernel_check is None else self.kernel_check.rejected
 
     @cached_property
     def _inputs(self) -> list[str]:
@@ -42,31 +50,34 @@ class OpenVinoModel(GraphModel[Any]):
         there = [name_of(port.get_node()) for port in self.runs.outputs]
         return [there.index(tensor) for tensor in self.signature.output_tensors]
 
+    def in_order(self, found: Sequence[Array]) -> list[Array]:
+        """Return outputs of the graph in the order of the signature."""
+        return [found[position] for position in self._outputs]
+
     def feeds(self, bound: Mapping[str, Array]) -> list[Array]:
         """Return bound inputs in the order of the graph."""
         return [bound[tensor] for tensor in self._inputs]
 
     def compiled(self) -> Run:
         """Return the compiled graph to run, for the allowed number of threads."""
-        inputs, outputs = self._inputs, self._outputs
+        inputs = self._inputs
         example = tuple(np.shape(self.example[tensor]) for tensor in inputs)
         is_converted = self.given is None
         runner = ShapedRunner(self.runs, example, streams=self.streams, rounds=not is_converted)
 
         def run(bound: Mapping[str, Array]) -> list[Array]:
-            found = runner([bound[tensor] for tensor in inputs])
-            return [found[position] for position in outputs]
+            return self.in_order(runner([bound[tensor] for tensor in inputs]))
 
         return run
 
     def __reduce__(self) -> tuple[Callable[..., OpenVinoModel], tuple[Any, ...]]:
         """Return the parts for pickling: graphs as the contents of their files."""
         rest = {each.name: getattr(self, each.name) for each in fields(self)}
-        given = rest.pop("given")
+        given, checked = rest.pop("given"), rest.pop("kernel_check") is not None
         contents = [to_bytes(rest.pop("program"))]
         if given is not None and given is not self.program:
             contents.append(to_bytes(given))
-        return _unpickled, (contents, given is None, {**rest, "_runners": {}})
+        return _unpickled, (contents, given is None, checked, {**rest, "_runners": {}})
 
 
 def with_streams(model: OpenVinoModel, count: int) -> OpenVinoModel:
@@ -78,11 +89,14 @@ def renamed(model: OpenVinoModel, names: Mapping[str, str]) -> OpenVinoModel:
     """Return a loaded model with new names of ops, and of what is named after these."""
     program = model.program.clone()
     rename(program, names)
-    return replace(model, program=program, given=program, _runners={})
+    check = KernelCheck(program)
+    return replace(model, program=program, given=program, kernel_check=check, _runners={})
 
 
 def _unpickled(
-    contents: list[tuple[bytes, bytes]], converted: bool, rest: dict[str, Any]
+    contents: list[tuple[bytes, bytes]], converted: bool, checked: bool, rest: dict[str, Any]
 ) -> OpenVinoModel:
     graphs = [from_bytes(*each) for each in contents]
-    return OpenVinoModel(graphs[0], given=None if converted else graphs[-1], **rest)
+    check = KernelCheck(graphs[0]) if checked else None
+    given = None if converted else graphs[-1]
+    return OpenVinoModel(graphs[0], given=given, kernel_check=check, **rest)

@@ -49,6 +49,8 @@ _SETTINGS: Mapping[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
 _HINT = ["neural_mp", "inference_precision"]
 #: No kernels that the plugin generates for several ops; see `Runner._merges_int8_products`.
 _SEPARATE_KERNELS: Mapping[str, Any] = {"SNIPPETS_MODE": "DISABLE"}
+#: No transformations into integer kernels.
+_FLOAT_KERNELS: Mapping[str, Any] = {"LP_TRANSFORMS_MODE": "NO"}
 _NOT_EXECUTED = "not_executed"
 
 
@@ -154,13 +156,24 @@ class Runner:
         model: the `openvino.Model`.
         profiled: whether to time every kernel.
         streams: concurrent calls, among which the threads are divided; None for one call.
+        low_precision: whether quantized tensors are stored in integers, for integer kernels; else
+            they are rounded in float.
 
     Raises:
         ConversionError: OpenVINO rejects the model, or compiles a model of other shapes.
     """
 
-    def __init__(self, model: Any, *, profiled: bool = False, streams: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        profiled: bool = False,
+        streams: int | None = None,
+        low_precision: bool = True,
+    ) -> None:
         settings = {**_SETTINGS, "INFERENCE_PRECISION_HINT": precision_hint(model)}
+        if not low_precision:
+            settings |= {**_FLOAT_KERNELS, **_SEPARATE_KERNELS}
         if streams is not None:
             settings |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": streams}
         threads = allowed_threads()
