@@ -31,7 +31,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
 from neural_mp.adaptors.openvino.runtime import from_bytes, ops, ov, to_bytes
 
 #: Must change with the cases or the probe.
-_VERSION = 1
+_VERSION = 2
 _PROBE = "neural_mp.adaptors.openvino.kernel_check_probe"
 #: Place in the runtime information of a case: whether its op moves quantized values.
 MOVES = ("neural_mp", "moves")
