@@ -46,7 +46,8 @@ def _compare_ops_without_a_child(patch: pytest.MonkeyPatch) -> None:
             return run(module, environment, *arguments)
         probe = importlib.import_module(module)
         cases = list(Path(arguments[0]).iterdir())
-        return {probe.find_deviation(case) for case in cases}, {case.name for case in cases}
+        found = {f"{case.name} {probe.find_deviation(case)}" for case in cases}
+        return found, {case.name for case in cases}
 
     patch.setattr(runtime_probe, "_run", run_here)
 

@@ -1,22 +1,23 @@
-"""Check of a drawn ONNX graph in INT8: as ONNX Runtime fuses it, unfused, and in FP32."""
+"""Check of a drawn ONNX graph in INT8: as the runtime fuses it, unfused, and in FP32."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.common.fusion_check import exceeds_rounding
+from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.adaptors.onnxrt.kernel_check import compare_ahead
-from neural_mp.adaptors.onnxrt.sessions import PLAIN
 from neural_mp.core.hardware import Hardware, detect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, one_line
 from neural_mp.testing.onnx_graphs import OnnxGraph
-from neural_mp.util.pytree import Array
+from neural_mp.util.pytree import Array, float_arrays
 
 #: NSR relative to FP32 up to which noise is that of INT8.
 _MAX_NSR = 10**-1.5
@@ -61,33 +62,51 @@ def compare_ops_of(graphs: Iterable[OnnxGraph]) -> None:
     compare_ahead(check for check in checks if check is not None)
 
 
-def checked(graph: OnnxGraph, machine: Hardware | None = None) -> Finding:
-    """Convert every eligible op of a graph to INT8 and compare the outputs."""
+def checked(
+    graph: OnnxGraph,
+    machine: Hardware | None = None,
+    adaptor: Adaptor[Any] | None = None,
+    source: object = None,
+) -> Finding:
+    """Convert every eligible op of a graph to INT8 and compare the outputs.
+
+    Args:
+        graph: the graph.
+        machine: the target; this machine by default.
+        adaptor: the adaptor of a runtime that also runs unoptimized; ONNX Runtime's by default.
+        source: the graph as the adaptor loads it; an ONNX model by default.
+    """
+    loaded = graph.model if source is None else source
     try:
-        return _checked(graph, machine or detect())
+        return _checked(graph, machine or detect(), adaptor or OnnxRuntimeAdaptor(), loaded)
     except NeuralMPError as error:
         return Finding(graph, Verdict.REFUSED, one_line(error))
     except Exception as error:  # noqa: BLE001 (any other error is the finding)
         return Finding(graph, Verdict.TRACEBACK, f"{type(error).__name__}: {one_line(error)}")
 
 
-def _checked(graph: OnnxGraph, machine: Hardware) -> Finding:
-    adaptor = OnnxRuntimeAdaptor()
+def _checked(graph: OnnxGraph, machine: Hardware, adaptor: Adaptor[Any], source: object) -> Finding:
+    unoptimized = adaptor.unoptimized_run
+    if unoptimized is None:
+        raise TypeError(f"{adaptor.framework} does not run unoptimized")
     with adaptor.threads(1):
-        model = adaptor.load(graph.model)
+        model = adaptor.load(source, example=graph.feeds)
         space = adaptor.space(model, machine).restricted_to([Precision.INT8])
         observed = adaptor.observe(model, [graph.feeds], space)
         plan = space.resolve(space.fastest_plan())
         converted = adaptor.convert(model, plan, observed, space)
         if converted is model:
             return Finding(graph, Verdict.UNCHANGED)
-        names = model.signature.output_tensors
-        reference = model.session(model.runs, level=PLAIN)(graph.feeds, names)
-        unfused = model.session(converted.program, level=PLAIN)(graph.feeds, names)
+        reference = unoptimized.outputs(model, graph.feeds)
         try:
-            fused = converted.run(graph.feeds)
+            fused = float_arrays(adaptor.predict(converted, graph.feeds))
         except NeuralMPError as error:
             return Finding(graph, Verdict.NOT_LOADED, one_line(error))
+        try:
+            unfused = unoptimized.outputs(converted, graph.feeds)
+        except NeuralMPError:
+            # Some graphs run with optimizations only.
+            unfused = fused
     if exceeds_rounding(reference, unfused, fused):
         words = f"NSR {_nsr(unfused, fused):.2g} fused, {_nsr(reference, unfused):.2g} unfused"
         return Finding(graph, Verdict.WRONG_FUSION, words)

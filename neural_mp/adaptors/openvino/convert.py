@@ -21,6 +21,7 @@ from neural_mp.adaptors.common.tensor_variants import cast_saturating
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.openvino.fusion import (
     CONVOLUTIONS,
+    LAYERS,
     GraphStructure,
     is_product,
     quantized_sums,
@@ -30,6 +31,7 @@ from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
     name_of,
+    nodes_before,
     rank_of,
     source_of,
     tensor_of,
@@ -85,13 +87,13 @@ def convert_graph(
     weights.group()
     writer.quantize_tensors()
     writer.bound_results()
-    writer.separate(model.rejected)
     if runs_by_hint(found, plan.effective):
         set_hint(program, found, plan.effective)
     else:
         writer.cast_to_16_bits()
     writer.quantize_recurrent()
     weights.replace_ops()
+    writer.separate(model.rejected)
     program.validate_nodes_and_infer_types()
     return replace(
         model,
@@ -101,7 +103,6 @@ def convert_graph(
         results=writer.results(),
         counts=writer.counts,
         grouped={},
-        kernel_check=None,
         _runners={},
     )
 
@@ -223,31 +224,31 @@ class _Writer:
                 given.replace_source_output(bounded.output(0))
 
     def separate(self, rejected: Collection[str]) -> None:
-        """Insert a Maximum without effect between ops and integer kernels next to them.
+        """Insert a Maximum without effect between ops and the integer kernels next to them.
 
         Transformations of the plugin move no scale past a Maximum, and no kernel includes one that
         follows.
         """
         for name in rejected:
             node = self.structure.nodes[name]
-            for position, given in enumerate(node.inputs()):
+            sources = nodes_before(node, (*LAYERS, "FakeQuantize"))
+            is_next = any(
+                type_of(source) == "FakeQuantize" or f"{name_of(source)}{WEIGHT}" in self.owners
+                for source in sources
+            )
+            read = [given for given in node.inputs() if not is_constant(given.get_source_output())]
+            written = [
+                self._stored[tensor].input(0)
+                for tensor in map(tensor_of, node.outputs())
+                if tensor in self._stored
+            ]
+            for place, given in enumerate((*(read if is_next else ()), *written)):
                 output = given.get_source_output()
-                if not is_constant(output) and type_of(output.get_node()) != "Parameter":
-                    stem = f"{name}/{position}{SEPARATED}"
-                    given.replace_source_output(self._separated(stem, name, output))
-            for tensor in map(tensor_of, node.outputs()):
-                if tensor in self._stored:
-                    stored = self._stored[tensor].input(0)
-                    source = stored.get_source_output()
-                    stored.replace_source_output(
-                        self._separated(f"{tensor}{SEPARATED}", name, source)
-                    )
-
-    def _separated(self, stem: str, op: str, output: Any) -> Any:
-        made = ops.maximum(output, ops.constant(np.float32(-_FLOAT_BOUND)))
-        made.set_friendly_name(stem)
-        self.owners[stem] = op
-        return made.output(0)
+                least = ops.convert(ops.constant(-np.inf, _F32), output.get_element_type())
+                barrier = ops.maximum(output, least)
+                barrier.set_friendly_name(f"{name}{SEPARATED}{place}")
+                self.owners[name_of(barrier)] = name
+                given.replace_source_output(barrier.output(0))
 
     def _params(self, root: str) -> QuantParams:
         """Return the parameters of the tensors that share a scale."""

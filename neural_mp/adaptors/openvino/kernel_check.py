@@ -8,33 +8,34 @@ combination of op, attributes and shapes once per machine and version.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import MutableMapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from neural_mp.adaptors.common.runtime_probe import case_results, version_of
-from neural_mp.adaptors.openvino.fusion import moves
+from neural_mp.adaptors.common.runtime_probe import deviations, version_of
+from neural_mp.adaptors.openvino.fusion import LAYERS, moves
 from neural_mp.adaptors.openvino.graph_edit import (
     array_of,
     is_constant,
     is_float,
     name_of,
+    nodes_before,
     op_nodes,
     outputs_of,
     rank_of,
+    tensor_of,
     type_of,
 )
 from neural_mp.adaptors.openvino.runtime import from_bytes, ops, ov, to_bytes
 
 #: Must change with the cases or the probe.
-_VERSION = 2
+_VERSION = 6
 _PROBE = "neural_mp.adaptors.openvino.kernel_check_probe"
-#: Place in the runtime information of a case: whether its op moves quantized values.
-MOVES = ("neural_mp", "moves")
+#: Places in the runtime information of a case: whether its op moves quantized values, and the types
+#: of the layers before.
+MOVES, FOLLOWS = ("neural_mp", "moves"), ("neural_mp", "follows")
 #: Ops that transformations move scales past, or whose kernels store bytes. Ops that compute value
 #: by value are compared if they broadcast over axes.
 _COMPARED = frozenset(
@@ -51,43 +52,64 @@ _ELEMENTWISE = frozenset({"Add", "Subtract", "Multiply", "Divide", "Maximum", "M
 _FREE_SIZES = (2, 16, 13)
 #: Maximum number of elements of an input.
 _MAX_ELEMENTS = 4_000_000
+#: Graph → its rejected ops.
+_REJECTED: MutableMapping[Any, dict[str, str]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, eq=False)
-class KernelCheck:
-    """The check of the ops of a model, run when needed.
-
-    Attributes:
-        program: the canonicalized graph.
-    """
-
-    program: Any
-
-    @cached_property
-    def rejected(self) -> Mapping[str, str]:
-        """Op → the reason why it cannot run next to integer kernels."""
-        cases = dict(_cases(self.program))
-        digests = {op: hashlib.sha256(content).hexdigest()[:32] for op, content in cases.items()}
-        contents = {digests[op]: content for op, content in cases.items()}
+def rejected_ops(program: Any) -> dict[str, str]:
+    """Return op → the reason why it cannot run next to integer kernels, for ops of a graph."""
+    if program not in _REJECTED:
         version = f"{_VERSION} {version_of('openvino')}"
-        deviations = case_results(_PROBE, version, contents) if contents else {}
-        return {
-            op: f"next to integer kernels, OpenVINO {deviations[digest]}"
-            for op, digest in digests.items()
-            if deviations.get(digest)
+        found = deviations(_PROBE, version, op_cases(program))
+        _REJECTED[program] = {
+            op: f"next to integer kernels, OpenVINO {words}" for op, words in found.items()
         }
+    return _REJECTED[program]
 
 
-def _cases(program: Any) -> Iterator[tuple[str, bytes]]:
-    """Yield op and case, a stored model of the op alone, for the ops to compare."""
-    copied = program.clone()
-    for node in [node for node in op_nodes(copied) if _is_compared(node)]:
-        name, is_mover = name_of(node), moves(node)
-        case = _alone(node)
-        if case is not None:
-            case.set_rt_info(str(is_mover), list(MOVES))
-            text, weights = to_bytes(case)
-            yield name, len(text).to_bytes(8, "little") + text + weights
+def op_cases(program: Any) -> dict[str, bytes]:
+    """Return op → case, a stored model of the op alone, for the ops to compare."""
+    found, known = dict[str, bytes](), dict[str, bytes | None]()
+    for node in op_nodes(program):
+        if _is_compared(node):
+            key = _key(node)
+            if key not in known:
+                known[key] = _case(program.clone(), name_of(node))
+            case = known[key]
+            if case is not None:
+                found[name_of(node)] = case
+    return found
+
+
+def _key(node: Any) -> str:
+    """Return a text that differs for nodes with different cases."""
+    read = [given.get_source_output() for given in node.inputs()]
+    tensors = [*map(tensor_of, read)]
+    repeated = [tensors.index(tensor) for tensor in tensors]
+    constants = [np.asarray(array_of(o)).tobytes() if is_constant(o) else None for o in read]
+    shapes = [str(output.get_partial_shape()) for output in read]
+    results = [output.get_index() for output in outputs_of(node)]
+    attributes = sorted(node.get_attributes().items(), key=str)
+    layers = _layers_before(node)
+    return f"{type_of(node)} {attributes} {shapes} {repeated} {constants} {results} {layers}"
+
+
+def _layers_before(node: Any) -> str:
+    """Return the types of the layers whose scales may move to a node."""
+    return " ".join(sorted({*map(type_of, nodes_before(node, LAYERS))} & {*LAYERS}))
+
+
+def _case(copied: Any, name: str) -> bytes | None:
+    """Return the case of an op, cut from a copy of the graph; None if no data can be drawn."""
+    node = next(node for node in op_nodes(copied) if name_of(node) == name)
+    details = {MOVES: str(moves(node)), FOLLOWS: _layers_before(node)}
+    case = _alone(node)
+    if case is None:
+        return None
+    for place, text in details.items():
+        case.set_rt_info(text, list(place))
+    graph, weights = to_bytes(case)
+    return len(graph).to_bytes(8, "little") + graph + weights
 
 
 def read_case(content: bytes) -> Any:
@@ -126,10 +148,10 @@ def _alone(node: Any) -> Any | None:
         shape = output.get_partial_shape()
         if shape.rank.is_dynamic or np.prod(fixed_shape(shape)) > _MAX_ELEMENTS:
             return None
-        source = f"{name_of(output.get_node())}:{output.get_index()}"
-        if source not in inputs:
-            inputs[source] = ops.parameter(shape, np.float32, name=f"x{len(inputs)}")
-        given.replace_source_output(inputs[source].output(0))
+        tensor = tensor_of(output)
+        if tensor not in inputs:
+            inputs[tensor] = ops.parameter(shape, np.float32, name=f"x{len(inputs)}")
+        given.replace_source_output(inputs[tensor].output(0))
     node.set_friendly_name("op")
     node.validate_and_infer_types()
     results = []

@@ -1,14 +1,14 @@
 """Comparison of ops next to integer kernels, as OpenVINO transforms them; runs in a child process.
 
-Every case is a model of one float op. In one branch the op reads quantized values, in another the
-result of an integer kernel; its result is quantized for a further kernel. The compiled model must
-yield the results of the same model without low-precision transformations, but for rounding.
+Every case is a model of one float op. In one branch the op reads quantized values, in others the
+results of integer convolutions and products; its result is quantized for a further kernel. The
+compiled model must yield the results of the same model without low-precision transformations, but
+for rounding.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ import numpy as np
 from neural_mp.adaptors.common.fusion_check import describe_mismatch, exceeds_rounding, is_close
 from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.ranges import LEVELS
-from neural_mp.adaptors.common.runtime_probe import try_each
-from neural_mp.adaptors.openvino.kernel_check import MOVES, fixed_shape, read_case
+from neural_mp.adaptors.common.runtime_probe import try_each_file
+from neural_mp.adaptors.openvino.kernel_check import FOLLOWS, MOVES, fixed_shape, read_case
 from neural_mp.adaptors.openvino.runtime import Runner, ops, ov
 from neural_mp.errors import ConversionError
 from neural_mp.util.pytree import Array
@@ -29,11 +29,13 @@ logger = logging.getLogger(__name__)
 
 #: Signed weights up to this value never saturate 16-bit sums of two products with uint8.
 _LARGEST_WEIGHT = 63
-#: Ranks of the tensors that are convolved; others are multiplied by a matrix from the least rank.
+#: Ranks of the tensors that are convolved; the least rank of those multiplied by a matrix.
 _IMAGE_RANKS, _LEAST_AXES = (3, 4, 5), 2
 #: Size of the window of a convolution along the last axis: for 1, without low-precision
 #: transformations, OpenVINO refuses some convolutions after transpositions.
 _WINDOW = 3
+#: Limits of the tensors that an op moves, which share a scale.
+_MOVED = (-4.0, 4.0)
 
 
 class _Ranges:
@@ -47,14 +49,14 @@ class _Ranges:
         self._values = None if values is None else iter(values)
         self.tensors: list[Any] = []
 
-    def quantize(self, output: Any) -> Any:
-        """Return a tensor after a FakeQuantize, or the tensor."""
+    def quantize(self, output: Any, limits: tuple[float, float] | None = None) -> Any:
+        """Return a tensor after a FakeQuantize, to its own limits by default, or the tensor."""
         self.tensors.append(output)
         if self._values is None:
             return output
         array = next(self._values)
-        low, high = float(array.min(initial=0)), float(array.max(initial=0))
-        params = QuantParams.of((low, high))
+        own = float(array.min(initial=0)), float(array.max(initial=0))
+        params = QuantParams.of(limits or own)
         ends = [np.array(end, np.float32) for end in (params.low, params.high)]
         return ops.fake_quantize(output, *ends, *ends, LEVELS + 1).output(0)
 
@@ -65,7 +67,7 @@ class _Graph:
 
     Attributes:
         inputs: its parameters.
-        results: the results of both branches.
+        results: the results of all branches.
         quantized: the tensors that are quantized, or would be.
     """
 
@@ -80,7 +82,7 @@ class _Graph:
 
 
 def find_deviation(path: Path) -> str:
-    """Return the name of a case and the deviation of its op, empty if none or if unknown."""
+    """Return the deviation of the op of a case, empty if none or if unknown."""
     content, random = path.read_bytes(), np.random.default_rng(0)
     try:
         graph = _graph(content, None)
@@ -93,59 +95,72 @@ def find_deviation(path: Path) -> str:
     except (ConversionError, RuntimeError):
         # Without a reference, nothing can be compared.
         logger.info("no reference for %s", path.name, exc_info=True)
-        return f"{path.name} "
+        return ""
     if not all(array.size and np.isfinite(array).all() for array in values):
-        return f"{path.name} "
+        return ""
     count = len(graph.results)
     quantized = _graph(content, values[count:])
-    return f"{path.name} {_deviation(quantized, feeds, values[:count])}"
+    return _deviation(quantized, feeds, values[:count])
 
 
 def _graph(content: bytes, values: Sequence[Array] | None) -> _Graph:
-    """Return both branches of a case."""
+    """Return all branches of a case."""
     ranges = _Ranges(values)
     inputs: list[Any] = []
     results = []
-    for follows_kernel in (False, True):
+    layers = read_case(content).get_rt_info(list(FOLLOWS)).astype(str).split()
+    for kernel in (None, *dict.fromkeys(_KERNELS[layer] for layer in layers)):
         case = read_case(content)
         is_mover = case.get_rt_info(list(MOVES)).astype(str) == "True"
         for index, given in enumerate(case.get_parameters()):
-            if not follows_kernel:
+            if kernel is None:
                 shape = given.get_output_partial_shape(0)
                 inputs.append(ops.parameter(shape, np.float32, name=f"x{index}"))
-            read = ranges.quantize(inputs[index].output(0))
-            if follows_kernel:
-                read = _after_kernel(read, values is not None)
+            limits = _MOVED if is_mover else None
+            read = ranges.quantize(inputs[index].output(0), limits)
+            if kernel is not None:
+                read = kernel(read, values is not None)
             for reader in list(given.output(0).get_target_inputs()):
                 reader.replace_source_output(read)
         for result in case.get_results():
             output = result.input(0).get_source_output()
             output.get_node().validate_and_infer_types()
-            stored = output if is_mover and not follows_kernel else ranges.quantize(output)
-            results.append(_after_kernel(stored, values is not None))
+            stored = output if is_mover and kernel is None else ranges.quantize(output)
+            last = _convolved if _rank_of(stored) in _IMAGE_RANKS else _multiplied
+            results.append(last(stored, values is not None))
     return _Graph(inputs, results, ranges.tensors)
 
 
-def _after_kernel(output: Any, in_int8: bool) -> Any:
-    """Return a tensor after a layer with an activation, whose weight may be int8.
-
-    A bias would keep the scales, which are multiplied before, from moving.
-    """
+def _rank_of(output: Any) -> int:
+    """Return the number of axes of a tensor, 0 if unknown."""
     shape = output.get_partial_shape()
-    rank = 0 if shape.rank.is_dynamic else len(shape)
-    is_image = rank in _IMAGE_RANKS
-    axis = 1 if is_image else rank - 1
-    if rank < _LEAST_AXES or shape[axis].is_dynamic:
+    return 0 if shape.rank.is_dynamic else len(shape)
+
+
+# A bias in these layers would keep the scales, which are multiplied before, from moving.
+def _convolved(output: Any, in_int8: bool) -> Any:
+    """Return an image after a convolution with an activation, whose weight may be int8."""
+    shape, axes = output.get_partial_shape(), _rank_of(output) - 2
+    if axes + 2 not in _IMAGE_RANKS or shape[1].is_dynamic:
         return output
-    size, axes = shape[axis].get_length(), rank - 2
-    window = [*[1] * (axes - 1), _WINDOW] if is_image else []
-    weight = _weight((size, size, *window), in_int8)
-    if is_image:
-        ones, pads = [1] * axes, [*[0] * (axes - 1), _WINDOW // 2]
-        layer = ops.convolution(output, weight, ones, pads, pads, ones)
-    else:
-        layer = ops.matmul(output, weight, False, True)
-    return ops.relu(layer).output(0)
+    size = shape[1].get_length()
+    weight = _weight((size, size, *[1] * (axes - 1), _WINDOW), in_int8)
+    ones, pads = [1] * axes, [*[0] * (axes - 1), _WINDOW // 2]
+    return ops.relu(ops.convolution(output, weight, ones, pads, pads, ones)).output(0)
+
+
+def _multiplied(output: Any, in_int8: bool) -> Any:
+    """Return a tensor after a product, whose weight may be int8."""
+    shape, rank = output.get_partial_shape(), _rank_of(output)
+    if rank < _LEAST_AXES or shape[rank - 1].is_dynamic:
+        return output
+    size = shape[rank - 1].get_length()
+    weight = _weight((size, size), in_int8)
+    return ops.matmul(output, weight, False, True).output(0)
+
+
+#: Type of a layer before an op → its kernel.
+_KERNELS = {"Convolution": _convolved, "GroupConvolution": _convolved, "MatMul": _multiplied}
 
 
 def _weight(shape: tuple[int, ...], in_int8: bool) -> Any:
@@ -181,7 +196,4 @@ def _deviation(quantized: _Graph, feeds: list[Array], expected: list[Array]) -> 
 
 
 if __name__ == "__main__":
-    cases = Path(sys.argv[1])
-    try_each(
-        sorted(path.name for path in cases.iterdir()), lambda name: [find_deviation(cases / name)]
-    )
+    try_each_file(find_deviation)

@@ -12,7 +12,6 @@ from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.signature import Signature, TensorSpec
 from neural_mp.adaptors.openvino.file_checks import check_xml
 from neural_mp.adaptors.openvino.graph_edit import give_stable_names, name_of, op_nodes, type_of
-from neural_mp.adaptors.openvino.kernel_check import KernelCheck
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.recurrent import RECURRENT, has_integer_kernel, split_directions
 from neural_mp.adaptors.openvino.runtime import core, dtype_of, ov
@@ -49,9 +48,7 @@ def load(source: object, wanted: InputSpec) -> OpenVinoModel:
     signature = read_signature(program).choosing(wanted.names, wanted.outputs)
     example, warnings = wanted.feeds(signature)
     notes = (*warnings, *_left_alone(program))
-    model = OpenVinoModel(
-        program, signature, example, program, warnings=notes, kernel_check=KernelCheck(program)
-    )
+    model = OpenVinoModel(program, signature, example, program, warnings=notes)
     _try(model)
     return model
 

@@ -14,7 +14,7 @@ from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.openvino.fixed_shapes import ShapedRunner
 from neural_mp.adaptors.openvino.fusion import GraphStructure, structure
 from neural_mp.adaptors.openvino.graph_edit import name_of, rename
-from neural_mp.adaptors.openvino.kernel_check import KernelCheck
+from neural_mp.adaptors.openvino.kernel_check import rejected_ops
 from neural_mp.adaptors.openvino.runtime import from_bytes, to_bytes
 
 
@@ -24,21 +24,19 @@ class OpenVinoModel(GraphModel[Any]):
 
     Attributes:
         streams: concurrent calls that the model is compiled for; None for one at a time.
-        kernel_check: the check of the ops next to integer kernels; None for a converted model.
     """
 
     streams: int | None = None
-    kernel_check: KernelCheck | None = None
 
     @cached_property
     def structure(self) -> GraphStructure:
         """The structure of the graph."""
         return structure(self.program, self.rejected)
 
-    @property
+    @cached_property
     def rejected(self) -> Mapping[str, str]:
-        """Op → the reason why it cannot run next to integer kernels."""
-        return {} if self.kernel_check is None else self.kernel_check.rejected
+        """Op → the reason why it cannot run next to integer kernels; empty once converted."""
+        return {} if self.given is None else rejected_ops(self.program)
 
     @cached_property
     def _inputs(self) -> list[str]:
@@ -73,11 +71,11 @@ class OpenVinoModel(GraphModel[Any]):
     def __reduce__(self) -> tuple[Callable[..., OpenVinoModel], tuple[Any, ...]]:
         """Return the parts for pickling: graphs as the contents of their files."""
         rest = {each.name: getattr(self, each.name) for each in fields(self)}
-        given, checked = rest.pop("given"), rest.pop("kernel_check") is not None
+        given = rest.pop("given")
         contents = [to_bytes(rest.pop("program"))]
         if given is not None and given is not self.program:
             contents.append(to_bytes(given))
-        return _unpickled, (contents, given is None, checked, {**rest, "_runners": {}})
+        return _unpickled, (contents, given is None, {**rest, "_runners": {}})
 
 
 def with_streams(model: OpenVinoModel, count: int) -> OpenVinoModel:
@@ -89,14 +87,11 @@ def renamed(model: OpenVinoModel, names: Mapping[str, str]) -> OpenVinoModel:
     """Return a loaded model with new names of ops, and of what is named after these."""
     program = model.program.clone()
     rename(program, names)
-    check = KernelCheck(program)
-    return replace(model, program=program, given=program, kernel_check=check, _runners={})
+    return replace(model, program=program, given=program, _runners={})
 
 
 def _unpickled(
-    contents: list[tuple[bytes, bytes]], converted: bool, checked: bool, rest: dict[str, Any]
+    contents: list[tuple[bytes, bytes]], converted: bool, rest: dict[str, Any]
 ) -> OpenVinoModel:
     graphs = [from_bytes(*each) for each in contents]
-    check = KernelCheck(graphs[0]) if checked else None
-    given = None if converted else graphs[-1]
-    return OpenVinoModel(graphs[0], given=given, kernel_check=check, **rest)
+    return OpenVinoModel(graphs[0], given=None if converted else graphs[-1], **rest)

@@ -21,7 +21,6 @@ from neural_mp.adaptors.common.model_metadata import (
 from neural_mp.adaptors.common.signature import Signature
 from neural_mp.adaptors.openvino.file_checks import check_xml, weights_file
 from neural_mp.adaptors.openvino.graph_edit import name_of, type_of
-from neural_mp.adaptors.openvino.kernel_check import KernelCheck
 from neural_mp.adaptors.openvino.model import OpenVinoModel
 from neural_mp.adaptors.openvino.runtime import core, ov
 from neural_mp.errors import ModelLoadError, one_line
@@ -59,7 +58,6 @@ def restore(folder: Path) -> OpenVinoModel:
         details.get("results", {}),
         counts=details["counts"],
         streams=details.get("streams"),
-        kernel_check=None if details["converted"] else KernelCheck(program),
     )
 
 
